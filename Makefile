@@ -1,0 +1,56 @@
+# One word per command; no step asks anything.
+# `setup` is a stamp, so every other command may lean on it and pays nothing the second time.
+
+PYTHON ?=
+ARGS ?=
+SOAK_MINUTES ?= 30
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check bench soak lock clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+
+setup: $(STAMP) ## everything installed into .venv, from requirements.lock (PYTHON=… chooses one)
+
+demo: setup ## flights through a log and back out of its table, with Spark
+	@$(BIN)/python -m jobs.flights_demo $(ARGS)
+
+test: setup ## all tests that take minutes (ARGS="-k name" for some)
+	@$(BIN)/pytest $(ARGS)
+
+check: setup ## format, lint, types, direction of imports
+	@$(BIN)/ruff format --check
+	@$(BIN)/ruff check
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: setup ## what it costs on this machine
+	@$(BIN)/sparklog bench $(ARGS)
+
+soak: setup ## the long tests (SOAK_MINUTES=30 each)
+	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 $(ARGS)
+
+lock: setup ## requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
+	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
+	    --all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
+	@! grep -n '://' requirements.lock
+
+clean: ## back to what git knows, .venv included
+	@rm -rf $(VENV) build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf artifacts derby.log metastore_db spark-warehouse
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): requirements.lock pyproject.toml
+	@tools/check-java
+	@python=$$(tools/find-python $(PYTHON)) && { \
+	    $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); }
+	@$(PIP) install --require-hashes --requirement requirements.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
