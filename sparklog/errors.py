@@ -1,0 +1,266 @@
+"""Every failure that sparklog reports, by what the caller should do about it.
+
+Four kinds: `Retriable` (try again), `Invalid` (fix the request), `Fenced` (stop, somebody newer
+has taken over), `Corrupt` (a person must look). One class per failure, each with a stable `code`
+and the facts that explain it as fields; a door translates `code`, never a message. Nothing here
+says "failed" when the effect may have happened: that is `OutcomeUnknown`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SparklogError(Exception):
+    """Base of all failures; `facts` are JSON values, the constructor's keyword arguments."""
+
+    code: ClassVar[str] = "error"
+    template: ClassVar[str] = "{reason}"
+
+    def __init__(self, **facts: Any) -> None:
+        self.facts = facts
+        super().__init__(self.template.format(**facts))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["facts"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (revive, (self.code, self.facts))
+
+
+class Retriable(SparklogError):
+    """The same request may succeed later; it had no effect now."""
+
+    code = "retriable"
+
+
+class Invalid(SparklogError, ValueError):
+    """The request is wrong and had no effect; sending it again will not help."""
+
+    code = "invalid"
+
+
+class Fenced(SparklogError):
+    """Somebody newer has taken over; stop."""
+
+    code = "fenced"
+
+
+class Corrupt(SparklogError):
+    """Stored bytes are not what was written; names the object and the check that failed."""
+
+    code = "corrupt"
+
+
+# ------------------------------------------------------------------------------ retriable
+
+
+class NotLeader(Retriable):
+    code = "not_leader"
+    template = "broker {broker} does not lead {topic}-{partition}; the leader is {leader}"
+
+
+class StorageUnavailable(Retriable):
+    code = "storage_unavailable"
+    template = "the store refused {operation} of {path}: {reason}"
+
+
+class StorageFull(Retriable):
+    code = "storage_full"
+    template = "no space for records under {root}: {free_bytes} bytes free, {reserve_bytes} kept in reserve"
+
+
+class QueueFull(Retriable):
+    code = "queue_full"
+    template = "{queue} is full ({bytes} bytes); slow down or raise {setting}"
+
+
+class TopicHeldBack(Retriable):
+    code = "topic_held_back"
+    template = "topic {topic} refuses writes: its table cannot be written ({reason})"
+
+
+class BrokerUnavailable(Retriable):
+    code = "broker_unavailable"
+    template = "no answer from the broker at {address}: {reason}"
+
+
+class BrokerClosing(Retriable):
+    code = "broker_closing"
+    template = "broker {broker} is stopping; connect again"
+
+
+class TimedOut(Retriable):
+    code = "timed_out"
+    template = "{what} did not finish within {timeout_seconds} s"
+
+
+class OutcomeUnknown(SparklogError):
+    """The request may or may not have taken effect; look before you repeat it."""
+
+    code = "outcome_unknown"
+    template = "{what}: no answer, it may have taken effect ({reason})"
+
+
+# ------------------------------------------------------------------------------ invalid
+
+
+class UnknownTopic(Invalid):
+    code = "unknown_topic"
+    template = "no topic named {topic!r}; create it, or check the name"
+
+
+class TopicExists(Invalid):
+    code = "topic_exists"
+    template = "topic {topic!r} exists already"
+
+
+class TopicChanged(Invalid):
+    code = "topic_changed"
+    template = "topic {topic!r} was deleted and created again: id {expected} is now {found}"
+
+
+class BadTopicName(Invalid):
+    code = "bad_topic_name"
+    template = "{topic!r} is no topic name: 1 to 249 of [a-zA-Z0-9._-], and not '.' or '..'"
+
+
+class BadPartitionCount(Invalid):
+    code = "bad_partition_count"
+    template = "topic {topic!r}: {requested} partitions asked for, {reason}"
+
+
+class UnknownPartition(Invalid):
+    code = "unknown_partition"
+    template = "topic {topic!r} has partitions 0 to {last}, not {partition}"
+
+
+class RecordTooLarge(Invalid):
+    code = "record_too_large"
+    template = "a record of {bytes} bytes is over max_record_bytes = {limit_bytes}"
+
+
+class BatchTooLarge(Invalid):
+    code = "batch_too_large"
+    template = "a batch of {bytes} bytes is over max_batch_bytes = {limit_bytes}; send smaller ones"
+
+
+class WrongSchema(Invalid):
+    code = "wrong_schema"
+    template = "{reason}"
+
+
+class OffsetOutOfRange(Invalid):
+    code = "offset_out_of_range"
+    template = "{topic}-{partition}: offset {offset} is outside the range {start} to {end}"
+
+
+class UnknownOption(Invalid):
+    code = "unknown_option"
+    template = "{where} has no option {option!r}{hint}"
+
+
+class BadOption(Invalid):
+    code = "bad_option"
+    template = "{option} = {value!r}: {reason}"
+
+
+class BrokerAlive(Invalid):
+    code = "broker_alive"
+    template = "root {root} already has a live broker, {broker}, at {address}; stop it first, or start this one with --id {broker} to take over"
+
+
+class RootNotWritable(Invalid):
+    code = "root_not_writable"
+    template = "root {root} is not writable: {reason}"
+
+
+class FormatTooNew(Invalid):
+    code = "format_too_new"
+    template = (
+        "root {root} is of format version {found}; this sparklog knows up to {known}: upgrade it"
+    )
+
+
+class NotARoot(Invalid):
+    code = "not_a_root"
+    template = "{root} is no sparklog root ({reason}); start a broker on it first"
+
+
+class WrongPort(Invalid):
+    code = "wrong_port"
+    template = "{address} is not a Flight port: {reason}"
+
+
+class BadRequest(Invalid):
+    code = "bad_request"
+    template = "{reason}"
+
+
+class OutOfOrderSequence(Invalid):
+    code = "out_of_order_sequence"
+    template = (
+        "{topic}-{partition}: producer {producer_id} sent sequence {found}, expected {expected}"
+    )
+
+
+# ------------------------------------------------------------------------------ fenced
+
+
+class BrokerFenced(Fenced):
+    code = "broker_fenced"
+    template = "broker {broker} epoch {epoch} has been fenced; a newer one took over"
+
+
+class PublisherFenced(Fenced):
+    code = "publisher_fenced"
+    template = (
+        "the table of {topic}-{partition} ends at {found}, beyond {end}: a newer broker writes it"
+    )
+
+
+class ProducerFenced(Fenced):
+    code = "producer_fenced"
+    template = "producer {producer_id} epoch {epoch} was replaced by epoch {current}"
+
+
+# ------------------------------------------------------------------------------ corrupt
+
+
+class CorruptObject(Corrupt):
+    code = "corrupt_object"
+    template = "{path}: {check}"
+
+
+class MissingObject(Corrupt):
+    code = "missing_object"
+    template = "{path} should exist and does not; {reason}"
+
+
+class ForeignTable(Corrupt):
+    code = "foreign_table"
+    template = "the table of topic {topic!r} was changed so that sparklog cannot use it: {reason}"
+
+
+class DataLoss(Corrupt):
+    code = "data_loss"
+    template = "{topic}-{partition}: offsets {start} to {end} are gone: {reason}"
+
+
+def _all_codes(root: type[SparklogError]) -> dict[str, type[SparklogError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _all_codes(child)
+    return found
+
+
+def revive(code: str, facts: dict[str, Any]) -> SparklogError:
+    """The error that a peer reported as `(code, facts)`; an unknown code keeps its facts."""
+    known = _all_codes(SparklogError).get(code, SparklogError)
+    try:
+        return known(**facts)
+    except (KeyError, IndexError):
+        return SparklogError(reason=f"{code}: {facts}")

@@ -1,0 +1,240 @@
+"""What a record is: its Arrow columns on the way in, in the table, and on the way out.
+
+*Payload* is what a producer sends and the write-ahead log keeps: any of `PAYLOAD_SCHEMA`'s columns,
+`value` always. A column that is absent is null in every row (`timestamp`: the time of arrival), so
+it costs nothing. Offset, partition and timestamp type stand beside a payload, once a batch.
+*Rows* are what readers get: `ROW_SCHEMA`, every column there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog import errors, limits
+
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
+HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+
+PAYLOAD_SCHEMA: Final = pa.schema(
+    [
+        pa.field("timestamp", TIMESTAMP),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+    ]
+)
+
+ROW_SCHEMA: Final = pa.schema(
+    [
+        pa.field("partition", pa.int32()),
+        pa.field("offset", pa.int64()),
+        pa.field("timestamp", TIMESTAMP),
+        pa.field("timestampType", pa.int32()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""The table's columns, as Spark's Kafka source names them. `partition` is the partition column."""
+
+FILE_SCHEMA: Final = pa.schema([field for field in ROW_SCHEMA if field.name != "partition"])
+"""What a data file holds: Delta keeps the partition column's value in the log, not in the file."""
+
+CREATE_TIME: Final = 0
+LOG_APPEND_TIME: Final = 1
+
+_TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}}")
+
+
+def check_topic_name(topic: str) -> str:
+    """The name itself. Raises `BadTopicName`; the rule is Kafka's (`Topic.validate`)."""
+    if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
+        raise errors.BadTopicName(topic=topic)
+    return topic
+
+
+def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """`batch` with the payload's exact types, or `WrongSchema`; free where they are right already.
+
+    Strings are taken for `key` and `value` (as UTF-8), large, view and dictionary types for their
+    plain ones, and any timestamp for microseconds UTC. Raises `WrongSchema` for a missing `value`,
+    an unknown column, another type, or a timestamp outside what the table can hold.
+    """
+    names = batch.schema.names
+    if "value" not in names:
+        raise errors.WrongSchema(reason="a batch of records needs a column 'value'")
+    if len(set(names)) != len(names):
+        raise errors.WrongSchema(reason=f"a column stands twice: {names}")
+    columns, fields = [], []
+    for name, column in zip(names, batch.columns, strict=True):
+        index = PAYLOAD_SCHEMA.get_field_index(name)
+        if index < 0:
+            raise errors.WrongSchema(
+                reason=f"a record has no column {name!r}; it has {PAYLOAD_SCHEMA.names}"
+            )
+        field = PAYLOAD_SCHEMA.field(index)
+        if column.type != field.type:
+            column = _convert(column, field)
+        if name == "timestamp":
+            _check_timestamps(column)
+        columns.append(column)
+        fields.append(field)
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def rows(
+    payload: pa.RecordBatch,
+    *,
+    partition: int,
+    base_offset: int,
+    timestamp_us: int,
+    timestamp_type: int,
+) -> pa.RecordBatch:
+    """`payload` as `ROW_SCHEMA`, offsets rising by one from `base_offset`.
+
+    `timestamp_us` is the time of rows that have none of their own.
+    """
+    count = payload.num_rows
+    offsets = pa.array(np.arange(base_offset, base_offset + count, dtype=np.int64))
+    columns: dict[str, pa.Array] = {
+        "partition": _constant(partition, count, pa.int32()),
+        "offset": offsets,
+        "timestampType": _constant(timestamp_type, count, pa.int32()),
+    }
+    for field in PAYLOAD_SCHEMA:
+        index = payload.schema.get_field_index(field.name)
+        if index >= 0:
+            columns[field.name] = payload.column(index)
+        elif field.name != "timestamp":
+            columns[field.name] = pa.nulls(count, field.type)
+    stamped = columns.get("timestamp")
+    if stamped is None:
+        columns["timestamp"] = _constant(timestamp_us, count, TIMESTAMP)
+    elif stamped.null_count:
+        columns["timestamp"] = pc.fill_null(stamped, pa.scalar(timestamp_us, TIMESTAMP))
+    return pa.RecordBatch.from_arrays(
+        [columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA
+    )
+
+
+def rows_of_run(
+    run: Sequence[tuple[int, int, int, pa.RecordBatch]], *, partition: int
+) -> list[pa.RecordBatch]:
+    """Payloads that follow one another, as few batches of `ROW_SCHEMA`.
+
+    Each of `run` is (base offset, arrival in µs, timestamp type, payload). Neighbours of the same
+    columns are joined while they are small, so that a thousand records sent one by one cost like
+    one batch of a thousand.
+    """
+    found: list[pa.RecordBatch] = []
+    for group in _groups(run):
+        base, arrival_us, timestamp_type, payload = group[0]
+        if len(group) > 1:
+            payload = pa.concat_batches([each[3] for each in group])
+            if "timestamp" not in payload.schema.names:
+                counts = [each[3].num_rows for each in group]
+                arrivals = np.repeat(np.array([each[1] for each in group], np.int64), counts)
+                payload = payload.append_column("timestamp", pa.array(arrivals).view(TIMESTAMP))
+        found.append(
+            rows(
+                payload,
+                partition=partition,
+                base_offset=base,
+                timestamp_us=arrival_us,
+                timestamp_type=timestamp_type,
+            )
+        )
+    return found
+
+
+_SMALL_ROWS = 4_096
+
+
+def _groups(
+    run: Sequence[tuple[int, int, int, pa.RecordBatch]],
+) -> Iterator[list[tuple[int, int, int, pa.RecordBatch]]]:
+    group: list[tuple[int, int, int, pa.RecordBatch]] = []
+    for each in run:
+        if group:
+            base, _, timestamp_type, payload = group[-1]
+            fits = (
+                each[0] == base + payload.num_rows
+                and each[2] == timestamp_type
+                and each[3].num_rows < _SMALL_ROWS
+                and payload.num_rows < _SMALL_ROWS
+                and each[3].schema.names == payload.schema.names
+                and not _lacks_timestamps(each[3])
+            )
+            if not fits:
+                yield group
+                group = []
+        group.append(each)
+    if group:
+        yield group
+
+
+def _lacks_timestamps(payload: pa.RecordBatch) -> bool:
+    """Whether some rows have a timestamp of their own and others the time of arrival."""
+    index = payload.schema.get_field_index("timestamp")
+    return index >= 0 and payload.column(index).null_count > 0
+
+
+def timestamp_range_us(payload: pa.RecordBatch, arrival_us: int) -> tuple[int, int]:
+    """Least and greatest timestamp of the rows; `arrival_us` stands for those without one."""
+    index = payload.schema.get_field_index("timestamp")
+    if index < 0:
+        return arrival_us, arrival_us
+    column = payload.column(index)
+    if column.null_count == len(column):
+        return arrival_us, arrival_us
+    bounds = pc.min_max(column.view(pa.int64()))
+    low, high = bounds["min"].as_py(), bounds["max"].as_py()
+    if column.null_count:
+        low, high = min(low, arrival_us), max(high, arrival_us)
+    return low, high
+
+
+def _constant(value: int, count: int, kind: pa.DataType) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), count)
+
+
+def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    wanted = field.type
+    texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
+    blobs = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view()
+    if field.name == "timestamp":
+        fits = pa.types.is_timestamp(kind)
+    elif field.name == "headers":
+        fits = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    else:
+        fits = texts or blobs
+    if not fits and not pa.types.is_null(kind):
+        raise errors.WrongSchema(reason=f"column {field.name!r} is {kind}, not {wanted}")
+    try:
+        if field.name == "timestamp" and pa.types.is_timestamp(kind):
+            # Nanoseconds are cut to microseconds, the finest that a Delta table keeps.
+            return column.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(wanted)
+        return column.cast(wanted)
+    except pa.ArrowException as error:
+        raise errors.WrongSchema(
+            reason=f"column {field.name!r} is {kind}, which does not become {wanted}: {error}"
+        ) from error
+
+
+def _check_timestamps(column: pa.Array) -> None:
+    if len(column) == column.null_count:
+        return
+    bounds = pc.min_max(column.view(pa.int64()))
+    for bound in (bounds["min"].as_py(), bounds["max"].as_py()):
+        if not limits.TIMESTAMP_MIN_US <= bound <= limits.TIMESTAMP_MAX_US:
+            raise errors.WrongSchema(reason=f"timestamp {bound} µs is outside the years 1 to 9999")

@@ -1,0 +1,325 @@
+"""A broker's settings: one frozen value, made once at the start and handed down.
+
+The command line goes before the environment, that before the file, that before the default. A key
+stands at the top or in one table, its unit last in its name; in the environment `writer.linger_ms`
+is `SPARKLOG_WRITER_LINGER_MS`. A name that is not known and a value out of bounds are errors that
+name what the user wrote, never a silent default. `conf/broker.toml` lists every key and why.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from sparklog import errors, limits
+
+_PREFIX = "SPARKLOG_"
+
+# What Kubernetes puts into every container for a service named sparklog, or sparklog-flight.
+_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+
+_HOST_AND_PORT = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(\d{1,5})")
+
+_NOT_ABOVE = (
+    ("writer.max_record_bytes", "writer.max_batch_bytes"),
+    ("writer.max_batch_bytes", "writer.queue_bytes"),
+    ("publisher.publish_bytes", "publisher.unpublished_bytes"),
+)
+
+_BufferBytes = Annotated[int, Meta(ge=1, le=limits.BUFFER_MAX_BYTES)]
+_SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
+_Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
+_Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
+
+
+# ------------------------------------------------------------------------------ the tables
+
+
+class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Arrow Flight door; addresses are `host:port`, an empty `advertised` means `listen`."""
+
+    listen: str = "127.0.0.1:8815"
+    advertised: str = ""
+
+
+class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From a record's arrival to its ack."""
+
+    flush_max_bytes: _BufferBytes = limits.FLUSH_MAX_BYTES
+    linger_ms: Annotated[int, Meta(ge=-1, le=limits.LINGER_MAX_MS)] = -1
+    queue_bytes: _BufferBytes = limits.QUEUE_BYTES
+    max_record_bytes: _BufferBytes = limits.MAX_RECORD_BYTES
+    max_batch_bytes: _BufferBytes = limits.MAX_BATCH_BYTES
+    free_space_reserve_bytes: _SpaceBytes = limits.FREE_SPACE_RESERVE_BYTES
+    checkpoint_every_seconds: _Interval = limits.CHECKPOINT_EVERY_SECONDS
+    trim_grace_seconds: _Grace = limits.TRIM_GRACE_SECONDS
+
+    def linger_ms_on(self, *, local: bool) -> int:
+        """The linger to use, -1 resolved: a put is cheap on a local root and dear on a store."""
+        if self.linger_ms >= 0:
+            return self.linger_ms
+        return 0 if local else limits.FLUSH_LINGER_REMOTE_MS
+
+
+class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """From the write-ahead log into the topics' tables."""
+
+    interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
+    publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
+    unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
+
+
+class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The newest records, in memory for consumers that keep up."""
+
+    bytes: _SpaceBytes = limits.HOT_TAIL_BYTES
+
+
+class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Compaction, checkpoints and sweeping."""
+
+    enabled: bool = True
+    interval_seconds: _Interval = limits.JANITOR_INTERVAL_SECONDS
+    compact_files: Annotated[int, Meta(ge=2, le=limits.COUNT_MAX)] = limits.COMPACT_FILES
+    compact_target_bytes: _BufferBytes = limits.COMPACT_TARGET_BYTES
+    removed_file_grace_seconds: _Grace = limits.REMOVED_FILE_GRACE_SECONDS
+    orphan_grace_seconds: _Grace = limits.ORPHAN_GRACE_SECONDS
+    staging_abandoned_seconds: _Grace = limits.STAGING_ABANDONED_SECONDS
+    table_checkpoint_every: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = (
+        limits.TABLE_CHECKPOINT_EVERY
+    )
+
+
+class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a topic starts with."""
+
+    auto_create: bool = False
+    default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = (
+        limits.DEFAULT_PARTITIONS
+    )
+
+
+class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a broker counts as dead, and when it goes by itself (`idle_exit_seconds` 0: never)."""
+
+    heartbeat_seconds: _Interval = limits.HEARTBEAT_SECONDS
+    dead_after_seconds: _Interval = limits.DEAD_AFTER_SECONDS
+    idle_exit_seconds: _Grace = 0.0
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The broker's own log lines, on standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = "auto"
+
+
+class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All that a broker is told; `storage` goes to the object store as it is, secrets included."""
+
+    root: str = ""
+    id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
+    flight: FlightSettings = FlightSettings()
+    writer: WriterSettings = WriterSettings()
+    publisher: PublisherSettings = PublisherSettings()
+    hot_tail: HotTailSettings = HotTailSettings()
+    janitor: JanitorSettings = JanitorSettings()
+    topics: TopicSettings = TopicSettings()
+    liveness: LivenessSettings = LivenessSettings()
+    log: LogSettings = LogSettings()
+    storage: Mapping[str, str] = {}
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__struct_fields__}
+        shown["storage"] = dict.fromkeys(self.storage, "…")
+        return f"BrokerSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"
+
+
+def _known_keys() -> dict[str, Any]:
+    """The type of every key, by its dotted name; `storage` is free and has none."""
+    keys: dict[str, Any] = {}
+    for field in msgspec.structs.fields(BrokerSettings):
+        if isinstance(field.default, msgspec.Struct):
+            for inner in msgspec.structs.fields(type(field.default)):
+                keys[f"{field.name}.{inner.name}"] = inner.type
+        elif field.name != "storage":
+            keys[field.name] = field.type
+    return keys
+
+
+_KEYS = _known_keys()
+_TABLES = {name.partition(".")[0] for name in _KEYS if "." in name} | {"storage"}
+_TOP = {name for name in _KEYS if "." not in name} | _TABLES
+_VARIABLES = {_PREFIX + name.replace(".", "_").upper(): name for name in _KEYS}
+
+
+# ------------------------------------------------------------------------------ the layers
+
+
+def load_settings(
+    file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any]
+) -> BrokerSettings:
+    """The settings of a broker, from the weakest source to the strongest.
+
+    Args:
+        file: a TOML file in the form of `conf/broker.toml`, or None.
+        environment: variables; of those that begin with `SPARKLOG_` only settings are read.
+        overrides: the command line's values by dotted name (`"writer.linger_ms"`), as text or
+            typed; None is an option that was not given.
+
+    Raises:
+        errors.UnknownOption: a name that is no setting, with the nearest one that is.
+        errors.BadOption: a file that cannot be read, a value of the wrong type or out of bounds,
+            no root, or two values that contradict each other.
+    """
+    values: dict[str, Any] = {}
+    if file is not None:
+        values |= _from_file(file)
+    values |= _from_environment(environment)
+    values |= _from_overrides(overrides)
+
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        table, _, key = name.rpartition(".")
+        (tree.setdefault(table, {}) if table else tree)[key] = value
+    settings = msgspec.convert(tree, BrokerSettings)
+    _check_together(settings)
+    return settings
+
+
+def _from_file(file: Path) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise errors.BadOption(
+            option="settings file", value=str(file), reason=str(error)
+        ) from error
+
+    values = {}
+    for top, entry in document.items():
+        if top not in _TOP:
+            raise _unknown(str(file), top, _TOP | _KEYS.keys())
+        if top not in _TABLES:
+            values[top] = _checked(top, top, entry, strict=True)
+        elif not isinstance(entry, dict):
+            raise errors.BadOption(option=top, value=entry, reason=f"expected a table, [{top}]")
+        else:
+            for key, value in entry.items():
+                name = f"{top}.{key}"
+                if not _is_known(name):
+                    raise _unknown(str(file), name, _KEYS)
+                values[name] = _checked(name, name, value, strict=True)
+    return values
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    values = {}
+    for variable, value in environment.items():
+        if not variable.startswith(_PREFIX) or _is_service_link(variable, value):
+            continue
+        table, _, key = variable.removeprefix(_PREFIX).lower().partition("_")
+        name = f"storage.{key}" if table == "storage" and key else _VARIABLES.get(variable)
+        if name is not None:
+            values[name] = _checked(variable, name, value, strict=False)
+        elif _resembles_setting(variable):
+            raise _unknown("the environment", variable, _VARIABLES)
+    return values
+
+
+def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
+    for name, value in overrides.items():
+        if not _is_known(name):
+            raise _unknown("the command line", name, _KEYS)
+        if value is not None:
+            values[name] = _checked(name, name, value, strict=False)
+    return values
+
+
+def _is_known(name: str) -> bool:
+    return name in _KEYS or (name.startswith("storage.") and name != "storage.")
+
+
+def _is_service_link(variable: str, value: str) -> bool:
+    linked = _SERVICE_LINK.search(variable) is not None
+    return linked or (variable.endswith("_PORT") and "://" in value)
+
+
+def _resembles_setting(variable: str) -> bool:
+    # The prefix is the project's, not only the broker's, so a stranger is let pass; a slip is not.
+    of_table = any(variable.startswith(f"{_PREFIX}{table.upper()}_") for table in _TABLES)
+    bare = [known.removeprefix(_PREFIX) for known in _VARIABLES]
+    slip = difflib.get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=0.8)
+    return of_table or bool(slip)
+
+
+def _unknown(where: str, option: str, known: Iterable[str]) -> errors.UnknownOption:
+    nearest = difflib.get_close_matches(option, sorted(known), n=1)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    return errors.UnknownOption(where=where, option=option, hint=hint)
+
+
+# ------------------------------------------------------------------------------ the checks
+
+
+def _checked(shown: str, name: str, value: Any, *, strict: bool) -> Any:
+    """`value` as the type of the key `name`; an error calls it `shown`, as the user did."""
+    kind = _KEYS.get(name, str)
+    try:
+        return msgspec.convert(value, kind, strict=strict)
+    except msgspec.ValidationError as error:
+        # A storage option may be a secret, and errors are logged.
+        seen = "…" if name.startswith("storage.") else value
+        reason = f"expected {_expectation(kind)}"
+        raise errors.BadOption(option=shown, value=seen, reason=reason) from error
+
+
+def _expectation(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(repr(choice) for choice in get_args(kind))
+    if get_origin(kind) is Annotated:
+        base, bounds = get_args(kind)
+        noun = "an integer" if base is int else "a number"
+        low = f"above {bounds.gt} and up" if bounds.gt is not None else f"from {bounds.ge}"
+        return f"{noun} {low} to {bounds.le}"
+    return "true or false" if kind is bool else "text"
+
+
+def _check_together(settings: BrokerSettings) -> None:
+    if not settings.root:
+        raise errors.BadOption(
+            option="root", value="", reason="name a folder, or an s3://, gs:// or az:// address"
+        )
+    _check_address("flight.listen", settings.flight.listen, lowest_port=0)
+    if settings.flight.advertised:
+        _check_address("flight.advertised", settings.flight.advertised, lowest_port=1)
+
+    for low, high in _NOT_ABOVE:
+        value, bound = attrgetter(low, high)(settings)
+        if value > bound:
+            reason = f"must not be above {high} = {bound}"
+            raise errors.BadOption(option=low, value=value, reason=reason)
+
+    liveness = settings.liveness
+    if liveness.dead_after_seconds < 2 * liveness.heartbeat_seconds:
+        raise errors.BadOption(
+            option="liveness.dead_after_seconds",
+            value=liveness.dead_after_seconds,
+            reason="must be at least twice liveness.heartbeat_seconds"
+            f" = {liveness.heartbeat_seconds}, or one late heartbeat is a death",
+        )
+
+
+def _check_address(option: str, address: str, *, lowest_port: int) -> None:
+    found = _HOST_AND_PORT.fullmatch(address)
+    if found is None or not lowest_port <= int(found[1]) <= 65_535:
+        reason = f"expected host:port, the port from {lowest_port} to 65535"
+        raise errors.BadOption(option=option, value=address, reason=reason)

@@ -1,0 +1,314 @@
+"""A broker's settings: where they come from, which goes first, and what is refused."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparklog import errors, limits
+from sparklog.settings import BrokerSettings, WriterSettings, load_settings
+
+SHIPPED = Path(__file__).parents[2] / "conf" / "broker.toml"
+ROOT = {"root": "/data"}
+
+
+def file_of(folder: Path, text: str) -> Path:
+    """A settings file with `text` in it."""
+    file = folder / "broker.toml"
+    file.write_text(text, "utf-8")
+    return file
+
+
+def flat(settings: BrokerSettings) -> dict[str, Any]:
+    """Every setting by its dotted name."""
+    found: dict[str, Any] = {}
+    for name, value in msgspec.to_builtins(settings).items():
+        if isinstance(value, dict):
+            found |= {f"{name}.{key}": inner for key, inner in value.items()}
+        else:
+            found[name] = value
+    return found
+
+
+# ------------------------------------------------------------------------------ the shipped file
+
+
+def test_shipped_file_lists_every_key_with_its_default() -> None:
+    """`conf/broker.toml` has exactly the keys that the code has, each at its default."""
+    document = tomllib.loads(SHIPPED.read_text("utf-8"))
+    assert document.pop("storage") == {}
+
+    listed: dict[str, Any] = {}
+    for top, entry in document.items():
+        entries = entry if isinstance(entry, dict) else None
+        listed |= {f"{top}.{key}": value for key, value in (entries or {}).items()}
+        listed |= {} if entries else {top: entry}
+
+    defaults = flat(BrokerSettings())
+    assert listed == defaults
+    assert {name: type(value) for name, value in listed.items()} == {
+        name: type(value) for name, value in defaults.items()
+    }
+
+
+def test_shipped_file_says_why_for_every_key() -> None:
+    """Right above every key of `conf/broker.toml` stands a comment."""
+    lines = SHIPPED.read_text("utf-8").splitlines()
+    bare = [
+        line
+        for above, line in zip(["", *lines], lines, strict=False)
+        if " = " in line and not line.startswith("#") and not above.startswith("# ")
+    ]
+    assert bare == []
+
+
+def test_shipped_file_can_be_used_as_it_is() -> None:
+    """A broker given the shipped file and a root has the defaults."""
+    assert load_settings(SHIPPED, {}, ROOT) == BrokerSettings(root="/data")
+
+
+# ------------------------------------------------------------------------------ precedence
+
+
+def test_command_line_before_environment_before_file_before_default(tmp_path: Path) -> None:
+    """Each source wins over the ones below it, key by key."""
+    file = file_of(
+        tmp_path, "root = 'file'\nid = 1\n[writer]\nlinger_ms = 1\nqueue_bytes = 100_000_000\n"
+    )
+    environment = {"SPARKLOG_ID": "2", "SPARKLOG_WRITER_LINGER_MS": "2"}
+
+    settings = load_settings(file, environment, {"writer.linger_ms": 3})
+
+    assert settings.writer.linger_ms == 3
+    assert settings.id == 2
+    assert settings.writer.queue_bytes == 100_000_000
+    assert settings.root == "file"
+    assert settings.writer.max_batch_bytes == limits.MAX_BATCH_BYTES
+
+
+def test_option_left_out_on_the_command_line_decides_nothing() -> None:
+    """None among the overrides leaves a setting to the sources below."""
+    settings = load_settings(None, {"SPARKLOG_ROOT": "/data"}, {"root": None, "id": None})
+    assert settings == BrokerSettings(root="/data")
+
+
+def test_every_key_has_a_variable_of_its_own() -> None:
+    """Each key can be set through the environment, and no variable stands for two."""
+    defaults = flat(BrokerSettings(root="/data"))
+    environment = {
+        "SPARKLOG_" + name.replace(".", "_").upper(): str(value) for name, value in defaults.items()
+    }
+    assert len(environment) == len(defaults)
+    assert load_settings(None, environment, {}) == BrokerSettings(root="/data")
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "key", "value"),
+    [
+        ("SPARKLOG_ROOT", "s3://bucket/log", "root", "s3://bucket/log"),
+        ("SPARKLOG_HOT_TAIL_BYTES", "0", "hot_tail.bytes", 0),
+        ("SPARKLOG_JANITOR_ENABLED", "false", "janitor.enabled", False),
+        ("SPARKLOG_JANITOR_ENABLED", "1", "janitor.enabled", True),
+        ("SPARKLOG_PUBLISHER_INTERVAL_SECONDS", "0.25", "publisher.interval_seconds", 0.25),
+        ("SPARKLOG_LOG_LEVEL", "debug", "log.level", "debug"),
+        ("SPARKLOG_STORAGE_AWS_REGION", "eu-central-1", "storage.aws_region", "eu-central-1"),
+    ],
+)
+def test_variable_is_read_as_its_key_s_type(
+    variable: str, text: str, key: str, value: object
+) -> None:
+    """The text of a variable becomes the integer, number, truth or text that its key asks for."""
+    settings = load_settings(None, {"SPARKLOG_ROOT": "/data", variable: text}, {})
+    assert flat(settings)[key] == value
+
+
+def test_text_on_the_command_line_is_read_as_its_key_s_type() -> None:
+    """`--set writer.linger_ms=5` needs no types of its own."""
+    settings = load_settings(None, {}, ROOT | {"writer.linger_ms": "5", "storage.token": "t"})
+    assert settings.writer.linger_ms == 5
+    assert settings.storage == {"token": "t"}
+
+
+def test_storage_options_of_all_sources_are_merged(tmp_path: Path) -> None:
+    """A secret from the environment joins the region from the file."""
+    file = file_of(tmp_path, "[storage]\naws_region = 'eu'\naws_endpoint = 'http://a'\n")
+    environment = {"SPARKLOG_STORAGE_AWS_SECRET_ACCESS_KEY": "s"}
+    settings = load_settings(file, environment, ROOT | {"storage.aws_endpoint": "http://b"})
+    assert settings.storage == {
+        "aws_region": "eu",
+        "aws_secret_access_key": "s",
+        "aws_endpoint": "http://b",
+    }
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize(
+    ("text", "option", "nearest"),
+    [
+        ("[writer]\nlingerms = 1", "writer.lingerms", "writer.linger_ms"),
+        ("[flihgt]\nlisten = 'a:1'", "flihgt", "flight"),
+        ("linger_ms = 1", "linger_ms", "writer.linger_ms"),
+        ("rot = '/data'", "rot", "root"),
+    ],
+)
+def test_unknown_key_of_the_file_is_named_with_the_nearest(
+    tmp_path: Path, text: str, option: str, nearest: str
+) -> None:
+    """A slip in the file is an error that names the file, the key and what was probably meant."""
+    file = file_of(tmp_path, text)
+    with pytest.raises(errors.UnknownOption) as caught:
+        load_settings(file, {}, ROOT)
+    assert str(caught.value) == (f"{file} has no option {option!r}; did you mean {nearest!r}?")
+
+
+def test_unknown_key_like_nothing_else_comes_without_a_hint(tmp_path: Path) -> None:
+    """No nearest key is made up."""
+    file = file_of(tmp_path, "[writer]\nzzz = 1")
+    with pytest.raises(errors.UnknownOption) as caught:
+        load_settings(file, {}, ROOT)
+    assert caught.value.facts["hint"] == ""
+
+
+@pytest.mark.parametrize(
+    ("variable", "nearest"),
+    [
+        ("SPARKLOG_WRITER_LINGER", "SPARKLOG_WRITER_LINGER_MS"),
+        ("SPARKLOG_FLIGTH_LISTEN", "SPARKLOG_FLIGHT_LISTEN"),
+        ("SPARKLOG_FLIGHT_PORT", "SPARKLOG_FLIGHT_LISTEN"),
+    ],
+)
+def test_slip_in_a_variable_is_named_with_the_nearest(variable: str, nearest: str) -> None:
+    """A variable of a table, or almost of one, is an error when it is no setting."""
+    with pytest.raises(errors.UnknownOption) as caught:
+        load_settings(None, {variable: "8815"}, ROOT)
+    assert caught.value.option == variable
+    assert caught.value.hint == f"; did you mean {nearest!r}?"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("SPARKLOG_SERVICE_HOST", "10.0.0.1"),
+        ("SPARKLOG_FLIGHT_SERVICE_HOST", "10.0.0.1"),
+        ("SPARKLOG_FLIGHT_SERVICE_PORT_GRPC", "8815"),
+        ("SPARKLOG_FLIGHT_PORT", "tcp://10.0.0.1:8815"),
+        ("SPARKLOG_FLIGHT_PORT_8815_TCP_ADDR", "10.0.0.1"),
+        ("SPARKLOG_STORAGE_SERVICE_HOST", "10.0.0.1"),
+        ("SPARKLOG_SOAK_MINUTES", "30"),
+        ("SPARKLOGS", "x"),
+        ("PATH", "/bin"),
+    ],
+)
+def test_variable_that_others_set_is_let_pass(variable: str, value: str) -> None:
+    """Kubernetes' links to a service of our name, and strangers, are no settings and no errors."""
+    assert load_settings(None, {variable: value}, ROOT) == BrokerSettings(root="/data")
+
+
+def test_unknown_override_is_named_with_the_nearest() -> None:
+    """A slip on the command line is an error even where no value was given."""
+    with pytest.raises(errors.UnknownOption) as caught:
+        load_settings(None, {}, ROOT | {"writer.linger": None})
+    assert str(caught.value) == (
+        "the command line has no option 'writer.linger'; did you mean 'writer.linger_ms'?"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("id", -1, "expected an integer from 0 to 2147483647"),
+        ("id", True, "expected an integer from 0 to 2147483647"),
+        ("writer.linger_ms", -2, "expected an integer from -1 to 60000"),
+        ("writer.linger_ms", "soon", "expected an integer from -1 to 60000"),
+        ("writer.flush_max_bytes", 0, "expected an integer from 1 to 1073741824"),
+        ("publisher.interval_seconds", 0, "expected a number above 0 and up to 86400"),
+        ("publisher.interval_seconds", "nan", "expected a number above 0 and up to 86400"),
+        ("publisher.interval_seconds", "inf", "expected a number above 0 and up to 86400"),
+        ("janitor.compact_files", 1, "expected an integer from 2 to 1000000"),
+        ("topics.default_partitions", 10_001, "expected an integer from 1 to 10000"),
+        ("janitor.enabled", "perhaps", "expected true or false"),
+        ("log.level", "loud", "expected one of 'debug', 'info', 'warning', 'error'"),
+        ("flight.listen", "8815", "expected host:port, the port from 0 to 65535"),
+        ("flight.listen", "host:65536", "expected host:port, the port from 0 to 65535"),
+        ("flight.advertised", "host:0", "expected host:port, the port from 1 to 65535"),
+        ("flight.advertised", "grpc://host:1", "expected host:port, the port from 1 to 65535"),
+        ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
+        ("liveness.dead_after_seconds", 1.5, "must be at least twice liveness.heartbeat_seconds"),
+        ("writer.max_record_bytes", 2**27, "must not be above writer.max_batch_bytes = 67108864"),
+        ("publisher.unpublished_bytes", 1, "must not be above publisher.unpublished_bytes = 1"),
+    ],
+)
+def test_value_out_of_bounds_is_named_with_its_bound(key: str, value: object, reason: str) -> None:
+    """A value of the wrong type, out of bounds or against another one says what would be right."""
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(None, {}, ROOT | {key: value})
+    assert caught.value.reason.startswith(reason)
+
+
+def test_bad_variable_is_named_as_it_was_written() -> None:
+    """The error speaks of the variable, not of the key behind it."""
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(None, {"SPARKLOG_WRITER_LINGER_MS": "soon"}, ROOT)
+    assert str(caught.value) == (
+        "SPARKLOG_WRITER_LINGER_MS = 'soon': expected an integer from -1 to 60000"
+    )
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:8815", "broker-0.example:65535"])
+def test_address_is_a_host_and_a_port(address: str) -> None:
+    """Names, IPv4 and bracketed IPv6 are heard on, and port 0 means any free one."""
+    assert load_settings(None, {}, ROOT | {"flight.listen": address}).flight.listen == address
+
+
+def test_text_in_the_file_is_no_number(tmp_path: Path) -> None:
+    """TOML has types, so a quoted number is a mistake."""
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(file_of(tmp_path, "id = '1'"), {}, ROOT)
+    assert caught.value.option == "id"
+
+
+def test_table_written_as_a_value_is_refused(tmp_path: Path) -> None:
+    """`writer = 3` says that a table is expected."""
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(file_of(tmp_path, "writer = 3"), {}, ROOT)
+    assert caught.value.reason == "expected a table, [writer]"
+
+
+@pytest.mark.parametrize("text", ["id = ", None])
+def test_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None) -> None:
+    """A settings file that is missing or no TOML is an error that names it."""
+    file = tmp_path / "none.toml" if text is None else file_of(tmp_path, text)
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(file, {}, ROOT)
+    assert caught.value.value == str(file)
+
+
+# ------------------------------------------------------------------------------ the values
+
+
+def test_secret_of_the_store_is_never_shown(tmp_path: Path) -> None:
+    """Neither a settings value nor an error about it shows what a storage option holds."""
+    settings = load_settings(None, {"SPARKLOG_STORAGE_TOKEN": "hush"}, ROOT)
+    assert "hush" not in repr(settings)
+    assert "token" in repr(settings)
+
+    with pytest.raises(errors.BadOption) as caught:
+        load_settings(file_of(tmp_path, "[storage]\ntoken = 1234"), {}, ROOT)
+    assert "1234" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("linger_ms", "local", "resolved"),
+    [(-1, True, 0), (-1, False, limits.FLUSH_LINGER_REMOTE_MS), (0, False, 0), (7, True, 7)],
+)
+def test_linger_depends_on_the_root_only_when_unset(
+    linger_ms: int, local: bool, resolved: int
+) -> None:
+    """-1 is 0 on a local root and 10 on an object store; any other value is itself."""
+    assert WriterSettings(linger_ms=linger_ms).linger_ms_on(local=local) == resolved
