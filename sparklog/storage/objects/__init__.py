@@ -1,0 +1,103 @@
+"""Objects under a root: a folder, a bucket, or memory; one contract, whose rules are in `base`.
+
+`open_store` is the only place that knows which URI means which store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from sparklog import errors
+from sparklog.storage.objects.base import (
+    ObjectExists,
+    ObjectMissing,
+    Payload,
+    Piece,
+    PutUnresolved,
+    Stat,
+    Store,
+    SyncFailed,
+    claim,
+)
+from sparklog.storage.objects.local import LocalStore
+from sparklog.storage.objects.memory import (
+    DelayedStore,
+    DelayFaults,
+    Fault,
+    Faults,
+    MemoryStore,
+    NoFaults,
+    ScriptedFaults,
+    named_store,
+)
+
+__all__ = [
+    "DelayFaults",
+    "DelayedStore",
+    "Fault",
+    "Faults",
+    "LocalStore",
+    "MemoryStore",
+    "NoFaults",
+    "ObjectExists",
+    "ObjectMissing",
+    "Payload",
+    "Piece",
+    "PutUnresolved",
+    "ScriptedFaults",
+    "Stat",
+    "Store",
+    "SyncFailed",
+    "claim",
+    "open_store",
+]
+
+
+def open_store(uri: str, options: Mapping[str, str] | None = None) -> Store:
+    """The store under a root; nothing is created, and nothing is asked of it yet.
+
+    `uri` is a folder's path, `file:///…`, `s3://bucket/…` (or `s3a`), `gs://bucket/…`,
+    `az://container/…`, or `memory://name`, which all of a process share. `options` are for
+    buckets: credentials and endpoints, under obstore's names. Raises `BadOption`.
+    """
+    if "://" not in uri and not uri.startswith("file:"):
+        return LocalStore(_without(options, uri))
+    parts = urlsplit(uri)
+    if parts.scheme == "file" and parts.netloc in ("", "localhost"):
+        return LocalStore(_without(options, unquote(parts.path)))
+    if parts.scheme == "memory":
+        return named_store(_without(options, (parts.netloc + parts.path).strip("/")))
+    if parts.scheme in ("s3", "s3a", "gs", "az"):
+        from sparklog.storage.objects.remote import RemoteStore
+
+        return RemoteStore(_bucket_uri(parts), options)
+    raise errors.BadOption(
+        option="root",
+        value=parts.scheme + "://…",
+        reason="a root is a folder, or begins with file:///, s3://, gs://, az:// or memory://",
+    )
+
+
+def _without(options: Mapping[str, str] | None, place: str) -> str:
+    if not place:
+        raise errors.BadOption(option="root", value=place, reason="it names no place")
+    if options:
+        raise errors.BadOption(
+            option="options", value=sorted(options), reason="only a bucket has options"
+        )
+    return place
+
+
+def _bucket_uri(parts: SplitResult) -> str:
+    """One spelling for one place. Credentials in it would end up in logs, so they are refused."""
+    scheme = "s3" if parts.scheme == "s3a" else parts.scheme
+    prefix = [part for part in parts.path.split("/") if part]
+    plain = "/".join([f"{scheme}://{parts.hostname}", *prefix])
+    if not parts.hostname:
+        raise errors.BadOption(option="root", value=f"{scheme}://", reason="it names no bucket")
+    if "@" in parts.netloc or parts.query or parts.fragment or ".." in prefix:
+        raise errors.BadOption(
+            option="root", value=plain, reason="a root is only scheme, bucket and folders"
+        )
+    return plain

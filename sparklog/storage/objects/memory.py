@@ -1,0 +1,353 @@
+"""The store that lives in this process, honest about everything that can go wrong with a real one.
+
+Rules of this room:
+
+- One content, any number of views of it: one for each simulated process, each with faults of its
+  own. `lose_unsynced` is the power cut that hits them all.
+- A fault is a hook that is called before an operation, between its effect and the effect's
+  durability, and after it, when the caller has not been told yet. It may raise (what the caller
+  then sees is the hook's choice), wait, or let another greenlet run.
+- Everything is deterministic: no thread, no lock, no clock but the given one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+import pyarrow as pa
+
+from sparklog.clock import Clock, SystemClock
+from sparklog.storage.objects.base import (
+    ObjectExists,
+    ObjectMissing,
+    Payload,
+    Stat,
+    Store,
+    checked_folder,
+    checked_path,
+    open_by_ranges,
+    pieces,
+)
+
+Operation: TypeAlias = Literal[
+    "put_new",
+    "put",
+    "get",
+    "get_range",
+    "open",
+    "stat",
+    "list_after",
+    "folders",
+    "walk",
+    "delete",
+    "settle",
+]
+Moment: TypeAlias = Literal["before", "between", "after"]
+
+# ------------------------------------------------------------------------------ faults
+
+
+class Faults(Protocol):
+    """Where a test takes hold of a store. `path` is the object, or the folder that is listed."""
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        """Nothing has happened yet: the moment for `StorageUnavailable` or `StorageFull`."""
+        ...
+
+    def between(self, operation: Operation, path: str, /) -> None:
+        """Of puts only: the object is visible, but a power cut would take it."""
+        ...
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        """All is done, but the caller does not know: the moment for `PutUnresolved`."""
+        ...
+
+
+class NoFaults:
+    """Nothing goes wrong; also the base of hooks that need one moment only."""
+
+    def before(self, _operation: Operation, _path: str, /) -> None: ...
+
+    def between(self, _operation: Operation, _path: str, /) -> None: ...
+
+    def after(self, _operation: Operation, _path: str, /) -> None: ...
+
+
+class DelayFaults(NoFaults):
+    """Every operation takes `seconds` of the clock's time before it has its effect."""
+
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self._clock = clock
+        self._seconds = seconds
+
+    def before(self, _operation: Operation, _path: str, /) -> None:
+        self._clock.sleep(self._seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """`error` is raised the `count`-th time that `operation` reaches `moment` below `prefix`."""
+
+    operation: Operation
+    error: BaseException
+    moment: Moment = "before"
+    count: int = 1
+    prefix: str = ""
+
+
+class ScriptedFaults:
+    """Raises what the script says, each once."""
+
+    def __init__(self, *script: Fault) -> None:
+        self._script = script
+        self._reached = Counter[int]()
+
+    def before(self, operation: Operation, path: str) -> None:
+        self._reach("before", operation, path)
+
+    def between(self, operation: Operation, path: str) -> None:
+        self._reach("between", operation, path)
+
+    def after(self, operation: Operation, path: str) -> None:
+        self._reach("after", operation, path)
+
+    def _reach(self, moment: Moment, operation: Operation, path: str) -> None:
+        due = None
+        for number, fault in enumerate(self._script):
+            here = (fault.moment, fault.operation) == (moment, operation)
+            if here and path.startswith(fault.prefix):
+                self._reached[number] += 1
+                if self._reached[number] == fault.count:
+                    due = due or fault.error
+        if due:
+            raise due
+
+
+# ------------------------------------------------------------------------------ the store
+
+
+@dataclass(slots=True)
+class _Object:
+    data: pa.Buffer
+    modified_us: int
+    durable: bool = False
+    replaced: _Object | None = None
+    """The durable object that a power cut brings back."""
+
+    def settle(self) -> None:
+        self.durable, self.replaced = True, None
+
+
+class MemoryStore:
+    """Objects in a dict. `is_local` only says what users of the store should take it for."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        name: str = "store",
+        is_local: bool = False,
+        faults: Faults | None = None,
+    ) -> None:
+        self.uri = f"memory://{name}"
+        self.is_local = is_local
+        self._name = name
+        self._clock = clock
+        self._faults = faults or NoFaults()
+        # Steps of a dict are atomic in CPython, so that threads may share it without a lock.
+        self._objects: dict[str, _Object] = {}
+
+    def view(self, faults: Faults) -> MemoryStore:
+        """The same objects, seen by another process, with faults of its own."""
+        other = MemoryStore(self._clock, name=self._name, is_local=self.is_local, faults=faults)
+        other._objects = self._objects
+        return other
+
+    def lose_unsynced(self, choose: Callable[[str], bool]) -> None:
+        """A power cut: what is visible but not durable vanishes if chosen, and else is durable."""
+        for path, found in sorted(self._objects.items()):
+            if found.durable:
+                continue
+            if not choose(path):
+                found.settle()
+            elif found.replaced:
+                self._objects[path] = found.replaced
+            else:
+                del self._objects[path]
+
+    # -------------------------------------------------------------------------- writing
+
+    def put_new(self, path: str, data: Payload) -> None:
+        made = self._made(data)
+        self._faults.before("put_new", checked_path(path))
+        if self._objects.setdefault(path, made) is not made:
+            raise ObjectExists(path)
+        self._faults.between("put_new", path)
+        made.settle()
+        self._faults.after("put_new", path)
+
+    def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
+        made = self._made(data)
+        self._faults.before("put", checked_path(path))
+        old = self._objects.get(path)
+        made.replaced = old if old is None or old.durable else old.replaced
+        self._objects[path] = made
+        self._faults.between("put", path)
+        if durable:
+            made.settle()
+        self._faults.after("put", path)
+
+    def _made(self, data: Payload) -> _Object:
+        return _Object(pa.py_buffer(b"".join(pieces(data))), self._clock.now_us())
+
+    # -------------------------------------------------------------------------- reading
+
+    def get(self, path: str) -> pa.Buffer:
+        return self._find("get", path).data
+
+    def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
+        data = self._find("get_range", path).data
+        start = min(start, data.size)
+        return data.slice(start, max(0, min(length, data.size - start)))
+
+    def open(self, path: str) -> pa.NativeFile:
+        return pa.BufferReader(self._find("open", path).data)
+
+    def stat(self, path: str) -> Stat:
+        return _stat(path, self._find("stat", path))
+
+    def _find(self, operation: Operation, path: str) -> _Object:
+        self._faults.before(operation, checked_path(path))
+        found = self._objects.get(path)
+        if found is None:
+            raise ObjectMissing(path)
+        self._faults.after(operation, path)
+        return found
+
+    def list_after(self, folder: str, after: str = "") -> list[Stat]:
+        return [
+            _stat(name, found)
+            for name, found in self._below("list_after", folder)
+            if "/" not in name and name > after
+        ]
+
+    def folders(self, folder: str) -> list[str]:
+        below = self._below("folders", folder)
+        return sorted({name.partition("/")[0] for name, _ in below if "/" in name})
+
+    def walk(self, folder: str) -> Iterator[Stat]:
+        return iter([_stat(name, found) for name, found in self._below("walk", folder)])
+
+    def _below(self, operation: Operation, folder: str) -> list[tuple[str, _Object]]:
+        self._faults.before(operation, checked_folder(folder))
+        found = self._inside(folder)
+        self._faults.after(operation, folder)
+        return found
+
+    def _inside(self, folder: str) -> list[tuple[str, _Object]]:
+        within = f"{folder}/" if folder else ""
+        return sorted(
+            (path.removeprefix(within), found)
+            for path, found in self._objects.copy().items()
+            if path.startswith(within)
+        )
+
+    # -------------------------------------------------------------------------- keeping
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            self._faults.before("delete", checked_path(path))
+            self._objects.pop(path, None)
+            self._faults.after("delete", path)
+
+    def settle(self, folder: str) -> None:
+        self._faults.before("settle", checked_folder(folder))
+        for name, found in self._inside(folder):
+            if "/" not in name:
+                found.settle()
+        self._faults.after("settle", folder)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+
+def _stat(name: str, found: _Object) -> Stat:
+    return Stat(name=name, size_bytes=found.data.size, modified_us=found.modified_us)
+
+
+_NAMED: dict[str, MemoryStore] = {}
+
+
+def named_store(name: str) -> MemoryStore:
+    """The store that all of this process get by this name; it lives as long as the process."""
+    return _NAMED.setdefault(name, MemoryStore(SystemClock(), name=name))
+
+
+# ------------------------------------------------------------------------------ over any store
+
+
+class DelayedStore:
+    """Any store, as if it were `seconds` away; counts the requests by operation."""
+
+    def __init__(self, inner: Store, seconds: float, clock: Clock | None = None) -> None:
+        self.uri = inner.uri
+        self.is_local = inner.is_local
+        self.requests = Counter[str]()
+        self._inner = inner
+        self._seconds = seconds
+        self._clock = clock or SystemClock()
+        self._counting = threading.Lock()
+
+    def _request(self, operation: Operation) -> None:
+        with self._counting:
+            self.requests[operation] += 1
+        self._clock.sleep(self._seconds)
+
+    def put_new(self, path: str, data: Payload) -> None:
+        self._request("put_new")
+        self._inner.put_new(path, data)
+
+    def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
+        self._request("put")
+        self._inner.put(path, data, durable=durable)
+
+    def get(self, path: str) -> pa.Buffer:
+        self._request("get")
+        return self._inner.get(path)
+
+    def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
+        self._request("get_range")
+        return self._inner.get_range(path, start, length)
+
+    def open(self, path: str) -> pa.NativeFile:
+        return open_by_ranges(self, path)
+
+    def stat(self, path: str) -> Stat:
+        self._request("stat")
+        return self._inner.stat(path)
+
+    def list_after(self, folder: str, after: str = "") -> list[Stat]:
+        self._request("list_after")
+        return self._inner.list_after(folder, after)
+
+    def folders(self, folder: str) -> list[str]:
+        self._request("folders")
+        return self._inner.folders(folder)
+
+    def walk(self, folder: str) -> Iterator[Stat]:
+        self._request("walk")
+        return self._inner.walk(folder)
+
+    def delete(self, paths: Iterable[str]) -> None:
+        self._request("delete")
+        self._inner.delete(paths)
+
+    def settle(self, folder: str) -> None:
+        self._inner.settle(folder)
+
+    def free_bytes(self) -> int | None:
+        return self._inner.free_bytes()

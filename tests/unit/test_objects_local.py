@@ -1,0 +1,409 @@
+"""What only a folder can do: crash half-way, fill up, lose its disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparklog import errors, limits
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import LocalStore, ObjectExists, SyncFailed, claim
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    """A store whose root does not exist yet."""
+    return LocalStore(tmp_path / "root")
+
+
+@pytest.fixture
+def ready(store: LocalStore) -> LocalStore:
+    """A store whose folder `f` is in use."""
+    store.put_new("f/first", b"1")
+    return store
+
+
+def files(store: LocalStore) -> list[str]:
+    """All that is there, hidden files too."""
+    root = Path(store.root)
+    return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
+
+
+def failing(number: int) -> Callable[..., Any]:
+    """A system call that fails like this."""
+
+    def call(*args: object, **options: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return call
+
+
+# ------------------------------------------------------------------------------ durability
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The system calls that order a put, as they come; files and folders by their paths."""
+    made: list[tuple[str, ...]] = []
+
+    def path_of(descriptor: int) -> str:
+        return str(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+    def spy(name: str, describe: Callable[..., tuple[str, ...]]) -> None:
+        real = getattr(os, name)
+
+        def call(*args: Any, **options: Any) -> Any:
+            made.append((name, *describe(*args, **options)))
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, name, call)
+
+    spy("fdatasync", lambda file: (path_of(file),))
+    spy("fsync", lambda folder: (path_of(folder),))
+    spy("mkdir", lambda path, *_: (path,))
+    spy("link", lambda source, target, **_: (source, target))
+    spy("rename", lambda source, target, **_: (source, target))
+    return made
+
+
+def test_order_of_a_put(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """A put flushes the bytes, then links them to their name, then flushes the folder."""
+    ready.put_new("f/second", b"2")
+    flush, link, last = calls
+    temporary = link[1]
+    assert flush == ("fdatasync", f"{ready.root}/f/{temporary}")
+    assert link == ("link", temporary, "second")
+    assert last == ("fsync", f"{ready.root}/f")
+
+
+def test_new_folders_are_durable_first(
+    store: LocalStore, tmp_path: Path, calls: list[tuple[str, ...]]
+) -> None:
+    """Each new folder's entry is flushed before anything is put into it, and only once."""
+    store = LocalStore(tmp_path / "x" / "root")
+    store.put_new("a/b/1", b"")
+    root = store.root
+    folders = [f"{tmp_path}/x", root, f"{root}/a", f"{root}/a/b"]
+    expected = [
+        call
+        for folder in folders
+        for call in (("mkdir", folder), ("fsync", str(Path(folder).parent)))
+    ]
+    assert calls[: len(expected)] == expected
+    del calls[:]
+    store.put_new("a/b/2", b"")
+    assert [name for name, *_ in calls] == ["fdatasync", "link", "fsync"]
+
+
+def test_folders_of_others_are_made_durable(
+    store: LocalStore, calls: list[tuple[str, ...]]
+) -> None:
+    """A folder that another process made is flushed too: that process may not have come to it."""
+    Path(store.root, "a").mkdir(parents=True)
+    del calls[:]
+    store.put_new("a/1", b"")
+    root = store.root
+    assert calls[:2] == [("fsync", str(Path(root).parent)), ("fsync", root)]
+
+
+def test_a_prepared_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A root that exists may lie in a folder that we must not read; one that we make may not."""
+    real = os.open
+
+    def open_not_above(path: str, *args: Any, **options: Any) -> int:
+        if path == str(tmp_path):
+            raise PermissionError(errno.EACCES, "not yours")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", open_not_above)
+    (tmp_path / "prepared").mkdir()
+    LocalStore(tmp_path / "prepared").put_new("f/first", b"1")
+    with pytest.raises(errors.RootNotWritable):
+        LocalStore(tmp_path / "made").put_new("f/first", b"1")
+
+
+def test_hints_are_not_flushed(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """A plain put flushes file and folder if it is to be durable, and else nothing."""
+    ready.put("f/hint", b"", durable=False)
+    assert [name for name, *_ in calls] == ["rename"]
+    del calls[:]
+    ready.put("f/hint", b"")
+    assert [name for name, *_ in calls] == ["fdatasync", "rename", "fsync"]
+
+
+def test_settle_flushes(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """Settling flushes the folder, and its entry in the folder above."""
+    LocalStore(ready.root).settle("f")
+    assert ("fsync", f"{ready.root}/f") in calls
+    assert ("fsync", ready.root) in calls
+    assert ("fsync", str(Path(ready.root).parent)) in calls
+
+
+def test_a_lost_claim_settles(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """A claim that lost flushes the folder, because the winner may not have come to it."""
+    assert not claim(ready, "f/first", b"other", clock=ManualClock())
+    assert ("fsync", f"{ready.root}/f") in calls
+
+
+# ------------------------------------------------------------------------------ leftovers
+
+
+def test_crash_leftovers_are_invisible(ready: LocalStore) -> None:
+    """What a crash left half-written is in no listing, and in nobody's way."""
+    Path(ready.root, "f", ".tmp-0123").write_bytes(b"half")
+    assert [entry.name for entry in ready.list_after("f")] == ["first"]
+    assert [entry.name for entry in ready.walk("")] == ["f/first"]
+    ready.put_new("f/second", b"")
+    assert files(ready) == ["f/.tmp-0123", "f/first", "f/second"]
+
+
+def test_sweep_takes_the_old_ones(ready: LocalStore) -> None:
+    """Sweeping removes hidden files below the folder that are old enough, and nothing else."""
+    now_us = time.time_ns() // 1_000
+    old_us = now_us - 3_600_000_000
+    for name, modified_us in ((".tmp-old", old_us), (".tmp-new", now_us), ("object", old_us)):
+        path = Path(ready.root, "f", name)
+        path.write_bytes(b"")
+        os.utime(path, ns=(modified_us * 1_000, modified_us * 1_000))
+    assert ready.sweep_temporaries("g", now_us) == 0
+    assert ready.sweep_temporaries("", now_us - 60_000_000) == 1
+    assert files(ready) == ["f/.tmp-new", "f/first", "f/object"]
+
+
+def test_a_swept_put_is_done_again(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put whose hidden file a sweeper takes before it is linked succeeds all the same."""
+    real = os.link
+
+    def link(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(os, "link", real)
+        assert ready.sweep_temporaries("f", time.time_ns()) == 1
+        real(*args, **options)
+
+    monkeypatch.setattr(os, "link", link)
+    ready.put_new("f/second", b"2")
+    assert files(ready) == ["f/first", "f/second"]
+
+
+def test_a_removed_folder_is_noticed(ready: LocalStore) -> None:
+    """A folder that is removed behind us, with all above it, is made again by the next put."""
+    Path(ready.root, "f", "first").unlink()
+    Path(ready.root, "f").rmdir()
+    Path(ready.root).rmdir()
+    ready.put_new("f/first", b"again")
+    assert bytes(ready.get("f/first")) == b"again"
+
+
+def test_a_folder_that_keeps_vanishing(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A put gives up, retriably, where its folder vanishes each time."""
+    monkeypatch.setattr(os, "link", failing(errno.ENOENT))
+    with pytest.raises(errors.StorageUnavailable):
+        ready.put_new("f/second", b"2")
+    assert files(ready) == ["f/first"]
+
+
+def test_many_folders(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More folders than are remembered are as good as few."""
+    monkeypatch.setattr(limits, "LOCAL_FOLDERS_REMEMBERED", 3)
+    for number in range(10):
+        store.put_new(f"{number}/deep/a", b"")
+    assert len(store.folders("")) == 10
+
+
+def test_first_puts_of_many_threads(store: LocalStore) -> None:
+    """Threads that put first into the same new folders do not disturb each other."""
+    together = threading.Barrier(8)
+    failures: list[BaseException] = []
+
+    def put(number: int) -> None:
+        try:
+            together.wait()
+            for folder in range(10):
+                store.put_new(f"{folder}/a/b/{number}", b"")
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=put, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len(files(store)) == 80
+
+
+def test_no_descriptor_is_lost(ready: LocalStore) -> None:
+    """Puts, refused puts and reads leave no descriptor open."""
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(20):
+        ready.put_new(f"f/{number}", b"")
+        with pytest.raises(ObjectExists):
+            ready.put_new(f"f/{number}", b"")
+        ready.get(f"f/{number}")
+        ready.list_after("f")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+@pytest.mark.parametrize("call", ["open", "writev", "fdatasync", "link"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_disk(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
+    """A full disk refuses a put wherever it shows, and the put leaves nothing behind."""
+    real_open = os.open
+
+    def open_no_more(path: str, flags: int, *args: Any, **options: Any) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(number, os.strerror(number))
+        return real_open(path, flags, *args, **options)
+
+    monkeypatch.setattr(os, call, open_no_more if call == "open" else failing(number))
+    with pytest.raises(errors.StorageFull) as refused:
+        ready.put_new("f/second", b"2")
+    monkeypatch.undo()
+    assert refused.value.root == ready.uri
+    assert files(ready) == ["f/first"]
+    ready.put_new("f/second", b"2")
+
+
+def test_disk_fills_within_a_put(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that stops half-way for want of space is refused as a whole."""
+    real = os.writev
+    written: list[int] = []
+
+    def writev(file: int, views: list[memoryview]) -> int:
+        if written:
+            raise OSError(errno.ENOSPC, "full")
+        written.append(real(file, [views[0][:3]]))
+        return written[0]
+
+    monkeypatch.setattr(os, "writev", writev)
+    with pytest.raises(errors.StorageFull):
+        ready.put_new("f/second", [b"12345", b"67890"])
+    assert files(ready) == ["f/first"]
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 7])
+def test_short_writes(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Writes that take only some bytes at a time lose none, wherever they stop."""
+    real = os.writev
+
+    def writev(file: int, views: list[memoryview]) -> int:
+        return real(file, [memoryview(b"".join(views))[:step]])
+
+    monkeypatch.setattr(os, "writev", writev)
+    ready.put_new("f/second", [b"1", b"23", b"456", b"7890"])
+    assert bytes(ready.get("f/second")) == b"1234567890"
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_forbidden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """A root that must not be written is named, and nothing is left behind."""
+    monkeypatch.setattr(os, "link", failing(number))
+    with pytest.raises(errors.RootNotWritable) as refused:
+        ready.put_new("f/second", b"2")
+    assert refused.value.root == ready.uri
+    assert files(ready) == ["f/first"]
+
+
+def test_a_root_below_a_file(tmp_path: Path) -> None:
+    """A root whose folder cannot be made refuses a put, and lists as empty."""
+    (tmp_path / "file").write_bytes(b"")
+    store = LocalStore(tmp_path / "file" / "root")
+    with pytest.raises(errors.StorageUnavailable):
+        store.put_new("a", b"")
+    assert store.list_after("") == []
+
+
+@pytest.mark.parametrize("call", ["open", "writev"])
+def test_bad_disk_before_anything_is_visible(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """An I/O error before the link is a refusal: surely nothing happened."""
+    monkeypatch.setattr(os, call, failing(errno.EIO))
+    with pytest.raises(errors.StorageUnavailable):
+        ready.put_new("f/second", b"2")
+    monkeypatch.undo()
+    assert files(ready) == ["f/first"]
+
+
+# ------------------------------------------------------------------------------ a failed flush
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "link", "fsync", "unlink"])
+def test_failed_flush(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    """A disk that fails to flush, or to say whether it linked, is not asked again."""
+    monkeypatch.setattr(os, call, failing(errno.EIO))
+    with pytest.raises(SyncFailed) as failed:
+        ready.put_new("f/second", b"2")
+    assert failed.value.path == "f/second"
+    with pytest.raises(SyncFailed):
+        claim(ready, "f/third", b"3", clock=ManualClock())
+    monkeypatch.undo()
+    assert all(Path(ready.root, path).read_bytes() for path in files(ready))
+
+
+def test_failed_settle(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that cannot be flushed cannot be settled."""
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(SyncFailed):
+        ready.settle("f")
+
+
+def test_failed_flush_of_a_new_folder(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new folder whose entry cannot be flushed takes no object."""
+    monkeypatch.setattr(os, "fsync", failing(errno.EIO))
+    with pytest.raises(SyncFailed):
+        store.put_new("f/first", b"1")
+    assert files(store) == []
+
+
+# ------------------------------------------------------------------------------ without links
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_without_hard_links(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """Where links are not to be had, a rename that replaces nothing does the same."""
+    monkeypatch.setattr(os, "link", failing(number))
+    for name in ("second", "third"):
+        ready.put_new(f"f/{name}", b"2")
+        with pytest.raises(ObjectExists):
+            ready.put_new(f"f/{name}", b"other")
+        assert bytes(ready.get(f"f/{name}")) == b"2"
+    assert files(ready) == ["f/first", "f/second", "f/third"]
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [
+        (errno.EINVAL, errors.RootNotWritable),
+        (errno.ENOSYS, errors.RootNotWritable),
+        (errno.ENOSPC, errors.StorageFull),
+        (errno.EIO, SyncFailed),
+    ],
+)
+def test_without_links_and_renames(
+    ready: LocalStore,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    expected: type[Exception],
+) -> None:
+    """Where neither is to be had the put is refused, and the error says that it is impossible."""
+    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+    monkeypatch.setattr("sparklog.storage.objects.local._rename_noreplace", lambda *_: number)
+    with pytest.raises(expected) as refused:
+        ready.put_new("f/second", b"2")
+    assert files(ready) == ["f/first"]
+    if expected is errors.RootNotWritable:
+        assert "put-if-absent" in str(refused.value)

@@ -1,0 +1,182 @@
+"""How a bucket's answers are understood: every status that matters, from a server that says so."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from sparklog import errors, limits
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, claim, open_store
+
+SILENCE = 0
+"""Instead of a status: the connection is closed without an answer."""
+
+
+class Bucket(ThreadingHTTPServer):
+    """Answers with the statuses of its script; then 404 to a read and 200 to a put."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.script: list[int] = []
+        self.asked: list[str] = []
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Bucket
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length") or 0))
+        self.server.asked.append(self.command)
+        usual = 200 if self.command == "PUT" else 404
+        status = self.server.script.pop(0) if self.server.script else usual
+        if status == SILENCE:
+            self.close_connection = True
+            self.connection.shutdown(socket.SHUT_RDWR)
+            return
+        self.send_response(status)
+        self.send_header("etag", '"x"')
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    do_GET = do_HEAD = do_PUT = do_POST = answer  # noqa: N815
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def bucket() -> Iterator[Bucket]:
+    """A server whose answers the test chooses."""
+    server = Bucket()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def store(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """A store on that server, whose client repeats a request at most once."""
+    monkeypatch.setattr(limits, "REMOTE_RETRIES", 1)
+    return at(f"http://127.0.0.1:{bucket.server_port}")
+
+
+def at(endpoint: str, **options: str) -> Store:
+    """A store on the server at that address."""
+    given = {
+        "aws_endpoint": endpoint,
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "hidden",
+        "allow_http": "true",
+    }
+    return open_store("s3://bucket/root", given | options)
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (412, ObjectExists),
+        (409, ObjectExists),
+        (403, errors.RootNotWritable),
+        (401, errors.RootNotWritable),
+        (404, errors.RootNotWritable),
+        (400, PutUnresolved),
+        (429, PutUnresolved),
+        (500, PutUnresolved),
+        (503, PutUnresolved),
+        (SILENCE, PutUnresolved),
+    ],
+)
+def test_answers_to_put_new(
+    bucket: Bucket, store: Store, status: int, expected: type[Exception]
+) -> None:
+    """A conditional put is asked once, and what it was answered tells what is known."""
+    bucket.script = [status]
+    with pytest.raises(expected) as refused:
+        store.put_new("a/1", b"x")
+    assert bucket.asked == ["PUT"]
+    assert "hidden" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [500, SILENCE])
+def test_a_plain_put_is_repeated(bucket: Bucket, store: Store, status: int) -> None:
+    """A plain put is repeated by the client, and unresolved when that does not help."""
+    bucket.script = [status]
+    store.put("a/1", b"x")
+    bucket.script = [status, status]
+    with pytest.raises(PutUnresolved):
+        store.put("a/1", b"x")
+    assert bucket.asked == ["PUT"] * 4
+
+
+READS: list[Callable[[Store], Any]] = [
+    lambda store: store.get("a"),
+    lambda store: store.get_range("a", 0, 1),
+    lambda store: store.open("a"),
+    lambda store: store.stat("a"),
+    lambda store: store.list_after("a"),
+    lambda store: store.list_after("a", "b"),
+    lambda store: store.folders("a"),
+    lambda store: list(store.walk("a")),
+    lambda store: store.delete(["a"]),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [(500, errors.StorageUnavailable), (403, errors.RootNotWritable)],
+)
+def test_answers_to_reads(
+    bucket: Bucket,
+    store: Store,
+    read: Callable[[Store], Any],
+    status: int,
+    expected: type[errors.SparklogError],
+) -> None:
+    """A read without an answer may be tried again; one that is forbidden is no missing object."""
+    bucket.script = [status] * 4
+    with pytest.raises(expected):
+        read(store)
+
+
+def test_no_connection() -> None:
+    """A bucket that nobody answers for leaves a put unresolved, and says why."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        store = at(f"http://127.0.0.1:{taken.getsockname()[1]}")
+        with pytest.raises(PutUnresolved) as unresolved:
+            store.put_new("a/1", b"x")
+    assert "error sending request" in unresolved.value.reason
+
+
+def test_timeout() -> None:
+    """A bucket that does not answer in time leaves a put unresolved."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        store = at(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout="100ms")
+        with pytest.raises(PutUnresolved):
+            store.put_new("a/1", b"x")
+
+
+def test_claim_survives_a_conflict(bucket: Bucket, store: Store) -> None:
+    """A refusal while nothing stands, which S3 gives where two puts meet, does not lose a claim."""
+    bucket.script = [409, 404, 200]
+    assert claim(store, "a/1", b"ours", clock=ManualClock())
+    assert bucket.asked == ["PUT", "GET", "PUT"]
+
+
+def test_claim_survives_a_slow_store(bucket: Bucket, store: Store) -> None:
+    """A put that is told to slow down, and an unanswered look, do not lose a claim."""
+    bucket.script = [503, 500, 500, SILENCE, 404, 200]
+    clock = ManualClock()
+    assert claim(store, "a/1", b"ours", clock=clock)
+    assert bucket.asked == ["PUT", "GET", "GET", "PUT", "GET", "PUT"]
+    assert clock.monotonic() == pytest.approx(0.3)
