@@ -1,0 +1,139 @@
+"""Following a whole root from outside: metadata, every open epoch's WAL, and the tables asked for.
+
+This is how a reader without a broker sees the log up to the last acked record. One `refresh` reads
+the WALs first and the tables after, so that what was published and trimmed in between is found in
+the table: together they cover everything that was durable when the refresh began.
+
+A `RootFollower` belongs to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from sparklog import errors, limits
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.meta import Epoch, Metadata, MetaStore
+from sparklog.storage.objects import Store
+from sparklog.storage.plan import high_watermark, join_tail, plan
+from sparklog.storage.snapshot import Located, Slice, TableSnapshot
+from sparklog.storage.table import Table
+
+_CARRIES_RECORDS = frozenset({wal.Kind.RECORDS, wal.Kind.STAGED})
+
+
+class RootFollower:
+    """What stands under a root, as of the last `refresh`."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._meta = MetaStore(store, clock=clock)
+        self.cluster = self._meta.open(create=False)
+        self._epochs: dict[Epoch, wal.Follower] = {}
+        self._entries: dict[tuple[str, int], list[Located]] = {}
+        self._tables: dict[str, Table] = {}
+        self._tails: dict[tuple[str, int], tuple[Located, ...]] = {}
+        self._joined: dict[tuple[str, int], tuple[int, int]] = {}
+        """What each tail was made of: how many entries, and from which offset on."""
+        self._listed_at = -float("inf")
+
+    # -------------------------------------------------------------------------- looking
+
+    @property
+    def metadata(self) -> Metadata:
+        return self._meta.current
+
+    def refresh(self, topics: Iterable[str]) -> Mapping[str, TableSnapshot]:
+        """Reads what is new, and gives the tables of `topics`.
+
+        Raises `UnknownTopic`, `CorruptObject`, `ForeignTable`, `StorageUnavailable`.
+        """
+        names = list(topics)
+        for _ in range(3):
+            self._read_wals()
+            snapshots = {name: self._table(name) for name in names}
+            if all(self._join(snapshot) for snapshot in snapshots.values()):
+                return snapshots
+            # A hole: what fills it was published and trimmed, or lies in an epoch that closed or
+            # opened meanwhile. Listing everything again finds it.
+            self._listed_at = -float("inf")
+        return snapshots
+
+    def _read_wals(self) -> None:
+        """Every open epoch's new entries; lists now and then, to notice what came and went unseen.
+
+        An object stays for `TRIM_GRACE_SECONDS` at least, so probing oftener than that misses
+        none; after a longer pause, or half of it anyway, the folders are listed again.
+        """
+        began = self._clock.monotonic()
+        relist = began - self._listed_at > limits.TRIM_GRACE_SECONDS / 2
+        metadata = self._meta.reload() if relist else self._meta.refresh()
+        if relist:
+            self._listed_at = began
+        for gone in self._epochs.keys() - set(metadata.open_epochs):
+            del self._epochs[gone]
+        for epoch in metadata.open_epochs:
+            follower = self._epochs.get(epoch)
+            if follower is None:
+                follower = wal.Follower(self._store, epoch.broker, epoch.epoch)
+                self._epochs[epoch] = follower
+            for each in follower.poll(relist=relist):
+                for located in each.located:
+                    if located.entry.kind in _CARRIES_RECORDS:
+                        key = located.entry.topic_id, located.entry.partition
+                        self._entries.setdefault(key, []).append(located)
+
+    def _table(self, topic: str) -> TableSnapshot:
+        known = self._meta.current.topic(topic)
+        table = self._tables.get(topic)
+        if table is None:
+            table = self._tables[topic] = Table(self._store, topic, clock=self._clock)
+        snapshot = table.refresh()
+        if snapshot.topic_id != known.topic_id:
+            raise errors.UnknownTopic(topic=topic)
+        return snapshot
+
+    def _join(self, snapshot: TableSnapshot) -> bool:
+        """Connects each partition's entries to its table; False where something is missing."""
+        whole = True
+        for partition, published in enumerate(snapshot.ends):
+            key = snapshot.topic_id or "", partition
+            entries = self._entries.get(key, [])
+            if self._joined.get(key) == (len(entries), published):
+                continue
+            kept = [each for each in entries if each.entry.end > published]
+            tail = join_tail(published, kept)
+            self._entries[key], self._tails[key] = kept, tail
+            if len(tail) == len({each.entry.base_offset for each in kept}):
+                self._joined[key] = len(kept), published
+            else:
+                self._joined.pop(key, None)
+                whole = False
+        return whole
+
+    # -------------------------------------------------------------------------- answering
+
+    def ends(self, snapshot: TableSnapshot) -> tuple[int, ...]:
+        """The high watermark of each partition."""
+        return tuple(
+            high_watermark(snapshot, partition, self._tail(snapshot, partition))
+            for partition in range(snapshot.partitions)
+        )
+
+    def _tail(self, snapshot: TableSnapshot, partition: int) -> tuple[Located, ...]:
+        return self._tails.get((snapshot.topic_id or "", partition), ())
+
+    def plan(
+        self, topic: str, snapshot: TableSnapshot, partition: int, start: int, end: int
+    ) -> list[Slice]:
+        """`plan.plan` over what the last refresh found."""
+        return plan(
+            topic=topic,
+            snapshot=snapshot,
+            tail=self._tail(snapshot, partition),
+            partition=partition,
+            start=start,
+            end=end,
+        )

@@ -1,0 +1,269 @@
+"""The cluster's metadata: one whole immutable snapshot a version, changed by compare and swap.
+
+`meta/<version>.json` is created only if absent. Old versions are pruned, so a put at v by somebody
+who slept through the pruning may succeed where v once stood; it counts only if v-1 stands and
+nothing newer, after it. `cluster.json` is created once and says what this root is.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.clock import Clock
+from sparklog.storage.objects import ObjectMissing, Store, claim
+
+_CLUSTER: Final = "cluster.json"
+_FOLDER: Final = "meta"
+
+
+class _Value(msgspec.Struct, frozen=True, kw_only=True):
+    """Base of what the metadata holds. Unknown fields of a newer writer are ignored."""
+
+
+class Cluster(_Value):
+    """`cluster.json`."""
+
+    cluster_id: str
+    format_version: int
+
+
+class Broker(_Value):
+    """The newest epoch of a broker id and where it serves. Kept for ever: epochs never repeat."""
+
+    epoch: int
+    flight: str = ""
+    started_us: int = 0
+
+
+class PartitionMeta(_Value):
+    leader: int
+    leader_epoch: int
+
+
+class TopicMeta(_Value):
+    topic_id: str
+    partitions: tuple[PartitionMeta, ...]
+    config: dict[str, str] = {}
+
+
+class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
+    """An epoch of a broker whose WAL may still hold what is not published."""
+
+    broker: int
+    epoch: int
+
+
+class Metadata(_Value):
+    """One version of the whole. `change_id` tells two writers of the same version apart."""
+
+    version: int = 0
+    change_id: str = ""
+    brokers: dict[int, Broker] = {}
+    open_epochs: tuple[Epoch, ...] = ()
+    controller: int = -1
+    topics: dict[str, TopicMeta] = {}
+    next_producer_id: int = 0
+
+    def topic(self, name: str) -> TopicMeta:
+        """Raises `UnknownTopic`."""
+        found = self.topics.get(name)
+        if found is None:
+            raise errors.UnknownTopic(topic=name)
+        return found
+
+
+_decoder = msgspec.json.Decoder(Metadata)
+
+
+def _path(version: int) -> str:
+    return f"{_FOLDER}/{version:020d}.json"
+
+
+class MetaStore:
+    """Reads and changes the metadata of one root."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.current = Metadata()
+
+    def open(self, *, create: bool) -> Cluster:
+        """Checks what the root is; with `create`, makes an empty one a root.
+
+        Raises `NotARoot`, `FormatTooNew`, `RootNotWritable`, `CorruptObject`.
+        """
+        if create and not self._exists():
+            cluster = Cluster(
+                cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION
+            )
+            claim(self._store, _CLUSTER, msgspec.json.encode(cluster), clock=self._clock)
+        try:
+            data = self._store.get(_CLUSTER)
+        except ObjectMissing:
+            raise errors.NotARoot(root=self._store.uri, reason=f"it has no {_CLUSTER}") from None
+        try:
+            cluster = msgspec.json.decode(data, type=Cluster)
+        except msgspec.MsgspecError as error:
+            raise errors.CorruptObject(path=_CLUSTER, check=str(error)) from error
+        if cluster.format_version > limits.FORMAT_VERSION:
+            raise errors.FormatTooNew(
+                root=self._store.uri, found=cluster.format_version, known=limits.FORMAT_VERSION
+            )
+        return cluster
+
+    def _exists(self) -> bool:
+        try:
+            self._store.get(_CLUSTER)
+        except ObjectMissing:
+            return False
+        return True
+
+    def refresh(self) -> Metadata:
+        """The newest version; costs one failed probe where nothing has changed."""
+        if self.current.version == 0:
+            return self.reload()
+        while True:
+            found = self._read(self.current.version + 1)
+            if found is None:
+                break
+            self.current = found
+        return self.current
+
+    def reload(self) -> Metadata:
+        """The newest version by listing: right even after so long that versions were pruned."""
+        while True:
+            names = [stat.name for stat in self._store.list_after(_FOLDER)]
+            if not names:
+                return self.current
+            found = self._read(int(names[-1].partition(".")[0]))
+            if found is not None:
+                self.current = found
+                return self.refresh()
+
+    def _read(self, version: int) -> Metadata | None:
+        path = _path(version)
+        try:
+            data = self._store.get(path)
+        except ObjectMissing:
+            return None
+        try:
+            found = _decoder.decode(data)
+        except msgspec.MsgspecError as error:
+            raise errors.CorruptObject(path=path, check=str(error)) from error
+        if found.version != version:
+            raise errors.CorruptObject(path=path, check=f"says that it is version {found.version}")
+        return found
+
+    def change(self, decide: Callable[[Metadata], Metadata | None]) -> Metadata:
+        """Puts what `decide` makes of the newest version; asks it again whenever another was first.
+
+        `decide` returns None where nothing is to be changed, and raises to refuse.
+        """
+        while True:
+            before = self.reload()
+            wanted = decide(before)
+            if wanted is None:
+                return before
+            version = before.version + 1
+            after = msgspec.structs.replace(wanted, version=version, change_id=secrets.token_hex(8))
+            path = _path(version)
+            if not claim(self._store, path, msgspec.json.encode(after), clock=self._clock):
+                continue
+            if self._counts(version):
+                self.current = after
+                self._prune(version)
+                return after
+            self._store.delete([path])
+
+    def _counts(self, version: int) -> bool:
+        """Whether our put at `version` stands at the end of the history, not in its pruned past.
+
+        Versions are pruned in order, so one that was pruned has no predecessor any more; and a
+        newer one that was built on ours follows it at once.
+        """
+        numbers = {int(stat.name.partition(".")[0]) for stat in self._store.list_after(_FOLDER)}
+        follows = version == 1 or version - 1 in numbers
+        return follows and (max(numbers) == version or version + 1 in numbers)
+
+    def _prune(self, version: int) -> None:
+        if version % 10 == 0:
+            oldest_kept = version - limits.META_VERSIONS_KEPT
+            for stat in self._store.list_after(_FOLDER):
+                if int(stat.name.partition(".")[0]) >= oldest_kept:
+                    break
+                self._store.delete([f"{_FOLDER}/{stat.name}"])  # one by one: the order matters
+
+
+# ------------------------------------------------------------------------------ heartbeats
+
+
+class Heartbeat(_Value):
+    """`heartbeats/<broker>.json`: liveness and hints, never safety."""
+
+    broker: int
+    epoch: int
+    flight: str
+    at_us: int
+    host: str = ""
+    pid: int = 0
+    newest_sequence: int = -1
+    stopped: bool = False
+    """Left in good order: nothing needs to be waited for."""
+
+
+def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
+    store.put(f"heartbeats/{heartbeat.broker}.json", msgspec.json.encode(heartbeat), durable=False)
+
+
+def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
+    """The last word of every broker; unreadable ones are skipped."""
+    found = {}
+    for stat in store.list_after("heartbeats"):
+        try:
+            heartbeat = msgspec.json.decode(store.get(f"heartbeats/{stat.name}"), type=Heartbeat)
+        except (ObjectMissing, msgspec.MsgspecError):
+            continue
+        found[heartbeat.broker] = heartbeat
+    return found
+
+
+def is_alive(heartbeat: Heartbeat, *, now_us: int, dead_after_seconds: float, host: str) -> bool:
+    """Whether the broker of `heartbeat` should be taken for alive.
+
+    On its own host the process itself is asked for, so that a killed broker is known dead at once.
+    """
+    if heartbeat.stopped or now_us - heartbeat.at_us > dead_after_seconds * 1e6:
+        return False
+    if heartbeat.host == host and heartbeat.pid:
+        return _process_exists(heartbeat.pid)
+    return True
+
+
+def _process_exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def find_live_broker(
+    store: Store, *, clock: Clock, dead_after_seconds: float
+) -> tuple[int, str] | None:
+    """(id, Flight address) of a broker that seems alive on this root, or None."""
+    host = socket.gethostname()
+    for heartbeat in read_heartbeats(store).values():
+        if is_alive(
+            heartbeat, now_us=clock.now_us(), dead_after_seconds=dead_after_seconds, host=host
+        ):
+            return heartbeat.broker, heartbeat.flight
+    return None

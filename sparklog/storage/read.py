@@ -1,0 +1,142 @@
+"""Reading a slice: from Parquet files or a WAL entry to Arrow batches of rows in offset order.
+
+Names in a slice are hints. `ObjectMissing` from here means that the slice's file or object has been
+compacted or trimmed since it was planned: plan the same offsets again. The readers trust offsets
+and statistics only, never a file's name or inner order: another engine may have rewritten it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparklog import errors, limits
+from sparklog.record import ROW_SCHEMA, rows
+from sparklog.storage import wal
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import Slice, Source, TableFile
+from sparklog.storage.table import data_path
+
+
+def read_slice(
+    store: Store,
+    piece: Slice,
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = limits.SCAN_BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """Batches of `ROW_SCHEMA`, or of `columns` in their order, with offsets in `piece`'s range.
+
+    Raises `ObjectMissing` (plan again) and `CorruptObject` (naming object and check).
+    """
+    wanted = list(columns) if columns is not None else ROW_SCHEMA.names
+    if piece.source is Source.WAL:
+        yield from _read_entry(store, piece, wanted)
+    elif len(piece.files) == 1:
+        yield from _read_file(store, piece, piece.files[0], wanted, batch_rows)
+    else:
+        yield from _merge_files(store, piece, wanted, batch_rows)
+
+
+def _read_entry(store: Store, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    assert piece.entry is not None
+    entry = piece.entry.entry
+    payload = wal.decode_payload(entry, wal.read_payload(store, piece.entry))
+    batch = rows(
+        payload,
+        partition=piece.partition,
+        base_offset=entry.base_offset,
+        timestamp_us=entry.arrival_us,
+        timestamp_type=entry.timestamp_type,
+    )
+    batch = batch.slice(piece.first - entry.base_offset, piece.end - piece.first)
+    yield batch.select(columns)
+
+
+def _read_file(
+    store: Store, piece: Slice, file: TableFile, columns: list[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """One file in offset order; row groups outside the slice are skipped, other rows cut off.
+
+    The offsets are read first: they tell where to cut, and whether the file is in order at all.
+    """
+    path = data_path(piece.topic, file)
+    stored = [name for name in dict.fromkeys(columns) if name != "partition"]
+    try:
+        with store.open(path) as source:
+            parquet = pq.ParquetFile(source, pre_buffer=not store.is_local)
+            groups = _row_groups(parquet, piece)
+            offsets = parquet.read_row_groups(groups, columns=["offset"])["offset"].to_numpy()
+            if not _rises(offsets):
+                yield from _merge_files(store, piece, columns, batch_rows)
+                return
+            low = int(np.searchsorted(offsets, piece.first))
+            high = int(np.searchsorted(offsets, piece.end))
+            at = 0
+            for batch in parquet.iter_batches(
+                batch_size=batch_rows, row_groups=groups, columns=stored or ["offset"]
+            ):
+                first, last = max(low - at, 0), min(high - at, batch.num_rows)
+                at += batch.num_rows
+                if first < last:
+                    yield _shape(batch.slice(first, last - first), piece.partition, columns)
+    except FileNotFoundError as error:
+        raise ObjectMissing(path) from error
+    except (pa.ArrowException, OSError) as error:
+        raise errors.CorruptObject(path=path, check=f"not readable as Parquet: {error}") from error
+
+
+def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
+    """Row groups that may hold offsets of the slice, by their statistics."""
+    metadata = parquet.metadata
+    leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+    index = leaves.index("offset")
+    found = []
+    for number in range(metadata.num_row_groups):
+        statistics = metadata.row_group(number).column(index).statistics
+        if (
+            statistics is None
+            or not statistics.has_min_max
+            or (statistics.min < piece.end and statistics.max >= piece.first)
+        ):
+            found.append(number)
+    return found
+
+
+def _merge_files(
+    store: Store, piece: Slice, columns: list[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Files out of order or overlapping: rare (another engine wrote them), so sorted in memory."""
+    tables = []
+    for file in piece.files:
+        path = data_path(piece.topic, file)
+        with store.open(path) as source:
+            tables.append(pq.ParquetFile(source).read())
+    table = pa.concat_tables(tables, promote_options="default")
+    inside = pc.and_(
+        pc.greater_equal(table["offset"], piece.first), pc.less(table["offset"], piece.end)
+    )
+    ordered = table.filter(inside).sort_by("offset").combine_chunks()
+    for batch in ordered.to_batches(max_chunksize=batch_rows):
+        yield _shape(batch, piece.partition, columns)
+
+
+def _rises(offsets: np.ndarray) -> bool:
+    return bool(np.all(offsets[1:] > offsets[:-1]))
+
+
+def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:
+    """`batch` with exactly `columns`, of exactly `ROW_SCHEMA`'s types."""
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    arrays = []
+    for field in schema:
+        if field.name == "partition":
+            arrays.append(pa.repeat(pa.scalar(partition, field.type), batch.num_rows))
+        else:
+            column = batch.column(field.name)
+            arrays.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
