@@ -1,0 +1,5 @@
+"""`python -m sparklog`: the command line."""
+
+from sparklog.cli import main
+
+main()

@@ -1,0 +1,71 @@
+"""The hot tail: the newest batches of all partitions in memory, bounded by bytes.
+
+A cache and nothing more: what was evicted is read from WAL or table. The oldest batch of all
+partitions goes first. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sparklog.storage.snapshot import Entry
+
+_OVERHEAD_BYTES = 1_024
+"""What a batch costs beside its data: objects of Python and Arrow, measured on one-row batches."""
+
+
+class HotBatch(NamedTuple):
+    entry: Entry
+    payload: pa.RecordBatch
+
+
+_Key = tuple[str, int, int]
+
+
+class HotTail:
+    def __init__(self, *, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._batches: dict[_Key, tuple[HotBatch, int]] = {}
+        """By (topic id, partition, base offset), in the order of arrival."""
+        self._bytes = 0
+
+    @property
+    def bytes(self) -> int:
+        return self._bytes
+
+    def add(self, entry: Entry, payload: pa.RecordBatch) -> None:
+        size = payload.nbytes + _OVERHEAD_BYTES
+        with self._lock:
+            self._batches[_key(entry)] = HotBatch(entry, payload), size
+            self._bytes += size
+            while self._bytes > self._limit_bytes and self._batches:
+                _, evicted = self._batches.pop(next(iter(self._batches)))
+                self._bytes -= evicted
+
+    def find(self, entry: Entry) -> pa.RecordBatch | None:
+        """The payload of `entry`, if it is still here."""
+        held = self._batches.get(_key(entry))
+        return held[0].payload if held is not None else None
+
+    def run(self, topic_id: str, partition: int, offset: int, *, rows: int) -> list[HotBatch]:
+        """Batches that follow one another from exactly `offset`, some `rows` rows of them.
+
+        Empty where no batch here begins at `offset`.
+        """
+        found: list[HotBatch] = []
+        while rows > 0:
+            held = self._batches.get((topic_id, partition, offset))
+            if held is None:
+                break
+            found.append(held[0])
+            rows -= held[0].entry.count
+            offset = held[0].entry.end
+        return found
+
+
+def _key(entry: Entry) -> _Key:
+    return entry.topic_id, entry.partition, entry.base_offset

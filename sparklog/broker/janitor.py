@@ -1,0 +1,138 @@
+"""The janitor: keeps what has been published cheap to read and small, one little piece a tick.
+
+Each topic gets, when due: one merge of small files, a checkpoint of its Delta log, the log's
+cleaning, and the sweeping of files that nobody needs. A topic whose upkeep fails is named in the
+log and left alone for a while; the others go on. Besides, staged files of Spark batches go once all
+their records are published, and abandoned ones after a day.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.partitions import Ledger, Topic
+from sparklog.clock import Clock
+from sparklog.settings import JanitorSettings
+from sparklog.storage import compaction, staging, upkeep
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.table import Table
+
+_log = structlog.get_logger("sparklog.janitor")
+
+
+@dataclass(slots=True)
+class _Chores:
+    """What is known of one topic's upkeep, and when each chore is due again (monotonic seconds)."""
+
+    table: Table
+    due: dict[str, float] = field(default_factory=dict)
+    seen_version: int = -1
+
+
+class Janitor:
+    """One caller at a time. `tick` does what is due and returns."""
+
+    def __init__(
+        self, store: Store, ledger: Ledger, settings: JanitorSettings, *, clock: Clock
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._settings = settings
+        self._clock = clock
+        self._topics: dict[str, _Chores] = {}
+        self._staging_due = clock.monotonic() + limits.SWEEP_EVERY_SECONDS
+
+    def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Everything that is due, topic by topic."""
+        topics = self._ledger.topics()
+        for gone in self._topics.keys() - {topic.topic_id for topic in topics}:
+            del self._topics[gone]
+        for topic in topics:
+            if should_stop():
+                return
+            chores = self._chores(topic)
+            if self._clock.monotonic() < chores.due.get("topic", 0.0):
+                continue
+            try:
+                self._tend(chores, should_stop)
+            except (errors.SparklogError, ObjectMissing, OSError) as error:
+                _log.warning("upkeep failed", topic=topic.name, reason=str(error))
+                chores.due["topic"] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
+        if self._clock.monotonic() >= self._staging_due and not should_stop():
+            self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
+            self._sweep_staging()
+
+    def _chores(self, topic: Topic) -> _Chores:
+        found = self._topics.get(topic.topic_id)
+        if found is None:
+            table = Table(
+                self._store,
+                topic.name,
+                clock=self._clock,
+                removed_file_grace_seconds=self._settings.removed_file_grace_seconds,
+                orphan_grace_seconds=self._settings.orphan_grace_seconds,
+            )
+            found = self._topics[topic.topic_id] = _Chores(table)
+            # What a predecessor left is as old as it is: no topic's sweep is due at once.
+            found.due["sweep"] = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
+        return found
+
+    def _tend(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
+        table = chores.table
+        snapshot = table.refresh()
+        if snapshot.topic_id is None:
+            return
+        now = self._clock.monotonic()
+        is_settling = now >= chores.due.get("settle", 0.0)
+        if snapshot.version != chores.seen_version or is_settling:
+            chores.seen_version = snapshot.version
+            groups = compaction.choose(
+                snapshot,
+                compact_files=self._settings.compact_files,
+                target_bytes=self._settings.compact_target_bytes,
+                settled_before_us=self._settled_before_us() if is_settling else None,
+            )
+            for group in groups:
+                if should_stop():
+                    return
+                compaction.compact(table, group)
+            if is_settling:
+                chores.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
+        if upkeep.checkpoint_due(table, every=self._settings.table_checkpoint_every):
+            table.checkpoint()
+            upkeep.clean_log(table)
+        if now >= chores.due.get("sweep", 0.0):
+            chores.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+            upkeep.sweep_replaced(table)
+            upkeep.sweep_orphans(table)
+
+    def _settled_before_us(self) -> int:
+        return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)
+
+    def _sweep_staging(self) -> None:
+        try:
+            staging.sweep(
+                self._store,
+                is_published=self._is_published,
+                abandoned_seconds=self._settings.staging_abandoned_seconds,
+                clock=self._clock,
+            )
+        except (errors.SparklogError, OSError) as error:
+            _log.warning("sweeping of staged files failed", reason=str(error))
+
+    def _is_published(self, topic_name: str, partition: int, query: str, batch: int) -> bool:
+        """Whether the batch's records in that partition are in the table; so too if it is gone."""
+        try:
+            topic = self._ledger.topic(topic_name)
+            place = topic.partition(partition)
+        except errors.Invalid:
+            return True
+        with self._ledger.lock:
+            known = [each for each in place.batches.get(query, ()) if each.batch_id.batch == batch]
+            if not known:
+                return any(each.batch_id.batch > batch for each in place.batches.get(query, ()))
+            return place.published >= known[0].base_offset + known[0].count

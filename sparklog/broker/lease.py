@@ -1,0 +1,178 @@
+"""Taking a root: the next epoch of a broker id, and everything that earlier epochs left behind.
+
+Clocks and heartbeats only decide whether to try. What makes the takeover safe is the fence in each
+open epoch's WAL: after it, nobody but us can ack a record of our partitions. The order:
+
+1. register the new epoch in the metadata, as leader of every partition;
+2. fence every other open epoch, in the order in which they were opened, and read what they hold;
+3. connect each partition's WAL entries to its table, and take over the producers' states;
+4. put the *open* object of our own epoch. Now we may serve.
+
+The older epochs are closed later, once all they hold is published and our own WAL has a checkpoint
+of the states that we took over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from sparklog import errors
+from sparklog.broker.partitions import Ledger, Topic
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.meta import (
+    Broker,
+    Cluster,
+    Epoch,
+    Metadata,
+    MetaStore,
+    PartitionMeta,
+    find_live_broker,
+)
+from sparklog.storage.objects import Store
+from sparklog.storage.plan import join_tail
+from sparklog.storage.snapshot import Entry, Kind, Located
+from sparklog.storage.table import Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The right to write as `broker` in `epoch`, until somebody fences it."""
+
+    cluster: Cluster
+    broker: int
+    epoch: int
+    inherited: tuple[Epoch, ...]
+    """Epochs that are fenced and not yet closed."""
+
+
+def acquire(
+    store: Store,
+    meta: MetaStore,
+    *,
+    broker: int,
+    flight: str,
+    clock: Clock,
+    dead_after_seconds: float,
+    check_alive: bool = True,
+) -> Lease:
+    """Registers the next epoch of `broker`. Raises `BrokerAlive`, and what `MetaStore.open` raises.
+
+    A live broker of another id is in the way; one of the same id is replaced.
+    """
+    cluster = meta.open(create=True)
+    looked_at = -1
+
+    def decide(metadata: Metadata) -> Metadata:
+        nonlocal looked_at
+        if check_alive and looked_at != metadata.version:
+            looked_at = metadata.version
+            alive = find_live_broker(store, clock=clock, dead_after_seconds=dead_after_seconds)
+            if alive is not None and alive[0] != broker:
+                raise errors.BrokerAlive(root=store.uri, broker=alive[0], address=alive[1])
+        known = metadata.brokers.get(broker)
+        epoch = known.epoch + 1 if known else 1
+        return msgspec.structs.replace(
+            metadata,
+            brokers={
+                **metadata.brokers,
+                broker: Broker(epoch=epoch, flight=flight, started_us=clock.now_us()),
+            },
+            open_epochs=(*metadata.open_epochs, Epoch(broker, epoch)),
+            controller=broker,
+            topics={
+                name: msgspec.structs.replace(
+                    topic,
+                    partitions=tuple(
+                        PartitionMeta(leader=broker, leader_epoch=each.leader_epoch + 1)
+                        for each in topic.partitions
+                    ),
+                )
+                for name, topic in metadata.topics.items()
+            },
+        )
+
+    metadata = meta.change(decide)
+    epoch = metadata.brokers[broker].epoch
+    return Lease(
+        cluster=cluster,
+        broker=broker,
+        epoch=epoch,
+        inherited=tuple(each for each in metadata.open_epochs if each != Epoch(broker, epoch)),
+    )
+
+
+def recover(
+    store: Store, metadata: Metadata, lease: Lease, tables: dict[str, Table], *, clock: Clock
+) -> Ledger:
+    """Fences what `lease` inherits, and says what every partition holds.
+
+    `tables` is filled with a refreshed table for every topic. Raises `CorruptObject` and
+    `MissingObject` where acked records cannot be found: a person must look.
+    """
+    entries: dict[tuple[str, int], list[Located]] = {}
+    ledger = Ledger()
+    histories = []
+    for epoch in lease.inherited:
+        follower = wal.Follower(store, epoch.broker, epoch.epoch)
+        objects = wal.fence(store, follower, clock=clock)
+        histories.append((follower.checkpoint, objects))
+        for each in objects:
+            for located in each.located:
+                if located.entry.kind in (Kind.RECORDS, Kind.STAGED):
+                    key = located.entry.topic_id, located.entry.partition
+                    entries.setdefault(key, []).append(located)
+
+    # The tables come after the WALs: what was published and trimmed meanwhile is then in them.
+    for name, known in metadata.topics.items():
+        table = tables[name] = Table(store, name, clock=clock)
+        snapshot = table.refresh()
+        if snapshot.topic_id != known.topic_id:
+            raise errors.ForeignTable(
+                topic=name, reason=f"its topic id is {snapshot.topic_id}, not {known.topic_id}"
+            )
+        topic = Topic(name, known.topic_id, known.config)
+        ledger.add_topic(topic)
+        ledger.add_partitions(topic, snapshot, [each.leader_epoch for each in known.partitions])
+        for partition in topic.partitions:
+            found = entries.get((known.topic_id, partition.number), [])
+            tail = join_tail(partition.published, found)
+            end = tail[-1].entry.end if tail else partition.published
+            beyond = [each.entry for each in found if each.entry.end > end]
+            if beyond:
+                first = min(beyond, key=lambda entry: entry.base_offset)
+                raise errors.MissingObject(
+                    path=f"{name}-{partition.number}, offsets {end} to {first.base_offset}",
+                    reason="neither the table nor any write-ahead log holds them",
+                )
+            ledger.restore_tail(topic, partition, tail)
+
+    for checkpoint, objects in histories:
+        if checkpoint is not None:
+            ledger.restore_state(checkpoint.state)
+        for each in objects:
+            if checkpoint is None or each.at.sequence > checkpoint.sequence:
+                for located in each.located:
+                    _remember(ledger, located.entry)
+    return ledger
+
+
+def _remember(ledger: Ledger, entry: Entry) -> None:
+    topic = ledger.by_id(entry.topic_id)
+    if topic is not None and entry.partition < len(topic.partitions):
+        topic.partitions[entry.partition].remember(entry)
+
+
+def close_epochs(meta: MetaStore, epochs: tuple[Epoch, ...]) -> None:
+    """Takes fenced and published epochs out of the metadata."""
+    gone = set(epochs)
+
+    def decide(metadata: Metadata) -> Metadata | None:
+        left = tuple(each for each in metadata.open_epochs if each not in gone)
+        if left == metadata.open_epochs:
+            return None
+        return msgspec.structs.replace(metadata, open_epochs=left)
+
+    meta.change(decide)

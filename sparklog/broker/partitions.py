@@ -1,0 +1,308 @@
+"""What this broker leads: each partition's ends, producers and what is not yet in its table.
+
+The one lock (`Ledger.lock`) guards all of it and is never held across I/O. What is written here is
+durable already: the writer applies a flush only after it stands, the publisher a commit likewise.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advance
+from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
+from sparklog.storage.wal import WalObject
+from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
+
+
+class WrittenBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A query's batch that stands in a partition."""
+
+    batch_id: BatchId
+    base_offset: int
+    count: int
+    arrival_us: int
+
+
+class Partition:
+    """One partition. `start` <= `published` <= `end`."""
+
+    __slots__ = (
+        "batches",
+        "end",
+        "leader_epoch",
+        "number",
+        "producers",
+        "published",
+        "start",
+        "unpublished",
+    )
+
+    def __init__(self, number: int, *, leader_epoch: int, start: int, published: int) -> None:
+        self.number = number
+        self.leader_epoch = leader_epoch
+        self.start = start
+        self.published = published
+        self.end = published
+        self.unpublished: deque[Located] = deque()
+        """Continues the table from `published` without a hole."""
+        self.producers: dict[int, ProducerState] = {}
+        self.batches: dict[str, tuple[WrittenBatch, ...]] = {}
+        """The newest batches of each query, oldest first."""
+
+    def remember(self, entry: Entry) -> None:
+        """Takes note of who wrote `entry`, for retries."""
+        if entry.producer_id != NO_PRODUCER:
+            state = self.producers.get(entry.producer_id)
+            if state is not None and entry.base_offset <= state.recent[-1].base_offset:
+                return
+            written = Written(entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us)
+            self.producers[entry.producer_id] = advance(state, entry.producer_epoch, written)
+        if entry.batch_id is not None:
+            known = self.batches.get(entry.batch_id.query, ())
+            if any(each.batch_id == entry.batch_id for each in known):
+                return
+            batch = WrittenBatch(entry.batch_id, entry.base_offset, entry.count, entry.arrival_us)
+            self.batches[entry.batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
+
+    def find_batch(self, batch_id: BatchId) -> WrittenBatch | None:
+        for each in self.batches.get(batch_id.query, ()):
+            if each.batch_id == batch_id:
+                return each
+        return None
+
+
+class Topic:
+    """A live topic, all of whose partitions this broker leads."""
+
+    __slots__ = ("config", "held_back", "name", "partitions", "topic_id", "unpublished_bytes")
+
+    def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.config = config
+        self.partitions: list[Partition] = []
+        self.unpublished_bytes = 0
+        self.held_back: str | None = None
+        """Why the topic's table cannot be written at the moment."""
+
+    @property
+    def timestamp_type(self) -> int:
+        wanted = self.config.get("message.timestamp.type", "CreateTime")
+        return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME
+
+    def partition(self, number: int) -> Partition:
+        """Raises `UnknownPartition`."""
+        if not 0 <= number < len(self.partitions):
+            raise errors.UnknownPartition(
+                topic=self.name, partition=number, last=len(self.partitions) - 1
+            )
+        return self.partitions[number]
+
+
+class _PartitionState(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    producers: dict[int, ProducerState]
+    batches: dict[str, tuple[WrittenBatch, ...]]
+
+
+_state_encoder = msgspec.msgpack.Encoder()
+_state_decoder = msgspec.msgpack.Decoder(list[_PartitionState])
+
+
+class Ledger:
+    """All topics of this broker, and which WAL objects are still needed for them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.grown = threading.Condition(self.lock)
+        """Notified whenever some partition's end has risen, for followers."""
+        self._topics: dict[str, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
+        self._needs: dict[WalPosition, int] = {}
+        """How many entries of an object are not published."""
+        self.unpublished_bytes = 0
+        self.applied_sequence = -1
+        """The newest object of our own WAL; all that is here is as of it."""
+
+    # -------------------------------------------------------------------------- topics
+
+    def topics(self) -> list[Topic]:
+        with self.lock:
+            return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic:
+        """Raises `UnknownTopic`."""
+        found = self._topics.get(name)
+        if found is None:
+            raise errors.UnknownTopic(topic=name)
+        return found
+
+    def by_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def add_topic(self, topic: Topic) -> None:
+        with self.lock:
+            self._topics[topic.name] = topic
+            self._by_id[topic.topic_id] = topic
+
+    def add_partitions(
+        self, topic: Topic, snapshot: TableSnapshot, leader_epochs: list[int]
+    ) -> None:
+        """Brings `topic` to as many partitions as its table and `leader_epochs` tell of."""
+        with self.lock:
+            for number in range(len(topic.partitions), len(leader_epochs)):
+                topic.partitions.append(
+                    Partition(
+                        number,
+                        leader_epoch=leader_epochs[number],
+                        start=snapshot.starts[number],
+                        published=snapshot.ends[number],
+                    )
+                )
+
+    def remove_topic(self, topic: Topic) -> None:
+        """Entries of a dead topic count as published."""
+        with self.lock:
+            self._topics.pop(topic.name, None)
+            self._by_id.pop(topic.topic_id, None)
+            for partition in topic.partitions:
+                self._release(topic, partition.unpublished)
+                partition.unpublished.clear()
+            self.grown.notify_all()
+
+    # -------------------------------------------------------------------------- durable facts
+
+    def wrote(self, written: WalObject) -> None:
+        """Our WAL's next object stands durably."""
+        with self.grown:
+            self.applied_sequence = written.at.sequence
+            for each in written.located:
+                entry = each.entry
+                if entry.kind is not Kind.RECORDS and entry.kind is not Kind.STAGED:
+                    continue
+                topic = self._by_id.get(entry.topic_id)
+                if topic is None:
+                    continue  # deleted while the flush was under way
+                partition = topic.partitions[entry.partition]
+                partition.remember(entry)
+                if entry.carried:
+                    self._replace(partition, each)
+                    continue
+                assert entry.base_offset == partition.end, (
+                    f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
+                )
+                partition.end = entry.end
+                self._need(topic, partition, each)
+            self.grown.notify_all()
+
+    def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
+        """What recovery found beyond the table of `partition`."""
+        with self.lock:
+            for each in tail:
+                partition.end = each.entry.end
+                self._need(topic, partition, each)
+
+    def published(self, topic: Topic, ends: Iterable[int]) -> None:
+        """The table of `topic` holds everything below `ends`, per partition."""
+        with self.lock:
+            for partition, end in zip(topic.partitions, ends, strict=False):
+                partition.published = max(partition.published, end)
+                done = []
+                while partition.unpublished and partition.unpublished[0].entry.end <= end:
+                    done.append(partition.unpublished.popleft())
+                self._release(topic, done)
+
+    def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
+        partition.unpublished.append(located)
+        self._needs[located.at] = self._needs.get(located.at, 0) + 1
+        size = payload_bytes(located.entry)
+        topic.unpublished_bytes += size
+        self.unpublished_bytes += size
+
+    def _replace(self, partition: Partition, carried: Located) -> None:
+        for index, each in enumerate(partition.unpublished):
+            if each.entry.base_offset == carried.entry.base_offset:
+                self._drop_need(each.at)
+                partition.unpublished[index] = carried
+                self._needs[carried.at] = self._needs.get(carried.at, 0) + 1
+                return
+
+    def _release(self, topic: Topic, done: Iterable[Located]) -> None:
+        for each in done:
+            self._drop_need(each.at)
+            size = payload_bytes(each.entry)
+            topic.unpublished_bytes -= size
+            self.unpublished_bytes -= size
+
+    def _drop_need(self, at: WalPosition) -> None:
+        left = self._needs[at] - 1
+        if left:
+            self._needs[at] = left
+        else:
+            del self._needs[at]
+
+    # -------------------------------------------------------------------------- the WAL's upkeep
+
+    def waiting_since(self, horizon_us: int) -> list[Located]:
+        """Unpublished entries that were appended before `horizon_us`, in order of offsets."""
+        with self.lock:
+            return [
+                each
+                for topic in self._topics.values()
+                for partition in topic.partitions
+                for each in partition.unpublished
+                if each.entry.arrival_us < horizon_us
+            ]
+
+    def needed(self, broker: int, epoch: int) -> list[int]:
+        """Sequences of that epoch's objects with unpublished entries, rising."""
+        with self.lock:
+            return sorted(
+                at.sequence for at in self._needs if (at.broker, at.epoch) == (broker, epoch)
+            )
+
+    def encode_state(self, *, now_us: int) -> bytes:
+        """Producer and batch states for a WAL checkpoint; the expired ones are left out."""
+        producer_horizon = now_us - limits.PRODUCER_EXPIRY_SECONDS * 1e6
+        batch_horizon = now_us - limits.BATCH_MEMORY_SECONDS * 1e6
+        with self.lock:
+            for topic in self._topics.values():
+                for partition in topic.partitions:
+                    partition.producers = {
+                        producer_id: state
+                        for producer_id, state in partition.producers.items()
+                        if state.last_us >= producer_horizon
+                    }
+                    partition.batches = {
+                        query: batches
+                        for query, batches in partition.batches.items()
+                        if batches[-1].arrival_us >= batch_horizon
+                    }
+            states = [
+                _PartitionState(topic.topic_id, each.number, each.producers, each.batches)
+                for topic in self._topics.values()
+                for each in topic.partitions
+                if each.producers or each.batches
+            ]
+            return _state_encoder.encode(states)
+
+    def restore_state(self, data: bytes) -> None:
+        """Takes over what a checkpoint of an earlier epoch remembers."""
+        with self.lock:
+            for state in _state_decoder.decode(data):
+                topic = self._by_id.get(state.topic_id)
+                if topic is not None and state.partition < len(topic.partitions):
+                    partition = topic.partitions[state.partition]
+                    partition.producers = dict(state.producers)
+                    partition.batches = dict(state.batches)
+
+
+def payload_bytes(entry: Entry) -> int:
+    """Bytes of the entry's records, wherever they lie."""
+    return entry.staged.length if entry.staged is not None else entry.length

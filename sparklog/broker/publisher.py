@@ -1,0 +1,269 @@
+"""The publisher: moves what is durable in the WAL into the topics' tables.
+
+The rows of a commit are determined by the WAL, so it does not matter which broker writes them: a
+predecessor that wakes up after its fence may land a commit still, and it is as good as ours. What a
+commit must find at the version before it: the topic's id, and every partition's `txn` where this
+run of entries begins. Otherwise it is not made, and the run is chosen anew from where the table is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.broker.hot import HotTail
+from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
+from sparklog.clock import Clock
+from sparklog.record import rows_of_run
+from sparklog.storage import wal
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.publish import write_file
+from sparklog.storage.snapshot import BatchId, Located, TableFile, TableSnapshot
+from sparklog.storage.table import Change, Table, data_path, end_app_id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Entries of one partition that go into the next commit. `first`: where its table ends now."""
+
+    partition: Partition
+    first: int
+    entries: tuple[Located, ...]
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].entry.end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """What one commit came to."""
+
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+class Publisher:
+    """Publishes topics one commit at a time. One caller at a time for a topic."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        tables: Iterable[Table] = (),
+        commit_bytes: int = limits.PUBLISH_MAX_BYTES,
+        file_bytes: int = limits.PUBLISH_FILE_BYTES,
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._hot = hot
+        self._clock = clock
+        self._commit_bytes = commit_bytes
+        self._file_bytes = file_bytes
+        self._tables = {table.snapshot.topic_id or "": table for table in tables}
+
+    def table(self, topic: Topic) -> Table:
+        found = self._tables.get(topic.topic_id)
+        if found is None:
+            found = self._tables[topic.topic_id] = Table(self._store, topic.name, clock=self._clock)
+        return found
+
+    def forget(self, topic: Topic) -> None:
+        self._tables.pop(topic.topic_id, None)
+
+    def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
+        """Topics whose oldest unpublished record, or whose backlog, is over the bounds."""
+        horizon_us = self._clock.now_us() - round(interval_seconds * 1e6)
+        found = []
+        with self._ledger.lock:
+            for topic in self._ledger.topics():
+                waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
+                if waiting and (
+                    topic.unpublished_bytes >= publish_bytes
+                    or min(entry.arrival_us for entry in waiting) <= horizon_us
+                ):
+                    found.append(topic)
+        return found
+
+    def publish(self, topic: Topic) -> Published:
+        """One commit of the oldest entries of `topic`; nothing where nothing waits.
+
+        Raises `PublisherFenced` when the table is ahead of all we know, `ForeignTable`,
+        `CorruptObject` (after what precedes it is published) and what the store raises.
+        """
+        runs = self._choose(topic)
+        if not runs:
+            return Published()
+        files: list[TableFile] = []
+        written: list[_Run] = []
+        spoiled: errors.SparklogError | None = None
+        for run in runs:
+            sound, error = self._write(topic, run, files)
+            spoiled = spoiled or error
+            if sound is not None:
+                written.append(sound)
+        if written:
+            snapshot = self._commit(topic, written, files)
+            self._settle(topic, snapshot)
+        if spoiled is not None:
+            raise spoiled
+        return Published(
+            rows=sum(file.rows or 0 for file in files),
+            files=len(files),
+            bytes=sum(file.size_bytes for file in files),
+        )
+
+    # -------------------------------------------------------------------------- choosing
+
+    def _choose(self, topic: Topic) -> list[_Run]:
+        """The next run of each partition, some `commit_bytes` in all; no query's batch is split."""
+        with self._ledger.lock:
+            waiting = [(each, list(each.unpublished)) for each in topic.partitions]
+            firsts = [each.published for each, _ in waiting]
+        waiting_partitions = sum(1 for _, entries in waiting if entries)
+        if not waiting_partitions:
+            return []
+        share = self._commit_bytes // waiting_partitions
+        cuts = [_cut(entries, share) for _, entries in waiting]
+        _keep_batches_whole([entries for _, entries in waiting], cuts)
+        return [
+            _Run(partition=partition, first=first, entries=tuple(entries[:cut]))
+            for (partition, entries), first, cut in zip(waiting, firsts, cuts, strict=True)
+            if cut
+        ]
+
+    # -------------------------------------------------------------------------- writing
+
+    def _write(
+        self, topic: Topic, run: _Run, files: list[TableFile]
+    ) -> tuple[_Run | None, errors.SparklogError | None]:
+        """Writes the rows of `run`; what comes after a corrupt entry is left out of it."""
+        sound = 0
+        size = 0
+        payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
+        error: errors.SparklogError | None = None
+
+        def write() -> None:
+            nonlocal size
+            if payloads:
+                batches = rows_of_run(payloads, partition=run.partition.number)
+                files.append(self._write_file(topic, run, batches))
+                payloads.clear()
+                size = 0
+
+        for located in run.entries:
+            try:
+                payload = self._payload(located)
+            except errors.CorruptObject as found:
+                error = found
+                break
+            except ObjectMissing as found:
+                error = errors.MissingObject(path=found.path, reason="it is not published yet")
+                break
+            entry = located.entry
+            skip = max(run.first - entry.base_offset, 0)
+            payloads.append(
+                (
+                    entry.base_offset + skip,
+                    entry.arrival_us,
+                    entry.timestamp_type,
+                    payload.slice(skip) if skip else payload,
+                )
+            )
+            sound += 1
+            size += payload_bytes(entry)
+            if size >= self._file_bytes:
+                write()
+        write()
+        if not sound:
+            return None, error
+        return _Run(partition=run.partition, first=run.first, entries=run.entries[:sound]), error
+
+    def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
+        return write_file(
+            self._store,
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=run.partition.number,
+            batches=batches,
+            clock=self._clock,
+        )
+
+    def _payload(self, located: Located) -> pa.RecordBatch:
+        held = self._hot.find(located.entry)
+        if held is not None:
+            return held
+        return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
+
+    # -------------------------------------------------------------------------- committing
+
+    def _commit(
+        self, topic: Topic, runs: Sequence[_Run], files: Sequence[TableFile]
+    ) -> TableSnapshot:
+        landed = False
+
+        def decide(before: TableSnapshot) -> Change | None:
+            nonlocal landed
+            landed = False
+            if before.topic_id != topic.topic_id:
+                return None
+            if any(before.ends[run.partition.number] != run.first for run in runs):
+                return None
+            landed = True
+            return Change(
+                adds=tuple(files),
+                txns={end_app_id(topic.topic_id, run.partition.number): run.end for run in runs},
+            )
+
+        table = self.table(topic)
+        snapshot = table.commit(decide)
+        if not landed:
+            self._store.delete(data_path(topic.name, file) for file in files)
+        return snapshot
+
+    def _settle(self, topic: Topic, snapshot: TableSnapshot) -> None:
+        """Brings the ledger to where the table is now, whoever brought the table there."""
+        if snapshot.topic_id != topic.topic_id:
+            return
+        for partition, end in zip(topic.partitions, snapshot.ends, strict=False):
+            if end > partition.end:
+                raise errors.PublisherFenced(
+                    topic=topic.name, partition=partition.number, end=partition.end, found=end
+                )
+        self._ledger.published(topic, snapshot.ends)
+
+
+def _cut(entries: Sequence[Located], budget_bytes: int) -> int:
+    """How many of `entries` fit into the budget; one at least, where there is one."""
+    size = 0
+    for index, each in enumerate(entries):
+        size += payload_bytes(each.entry)
+        if size > budget_bytes and index:
+            return index
+    return len(entries)
+
+
+def _keep_batches_whole(waiting: Sequence[Sequence[Located]], cuts: list[int]) -> None:
+    """Raises `cuts` until every query's batch that is in is in with all its entries."""
+    spans: dict[BatchId, dict[int, tuple[int, int]]] = {}
+    for index, entries in enumerate(waiting):
+        for position, each in enumerate(entries):
+            if each.entry.batch_id is not None:
+                span = spans.setdefault(each.entry.batch_id, {})
+                span[index] = (span.get(index, (position, 0))[0], position + 1)
+    changed = bool(spans)
+    while changed:
+        changed = False
+        for span in spans.values():
+            if any(first < cuts[index] for index, (first, _) in span.items()):
+                for index, (_, last) in span.items():
+                    if cuts[index] < last:
+                        cuts[index] = last
+                        changed = True

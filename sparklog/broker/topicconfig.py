@@ -1,0 +1,56 @@
+"""What a topic can be told: its configuration keys, under Kafka's names where Kafka has them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Final
+
+from sparklog import errors
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicKey:
+    """One key: its default, what it does, and the check that a value must pass."""
+
+    default: str
+    about: str
+    problem: Callable[[str], str | None]
+    """What is wrong with a value, or None."""
+
+
+def _one_of(*allowed: str) -> Callable[[str], str | None]:
+    return lambda value: None if value in allowed else f"one of {', '.join(allowed)}"
+
+
+KEYS: Final[Mapping[str, TopicKey]] = {
+    "message.timestamp.type": TopicKey(
+        default="CreateTime",
+        about="CreateTime keeps the producer's time; LogAppendTime is the broker's, for every record",
+        problem=_one_of("CreateTime", "LogAppendTime"),
+    ),
+}
+
+
+def default(key: str) -> str:
+    """Raises `UnknownOption`."""
+    _known(key)
+    return KEYS[key].default
+
+
+def check(config: Mapping[str, str]) -> dict[str, str]:
+    """The same configuration. Raises `UnknownOption` and `BadOption` by the key's name."""
+    for key, value in config.items():
+        _known(key)
+        problem = KEYS[key].problem(value)
+        if problem is not None:
+            raise errors.BadOption(option=key, value=value, reason=problem)
+    return dict(config)
+
+
+def _known(key: str) -> None:
+    if key not in KEYS:
+        near = get_close_matches(key, KEYS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(KEYS)}"
+        raise errors.UnknownOption(where="a topic", option=key, hint=hint)

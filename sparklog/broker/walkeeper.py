@@ -1,0 +1,160 @@
+"""The WAL's upkeep: checkpoints, trimming, carrying forward, and the end of inherited epochs.
+
+The order is what makes it safe. A checkpoint says which objects are still needed, with everything
+that must be remembered of the others; only then, and a grace later, do the others go. An inherited
+epoch is closed when all it holds is published or carried, and our own checkpoint remembers what it
+told of producers.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.lease import Lease, close_epochs
+from sparklog.broker.partitions import Ledger, payload_bytes
+from sparklog.broker.writer import Carry, Ticket, Writer
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.meta import Epoch, MetaStore
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import Located
+
+_log = structlog.get_logger("sparklog.wal")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeeperLimits:
+    checkpoint_every_objects: int = limits.CHECKPOINT_EVERY_OBJECTS
+    checkpoint_every_seconds: float = limits.CHECKPOINT_EVERY_SECONDS
+    trim_grace_seconds: float = limits.TRIM_GRACE_SECONDS
+    carry_after_seconds: float = limits.CARRY_AFTER_SECONDS
+    carry_bytes: int = limits.FLUSH_MAX_BYTES
+
+
+class WalKeeper:
+    """Keeps one epoch's WAL short. One caller at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        meta: MetaStore,
+        lease: Lease,
+        appender: wal.Appender,
+        ledger: Ledger,
+        writer: Writer,
+        *,
+        clock: Clock,
+        bounds: KeeperLimits,
+    ) -> None:
+        self._store = store
+        self._meta = meta
+        self._lease = lease
+        self._appender = appender
+        self._ledger = ledger
+        self._writer = writer
+        self._clock = clock
+        self._bounds = bounds
+        self._inherited = list(lease.inherited)
+        self._retired: deque[tuple[float, Epoch]] = deque()
+        self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
+        self._newest: wal.Checkpoint | None = None
+        self._checkpoint_at = clock.monotonic()
+
+    def tick(self) -> None:
+        """Does what is due. Raises `BrokerFenced` and what the store raises."""
+        if self._checkpoint_is_due():
+            self.checkpoint()
+        self._close_inherited()
+        self._trim()
+
+    # -------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_is_due(self) -> bool:
+        done = self._newest.sequence if self._newest else -1
+        objects = self._ledger.applied_sequence - done
+        seconds = self._clock.monotonic() - self._checkpoint_at
+        return objects >= self._bounds.checkpoint_every_objects or (
+            objects > 0 and seconds >= self._bounds.checkpoint_every_seconds
+        )
+
+    def checkpoint(self) -> None:
+        """Puts a checkpoint of our WAL as it is now."""
+        with self._ledger.lock:
+            sequence = self._ledger.applied_sequence
+            needed = self._ledger.needed(self._lease.broker, self._lease.epoch)
+            state = self._ledger.encode_state(now_us=self._clock.now_us())
+        if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
+            return
+        self._appender.checkpoint(sequence, needed, state)
+        self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
+        self._checkpoint_at = self._clock.monotonic()
+        self._trimmable.append((self._checkpoint_at, self._newest))
+
+    def _trim(self) -> None:
+        horizon = self._clock.monotonic() - self._bounds.trim_grace_seconds
+        checkpoint = None
+        while self._trimmable and self._trimmable[0][0] <= horizon:
+            checkpoint = self._trimmable.popleft()[1]
+        if checkpoint is not None:
+            paths = wal.removable(self._store, self._lease.broker, self._lease.epoch, checkpoint)
+            self._store.delete(paths)
+        while self._retired and self._retired[0][0] <= horizon:
+            epoch = self._retired.popleft()[1]
+            self._store.delete(wal.retired(self._store, epoch.broker, epoch.epoch))
+
+    # -------------------------------------------------------------------------- inherited epochs
+
+    def _close_inherited(self) -> None:
+        """Closes what nothing depends on any more, once our own checkpoint stands for it."""
+        if not self._inherited or self._newest is None:
+            return
+        done = tuple(
+            each for each in self._inherited if not self._ledger.needed(each.broker, each.epoch)
+        )
+        if done:
+            close_epochs(self._meta, done)
+            now = self._clock.monotonic()
+            self._inherited = [each for each in self._inherited if each not in done]
+            self._retired.extend((now, each) for each in done)
+
+    # -------------------------------------------------------------------------- carrying
+
+    def carry(self) -> Ticket | None:
+        """Queues again what has waited too long for its table, so that its objects can go.
+
+        Wait for the ticket. None where nothing has waited too long.
+        """
+        horizon_us = self._clock.now_us() - round(self._bounds.carry_after_seconds * 1e6)
+        held = [each for each in self._ledger.waiting_since(horizon_us) if self._is_old(each)]
+        if not held:
+            return None
+        chosen: list[Carry] = []
+        size = 0
+        for each in held:
+            size += payload_bytes(each.entry) if each.entry.staged is None else 0
+            if chosen and size > self._bounds.carry_bytes:
+                break
+            try:
+                chosen.append(Carry(located=each, payload=self._payload(each)))
+            except (errors.CorruptObject, ObjectMissing) as error:
+                _log.error("cannot carry an entry", entry=repr(each), reason=str(error))
+        return self._writer.submit(chosen) if chosen else None
+
+    def _is_old(self, located: Located) -> bool:
+        """Whether the entry keeps an inherited epoch open, or lies below our newest checkpoint.
+
+        What was carried lately lies above it, so nothing is copied twice between checkpoints.
+        """
+        ours = (located.at.broker, located.at.epoch) == (self._lease.broker, self._lease.epoch)
+        newest = self._newest.sequence if self._newest else -1
+        return not ours or located.at.sequence <= newest - self._bounds.checkpoint_every_objects
+
+    def _payload(self, located: Located) -> wal.Payload:
+        if located.entry.staged is not None:
+            return wal.EMPTY
+        data = wal.read_payload(self._store, located)
+        return wal.Payload((data,), data.size, located.entry.crc32c)

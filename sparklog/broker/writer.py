@@ -1,0 +1,467 @@
+"""The writer: group commit over all topics of a broker.
+
+Appends queue up while a flush is under way; the next flush takes what has queued, gives offsets,
+puts one WAL object, and only then answers. Whoever waits for an append leads a flush when none is
+under way, so that a lone producer pays no hand-over between threads, and many share one put.
+
+- One flush at a time; offsets are given in the order of the queue.
+- Nothing of a flush is applied before its object stands. So a refused flush leaves no trace, and
+  its appends may be sent again.
+- A put that was fenced, or a local fsync that failed, ends the writer for good.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog import errors, limits
+from sparklog.broker.hot import HotTail
+from sparklog.broker.partitions import Ledger, Topic
+from sparklog.broker.producers import (
+    NO_PRODUCER,
+    ProducerState,
+    Stamp,
+    Written,
+    advance,
+    find_duplicate,
+)
+from sparklog.clock import Clock
+from sparklog.record import LOG_APPEND_TIME, conform_payload, timestamp_range_us
+from sparklog.storage import wal
+from sparklog.storage.objects import Store
+from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, StagedRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Records for one partition, ready to be written: all that is known before they have offsets."""
+
+    topic_id: str
+    partition: int
+    count: int
+    arrival_us: int
+    min_timestamp_us: int
+    max_timestamp_us: int
+    timestamp_type: int
+    payload: wal.Payload = wal.EMPTY
+    batch: pa.RecordBatch | None = None
+    """The same records for the hot tail; None for staged ones."""
+    stamp: Stamp | None = None
+    staged: StagedRef | None = None
+    batch_id: BatchId | None = None
+
+    def entry(self, *, base_offset: int, leader_epoch: int) -> Entry:
+        stamp = self.stamp
+        return Entry(
+            kind=Kind.RECORDS if self.staged is None else Kind.STAGED,
+            topic_id=self.topic_id,
+            partition=self.partition,
+            base_offset=base_offset,
+            count=self.count,
+            min_timestamp_us=self.min_timestamp_us,
+            max_timestamp_us=self.max_timestamp_us,
+            arrival_us=self.arrival_us,
+            timestamp_type=self.timestamp_type,
+            leader_epoch=leader_epoch,
+            producer_id=stamp.producer_id if stamp else NO_PRODUCER,
+            producer_epoch=stamp.epoch if stamp else -1,
+            base_sequence=stamp.base_sequence if stamp else -1,
+            batch_id=self.batch_id,
+            staged=self.staged,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Carry:
+    """An older entry to be appended again, offsets and all, so that its object can go."""
+
+    located: Located
+    payload: wal.Payload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appended:
+    """Where an append stands. `duplicate`: it stood there before."""
+
+    base_offset: int
+    count: int
+    arrival_us: int
+    timestamp_type: int
+    duplicate: bool = False
+
+
+class Ticket:
+    """Appends that become durable together, or not at all."""
+
+    __slots__ = ("appends", "bytes", "done", "error", "gate", "results", "waiting")
+
+    def __init__(self, appends: Sequence[Append | Carry]) -> None:
+        self.appends = appends
+        self.bytes = sum(each.payload.length for each in appends)
+        self.results: list[Appended] = []
+        self.error: BaseException | None = None
+        self.done = False
+        self.waiting = False
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+    def outcome(self) -> list[Appended]:
+        """One result an append. Raises what refused them."""
+        assert self.done
+        if self.error is not None:
+            raise self.error
+        return self.results
+
+
+class _Flush:
+    """A flush in the making: states as they will be once it is durable."""
+
+    def __init__(self, ledger: Ledger, *, held_bytes: int) -> None:
+        self._ledger = ledger
+        self._held_bytes = held_bytes
+        self._ends: dict[tuple[str, int], int] = {}
+        self._states: dict[tuple[str, int, int], ProducerState] = {}
+        self.entries: list[tuple[Entry, wal.Payload]] = []
+        self.batches: list[pa.RecordBatch | None] = []
+
+    def add(self, ticket: Ticket) -> None:
+        """Gives offsets to the appends of `ticket`, or refuses all of them."""
+        mark = len(self.entries)
+        ends, states = dict(self._ends), dict(self._states)
+        try:
+            for each in ticket.appends:
+                if isinstance(each, Carry):
+                    self._carry(each)
+                else:
+                    ticket.results.append(self._place(each))
+        except errors.SparklogError as error:
+            del self.entries[mark:], self.batches[mark:]
+            self._ends, self._states = ends, states
+            ticket.error = error
+
+    def _carry(self, carry: Carry) -> None:
+        self.entries.append(
+            (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
+        )
+        self.batches.append(None)
+
+    def _place(self, append: Append) -> Appended:
+        topic = self._ledger.by_id(append.topic_id)
+        if topic is None:
+            raise errors.UnknownTopic(topic=append.topic_id)
+        if topic.held_back and topic.unpublished_bytes > self._held_bytes:
+            raise errors.TopicHeldBack(topic=topic.name, reason=topic.held_back)
+        partition = topic.partition(append.partition)
+        key = append.topic_id, append.partition
+        base = self._ends.get(key, partition.end)
+        if append.batch_id is not None:
+            batch = partition.find_batch(append.batch_id)
+            if batch is not None:
+                return _stands(append, batch.base_offset, batch.arrival_us)
+        stamp = append.stamp
+        if stamp is not None:
+            state_key = (*key, stamp.producer_id)
+            state = self._states.get(state_key, partition.producers.get(stamp.producer_id))
+            written = find_duplicate(
+                state, stamp, append.count, topic=topic.name, partition=append.partition
+            )
+            if written is not None:
+                return _stands(append, written.base_offset, written.arrival_us)
+            written = Written(stamp.base_sequence, append.count, base, append.arrival_us)
+            self._states[state_key] = advance(state, stamp.epoch, written)
+        self._ends[key] = base + append.count
+        self.entries.append(
+            (append.entry(base_offset=base, leader_epoch=partition.leader_epoch), append.payload)
+        )
+        self.batches.append(append.batch)
+        return Appended(
+            base_offset=base,
+            count=append.count,
+            arrival_us=append.arrival_us,
+            timestamp_type=append.timestamp_type,
+        )
+
+
+def _stands(append: Append, base_offset: int, arrival_us: int) -> Appended:
+    return Appended(
+        base_offset=base_offset,
+        count=append.count,
+        arrival_us=arrival_us,
+        timestamp_type=append.timestamp_type,
+        duplicate=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterLimits:
+    flush_max_bytes: int = limits.FLUSH_MAX_BYTES
+    flush_max_entries: int = limits.FLUSH_MAX_ENTRIES
+    linger_seconds: float = 0.0
+    queue_bytes: int = limits.QUEUE_BYTES
+    unpublished_bytes: int = limits.UNPUBLISHED_BYTES
+    topic_held_bytes: int = limits.TOPIC_HELD_BYTES
+    max_record_bytes: int = limits.MAX_RECORD_BYTES
+    max_batch_bytes: int = limits.MAX_BATCH_BYTES
+    free_space_reserve_bytes: int = limits.FREE_SPACE_RESERVE_BYTES
+
+
+class Writer:
+    """Appends to the WAL of one epoch. `submit` and `wait` may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        appender: wal.Appender,
+        ledger: Ledger,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        bounds: WriterLimits,
+        on_flush: Callable[[wal.WalObject, float], None] = lambda _object, _seconds: None,
+    ) -> None:
+        self._store = store
+        self._appender = appender
+        self._ledger = ledger
+        self._hot = hot
+        self._clock = clock
+        self._bounds = bounds
+        self._on_flush = on_flush
+        self._mutex = threading.Lock()
+        self._room = threading.Condition(self._mutex)
+        self._queue: deque[Ticket] = deque()
+        self._queued_bytes = 0
+        self._flushing = False
+        self._closed: errors.SparklogError | None = None
+        self.failure: BaseException | None = None
+        """Set once, when nothing can be written any more."""
+
+    # -------------------------------------------------------------------------- appending
+
+    def prepare(
+        self, topic: Topic, partition: int, batch: pa.RecordBatch, stamp: Stamp | None
+    ) -> Append:
+        """Checks and encodes a payload batch; done by the caller's thread, outside any lock.
+
+        Raises `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`.
+        """
+        topic.partition(partition)
+        batch = conform_payload(batch)
+        if batch.num_rows == 0:
+            raise errors.BadRequest(reason="a batch without records")
+        if topic.timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
+            batch = batch.drop_columns(["timestamp"])
+        self._check_size(batch)
+        arrival_us = self._clock.now_us()
+        low, high = timestamp_range_us(batch, arrival_us)
+        return Append(
+            topic_id=topic.topic_id,
+            partition=partition,
+            count=batch.num_rows,
+            arrival_us=arrival_us,
+            min_timestamp_us=low,
+            max_timestamp_us=high,
+            timestamp_type=topic.timestamp_type,
+            payload=wal.encode_payload(batch),
+            batch=batch,
+            stamp=stamp,
+        )
+
+    def _check_size(self, batch: pa.RecordBatch) -> None:
+        size = batch.nbytes
+        if size > self._bounds.max_batch_bytes:
+            raise errors.BatchTooLarge(bytes=size, limit_bytes=self._bounds.max_batch_bytes)
+        if size > self._bounds.max_record_bytes:
+            largest = largest_record_bytes(batch)
+            if largest > self._bounds.max_record_bytes:
+                raise errors.RecordTooLarge(
+                    bytes=largest, limit_bytes=self._bounds.max_record_bytes
+                )
+
+    def submit(self, appends: Sequence[Append | Carry], *, timeout_seconds: float = 0.0) -> Ticket:
+        """Queues `appends` to become durable together; waits for room up to the timeout.
+
+        Raises `QueueFull`, and what ended the writer.
+        """
+        ticket = Ticket(appends)
+        with self._room:
+            if not self._has_room():
+                self._room.wait_for(self._has_room, timeout_seconds)
+            self._check_running()
+            if self._closed is not None:
+                raise self._closed
+            if self._queued_bytes > self._bounds.queue_bytes:
+                raise errors.QueueFull(
+                    queue="the writer's queue",
+                    bytes=self._queued_bytes,
+                    setting="writer.queue_bytes",
+                )
+            if self._ledger.unpublished_bytes > self._bounds.unpublished_bytes:
+                raise errors.QueueFull(
+                    queue="what waits to be published",
+                    bytes=self._ledger.unpublished_bytes,
+                    setting="publisher.unpublished_bytes",
+                )
+            self._queue.append(ticket)
+            self._queued_bytes += ticket.bytes
+        return ticket
+
+    def _has_room(self) -> bool:
+        return (
+            self.failure is not None
+            or self._closed is not None
+            or (
+                self._queued_bytes <= self._bounds.queue_bytes
+                and self._ledger.unpublished_bytes <= self._bounds.unpublished_bytes
+            )
+        )
+
+    def published_more(self) -> None:
+        """Wakes those who wait for room after the publisher made some."""
+        with self._room:
+            self._room.notify_all()
+
+    def wait(self, ticket: Ticket) -> list[Appended]:
+        """Returns when the ticket's appends are durable; leads flushes until then if need be."""
+        while True:
+            with self._mutex:
+                if ticket.done:
+                    break
+                ticket.waiting = True
+                leads = not self._flushing
+                if leads:
+                    self._flushing = True
+            if leads:
+                self._lead()
+            else:
+                ticket.gate.acquire()
+        return ticket.outcome()
+
+    def _lead(self) -> None:
+        """One flush, then the lead passes to whoever waits next."""
+        try:
+            if self._bounds.linger_seconds:
+                self._clock.sleep(self._bounds.linger_seconds)
+            self.flush()
+        finally:
+            with self._mutex:
+                self._flushing = False
+                for ticket in self._queue:
+                    if ticket.waiting:
+                        _wake(ticket)
+                        break
+
+    # -------------------------------------------------------------------------- flushing
+
+    def flush(self) -> int:
+        """Puts what is queued, up to the bounds of one object; answers; returns its entries.
+
+        Never raises: what goes wrong is the outcome of the tickets. One caller at a time.
+        """
+        tickets = self._take()
+        if not tickets:
+            return 0
+        flush = _Flush(self._ledger, held_bytes=self._bounds.topic_held_bytes)
+        failure: BaseException | None = None
+        try:
+            self._check_running()
+            self._check_space()
+            with self._ledger.lock:
+                for ticket in tickets:
+                    flush.add(ticket)
+            if flush.entries:
+                began = self._clock.monotonic()
+                written = self._appender.append(flush.entries)
+                self._apply(written, flush)
+                self._on_flush(written, self._clock.monotonic() - began)
+        except errors.Retriable as error:
+            failure = error
+        except BaseException as error:
+            failure = error
+            self.fail(error)
+        self._answer(tickets, failure)
+        return len(flush.entries)
+
+    def _take(self) -> list[Ticket]:
+        taken: list[Ticket] = []
+        size = entries = 0
+        with self._room:
+            while self._queue:
+                ticket = self._queue[0]
+                size += ticket.bytes
+                entries += len(ticket.appends)
+                if taken and (
+                    size > self._bounds.flush_max_bytes or entries > self._bounds.flush_max_entries
+                ):
+                    break
+                taken.append(self._queue.popleft())
+                self._queued_bytes -= ticket.bytes
+            self._room.notify_all()
+        return taken
+
+    def _apply(self, written: wal.WalObject, flush: _Flush) -> None:
+        for located, batch in zip(written.located, flush.batches, strict=True):
+            if batch is not None:
+                self._hot.add(located.entry, batch)
+        self._ledger.wrote(written)
+
+    def _answer(self, tickets: Sequence[Ticket], failure: BaseException | None) -> None:
+        with self._mutex:
+            for ticket in tickets:
+                if failure is not None and ticket.error is None:
+                    ticket.error = failure
+                ticket.done = True
+                if ticket.waiting:
+                    _wake(ticket)
+
+    def _check_space(self) -> None:
+        free = self._store.free_bytes()
+        if free is not None and free < self._bounds.free_space_reserve_bytes:
+            raise errors.StorageFull(
+                root=self._store.uri,
+                free_bytes=free,
+                reserve_bytes=self._bounds.free_space_reserve_bytes,
+            )
+
+    # -------------------------------------------------------------------------- ending
+
+    def close(self, error: errors.SparklogError) -> None:
+        """Refuses what comes with `error`; what is queued is still written by those who wait."""
+        with self._room:
+            self._closed = self._closed or error
+            self._room.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the writer: everything queued, and everything to come, is refused with `error`."""
+        with self._room:
+            if self.failure is None:
+                self.failure = error
+            tickets, self._queue = list(self._queue), deque()
+            self._queued_bytes = 0
+            self._room.notify_all()
+        self._answer(tickets, self.failure)
+
+    def _check_running(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+def _wake(ticket: Ticket) -> None:
+    if ticket.gate.locked():
+        ticket.gate.release()
+
+
+def largest_record_bytes(batch: pa.RecordBatch) -> int:
+    """Key and value bytes of the largest record of a payload batch."""
+    total = None
+    for name in ("key", "value"):
+        if name in batch.schema.names:
+            lengths = pc.fill_null(pc.binary_length(batch.column(name)), 0)
+            total = lengths if total is None else pc.add(total, lengths)
+    return int(pc.max(total).as_py() or 0)
