@@ -1,0 +1,274 @@
+"""File compaction: small data files of one partition become larger ones, and nothing else changes.
+
+Rules of this room:
+
+- Only files that follow one another in offset order are merged, so order and offsets stay, and a
+  reader that skips by statistics skips better.
+- A merge at least doubles the size of every file in it, so a byte is rewritten at most once per
+  doubling; and as a merge waits for many files of a size, about once per factor `compact_files`.
+- Rows are counted in and out, bounds compared, and page checksums verified: what cannot be shown
+  to be the same is not committed.
+- The commit lands only where every input is still active in the version before it. Otherwise the
+  merge is given up, and its output, which no commit names, removed.
+- The replaced files stay for readers that know them; `upkeep` removes them later.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from sparklog import errors, limits
+from sparklog.record import FILE_SCHEMA
+from sparklog.storage import publish
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import Change, Table, data_path, maintenance_app_id
+
+# ------------------------------------------------------------------------------ what to merge
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Neighbouring files of one partition that become one."""
+
+    topic_id: str
+    partition: int
+    files: tuple[TableFile, ...]
+    is_last: bool
+    """Whether the result will hardly be merged again, so that it is worth some effort."""
+
+
+def choose(
+    snapshot: TableSnapshot,
+    *,
+    compact_files: int = limits.COMPACT_FILES,
+    target_bytes: int = limits.COMPACT_TARGET_BYTES,
+    settled_before_us: int | None = None,
+    everything: bool = False,
+) -> list[Group]:
+    """What is worth merging now; groups have no file in common.
+
+    `compact_files` neighbours of about the same size are merged, to at most `target_bytes`. Fewer
+    are if all are older than `settled_before_us`: where little comes in, no more may follow. With
+    `everything`, all that is below half of `target_bytes` is merged, or at least encoded anew. A
+    file without statistics, which every reader must open, always gets some.
+    """
+    groups: list[Group] = []
+    for partition, files in enumerate(snapshot.files):
+        packs = [
+            [file] for file in files if not _is_known(file) and file.size_bytes <= target_bytes
+        ]
+        for run in _runs(files, target_bytes):
+            if everything:
+                packs += _packs(run, target_bytes)
+            else:
+                packs += _tiered(run, compact_files, target_bytes) or _settled(
+                    run, target_bytes, settled_before_us
+                )
+        groups += [
+            Group(
+                topic_id=snapshot.topic_id or "",
+                partition=partition,
+                files=tuple(pack),
+                is_last=everything or 2 * _size(pack) > target_bytes,
+            )
+            for pack in packs
+        ]
+    return groups
+
+
+def _is_known(file: TableFile) -> bool:
+    return file.first is not None and file.last is not None
+
+
+def _size(files: Sequence[TableFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+def _runs(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
+    """Neighbours that may be merged: below half the target, with statistics, without overlap."""
+    runs: list[list[TableFile]] = [[]]
+    end = -1
+    for file in files:
+        if file.first is None or file.last is None:
+            continue
+        if file.first <= end:
+            runs[-1] = runs[-1][:-1]
+            runs.append([])
+        elif 2 * file.size_bytes > target_bytes:
+            runs.append([])
+        else:
+            runs[-1].append(file)
+        end = max(end, file.last)
+    return [run for run in runs if run]
+
+
+def _tiered(
+    run: Sequence[TableFile], compact_files: int, target_bytes: int
+) -> list[list[TableFile]]:
+    """Packs of the smallest tier that has enough neighbours, bigger files between them excluded."""
+    tiers = [int(math.log(max(file.size_bytes, 1), max(compact_files, 2))) for file in run]
+    for tier in sorted(set(tiers)):
+        packs = [
+            pack
+            for is_low, stretch in itertools.groupby(
+                zip(tiers, run, strict=True), key=lambda pair: pair[0] <= tier
+            )
+            if is_low
+            for pack in _packs([file for _, file in stretch], target_bytes)
+            if (len(pack) >= compact_files or 2 * _size(pack) > target_bytes) and _doubles(pack)
+        ]
+        if packs:
+            return packs
+    return []
+
+
+def _settled(
+    run: Sequence[TableFile], target_bytes: int, before_us: int | None
+) -> list[list[TableFile]]:
+    """Old neighbours as far as they double: a few files of falling size remain."""
+    old = list(itertools.takewhile(lambda file: file.modified_us < (before_us or 0), run))
+    for start in range(len(old)):
+        pack = _packs(old[start:], target_bytes)[0]
+        if _doubles(pack):
+            return [pack]
+    return []
+
+
+def _packs(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
+    """Neighbours put together as long as they stay within the target."""
+    packs: list[list[TableFile]] = []
+    room_bytes = 0
+    for file in files:
+        if not packs or file.size_bytes > room_bytes:
+            packs.append([])
+            room_bytes = target_bytes
+        packs[-1].append(file)
+        room_bytes -= file.size_bytes
+    return packs
+
+
+def _doubles(pack: Sequence[TableFile]) -> bool:
+    return 2 * max(file.size_bytes for file in pack) <= _size(pack)
+
+
+# ------------------------------------------------------------------------------ merging
+
+
+def compact(table: Table, group: Group) -> TableFile | None:
+    """Merges the group's files into one and commits that; the new file.
+
+    None if they hold no row, and so only leave, or if the merge was given up: somebody else has
+    replaced or removed one of them. Raises what `Table.commit` does, `MissingObject` for an active
+    file that is not there, and `CorruptObject` for one that does not hold what the log says.
+    """
+    try:
+        encoded = _merge(table.store, table.topic, group)
+    except ObjectMissing as error:
+        if _are_active(group, table.refresh()):
+            raise errors.MissingObject(path=error.path, reason="the table names it") from error
+        return None
+    merged = None
+    if encoded:
+        merged = publish.put_file(
+            table.store,
+            encoded,
+            topic=table.topic,
+            topic_id=group.topic_id,
+            partition=group.partition,
+            clock=table.clock,
+        )
+    is_wanted = True
+
+    def decide(snapshot: TableSnapshot) -> Change | None:
+        nonlocal is_wanted
+        is_wanted = _are_active(group, snapshot)
+        if not is_wanted:
+            return None
+        return Change(
+            adds=(merged,) if merged else (),
+            removes=group.files,
+            txns={maintenance_app_id(group.topic_id): snapshot.version + 1},
+            data_change=False,
+            operation="OPTIMIZE",
+        )
+
+    try:
+        table.commit(decide)
+    except errors.Retriable:
+        is_wanted = False
+        raise
+    finally:
+        if merged and not is_wanted:
+            table.store.delete([data_path(table.topic, merged)])
+    return merged if is_wanted else None
+
+
+def _are_active(group: Group, snapshot: TableSnapshot) -> bool:
+    if snapshot.topic_id != group.topic_id:
+        return False
+    active = {file.path for file in snapshot.files[group.partition]}
+    return all(file.path in active for file in group.files)
+
+
+def _merge(store: Store, topic: str, group: Group) -> publish.Encoded | None:
+    """All rows of the group's files as one file; None if there are none."""
+    level = publish.SMALL_LEVEL if group.is_last else publish.FAST_LEVEL
+    encoder = publish.Encoder(level=level)
+    total = 0
+    for file in group.files:
+        rows, first, last = 0, None, None
+        for batch in _read(store, data_path(topic, file)):
+            offsets = batch.column("offset")
+            first = offsets[0].as_py() if first is None else first
+            last = offsets[-1].as_py()
+            rows += batch.num_rows
+            encoder.add(batch)
+        if (rows, first, last) != (
+            rows if file.rows is None else file.rows,
+            first if file.first is None else file.first,
+            last if file.last is None else file.last,
+        ):
+            raise errors.CorruptObject(
+                path=data_path(topic, file),
+                check=f"holds {rows} rows of offsets {first} to {last}, and the log says "
+                f"{file.rows}, {file.first} to {file.last}",
+            )
+        total += rows
+    return encoder.finish() if total else None
+
+
+def _read(store: Store, path: str) -> Iterator[pa.RecordBatch]:
+    """The file's rows as `FILE_SCHEMA`, in offset order, whoever wrote it and in whatever order."""
+    try:
+        with store.open(path) as source:
+            parquet = pq.ParquetFile(
+                source, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
+            )
+            offsets = parquet.read(columns=["offset"]).column("offset").to_numpy()
+            if _rises(offsets):
+                batches = parquet.iter_batches(
+                    batch_size=limits.ROW_GROUP_ROWS, columns=FILE_SCHEMA.names, use_threads=False
+                )
+            elif not _rises(np.sort(offsets)):
+                raise errors.CorruptObject(path=path, check="holds an offset twice")
+            else:
+                whole = parquet.read(columns=FILE_SCHEMA.names, use_threads=False)
+                batches = whole.sort_by("offset").to_batches()
+            for batch in batches:
+                if batch.num_rows:
+                    yield batch.select(FILE_SCHEMA.names).cast(FILE_SCHEMA)
+    except (pa.ArrowException, OSError) as error:
+        raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
+
+
+def _rises(offsets: npt.NDArray[np.int64]) -> bool:
+    return bool(np.all(offsets[1:] > offsets[:-1]))

@@ -1,0 +1,639 @@
+"""A topic's Delta table: what it holds at a version, and how the next version is made.
+
+Rules of this room:
+
+- The log is replayed here, from commits and checkpoints: one code over every store, at microseconds
+  a commit. Other engines' commits count like ours. What sparklog cannot work with is refused by
+  name (`ForeignTable`), and the last good snapshot stays.
+- Version v is put only if absent, by somebody who has seen v-1, and all that a change takes for
+  granted is judged on the snapshot of exactly v-1. So two changes that contradict each other can
+  never both stand, whoever makes them.
+- Old commits are removed, oldest first. After that a put far in the past succeeds although v once
+  stood there, so a commit counts only if its predecessor still stands after it.
+- A file is added only while it is younger than half the orphan grace: `upkeep` says why.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+from urllib.parse import unquote
+
+import msgspec
+
+from sparklog import __version__, errors, limits
+from sparklog.clock import Clock
+from sparklog.storage import deltalog
+from sparklog.storage.deltalog import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
+from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+
+TOPIC_ID: Final = "sparklog.topicId"
+PARTITIONS: Final = "sparklog.partitions"
+CONFIG: Final = "sparklog.config"
+
+NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
+
+
+def table_folder(topic: str) -> str:
+    """Where a root keeps the topic's table."""
+    return f"topics/{topic}"
+
+
+def data_path(topic: str, file: TableFile) -> str:
+    """Where the store keeps `file`; the log percent-encodes what it names."""
+    return f"{table_folder(topic)}/{unquote(file.path)}"
+
+
+def end_app_id(topic_id: str, partition: int) -> str:
+    """The `txn` whose version is the partition's next offset."""
+    return f"sparklog/{topic_id}/{partition}"
+
+
+def start_app_id(topic_id: str, partition: int) -> str:
+    """The `txn` whose version is the partition's log start offset."""
+    return f"sparklog/{topic_id}/{partition}/start"
+
+
+def maintenance_app_id(topic_id: str) -> str:
+    """The `txn` that compaction and retention share: other engines' conflict checks go by it."""
+    return f"sparklog/{topic_id}/maintenance"
+
+
+# ------------------------------------------------------------------------------ changes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What one commit does. Every removed file must be active, every added one new."""
+
+    adds: tuple[TableFile, ...] = ()
+    removes: tuple[TableFile, ...] = ()
+    txns: Mapping[str, int] = field(default_factory=dict)
+    """Versions by app id; none ever goes back."""
+    properties: Mapping[str, str | None] | None = None
+    """Table properties to be set, or, with None, to be removed."""
+    data_change: bool = True
+    """False where the same rows are only arranged anew."""
+    operation: str = "WRITE"
+    create: bool = False
+    """A topic begins: makes the table, or gives that of a deleted topic a new life."""
+
+
+def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> Change:
+    """A new topic, all of whose partitions start and end at offset 0."""
+    app_ids = [
+        name(topic_id, partition)
+        for partition in range(partitions)
+        for name in (end_app_id, start_app_id)
+    ]
+    return Change(
+        txns=dict.fromkeys(app_ids, 0),
+        properties={
+            TOPIC_ID: topic_id,
+            PARTITIONS: str(partitions),
+            CONFIG: msgspec.json.encode(dict(config)).decode(),
+        },
+        operation="CREATE TABLE",
+        create=True,
+    )
+
+
+def describe_change(snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]) -> Change:
+    """The topic gets this configuration and this many partitions, as many as it has or more."""
+    topic_id = snapshot.topic_id
+    assert topic_id is not None
+    assert partitions >= snapshot.partitions
+    return Change(
+        txns={
+            name(topic_id, partition): 0
+            for partition in range(snapshot.partitions, partitions)
+            for name in (end_app_id, start_app_id)
+        },
+        properties={
+            PARTITIONS: str(partitions),
+            CONFIG: msgspec.json.encode(dict(config)).decode(),
+        },
+        operation="SET TBLPROPERTIES",
+    )
+
+
+def delete_change(snapshot: TableSnapshot) -> Change:
+    """The topic ends: every file goes, and the topic id is cleared."""
+    return Change(
+        removes=tuple(file for files in snapshot.files for file in files),
+        properties={TOPIC_ID: None, PARTITIONS: None, CONFIG: None},
+        operation="DELETE",
+    )
+
+
+# ------------------------------------------------------------------------------ replay
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Topic:
+    """What protocol, schema and properties say of the topic."""
+
+    topic_id: str | None = None
+    partitions: int = 0
+    config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    foreign: str | None = None
+    """Why sparklog cannot work with this table."""
+
+
+def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
+    if protocol is None or metadata is None:
+        return _Topic(foreign="its log has no protocol or no metadata")
+    if reason := deltalog.foreign_reason(protocol, metadata):
+        return _Topic(foreign=reason)
+    properties = metadata.configuration
+    if properties.get(TOPIC_ID) is None:
+        return _Topic()
+    try:
+        config = msgspec.json.decode(properties.get(CONFIG) or "", type=dict[str, str])
+        return _Topic(
+            topic_id=properties[TOPIC_ID],
+            partitions=int(properties.get(PARTITIONS) or ""),
+            config=MappingProxyType(config),
+        )
+    except (ValueError, msgspec.MsgspecError) as error:
+        return _Topic(foreign=f"its sparklog.* properties are damaged: {error}")
+
+
+def _order(file: TableFile) -> tuple[int, int, str]:
+    """Files without statistics first, then by first offset."""
+    if file.first is None or file.last is None:
+        return (-1, -1, file.path)
+    return (file.first, file.last, file.path)
+
+
+def _end(files: Iterable[TableFile]) -> int:
+    """The offset after the greatest in `files`, as far as statistics tell."""
+    return max((file.last + 1 for file in files if file.last is not None), default=0)
+
+
+class _Replay:
+    """What the log adds up to. Takes every commit as it comes; `snapshot` judges the result.
+
+    Paths are compared percent-decoded, because engines may spell them differently.
+    """
+
+    def __init__(self) -> None:
+        self.version = -1
+        self.protocol: Protocol | None = None
+        self.metadata: Metadata | None = None
+        self.txns: dict[str, Txn] = {}
+        self.active: dict[str, Add] = {}
+        self.removed: dict[str, Remove] = {}
+        self._topic = _Topic()
+        self._files: dict[int, tuple[TableFile, ...]] = {}
+        self._ends: dict[int, int] = {}
+        self._unusable: dict[str, str] = {}
+        self._unknown: frozenset[str] = frozenset()
+
+    @property
+    def topic_id(self) -> str | None:
+        return self._topic.topic_id
+
+    def apply(self, version: int, actions: Actions) -> None:
+        """Makes this the state at `version`; a checkpoint's actions count like a commit's."""
+        self.version = version
+        if actions.protocol or actions.metadata:
+            self.protocol = actions.protocol or self.protocol
+            self.metadata = actions.metadata or self.metadata
+            self._topic = _topic_of(self.protocol, self.metadata)
+        self._unknown |= actions.unknown
+        self.txns.update((txn.app_id, txn) for txn in actions.txns)
+        gone: dict[int, set[str]] = {}
+        come: dict[int, list[TableFile]] = {}
+        for remove in actions.removes:
+            path = unquote(remove.path)
+            self._deactivate(path, gone)
+            self.removed[path] = remove
+        for add in actions.adds:
+            path = unquote(add.path)
+            self._deactivate(path, gone)
+            self.removed.pop(path, None)
+            self.active[path] = add
+            try:
+                file = deltalog.file_of(add)
+            except ValueError as error:
+                self._unusable[path] = str(error)
+            else:
+                come.setdefault(file.partition, []).append(file)
+        for partition in gone.keys() | come.keys():
+            self._rearrange(partition, gone.get(partition), come.get(partition, []))
+
+    def _deactivate(self, path: str, gone: dict[int, set[str]]) -> None:
+        add = self.active.pop(path, None)
+        if add and self._unusable.pop(path, None) is None:
+            gone.setdefault(deltalog.file_of(add).partition, set()).add(add.path)
+
+    def _rearrange(self, partition: int, gone: set[str] | None, come: list[TableFile]) -> None:
+        """Keeps the partition's files in order; one more at the end costs a copy of the tuple."""
+        files = self._files.get(partition, ())
+        if gone:
+            files = tuple(file for file in files if file.path not in gone)
+            self._ends[partition] = _end(files)
+        come.sort(key=_order)
+        in_order = not files or not come or _order(files[-1]) < _order(come[0])
+        files += tuple(come)
+        self._files[partition] = files if in_order else tuple(sorted(files, key=_order))
+        self._ends[partition] = max(self._ends.get(partition, 0), _end(come))
+
+    def snapshot(self, topic: str) -> TableSnapshot:
+        """Raises `ForeignTable`."""
+        if self.version < 0:
+            return NO_TABLE
+        if reason := self._foreign_reason():
+            raise errors.ForeignTable(topic=topic, reason=reason)
+        topic_id, numbers = self.topic_id, range(self._topic.partitions)
+        if topic_id is None:
+            return TableSnapshot(version=self.version, topic_id=None)
+        return TableSnapshot(
+            version=self.version,
+            topic_id=topic_id,
+            partitions=self._topic.partitions,
+            config=self._topic.config,
+            ends=tuple(
+                max(self.offset(end_app_id(topic_id, number)), self._ends.get(number, 0))
+                for number in numbers
+            ),
+            starts=tuple(self.offset(start_app_id(topic_id, number)) for number in numbers),
+            files=tuple(self._files.get(number, ()) for number in numbers),
+        )
+
+    def offset(self, app_id: str) -> int:
+        txn = self.txns.get(app_id)
+        return txn.version if txn else 0
+
+    def _foreign_reason(self) -> str | None:
+        if self._topic.foreign:
+            return self._topic.foreign
+        if self._unknown:
+            return f"its log has actions that sparklog does not know: {sorted(self._unknown)}"
+        if self._unusable:
+            return next(iter(self._unusable.values()))
+        if self.topic_id is not None:
+            for partition, files in self._files.items():
+                if files and partition >= self._topic.partitions:
+                    count = self._topic.partitions
+                    return f"{files[0].path} is of partition {partition}, and there are {count}"
+        return None
+
+    def compacted(self) -> Actions:
+        """All of the state, without the `txn` of dead topics, for which nobody will ask again."""
+        alive = f"sparklog/{self.topic_id}/"
+        return Actions(
+            adds=[msgspec.structs.replace(add, data_change=False) for add in self.active.values()],
+            removes=[
+                msgspec.structs.replace(remove, data_change=False)
+                for remove in self.removed.values()
+            ],
+            txns=[
+                txn
+                for txn in self.txns.values()
+                if txn.app_id.startswith(alive) or not txn.app_id.startswith("sparklog/")
+            ],
+            protocol=self.protocol,
+            metadata=self.metadata,
+        )
+
+    def forget_removed(self, before_ms: int) -> None:
+        """Drops the tombstones from before that time, and those that have none."""
+        self.removed = {
+            path: remove
+            for path, remove in self.removed.items()
+            if (remove.deletion_timestamp or 0) >= before_ms
+        }
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+class Table:
+    """One topic's table. Safe to use from several threads, one of which works at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        topic: str,
+        *,
+        clock: Clock,
+        orphan_grace_seconds: float = limits.ORPHAN_GRACE_SECONDS,
+        removed_file_grace_seconds: float = limits.REMOVED_FILE_GRACE_SECONDS,
+    ) -> None:
+        self.store = store
+        self.topic = topic
+        self.clock = clock
+        self.orphan_grace_seconds = orphan_grace_seconds
+        self.removed_file_grace_seconds = removed_file_grace_seconds
+        self.folder = table_folder(topic)
+        self.log_folder = f"{self.folder}/{deltalog.LOG_FOLDER}"
+        self.checkpoint_version = -1
+        """The newest checkpoint that this table has started from or written."""
+        self._replay = _Replay()
+        self._snapshot = NO_TABLE
+        self._lock = threading.RLock()
+
+    @property
+    def snapshot(self) -> TableSnapshot:
+        """The table as last seen; nothing is asked of the store."""
+        return self._snapshot
+
+    # -------------------------------------------------------------------------- reading
+
+    def refresh(self) -> TableSnapshot:
+        """The newest version.
+
+        Raises `ForeignTable`; `CorruptObject` for a commit that is not whole (`snapshot` is then
+        the version before it) or where no checkpoint is; and `MissingObject` for a commit that the
+        versions above it need.
+        """
+        with self._lock:
+            try:
+                self._advance()
+            except errors.CorruptObject:
+                self._observe()
+                raise
+            return self._observe()
+
+    def _observe(self) -> TableSnapshot:
+        if self._snapshot.version != self._replay.version:
+            self._snapshot = self._replay.snapshot(self.topic)
+        return self._snapshot
+
+    def _advance(self) -> None:
+        if self._replay.version < 0:
+            self._load()
+        while True:
+            version = self._replay.version + 1
+            path = self._commit_path(version)
+            try:
+                data = self.store.get(path)
+            except ObjectMissing:
+                if self._stands(version - 1) or not self._load():
+                    return
+            else:
+                self._apply(version, deltalog.decode_commit(data, path))
+
+    def _apply(self, version: int, actions: Actions) -> None:
+        self._replay.apply(version, actions)
+        if version % limits.TABLE_CHECKPOINT_EVERY == 0:
+            self._forget_old_tombstones()
+
+    def _commit_path(self, version: int) -> str:
+        return f"{self.log_folder}/{deltalog.commit_name(version)}"
+
+    def _stands(self, version: int) -> bool:
+        """Whether the commit is there; where it is, none above it has been cleaned up yet."""
+        if version < 0:
+            return True
+        try:
+            self.store.stat(self._commit_path(version))
+        except ObjectMissing:
+            return False
+        return True
+
+    def _load(self) -> bool:
+        """Starts over from the newest checkpoint; False where that leads no further than we are."""
+        failure: errors.Corrupt
+        for _ in range(limits.TABLE_LOAD_ATTEMPTS):
+            for after in self._places_to_list_from():
+                try:
+                    version, actions = self._newest_base(after)
+                except ObjectMissing as error:
+                    failure = errors.MissingObject(path=error.path, reason="it was listed just now")
+                except errors.Corrupt as error:
+                    failure = error
+                else:
+                    self.checkpoint_version = max(self.checkpoint_version, version)
+                    if version <= self._replay.version:
+                        return False
+                    self._replay = _Replay()
+                    self._apply(version, actions)
+                    return True
+        raise failure
+
+    def _places_to_list_from(self) -> list[str]:
+        """Where the hint says that the newest checkpoint is, and the log's beginning."""
+        hint = self._last_checkpoint()
+        return [""] if hint is None else [f"{hint:020d}", ""]
+
+    def _last_checkpoint(self) -> int | None:
+        try:
+            hint = self.store.get(f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}")
+        except ObjectMissing:
+            return None
+        return deltalog.decode_last_checkpoint(hint)
+
+    def _newest_base(self, after: str) -> tuple[int, Actions]:
+        """The newest whole checkpoint after which no commit is missing; -1: the log's beginning."""
+        names = [stat.name for stat in self.store.list_after(self.log_folder, after)]
+        listing = deltalog.read_names(names)
+        newest = max([*listing.commits, *listing.checkpoints], default=-1)
+        if newest < self._replay.version:
+            lost = self._commit_path(self._replay.version)
+            raise errors.MissingObject(path=lost, reason=f"the log now ends at version {newest}")
+        gap = newest
+        while gap in listing.commits:
+            gap -= 1
+        damage: errors.Corrupt | None = None
+        for version in reversed(listing.checkpoints):
+            if version >= gap:
+                try:
+                    return version, self.read_checkpoint(listing.checkpoints[version])
+                except errors.CorruptObject as error:
+                    damage = damage or error
+        if gap < 0 and not after:
+            return -1, Actions()
+        if listing.v2_checkpoints:
+            reason = f"{listing.v2_checkpoints[-1]} is a v2 checkpoint"
+            damage = damage or errors.ForeignTable(topic=self.topic, reason=reason)
+        raise damage or errors.MissingObject(
+            path=self._commit_path(gap), reason=f"version {newest} stands above it"
+        )
+
+    def read_checkpoint(self, names: Sequence[str]) -> Actions:
+        """A classic checkpoint from its parts. Raises `CorruptObject` and `ObjectMissing`."""
+        parts = []
+        for name in names:
+            path = f"{self.log_folder}/{name}"
+            parts.append(deltalog.decode_checkpoint(self.store.get(path), path))
+        whole = deltalog.joined(parts)
+        if not whole.protocol or not whole.metadata:
+            path = f"{self.log_folder}/{names[0]}"
+            raise errors.CorruptObject(path=path, check="has no protocol or no metadata")
+        return whole
+
+    # -------------------------------------------------------------------------- writing
+
+    def commit(self, decide: Callable[[TableSnapshot], Change | None]) -> TableSnapshot:
+        """Makes the change that `decide` wants, as the version after the one that it was shown.
+
+        `decide` is first shown the version last seen, and a newer one each time that another
+        writer was faster. It raises, or returns None, to give up. Returns the snapshot with the
+        change, or the one on which `decide` gave up.
+
+        Raises what `refresh` does. No effect: `StorageUnavailable` (also after too many lost
+        races), `StorageFull`, and `TimedOut` for a file that has become too old to be added: write
+        it anew. Perhaps an effect: `OutcomeUnknown`; look for your own files or `txn`.
+        """
+        with self._lock:
+            is_fresh = 0 <= self._snapshot.version == self._replay.version
+            snapshot = self._snapshot if is_fresh else self.refresh()
+            for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
+                change = decide(snapshot)
+                if change is None:
+                    return snapshot
+                if self._put(snapshot.version + 1, change):
+                    return self._observe()
+                snapshot = self.refresh()
+            raise errors.StorageUnavailable(
+                operation="commit",
+                path=self.log_folder,
+                reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
+            )
+
+    def _put(self, version: int, change: Change) -> bool:
+        """Whether the change stands as `version`; the replay then includes it."""
+        self._check(change)
+        actions = self._actions(change)
+        info = CommitInfo(
+            timestamp=self.clock.now_us() // 1_000,
+            operation=change.operation,
+            operation_parameters={},
+            # Other engines let a rewrite of theirs pass beside appends that read nothing.
+            is_blind_append=not change.removes and not change.properties,
+            engine_info=f"sparklog/{__version__}",
+            txn_id=secrets.token_hex(16),
+        )
+        path = self._commit_path(version)
+        if not claim(self.store, path, deltalog.encode_commit(info, actions), clock=self.clock):
+            return False
+        try:
+            if self._follows(version):
+                self._apply(version, actions)
+                return True
+            self._load()
+            if self._replay.version >= version:  # a checkpoint hides whether we stand below it
+                return False
+            self._advance()
+        except (errors.Retriable, errors.Corrupt) as error:
+            raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
+        return True
+
+    def _follows(self, version: int) -> bool:
+        """Whether the commit just put continues the log, and is not far in its cleaned-up past."""
+        if version == 0:
+            return len(self.store.list_after(self.log_folder)) == 1
+        return self._stands(version - 1)
+
+    def _check(self, change: Change) -> None:
+        replay = self._replay
+        assert replay.topic_id is None or not change.create
+        assert replay.topic_id is not None or not change.adds
+        assert all(unquote(file.path) in replay.active for file in change.removes)
+        assert not any(unquote(file.path) in replay.active for file in change.adds)
+        assert all(version >= replay.offset(app_id) for app_id, version in change.txns.items())
+        limit_seconds = self.orphan_grace_seconds / 2
+        for file in change.adds:
+            if self.clock.now_us() - file.modified_us > limit_seconds * 1e6:
+                what = f"writing {file.path} and adding it"
+                raise errors.TimedOut(what=what, timeout_seconds=limit_seconds)
+
+    def _actions(self, change: Change) -> Actions:
+        replay, now_ms = self._replay, self.clock.now_us() // 1_000
+        paths = [unquote(file.path) for file in change.removes]
+        if change.create:  # what another engine put in while there was no topic
+            paths = list(replay.active)
+        return Actions(
+            protocol=None if replay.protocol else deltalog.PROTOCOL,
+            metadata=self._metadata(change.properties, now_ms) if change.properties else None,
+            txns=[
+                Txn(app_id=app_id, version=version, last_updated=now_ms)
+                for app_id, version in change.txns.items()
+            ],
+            removes=[
+                Remove(
+                    path=replay.active[path].path,
+                    deletion_timestamp=now_ms,
+                    data_change=change.data_change,
+                    extended_file_metadata=True,
+                    partition_values=replay.active[path].partition_values,
+                    size=replay.active[path].size,
+                )
+                for path in paths
+            ],
+            adds=[deltalog.add_of(file, data_change=change.data_change) for file in change.adds],
+        )
+
+    def _metadata(self, properties: Mapping[str, str | None], now_ms: int) -> Metadata:
+        before = self._replay.metadata or deltalog.new_metadata(
+            table_id=str(uuid.uuid4()), created_ms=now_ms
+        )
+        merged = {**before.configuration, **properties}
+        kept = {name: value for name, value in merged.items() if value is not None}
+        return msgspec.structs.replace(before, configuration=kept)
+
+    # -------------------------------------------------------------------------- keeping
+
+    def checkpoint(self) -> None:
+        """Writes a checkpoint of the version last seen, and reads it back before it is named.
+
+        Raises `ForeignTable`, `CorruptObject` where what stands is not what was to be written, and
+        `OutcomeUnknown`, after which the next version's checkpoint does as well.
+        """
+        with self._lock:
+            version = self._replay.version
+            if version < 0:
+                return
+            self._replay.snapshot(self.topic)
+            self._forget_old_tombstones()
+            name = deltalog.checkpoint_name(version)
+            path = f"{self.log_folder}/{name}"
+            data = deltalog.encode_checkpoint(self._replay.compacted())
+            claim(self.store, path, data, clock=self.clock)  # another's is as good, if it is whole
+            found = self.read_checkpoint([name])
+            if {unquote(add.path) for add in found.adds} != self._replay.active.keys():
+                count = len(self._replay.active)
+                check = f"names {len(found.adds)} files, not the {count} of version {version}"
+                raise errors.CorruptObject(path=path, check=check)
+            self.checkpoint_version = version
+            if (self._last_checkpoint() or 0) <= version:
+                self.store.put(
+                    f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}",
+                    deltalog.encode_last_checkpoint(version, found.count),
+                )
+
+    def is_named(self, path: str) -> bool:
+        """Whether the version last seen has the file, or remembers its removal.
+
+        `path` is relative to the table's folder and not percent-encoded, as in the two below.
+        """
+        return path in self._replay.active or path in self._replay.removed
+
+    def removed_before(self, moment_us: int) -> list[str]:
+        """The files whose removal is older and not forgotten."""
+        return [
+            path
+            for path, remove in self._replay.removed.items()
+            if remove.deletion_timestamp is not None
+            and remove.deletion_timestamp * 1_000 < moment_us
+        ]
+
+    def forget_removed(self, paths: Iterable[str]) -> None:
+        """Says that the files are no more, so that checkpoints need not remember them."""
+        with self._lock:
+            for path in paths:
+                self._replay.removed.pop(path, None)
+
+    def _forget_old_tombstones(self) -> None:
+        """A tombstone outlives its file's grace by far, for a sweeper that comes late."""
+        kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
+        self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))

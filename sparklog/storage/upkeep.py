@@ -1,0 +1,147 @@
+"""Keeping a topic's table small: checkpoints, old log entries, files that nobody needs any more.
+
+Rules of this room:
+
+- Nothing is removed that the newest version, a reader within the graces, or a commit still to come
+  could need. Everything here may be run by several at once, and stopped anywhere.
+- The log is removed oldest first, one object after another: while commit v stands, all after v do.
+  `Table` rests on that.
+- A *replaced* file has a remove action in the log. It goes after a grace; a reader that still knows
+  it finds it missing and plans anew.
+- An *orphan* was put and never committed: its writer died, or gave up. Its writer may also be
+  frozen, and commit it later. Why it may go nevertheless: a writer adds a file only while it is
+  younger than half the orphan grace. It checks that just before it puts the commit, which is put
+  only if absent, as the version after the newest that the writer knows. Let a commit w stand that
+  was made later than that. Every put that passed the check was issued before w stood, so for w or
+  a version below; there it loses, or the table as of w has the file. After a lost put the check
+  comes again, and fails. So, in this order: see the file, see that w stands (or put an empty
+  commit), read the table, and remove the file if it is not named. Between half and three quarters
+  of the grace there is room for clocks that disagree.
+- Another engine makes no such promise, and may work for hours before it commits: only files with
+  our kind of name count as orphans. The rest is left to that engine's VACUUM.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from sparklog import errors, limits
+from sparklog.storage import deltalog
+from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.table import Change, Table
+
+_OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
+
+
+def checkpoint_due(table: Table, *, every: int = limits.TABLE_CHECKPOINT_EVERY) -> bool:
+    """Whether so many commits came after the newest checkpoint that `table` knows."""
+    return table.snapshot.version - max(table.checkpoint_version, 0) >= every
+
+
+# ------------------------------------------------------------------------------ the log
+
+
+def clean_log(
+    table: Table,
+    *,
+    kept_seconds: float = limits.TABLE_LOG_KEPT_SECONDS,
+    kept_versions: int = limits.TABLE_LOG_KEPT_VERSIONS,
+) -> int:
+    """Removes the log's past, up to a checkpoint that was read again; how many objects.
+
+    A version stays if it is younger than `kept_seconds` and among the newest `kept_versions`, or
+    needed to rebuild one that stays. So other engines may fall behind or travel in time for a day,
+    and of a topic that commits every second for some hours: the listing of the log, which they all
+    start with, stays short. The two newest checkpoints stay in any case.
+    """
+    young_us = table.clock.now_us() - round(kept_seconds * 1e6)
+    names: dict[str, int] = {}
+    newest = oldest_young = table.snapshot.version
+    for stat in table.store.list_after(table.log_folder):
+        version = deltalog.version_of(stat.name)
+        if version is not None:
+            names[stat.name] = version
+            if stat.modified_us >= young_us:
+                oldest_young = min(oldest_young, version)
+    cut = _cut(table, names, max(oldest_young, newest - kept_versions + 1))
+    past = [name for name, version in names.items() if version < cut]
+    for name in past:
+        table.store.delete([f"{table.log_folder}/{name}"])
+    return len(past)
+
+
+def _cut(table: Table, names: Mapping[str, int], oldest_kept: int) -> int:
+    """The newest checkpoint from which all that stays can be rebuilt, having read it; 0 if none."""
+    checkpoints = deltalog.read_names(names).checkpoints
+    begin = min(names.values(), default=0)
+    if not any(begin < version <= oldest_kept for version in checkpoints):
+        return 0
+    verified = 0
+    for version in reversed(checkpoints):
+        if verified < limits.TABLE_CHECKPOINTS_KEPT or version <= oldest_kept:
+            try:
+                table.read_checkpoint(checkpoints[version])
+            except (errors.CorruptObject, ObjectMissing):
+                continue
+            verified += 1
+            if verified >= limits.TABLE_CHECKPOINTS_KEPT and version <= oldest_kept:
+                return version
+    return 0
+
+
+# ------------------------------------------------------------------------------ data files
+
+
+def sweep_replaced(table: Table) -> int:
+    """Removes the files that left the table longer ago than its grace; how many.
+
+    Raises what `Table.refresh` does, and `StorageUnavailable`.
+    """
+    table.refresh()
+    grace_us = round(table.removed_file_grace_seconds * 1e6)
+    gone = table.removed_before(table.clock.now_us() - grace_us)
+    if gone:
+        # Another engine's commit may not be durable yet: a power cut must not bring the names back
+        # and leave the files gone.
+        table.store.settle(table.log_folder)
+        table.store.delete(f"{table.folder}/{path}" for path in gone)
+        table.forget_removed(gone)
+    return len(gone)
+
+
+def sweep_orphans(table: Table) -> int:
+    """Removes our files that no commit names and none will, as the header tells; how many.
+
+    Lists all files of the table, so not for every minute. Raises what `Table.commit` does.
+    """
+    if table.refresh().version < 0:
+        return 0
+    grace_us = round(table.orphan_grace_seconds * 1e6)
+    born_before_us = table.clock.now_us() - grace_us
+    candidates = [
+        stat
+        for stat in table.store.walk(table.folder)
+        if stat.modified_us < born_before_us
+        and _OUR_FILE.fullmatch(stat.name)
+        and not table.is_named(stat.name)
+    ]
+    if not candidates:
+        return 0
+    _bar(table, max(stat.modified_us for stat in candidates) + grace_us * 3 // 4)
+    orphans = [stat.name for stat in candidates if not table.is_named(stat.name)]
+    table.store.delete(f"{table.folder}/{name}" for name in orphans)
+    return len(orphans)
+
+
+def _bar(table: Table, moment_us: int) -> None:
+    """Sees to it that a commit from after the moment stands, and that `table` has read it."""
+    newest = f"{table.log_folder}/{deltalog.commit_name(table.snapshot.version)}"
+    try:
+        stands = table.store.stat(newest).modified_us > moment_us
+    except ObjectMissing:
+        stands = False
+    if not stands:
+        table.commit(lambda _: Change(operation="SWEEP"))
+    table.refresh()

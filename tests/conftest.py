@@ -1,0 +1,53 @@
+"""What every test may ask for: a Spark session that knows Delta; and how Hypothesis runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import hypothesis
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long one example takes says more about the machine than about the code.
+hypothesis.settings.register_profile("sparklog", deadline=None)
+hypothesis.settings.load_profile("sparklog")
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """One Spark session for the whole run: two local cores, Delta, UTC, nothing on the network.
+
+    The first use on a machine downloads Delta's jars through Ivy.
+    """
+    # Unset, workers would be whatever `python3` is on the PATH.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
+        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.memory": "1g",
+        "spark.driver.extraJavaOptions": "-Duser.timezone=UTC",
+        "spark.ui.enabled": "false",
+        "spark.log.level": "ERROR",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    yield session
+    session.stop()

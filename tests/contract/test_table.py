@@ -1,0 +1,679 @@
+"""A topic's table over every kind of store: versions, races, foreign changes and damage."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from sparklog import errors, limits
+from sparklog.clock import ManualClock
+from sparklog.storage import deltalog
+from sparklog.storage.objects import (
+    Fault,
+    LocalStore,
+    MemoryStore,
+    ObjectMissing,
+    PutUnresolved,
+    ScriptedFaults,
+    Store,
+)
+from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table import (
+    NO_TABLE,
+    TOPIC_ID,
+    Change,
+    Table,
+    create_change,
+    delete_change,
+    end_app_id,
+    start_app_id,
+)
+from tests.support import tables
+from tests.support.tables import append, appending, create, table_file
+
+LOG = "topics/t/_delta_log"
+HOUR = 3_600.0
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Stands still, near the time that a local store stamps its files with."""
+    return tables.manual_clock(at_us=time.time_ns() // 1_000)
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Store:
+    """An empty store of each kind."""
+    if request.param == "local":
+        return LocalStore(tmp_path / "root")
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def table(store: Store, clock: ManualClock) -> Table:
+    """A topic's table that nobody has created yet."""
+    return Table(store, "t", clock=clock)
+
+
+def another(table: Table) -> Table:
+    """A second process's view of the same table."""
+    return Table(table.store, table.topic, clock=table.clock)
+
+
+def put_commit(store: Store, version: int, *actions: dict[str, Any]) -> None:
+    """A commit as another engine would put it."""
+    info = {"commitInfo": {"operation": "FOREIGN"}}
+    store.put_new(
+        f"{LOG}/{version:020d}.json", msgspec.json.Encoder().encode_lines([info, *actions])
+    )
+
+
+def remove_commits(store: Store, versions: range) -> None:
+    """Cleans the log up as another engine would."""
+    store.delete(f"{LOG}/{version:020d}.json" for version in versions)
+
+
+# ------------------------------------------------------------------------------ a topic's life
+
+
+def test_no_table_yet(table: Table) -> None:
+    """A topic that nobody created is a snapshot of version -1, not an error."""
+    assert table.refresh() == NO_TABLE
+
+
+def test_created_topic_describes_itself(table: Table) -> None:
+    """A new topic has its id, partitions, config and offsets of zero, for whoever opens it."""
+    made = create(table, 3)
+    assert another(table).refresh() == made
+    assert made == TableSnapshot(
+        version=0,
+        topic_id=tables.TOPIC_ID,
+        partitions=3,
+        config={"retention.ms": "1000"},
+        ends=(0, 0, 0),
+        starts=(0, 0, 0),
+        files=((), (), ()),
+    )
+
+
+def test_appends_move_the_ends(table: Table) -> None:
+    """Files are kept in offset order per partition, and a reader that follows sees the same."""
+    create(table)
+    reader = another(table)
+    reader.refresh()
+    seen = append(table, 3)
+    assert seen.version == 3
+    assert seen.ends == (30, 30)
+    assert [file.first for file in seen.files[1]] == [0, 10, 20]
+    assert reader.refresh() == another(table).refresh() == seen
+
+
+def test_untouched_partitions_are_shared(table: Table, clock: ManualClock) -> None:
+    """A commit to one partition costs nothing for the files of the others."""
+    create(table)
+    before = append(table)
+    file = table_file(clock, 1, 10, 19)
+    after = table.commit(lambda _: Change(adds=(file,)))
+    assert after.files[0] is before.files[0]
+    assert after.files[1] == (*before.files[1], file)
+
+
+def test_file_in_between_is_sorted_in(table: Table, clock: ManualClock) -> None:
+    """A file of lower offsets, as a foreign rewrite leaves it, takes its place in the order."""
+    create(table, 1)
+    late, early = table_file(clock, 0, 10, 19), table_file(clock, 0, 0, 9)
+    table.commit(lambda _: Change(adds=(late,)))
+    seen = table.commit(lambda _: Change(adds=(early,)))
+    assert seen.files == ((early, late),)
+    assert seen == another(table).refresh()
+
+
+def test_deleted_topic_is_empty_and_may_return(table: Table) -> None:
+    """Deleting clears files and id, versions go on, and the next topic starts from zero."""
+    create(table)
+    append(table, 2)
+    gone = table.commit(delete_change)
+    assert gone == TableSnapshot(version=3, topic_id=None)
+    back = create(table, 1, topic_id="second")
+    assert (back.version, back.topic_id, back.ends, back.files) == (4, "second", (0,), ((),))
+    assert another(table).refresh() == back
+
+
+def test_checkpoint_forgets_dead_topics(table: Table) -> None:
+    """The `txn` of a deleted topic does not live in checkpoints for ever."""
+    create(table, 1, topic_id="first")
+    table.commit(delete_change)
+    create(table, 1, topic_id="second")
+    table.checkpoint()
+    app_ids = {txn.app_id for txn in table.read_checkpoint([deltalog.checkpoint_name(2)]).txns}
+    assert app_ids == {end_app_id("second", 0), start_app_id("second", 0)}
+
+
+def test_files_left_in_a_dead_topic_go_when_it_returns(table: Table, store: Store) -> None:
+    """What another engine put into a deleted topic's table is no record of the next topic."""
+    create(table, 1)
+    table.commit(delete_change)
+    put_commit(store, 2, foreign_add("partition=0/part-0.parquet"))
+    assert table.refresh().topic_id is None
+    assert create(table, 1, topic_id="second").files == ((),)
+
+
+def test_properties_change_alone(table: Table) -> None:
+    """More partitions are a change of properties; other engines' properties stay."""
+    create(table, 1)
+    more = table.commit(
+        lambda _: Change(
+            properties={"sparklog.partitions": "2", "delta.logRetentionDuration": "interval 1 day"},
+            txns={end_app_id(tables.TOPIC_ID, 1): 0},
+        )
+    )
+    assert (more.partitions, more.ends, more.files) == (2, (0, 0), ((), ()))
+    assert another(table).refresh() == more
+
+
+# ------------------------------------------------------------------------------ decisions
+
+
+def test_decide_sees_the_version_before(table: Table) -> None:
+    """A loser decides again, on the version that beat it."""
+    create(table)
+    other = another(table)
+    other.refresh()
+    append(table)
+    shown: list[int] = []
+
+    def decide(snapshot: TableSnapshot) -> Change | None:
+        shown.append(snapshot.version)
+        return appending(table.clock)(snapshot)
+
+    landed = other.commit(decide)
+    assert shown == [0, 1]
+    assert landed.version == 2
+    assert landed.ends == (20, 20)
+
+
+def test_decide_may_give_up(table: Table) -> None:
+    """None from the decision leaves the table as it is."""
+    made = create(table)
+    assert table.commit(lambda _: None) == made
+    assert another(table).refresh().version == 0
+
+
+def test_decide_may_refuse(table: Table) -> None:
+    """What the decision raises comes out, and nothing was put."""
+    create(table)
+
+    def refuse(_: TableSnapshot) -> Change | None:
+        raise errors.TopicChanged(topic="t", expected="a", found="b")
+
+    with pytest.raises(errors.TopicChanged):
+        table.commit(refuse)
+    assert another(table).refresh().version == 0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda clock, _: Change(removes=(table_file(clock, 0, 0, 9),)),
+        lambda _, seen: Change(adds=seen.files[0]),
+        lambda *_: Change(txns={end_app_id(tables.TOPIC_ID, 0): 9}),
+        lambda *_: Change(create=True),
+    ],
+    ids=["removes what is not there", "adds twice", "txn goes back", "creates twice"],
+)
+def test_impossible_changes_are_not_put(
+    table: Table, clock: ManualClock, wrong: Callable[[ManualClock, TableSnapshot], Change]
+) -> None:
+    """A change that contradicts the version before it is a fault of the program, caught here."""
+    create(table, 1)
+    seen = append(table)
+    with pytest.raises(AssertionError):
+        table.commit(lambda snapshot: wrong(clock, snapshot))
+    assert another(table).refresh() == seen
+
+
+def test_old_file_is_not_added(table: Table, clock: ManualClock) -> None:
+    """Half the orphan grace after it was written, a file must be written anew."""
+    create(table, 1)
+    file = table_file(clock, 0, 0, 9)
+    clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 1)
+    with pytest.raises(errors.TimedOut):
+        table.commit(lambda _: Change(adds=(file,)))
+    assert another(table).refresh().version == 0
+
+
+def test_commits_race_without_loss(store: Store, clock: ManualClock) -> None:
+    """Eight threads with a table each: every append lands once, at offsets of its own."""
+    first = Table(store, "t", clock=clock)
+    create(first, 1)
+
+    def work(_: int) -> None:
+        table = Table(store, "t", clock=clock)
+        for _ in range(12):
+            table.commit(appending(clock))
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(8)))
+    seen = first.refresh()
+    assert seen.version == 96
+    assert [file.first for file in seen.files[0]] == list(range(0, 960, 10))
+    assert another(first).refresh() == seen
+
+
+def test_one_table_serves_many_threads(store: Store, clock: ManualClock) -> None:
+    """A table shared by threads takes their commits one after another."""
+    table = Table(store, "t", clock=clock)
+    create(table, 1)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: table.commit(appending(clock)), range(40)))
+    assert table.snapshot.ends == (400,)
+    assert another(table).refresh() == table.snapshot
+
+
+# ------------------------------------------------------------------------------ the long past
+
+
+def test_cleaned_up_log_is_followed(table: Table, store: Store) -> None:
+    """A reader whose next version has been cleaned up starts over from the newest checkpoint."""
+    create(table)
+    sleeper = another(table)
+    sleeper.refresh()
+    append(table, 5)
+    table.checkpoint()
+    remove_commits(store, range(5))
+    append(table, 2)
+    assert sleeper.refresh() == table.snapshot
+    assert another(table).refresh() == table.snapshot
+
+
+def test_commit_into_the_cleaned_up_past_does_not_count(table: Table, store: Store) -> None:
+    """A put that succeeds only because version 1 was cleaned up is made again at the end."""
+    create(table)
+    sleeper = another(table)
+    sleeper.refresh()
+    append(table, 5)
+    table.checkpoint()
+    remove_commits(store, range(5))
+    landed = append(sleeper)
+    assert landed.version == 6
+    assert landed.ends == (60, 60)
+    assert another(table).refresh() == landed
+
+
+def test_first_commit_into_the_cleaned_up_past_does_not_count(table: Table, store: Store) -> None:
+    """Version 0 is checked as well: who has seen no table must not make a second one."""
+    late = another(table)
+    shown: list[int] = []
+
+    def decide(snapshot: TableSnapshot) -> Change | None:
+        shown.append(snapshot.version)
+        if snapshot.topic_id:
+            return None
+        create(table)
+        append(table, 5)
+        table.checkpoint()
+        remove_commits(store, range(5))
+        return create_change("late", 1, {})
+
+    assert late.commit(decide) == table.snapshot
+    assert shown == [-1, 5]
+
+
+def test_table_without_its_commits_goes_on(table: Table, store: Store) -> None:
+    """A copy that has only the newest checkpoint can be read and written."""
+    create(table)
+    append(table, 3)
+    table.checkpoint()
+    remove_commits(store, range(4))
+    copy = another(table)
+    assert copy.refresh() == table.snapshot
+    assert append(copy).version == 4
+    assert another(table).refresh() == copy.snapshot
+
+
+def test_log_that_went_back_is_an_error(table: Table, store: Store) -> None:
+    """Where versions that were seen are gone, nothing is committed on top of them."""
+    create(table)
+    append(table, 3)
+    remove_commits(store, range(2, 4))
+    with pytest.raises(errors.MissingObject, match="the log now ends at version 1"):
+        table.refresh()
+
+
+def test_hole_in_the_log_is_an_error(table: Table, store: Store) -> None:
+    """A commit that is missing below others is named."""
+    create(table)
+    append(table, 3)
+    remove_commits(store, range(2, 3))
+    with pytest.raises(errors.MissingObject) as found:
+        another(table).refresh()
+    assert found.value.path == f"{LOG}/{2:020d}.json"
+
+
+# ------------------------------------------------------------------------------ checkpoints
+
+
+def test_checkpoint_stands_for_the_log(table: Table, store: Store) -> None:
+    """From a checkpoint alone comes what the commits said, removals and ages included."""
+    create(table)
+    seen = append(table, 4)
+    table.commit(lambda snapshot: Change(removes=(snapshot.files[0][0],)))
+    table.checkpoint()
+    remove_commits(store, range(5))
+    fresh = another(table)
+    assert fresh.refresh() == table.snapshot
+    assert fresh.checkpoint_version == table.checkpoint_version == 5
+    assert fresh.is_named(seen.files[0][0].path)
+
+
+def test_broken_hint_is_no_harm(table: Table, store: Store) -> None:
+    """`_last_checkpoint` is a hint: torn, missing or wrong, the listing finds the checkpoint."""
+    create(table)
+    append(table, 3)
+    table.checkpoint()
+    append(table)
+    remove_commits(store, range(3))
+    for hint in (b"", b'{"version":', b'{"version":2,"size":3}', b'{"version":99,"size":3}'):
+        store.put(f"{LOG}/_last_checkpoint", hint)
+        assert another(table).refresh() == table.snapshot
+    store.delete([f"{LOG}/_last_checkpoint"])
+    assert another(table).refresh() == table.snapshot
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 100, -1])
+def test_torn_checkpoint_falls_back(table: Table, store: Store, kept_bytes: int) -> None:
+    """An unreadable checkpoint is passed over for an older one, or for the commits."""
+    create(table)
+    append(table, 3)
+    table.checkpoint()
+    append(table, 3)
+    table.checkpoint()
+    torn = f"{LOG}/{deltalog.checkpoint_name(6)}"
+    store.put(torn, store.get(torn).to_pybytes()[:kept_bytes])
+    assert another(table).refresh() == table.snapshot
+    remove_commits(store, range(3))
+    assert another(table).refresh() == table.snapshot
+    remove_commits(store, range(3, 5))
+    with pytest.raises(errors.CorruptObject) as found:
+        another(table).refresh()
+    assert found.value.path == torn
+
+
+def test_checkpoint_is_read_back_before_it_is_named(table: Table, store: Store) -> None:
+    """A checkpoint that does not hold the table never becomes the one that readers start from."""
+    create(table)
+    append(table)
+    wrong = deltalog.encode_checkpoint(
+        deltalog.Actions(
+            protocol=deltalog.PROTOCOL,
+            metadata=deltalog.new_metadata(table_id="x", created_ms=0),
+        )
+    )
+    store.put_new(f"{LOG}/{deltalog.checkpoint_name(1)}", wrong)
+    with pytest.raises(errors.CorruptObject, match="names 0 files, not the 2"):
+        table.checkpoint()
+    with pytest.raises(ObjectMissing):
+        store.get(f"{LOG}/_last_checkpoint")
+
+
+def test_hint_never_goes_back(table: Table, store: Store) -> None:
+    """Who writes a checkpoint late does not hide a newer one."""
+    create(table)
+    slow = another(table)
+    slow.refresh()
+    append(table)
+    table.checkpoint()
+    slow.checkpoint()
+    assert deltalog.decode_last_checkpoint(store.get(f"{LOG}/_last_checkpoint")) == 1
+
+
+def test_multi_part_checkpoint_is_read(table: Table, store: Store) -> None:
+    """A classic checkpoint in parts counts when all of them are there, and not before."""
+    create(table)
+    append(table, 3)
+    whole = table._replay.compacted()
+    remove_commits(store, range(3))
+    halves = [
+        dataclasses.replace(whole, adds=whole.adds[:2], txns=(), removes=()),
+        dataclasses.replace(whole, adds=whole.adds[2:], protocol=None, metadata=None),
+    ]
+    for number, half in enumerate(halves, 1):
+        with pytest.raises(errors.MissingObject):
+            another(table).refresh()
+        name = f"{3:020d}.checkpoint.{number:010d}.{2:010d}.parquet"
+        store.put_new(f"{LOG}/{name}", deltalog.encode_checkpoint(half))
+    assert another(table).refresh() == table.snapshot
+
+
+def test_v2_checkpoint_is_refused_by_name(table: Table, store: Store) -> None:
+    """A table that can only be opened through a v2 checkpoint is not ours to open."""
+    create(table)
+    append(table)
+    name = f"{1:020d}.checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.parquet"
+    store.put_new(f"{LOG}/{name}", b"whatever")
+    assert another(table).refresh() == table.snapshot
+    remove_commits(store, range(1))
+    with pytest.raises(errors.ForeignTable, match="v2 checkpoint"):
+        another(table).refresh()
+
+
+def test_tombstones_are_forgotten(table: Table, clock: ManualClock) -> None:
+    """A removal is remembered beyond the file's grace, and then no checkpoint carries it."""
+    create(table, 1)
+    append(table)
+    path = table.snapshot.files[0][0].path
+    table.commit(lambda snapshot: Change(removes=snapshot.files[0]))
+    table.checkpoint()
+    assert table.is_named(path)
+    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
+    append(table)
+    table.checkpoint()
+    assert not table.is_named(path)
+    assert not table.read_checkpoint([deltalog.checkpoint_name(3)]).removes
+
+
+# ------------------------------------------------------------------------------ other engines
+
+
+def foreign_add(path: str, **more: Any) -> dict[str, Any]:
+    """An add action with nothing but what the protocol demands."""
+    return {
+        "add": {
+            "path": path,
+            "partitionValues": {"partition": "0"},
+            "size": 10,
+            "modificationTime": 0,
+            "dataChange": True,
+        }
+        | more
+    }
+
+
+def test_file_without_statistics_comes_first(table: Table, store: Store) -> None:
+    """What another engine wrote without statistics may hold any offset of its partition."""
+    create(table, 1)
+    append(table)
+    put_commit(store, 2, foreign_add("partition=0/part-0.parquet"))
+    seen = table.refresh()
+    assert [(file.first, file.rows) for file in seen.files[0]] == [(None, None), (0, 10)]
+    assert seen.ends == (10,)
+    assert another(table).refresh() == seen
+
+
+def test_paths_are_compared_decoded(table: Table, store: Store) -> None:
+    """A removal counts however its engine percent-encodes the path."""
+    create(table, 1)
+    path = append(table).files[0][0].path
+    put_commit(store, 2, {"remove": {"path": path.replace("=", "%3D"), "dataChange": True}})
+    assert table.refresh().files == ((),)
+
+
+def test_end_is_never_below_the_files(table: Table, store: Store) -> None:
+    """Where a `txn` was lost, the statistics still say where the partition ends."""
+    create(table, 1)
+    stats = '{"numRecords":5,"minValues":{"offset":0},"maxValues":{"offset":4}}'
+    put_commit(store, 1, foreign_add("partition=0/x.parquet", stats=stats))
+    assert table.refresh().ends == (5,)
+
+
+METADATA: dict[str, Any] = {
+    "id": "x",
+    "format": {"provider": "parquet", "options": {}},
+    "schemaString": deltalog.SCHEMA_STRING,
+    "partitionColumns": ["partition"],
+    "configuration": {
+        TOPIC_ID: tables.TOPIC_ID,
+        "sparklog.partitions": "1",
+        "sparklog.config": "{}",
+    },
+}
+
+
+def with_property(name: str, value: str) -> dict[str, Any]:
+    """A metadata action that sets a property besides ours."""
+    return {"metaData": METADATA | {"configuration": METADATA["configuration"] | {name: value}}}
+
+
+FOREIGN: dict[str, dict[str, Any]] = {
+    "its protocol is (1, 3) for check constraints": {
+        "protocol": {"minReaderVersion": 1, "minWriterVersion": 3}
+    },
+    "for deletionVectors, v2Checkpoint": {
+        "protocol": {
+            "minReaderVersion": 3,
+            "minWriterVersion": 7,
+            "readerFeatures": ["deletionVectors"],
+            "writerFeatures": ["deletionVectors", "v2Checkpoint"],
+        }
+    },
+    "has a deletion vector": foreign_add("partition=0/x.parquet", deletionVector={"a": 1}),
+    "s3://elsewhere/x.parquet lies outside": foreign_add("s3://elsewhere/x.parquet"),
+    "is of partition 1, and there are 1": foreign_add(
+        "partition=1/x.parquet", partitionValues={"partition": "1"}
+    ),
+    "is of partition None": foreign_add("x.parquet", partitionValues={"partition": None}),
+    "actions that sparklog does not know: ['domainMetadata']": {"domainMetadata": {"domain": "x"}},
+    "column mapping is on": with_property("delta.columnMapping.mode", "name"),
+    "delta.appendOnly is true": with_property("delta.appendOnly", "true"),
+    "delta.setTransactionRetentionDuration is set": with_property(
+        "delta.setTransactionRetentionDuration", "interval 1 day"
+    ),
+    "properties are damaged": with_property("sparklog.partitions", "many"),
+    "partitioned by []": {"metaData": METADATA | {"partitionColumns": []}},
+    "files are orc": {"metaData": METADATA | {"format": {"provider": "orc", "options": {}}}},
+    "column 'offset' is": {
+        "metaData": METADATA
+        | {"schemaString": deltalog.SCHEMA_STRING.replace('"offset"', '"position"')}
+    },
+    "column 'extra' is": {
+        "metaData": METADATA
+        | {
+            "schemaString": deltalog.SCHEMA_STRING.replace(
+                '"fields":[',
+                '"fields":[{"name":"extra","type":"long","nullable":true,"metadata":{}},',
+                1,
+            )
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("reason", FOREIGN)
+def test_foreign_changes_are_refused_by_name(table: Table, store: Store, reason: str) -> None:
+    """What sparklog cannot work with is named; the last good snapshot stays; no commit lands."""
+    create(table, 1)
+    good = append(table)
+    put_commit(store, 2, FOREIGN[reason])
+    with pytest.raises(errors.ForeignTable) as found:
+        table.refresh()
+    assert reason in found.value.reason
+    assert table.snapshot == good
+    with pytest.raises(errors.ForeignTable):
+        append(table)
+    with pytest.raises(errors.ForeignTable):
+        table.checkpoint()
+    with pytest.raises(errors.ForeignTable):
+        another(table).refresh()
+
+
+def test_foreign_change_may_be_undone(table: Table, store: Store) -> None:
+    """Once the property is gone again, the topic goes on."""
+    create(table, 1)
+    put_commit(store, 1, with_property("delta.appendOnly", "true"))
+    with pytest.raises(errors.ForeignTable):
+        table.refresh()
+    put_commit(store, 2, {"metaData": METADATA})
+    assert append(table).ends == (10,)
+    assert another(table).refresh() == table.snapshot
+
+
+def test_comments_on_columns_are_welcome(table: Table, store: Store) -> None:
+    """A schema that differs only in what people wrote about it is still ours."""
+    create(table, 1)
+    schema = deltalog.SCHEMA_STRING.replace('"metadata":{}', '"metadata":{"comment":"x"}', 1)
+    put_commit(store, 1, {"metaData": METADATA | {"schemaString": schema}})
+    assert table.refresh().version == 1
+
+
+# ------------------------------------------------------------------------------ damage and doubt
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b'{"add":{"path":', b"garbage", b'{"add":{}}'])
+def test_torn_commit_is_named(table: Table, store: Store, content: bytes) -> None:
+    """A commit that is not whole is named with the check; the version before it stays usable."""
+    create(table)
+    follower = another(table)
+    follower.refresh()
+    seen = append(table)
+    store.put_new(f"{LOG}/{2:020d}.json", content)
+    for each in (follower, another(table)):
+        with pytest.raises(errors.CorruptObject) as found:
+            each.refresh()
+        assert found.value.path == f"{LOG}/{2:020d}.json"
+        assert each.snapshot == seen
+
+
+def test_unanswered_put_that_landed_is_ours(clock: ManualClock) -> None:
+    """A commit whose put got no answer counts once, where reading back shows our bytes."""
+    store = MemoryStore(clock)
+    create(Table(store, "t", clock=clock), 1)
+    fault = Fault(operation="put_new", moment="after", error=PutUnresolved("x", "timeout"))
+    shaky = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    assert append(shaky).version == 1
+    assert Table(store, "t", clock=clock).refresh() == shaky.snapshot
+
+
+def test_doubt_after_the_put_is_told(clock: ManualClock) -> None:
+    """A commit that stands is never reported as refused, even if looking after it fails."""
+    store = MemoryStore(clock)
+    create(Table(store, "t", clock=clock), 1)
+    down = errors.StorageUnavailable(operation="stat", path="x", reason="down")
+    # Refreshing asks for the predecessor once, the commit for the second time.
+    fault = Fault(operation="stat", error=down, count=2)
+    shaky = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    with pytest.raises(errors.OutcomeUnknown):
+        append(shaky)
+    assert shaky.refresh().ends == (10,)
+
+
+def test_too_many_lost_races_have_no_effect(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is always beaten gives up with a retriable error."""
+    create(table, 1)
+    monkeypatch.setattr(limits, "TABLE_COMMIT_ATTEMPTS", 3)
+    other = another(table)
+    other.refresh()
+
+    def decide(snapshot: TableSnapshot) -> Change | None:
+        append(table)
+        return appending(table.clock)(snapshot)
+
+    with pytest.raises(errors.StorageUnavailable, match="others were faster 3 times"):
+        other.commit(decide)
+    assert another(table).refresh() == table.snapshot

@@ -1,0 +1,473 @@
+"""A broker in memory behind a real Flight port: all of `wire`, with faults on demand.
+
+It is strict where a broker must be, so that a client cannot lean on its kindness: sequences are
+checked as Kafka does (the first of an identity is 0), only the last five batches are known again,
+and the answer to a batch that said `more` is held until the next one is there.
+
+`FakeLog` is what survives; a `FakeBroker` is one door to it, and several may stand on one log. Run
+as a program, it prints its port and serves; with `--sink` it acks batches and keeps nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparklog import errors, limits, record, wire
+
+SLICE_ROWS = 1_000
+"""Rows of a batch on the way out, so that streams have several."""
+
+
+class DropBefore(Exception):
+    """The connection breaks, and the batch was not appended."""
+
+
+class DropAfter(Exception):
+    """The connection breaks, and the batch was appended."""
+
+
+Fault = Callable[[str, wire.AppendHeader], None]
+"""Called before each append; raises a drop, or the error that refuses the batch, or waits."""
+
+
+def _no_fault(*_: object) -> None:
+    pass
+
+
+# ------------------------------------------------------------------------------ what survives
+
+
+@dataclass(slots=True)
+class ProducerState:
+    next_sequence: int = 0
+    recent: deque[tuple[int, int, int]] = field(
+        default_factory=lambda: deque(maxlen=limits.PRODUCER_WINDOW)
+    )
+    """(base sequence, count, base offset)."""
+
+
+@dataclass(slots=True)
+class FakePartition:
+    leader: int
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    producers: dict[tuple[int, int], ProducerState] = field(default_factory=dict)
+
+    def slice(self, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        for batch in self.batches:
+            first = batch.column("offset")[0].as_py()
+            low, high = max(start, first), min(end, first + batch.num_rows)
+            while low < high:
+                count = min(high - low, SLICE_ROWS)
+                yield batch.slice(low - first, count)
+                low += count
+
+
+@dataclass(slots=True)
+class FakeTopic:
+    topic_id: str
+    config: dict[str, str]
+    partitions: list[FakePartition]
+
+
+class FakeLog:
+    """Topics and producer states; `changed` guards them and tells of appends."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.topics: dict[str, FakeTopic] = {}
+        self.brokers: dict[int, str] = {}
+        self.now_us = 1_700_000_000_000_000
+        self.published: list[list[str] | None] = []
+        self._producers = 0
+        self._created = 0
+
+    def create(self, topic: str, partitions: int = 1, **config: str) -> FakeTopic:
+        self._created += 1
+        self.topics[topic] = FakeTopic(
+            topic_id=f"id-{self._created}",
+            config=config,
+            partitions=[FakePartition(leader=0) for _ in range(partitions)],
+        )
+        return self.topics[topic]
+
+    def topic(self, name: str) -> FakeTopic:
+        if name not in self.topics:
+            raise errors.UnknownTopic(topic=name)
+        return self.topics[name]
+
+    def partition(self, name: str, number: int) -> FakePartition:
+        partitions = self.topic(name).partitions
+        if not 0 <= number < len(partitions):
+            raise errors.UnknownPartition(topic=name, partition=number, last=len(partitions) - 1)
+        return partitions[number]
+
+    def rows(self, topic: str, partition: int = 0) -> list[dict[str, Any]]:
+        """All rows of a partition, in order."""
+        batches = self.partition(topic, partition).batches
+        return pa.Table.from_batches(batches, record.ROW_SCHEMA).to_pylist()
+
+    def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
+        return [row["value"] for row in self.rows(topic, partition)]
+
+    def append(self, topic: str, header: wire.AppendHeader, payload: pa.RecordBatch) -> int:
+        """The base offset, of the first time if it was here before."""
+        with self.changed:
+            partition = self.partition(topic, header.partition)
+            state = ProducerState()
+            if header.producer_id >= 0:
+                identity = (header.producer_id, header.producer_epoch)
+                state = partition.producers.setdefault(identity, state)
+                for sequence, count, base_offset in state.recent:
+                    if (sequence, count) == (header.base_sequence, payload.num_rows):
+                        return base_offset
+                if header.base_sequence != state.next_sequence:
+                    raise errors.OutOfOrderSequence(
+                        topic=topic,
+                        partition=header.partition,
+                        producer_id=header.producer_id,
+                        found=header.base_sequence,
+                        expected=state.next_sequence,
+                    )
+            payload = record.conform_payload(payload)
+            base_offset = partition.end
+            partition.batches.append(
+                record.rows(
+                    payload,
+                    partition=header.partition,
+                    base_offset=base_offset,
+                    timestamp_us=self.now_us,
+                    timestamp_type=record.CREATE_TIME,
+                )
+            )
+            partition.end += payload.num_rows
+            state.recent.append((header.base_sequence, payload.num_rows, base_offset))
+            state.next_sequence = (header.base_sequence + payload.num_rows) % 2**31
+            self.changed.notify_all()
+            return base_offset
+
+    def trim(self, topic: str, partition: int, start: int) -> None:
+        """Retention: nothing below `start` is there any more."""
+        with self.changed:
+            self.partition(topic, partition).start = start
+
+    def new_producer(self) -> wire.ProducerIdentity:
+        self._producers += 1
+        return wire.ProducerIdentity(producer_id=self._producers)
+
+
+# ------------------------------------------------------------------------------ a door
+
+
+class FakeBroker(flight.FlightServerBase):
+    """One door. Faults: `on_append`, `on_action`, `on_read` are called first, and may raise."""
+
+    def __init__(self, log: FakeLog | None = None, *, broker: int = 0, port: int = 0) -> None:
+        super().__init__(f"grpc://127.0.0.1:{port}")
+        self.log = log or FakeLog()
+        self.broker = broker
+        self.on_append: Fault = _no_fault
+        self.on_action: Callable[[str], None] = _no_fault
+        self.on_read: Callable[[], None] = _no_fault
+        self.actions: list[str] = []
+        self.appended: list[tuple[str, wire.AppendHeader]] = []
+        self.tails: list[wire.TailRequest] = []
+        self.streams: list[list[str]] = []
+        """The columns of each stream that was opened."""
+        self._stopping = False
+        with self.log.changed:
+            self.log.brokers[broker] = self.address
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    def stop(self) -> None:
+        """Breaks all connections; the log stays."""
+        with self.log.changed:
+            self._stopping = True
+            self.log.brokers.pop(self.broker, None)
+            self.log.changed.notify_all()
+        self.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -------------------------------------------------------------------------- append
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        topic = wire.decode(wire.AppendStream, descriptor.command).topic
+        self.streams.append(reader.schema.names)
+        held: list[wire.AppendReply] = []
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                assert not held, "a stream ended although it had said that more follows"
+                return
+            header = wire.decode(wire.AppendHeader, chunk.app_metadata)
+            try:
+                held.append(self._append(topic, header, chunk.data))
+            except (DropBefore, DropAfter) as drop:
+                raise flight.FlightUnavailableError(repr(drop)) from None
+            if not header.more:
+                for reply in held:
+                    writer.write(pa.py_buffer(wire.encode(reply)))
+                held.clear()
+
+    def _append(
+        self, topic: str, header: wire.AppendHeader, payload: pa.RecordBatch
+    ) -> wire.AppendReply:
+        dropped: DropAfter | None = None
+        try:
+            try:
+                self.on_append(topic, header)
+            except DropAfter as drop:
+                dropped = drop
+            leader = self.log.partition(topic, header.partition).leader
+            if leader != self.broker:
+                raise errors.NotLeader(
+                    broker=self.broker, topic=topic, partition=header.partition, leader=leader
+                )
+            base_offset = self.log.append(topic, header, payload)
+        except errors.SparklogError as error:
+            return wire.AppendReply(error=wire.ErrorReply.of(error))
+        self.appended.append((topic, header))
+        if dropped is not None:
+            raise dropped
+        return wire.AppendReply(base_offset=base_offset, timestamp_us=self.log.now_us)
+
+    # -------------------------------------------------------------------------- read
+
+    def do_get(self, context: Any, ticket: Any) -> Any:
+        wanted = wire.decode(wire.ReadTicket, ticket.ticket)
+        with told():
+            partition = self.log.partition(wanted.topic, wanted.partition)
+            for offset in (wanted.start, wanted.end):
+                _check_offset(wanted.topic, wanted.partition, partition, offset)
+        schema = _schema(wanted.columns)
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in partition.slice(wanted.start, wanted.end):
+                with told():
+                    self.on_read()
+                yield batch.select(schema.names)
+
+        return flight.GeneratorStream(schema, batches())
+
+    def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        request = wire.decode(wire.TailRequest, descriptor.command)
+        self.tails.append(request)
+        schema = _schema(request.columns)
+        writer.begin(schema)
+        nothing = pa.RecordBatch.from_pylist([], schema)
+        offsets = {(each.topic, each.partition): each.offset for each in request.positions}
+        while not context.is_cancelled():
+            with self.log.changed:
+                if self._stopping:
+                    raise flight.FlightUnavailableError("the broker stops")
+                found = self._new_rows(offsets)
+                if not found:
+                    self.log.changed.wait(request.heartbeat_ms / 1000)
+            for header, batch in found:
+                with told():
+                    self.on_read()
+                writer.write_with_metadata(batch.select(schema.names), wire.encode(header))
+                offsets[header.topic, header.partition] = header.end
+            if not found:
+                idle = wire.encode(wire.TailHeader(idle=True))
+                writer.write_with_metadata(nothing, idle)
+
+    def _new_rows(
+        self, offsets: dict[tuple[str, int], int]
+    ) -> list[tuple[wire.TailHeader, pa.RecordBatch]]:
+        found = []
+        for (topic, number), offset in offsets.items():
+            with told():
+                partition = self.log.partition(topic, number)
+                if partition.leader != self.broker:
+                    raise errors.NotLeader(
+                        broker=self.broker, topic=topic, partition=number, leader=partition.leader
+                    )
+                _check_offset(topic, number, partition, offset)
+            for batch in partition.slice(offset, partition.end):
+                first = batch.column("offset")[0].as_py()
+                header = wire.TailHeader(
+                    topic=topic,
+                    partition=number,
+                    first=first,
+                    end=first + batch.num_rows,
+                    high_watermark=partition.end,
+                )
+                found.append((header, batch))
+        return found
+
+    # -------------------------------------------------------------------------- actions
+
+    def do_action(self, context: Any, action: Any) -> Iterator[Any]:
+        name = action.type
+        request_type, _ = wire.ACTIONS[name]
+        self.actions.append(name)
+        with told():
+            self.on_action(name)
+            with self.log.changed:
+                request = wire.decode(request_type, action.body)
+                reply = getattr(self, "_" + name.replace(".", "_"))(request)
+                self.log.changed.notify_all()
+        yield flight.Result(pa.py_buffer(wire.encode(reply)))
+
+    def _cluster(self, _: wire.Empty) -> wire.ClusterInfo:
+        brokers = [
+            wire.BrokerInfo(broker=broker, epoch=1, address=address)
+            for broker, address in self.log.brokers.items()
+        ]
+        return wire.ClusterInfo(cluster_id="fake", root="memory:", version="0", brokers=brokers)
+
+    def _topics_list(self, _: wire.Empty) -> wire.TopicNames:
+        return wire.TopicNames(topics=sorted(self.log.topics))
+
+    def _topics_create(self, request: wire.CreateTopic) -> wire.TopicInfo:
+        record.check_topic_name(request.topic)
+        if request.topic not in self.log.topics:
+            self.log.create(request.topic, max(request.partitions, 1), **request.config)
+        elif not request.if_absent:
+            raise errors.TopicExists(topic=request.topic)
+        return self._topics_describe(wire.TopicName(topic=request.topic))
+
+    def _topics_describe(self, request: wire.TopicName) -> wire.TopicInfo:
+        topic = self.log.topic(request.topic)
+        return wire.TopicInfo(
+            topic=request.topic,
+            topic_id=topic.topic_id,
+            config=topic.config,
+            partitions=[
+                wire.PartitionInfo(
+                    partition=number,
+                    leader=partition.leader,
+                    start=partition.start,
+                    end=partition.end,
+                )
+                for number, partition in enumerate(topic.partitions)
+            ],
+        )
+
+    def _topics_alter(self, request: wire.AlterTopic) -> wire.TopicInfo:
+        config = self.log.topic(request.topic).config
+        for name, value in request.config.items():
+            if value is None:
+                config.pop(name, None)
+            else:
+                config[name] = value
+        return self._topics_describe(wire.TopicName(topic=request.topic))
+
+    def _topics_add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
+        partitions = self.log.topic(request.topic).partitions
+        if request.partitions <= len(partitions):
+            raise errors.BadPartitionCount(
+                topic=request.topic,
+                requested=request.partitions,
+                reason=f"it has {len(partitions)} already",
+            )
+        while len(partitions) < request.partitions:
+            partitions.append(FakePartition(leader=0))
+        return self._topics_describe(wire.TopicName(topic=request.topic))
+
+    def _topics_delete(self, request: wire.TopicName) -> wire.Empty:
+        self.log.topic(request.topic)
+        del self.log.topics[request.topic]
+        return wire.Empty()
+
+    def _offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
+        found = {}
+        for number, timestamp_us in request.timestamps_us.items():
+            rows = pa.Table.from_batches(
+                self.log.partition(request.topic, number).batches, record.ROW_SCHEMA
+            )
+            times = rows.column("timestamp").cast(pa.int64()).to_pylist()
+            offsets = rows.column("offset").to_pylist()
+            late = [at for at, when in zip(offsets, times, strict=True) if when >= timestamp_us]
+            found[number] = late[0] if late else -1
+        return wire.Offsets(offsets=found)
+
+    def _producers_new(self, _: wire.Empty) -> wire.ProducerIdentity:
+        return self.log.new_producer()
+
+    def _publish_now(self, request: wire.PublishNow) -> wire.Empty:
+        self.log.published.append(request.topics)
+        return wire.Empty()
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """Turns our errors into Flight's, with the reply beside."""
+    try:
+        yield
+    except errors.SparklogError as error:
+        reply = wire.encode(wire.ErrorReply.of(error))
+        raise flight.FlightServerError(str(error), extra_info=reply) from None
+    except (DropBefore, DropAfter) as drop:
+        raise flight.FlightUnavailableError(repr(drop)) from None
+
+
+def _check_offset(topic: str, number: int, partition: FakePartition, offset: int) -> None:
+    if not partition.start <= offset <= partition.end:
+        raise errors.OffsetOutOfRange(
+            topic=topic,
+            partition=number,
+            offset=offset,
+            start=partition.start,
+            end=partition.end,
+        )
+
+
+def _schema(columns: list[str] | None) -> pa.Schema:
+    if columns is None:
+        return record.ROW_SCHEMA
+    return pa.schema([record.ROW_SCHEMA.field(name) for name in columns])
+
+
+# ------------------------------------------------------------------------------ as a program
+
+
+class SinkBroker(FakeBroker):
+    """Acks what comes, and forgets it: what is measured against it is the client."""
+
+    def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        ends: dict[int, int] = defaultdict(int)
+        while True:
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+            header = wire.decode(wire.AppendHeader, chunk.app_metadata)
+            reply = wire.AppendReply(base_offset=ends[header.partition], timestamp_us=0)
+            ends[header.partition] += chunk.data.num_rows
+            writer.write(pa.py_buffer(wire.encode(reply)))
+
+
+def main(arguments: list[str]) -> None:
+    """Serves topics `t1` and `t4`, of one and four partitions, until standard input ends."""
+    broker = SinkBroker() if "--sink" in arguments else FakeBroker()
+    broker.log.create("t1", 1)
+    broker.log.create("t4", 4)
+    sys.stdout.write(f"{broker.port}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    broker.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

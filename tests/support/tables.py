@@ -1,0 +1,111 @@
+"""Topics' tables for tests: small changes in one line."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog.clock import Clock, ManualClock
+from sparklog.record import rows
+from sparklog.storage import publish
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import Change, Table, create_change, end_app_id
+
+TOPIC_ID = "0f3a9c"
+START_US = 1_700_000_000_123_456
+
+_numbers = itertools.count()
+
+
+def table_file(
+    clock: Clock, partition: int, first: int, last: int, *, topic_id: str = TOPIC_ID
+) -> TableFile:
+    """A file as `write_file` would report it, without any bytes behind it."""
+    return TableFile(
+        path=f"partition={partition}/{topic_id}-{first}-{last}-{next(_numbers):016x}.parquet",
+        partition=partition,
+        size_bytes=100 * (last - first + 1),
+        rows=last - first + 1,
+        first=first,
+        last=last,
+        min_timestamp_us=START_US + first,
+        max_timestamp_us=START_US + last,
+        modified_us=clock.now_us() // 1_000 * 1_000,
+    )
+
+
+def create(table: Table, partitions: int = 2, *, topic_id: str = TOPIC_ID) -> TableSnapshot:
+    """A topic's first version."""
+    return table.commit(lambda _: create_change(topic_id, partitions, {"retention.ms": "1000"}))
+
+
+def appending(
+    clock: Clock, rows_per_partition: int = 10
+) -> Callable[[TableSnapshot], Change | None]:
+    """A decision that adds one file at the end of every partition, wherever that is."""
+
+    def decide(snapshot: TableSnapshot) -> Change:
+        topic_id = snapshot.topic_id
+        assert topic_id is not None
+        files = tuple(
+            table_file(clock, partition, end, end + rows_per_partition - 1, topic_id=topic_id)
+            for partition, end in enumerate(snapshot.ends)
+        )
+        ends = {end_app_id(topic_id, file.partition): (file.last or 0) + 1 for file in files}
+        return Change(adds=files, txns=ends)
+
+    return decide
+
+
+def append(table: Table, times: int = 1) -> TableSnapshot:
+    """So many commits, each with a file of ten made-up rows for every partition."""
+    for _ in range(times):
+        table.commit(appending(table.clock))
+    return table.snapshot
+
+
+def record_batch(
+    partition: int, first: int, count: int, *, seed: int = 0, value_bytes: int = 20
+) -> pa.RecordBatch:
+    """Rows of `ROW_SCHEMA` with keys that repeat, headers and incompressible values."""
+    random = np.random.default_rng([seed, partition, first])
+    payload = pa.record_batch(
+        {
+            "timestamp": pa.array(
+                START_US + first + np.arange(count), pa.timestamp("us", tz="UTC")
+            ),
+            "key": pa.array([b"key-%d" % (number % 7) for number in range(count)], pa.binary()),
+            "value": pa.array([random.bytes(value_bytes) for _ in range(count)], pa.binary()),
+            "headers": pa.array(
+                [[{"key": "trace", "value": b"%d" % number}] for number in range(count)],
+                pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()})),
+            ),
+        }
+    )
+    return rows(payload, partition=partition, base_offset=first, timestamp_us=0, timestamp_type=0)
+
+
+def publish_rows(table: Table, partition: int, count: int, *, seed: int = 0) -> TableFile:
+    """A real file at the end of the partition, written and committed; its table entry."""
+    topic_id = table.snapshot.topic_id
+    assert topic_id is not None
+    first = table.snapshot.ends[partition]
+    file = publish.write_file(
+        table.store,
+        topic=table.topic,
+        topic_id=topic_id,
+        partition=partition,
+        batches=[record_batch(partition, first, count, seed=seed)],
+        clock=table.clock,
+    )
+    txns = {end_app_id(topic_id, partition): first + count}
+    table.commit(lambda _: Change(adds=(file,), txns=txns))
+    return file
+
+
+def manual_clock(*, at_us: int = START_US) -> ManualClock:
+    """A clock that stands still on a whole millisecond, as file times do in the log."""
+    return ManualClock(now_us=at_us // 1_000 * 1_000)

@@ -1,0 +1,384 @@
+"""File compaction: what is chosen, and that nothing is lost or doubled by merging it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import errors, limits
+from sparklog.clock import ManualClock
+from sparklog.record import FILE_SCHEMA
+from sparklog.storage import publish
+from sparklog.storage.compaction import Group, choose, compact
+from sparklog.storage.objects import LocalStore, MemoryStore, Store
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import (
+    Change,
+    Table,
+    data_path,
+    delete_change,
+    end_app_id,
+    maintenance_app_id,
+)
+from tests.support import tables
+from tests.support.tables import create, publish_rows
+
+KIB = limits.KIB
+MIB = limits.MIB
+
+# ------------------------------------------------------------------------------ what is chosen
+
+
+def snapshot_of(*sizes: int, ages: list[int] | None = None) -> TableSnapshot:
+    """One partition of files of ten offsets each, with these sizes and times."""
+    files = tuple(
+        TableFile(
+            path=str(number),
+            partition=0,
+            size_bytes=size,
+            rows=10,
+            first=10 * number,
+            last=10 * number + 9,
+            modified_us=ages[number] if ages else 1_000,
+        )
+        for number, size in enumerate(sizes)
+    )
+    return TableSnapshot(
+        version=1, topic_id="id", partitions=1, ends=(10 * len(sizes),), starts=(0,), files=(files,)
+    )
+
+
+def chosen(snapshot: TableSnapshot, **how: int) -> list[list[int]]:
+    """The numbers of the files in each group; 16 files make a pack, 128 MiB is the target."""
+    settings = {"compact_files": 16, "target_bytes": 128 * MIB} | how
+    groups = choose(snapshot, **settings)  # type: ignore[arg-type]
+    return [[int(file.path) for file in group.files] for group in groups]
+
+
+def test_few_files_wait() -> None:
+    """Fewer than `compact_files` small files are left to become more."""
+    assert chosen(snapshot_of(*[MIB] * 15)) == []
+
+
+def test_enough_files_merge() -> None:
+    """`compact_files` neighbours of a size are merged."""
+    assert chosen(snapshot_of(*[MIB] * 16)) == [list(range(16))]
+
+
+def test_big_file_is_not_rewritten_for_small_ones() -> None:
+    """A large neighbour stays out of a merge of small files."""
+    assert chosen(snapshot_of(20 * MIB, *[KIB] * 16)) == [list(range(1, 17))]
+    assert chosen(snapshot_of(20 * MIB, *[KIB] * 15)) == []
+
+
+def test_full_files_are_left_alone() -> None:
+    """What has reached half of the target is never merged again."""
+    assert chosen(snapshot_of(*[65 * MIB] * 40)) == []
+
+
+def test_target_is_kept() -> None:
+    """No merge goes beyond the target."""
+    assert chosen(snapshot_of(*[30 * MIB] * 9)) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_only_neighbours_merge() -> None:
+    """A full file in the middle separates its neighbours."""
+    assert chosen(snapshot_of(*[MIB] * 15, 100 * MIB, *[MIB] * 15)) == []
+
+
+def test_settled_files_merge_when_old() -> None:
+    """A few files that nobody adds to are merged once they are old, down to falling sizes."""
+    sizes = (40 * MIB, MIB, MIB, MIB)
+    young = snapshot_of(*sizes, ages=[0, 0, 50, 50])
+    assert chosen(young) == []
+    assert chosen(young, settled_before_us=10) == []
+    assert chosen(young, settled_before_us=100) == [[1, 2, 3]]
+    assert chosen(snapshot_of(40 * MIB, 3 * MIB), settled_before_us=100) == []
+
+
+def test_everything_is_encoded_anew() -> None:
+    """A full compaction takes all files below half of the target, even a single one."""
+    assert chosen(snapshot_of(100 * MIB, MIB, 2 * KIB, 90 * MIB, KIB), everything=True) == [
+        [1, 2],
+        [4],
+    ]
+
+
+def test_overlapping_files_are_left_alone() -> None:
+    """Files whose offsets overlap are not merged, nor is anything across them."""
+    snapshot = snapshot_of(*[MIB] * 20)
+    files = list(snapshot.files[0])
+    files[10] = dataclasses.replace(files[10], first=95)
+    assert chosen(dataclasses.replace(snapshot, files=(tuple(files),))) == []
+    assert chosen(dataclasses.replace(snapshot, files=(tuple(files),)), compact_files=9) == [
+        list(range(9)),
+        list(range(11, 20)),
+    ]
+
+
+def test_unknown_file_gets_statistics() -> None:
+    """A file without statistics is encoded anew by itself, and merged later."""
+    snapshot = snapshot_of(MIB, MIB)
+    unknown = dataclasses.replace(snapshot.files[0][0], first=None, last=None)
+    assert chosen(dataclasses.replace(snapshot, files=((unknown, snapshot.files[0][1]),))) == [[0]]
+
+
+@given(st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=400))
+def test_writing_is_amplified_a_little(sizes: list[int]) -> None:
+    """However sizes vary, a byte is rewritten a few times only, and few files remain."""
+    target, fan_in = 16 * MIB, 8
+    files: list[TableFile] = []
+    rewrites = Counter[int]()
+    for number, size in enumerate(sizes):
+        files.append(
+            TableFile(
+                path=str(number),
+                partition=0,
+                size_bytes=size,
+                rows=1,
+                first=number,
+                last=number,
+            )
+        )
+        snapshot = TableSnapshot(
+            version=1, topic_id="id", partitions=1, ends=(0,), starts=(0,), files=(tuple(files),)
+        )
+        for group in choose(snapshot, compact_files=fan_in, target_bytes=target):
+            first, last = group.files[0].first or 0, group.files[-1].last or 0
+            rewrites.update(range(first, last + 1))
+            merged = dataclasses.replace(
+                group.files[0], last=last, size_bytes=sum(f.size_bytes for f in group.files)
+            )
+            start = files.index(group.files[0])
+            files[start : start + len(group.files)] = [merged]
+    assert max(rewrites.values(), default=0) <= math.log2(target)
+    written = sum(rewrites[number] * size for number, size in enumerate(sizes))
+    assert written <= 5 * sum(sizes)
+    small = sum(file.size_bytes <= target // 2 for file in files)
+    assert small <= 2 * fan_in * (1 + math.log(target, fan_in))
+
+
+# ------------------------------------------------------------------------------ merging
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Stands still, near the time that a local store stamps its files with."""
+    return tables.manual_clock(at_us=time.time_ns() // 1_000)
+
+
+@pytest.fixture(params=["local", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> Store:
+    """An empty store of each kind."""
+    return LocalStore(tmp_path) if request.param == "local" else MemoryStore(clock)
+
+
+@pytest.fixture
+def table(store: Store, clock: ManualClock) -> Table:
+    """A topic of one empty partition."""
+    table = Table(store, "t", clock=clock)
+    create(table, 1)
+    return table
+
+
+def rows_of(table: Table) -> pa.Table:
+    """All rows of partition 0, as its files hold them."""
+    parts = [
+        pq.read_table(table.store.get(data_path(table.topic, file)))
+        for file in table.snapshot.files[0]
+    ]
+    return pa.concat_tables(parts).sort_by("offset")
+
+
+def whole(table: Table) -> Group:
+    """All files of partition 0 as one group."""
+    return Group(
+        topic_id=table.snapshot.topic_id or "",
+        partition=0,
+        files=table.snapshot.files[0],
+        is_last=True,
+    )
+
+
+def data_files(table: Table) -> set[str]:
+    """What stands in the table's folder beside the log."""
+    return {
+        stat.name for stat in table.store.walk(table.folder) if not stat.name.startswith("_delta")
+    }
+
+
+def test_merge_keeps_every_row(table: Table) -> None:
+    """The rows before are the rows after, in one file, whose commit changes no data."""
+    for _ in range(5):
+        publish_rows(table, 0, 20)
+    before, inputs = rows_of(table), data_files(table)
+    merged = compact(table, whole(table))
+    assert merged is not None
+    assert table.snapshot.files == ((merged,),)
+    assert rows_of(table).equals(before)
+    assert (merged.first, merged.last, merged.rows) == (0, 99, 100)
+    assert table.snapshot.ends == (100,)
+    assert inputs < data_files(table)
+    commit = table.store.get(f"{table.log_folder}/{6:020d}.json").to_pybytes()
+    assert b'"dataChange":true' not in commit
+    assert maintenance_app_id(tables.TOPIC_ID).encode() in commit
+
+
+def test_merge_goes_on_beside_the_publisher(table: Table, clock: ManualClock) -> None:
+    """A publish between the merge and its commit is no conflict."""
+    publish_rows(table, 0, 20)
+    publish_rows(table, 0, 20)
+    slow = Table(table.store, "t", clock=clock)
+    slow.refresh()
+    group = whole(table)
+    publish_rows(table, 0, 20)
+    merged = compact(slow, group)
+    assert merged is not None
+    assert [file.first for file in table.refresh().files[0]] == [0, 40]
+
+
+def test_two_merges_of_the_same_files(table: Table, clock: ManualClock) -> None:
+    """Of two merges of the same files one lands; the other leaves nothing behind."""
+    publish_rows(table, 0, 20)
+    publish_rows(table, 0, 20)
+    group = whole(table)
+    late = Table(table.store, "t", clock=clock)
+    late.refresh()
+    assert compact(table, group) is not None
+    files = data_files(table)
+    assert compact(late, group) is None
+    assert data_files(table) == files
+    assert rows_of(table).num_rows == 40
+
+
+def test_merge_yields_to_retention_and_deletion(table: Table, clock: ManualClock) -> None:
+    """A merge of files that have left the table meanwhile is given up."""
+    publish_rows(table, 0, 20)
+    publish_rows(table, 0, 20)
+    group = whole(table)
+    table.commit(lambda snapshot: Change(removes=snapshot.files[0][:1]))
+    assert compact(table, group) is None
+    assert [file.first for file in table.refresh().files[0]] == [20]
+    table.commit(delete_change)
+    create(table, 1, topic_id="second")
+    assert compact(table, group) is None
+    assert table.refresh().files == ((),)
+
+
+def test_swept_input_gives_the_merge_up(table: Table) -> None:
+    """Inputs that were replaced and swept while the merge waited are no error."""
+    publish_rows(table, 0, 20)
+    publish_rows(table, 0, 20)
+    group = whole(table)
+    compact(table, group)
+    table.store.delete(data_path("t", file) for file in group.files)
+    assert compact(table, group) is None
+
+
+def test_missing_active_file_is_reported(table: Table) -> None:
+    """A file that the table names and nobody has is told, not skipped."""
+    file = publish_rows(table, 0, 20)
+    table.store.delete([data_path("t", file)])
+    with pytest.raises(errors.MissingObject):
+        compact(table, whole(table))
+
+
+def add_foreign(table: Table, found: pa.Table, **told: int | None) -> TableFile:
+    """A file as another engine might have written it, committed with those statistics."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(found, sink, compression="snappy")
+    first, end = table.snapshot.ends[0], table.snapshot.ends[0] + found.num_rows
+    file = dataclasses.replace(
+        tables.table_file(table.clock, 0, first, end - 1),
+        path=f"partition=0/part-{first}.parquet",
+        **told,  # type: ignore[arg-type]
+    )
+    table.store.put_new(data_path("t", file), sink.getvalue())
+    txns = {end_app_id(tables.TOPIC_ID, 0): end}
+    return table.commit(lambda _: Change(adds=(file,), txns=txns)).files[0][-1]
+
+
+def test_foreign_order_and_types_are_put_right(table: Table) -> None:
+    """Rows and columns in any order, and INT96 times, come out as `FILE_SCHEMA` has them."""
+    publish_rows(table, 0, 20)
+    batch = tables.record_batch(0, 20, 30).select(FILE_SCHEMA.names)
+    sink = pa.BufferOutputStream()
+    shuffled = pa.Table.from_batches([batch]).sort_by(
+        [("key", "ascending"), ("offset", "descending")]
+    )
+    pq.write_table(
+        shuffled.select(FILE_SCHEMA.names[::-1]), sink, use_deprecated_int96_timestamps=True
+    )
+    file = tables.table_file(table.clock, 0, 20, 49)
+    table.store.put_new(data_path("t", file), sink.getvalue())
+    table.commit(lambda _: Change(adds=(file,)))
+    assert compact(table, whole(table)) is not None
+    expected = [tables.record_batch(0, first, count) for first, count in ((0, 20), (20, 30))]
+    assert rows_of(table).equals(pa.Table.from_batches(expected).select(FILE_SCHEMA.names))
+
+
+def test_wrong_count_is_not_committed(table: Table) -> None:
+    """A file that holds other rows than the log says is reported, and stays as it is."""
+    good = pa.Table.from_batches([tables.record_batch(0, 0, 20)]).select(FILE_SCHEMA.names)
+    add_foreign(table, good, rows=19)
+    with pytest.raises(errors.CorruptObject, match="holds 20 rows"):
+        compact(table, whole(table))
+    assert table.refresh().version == 1
+
+
+def test_doubled_offset_is_not_committed(table: Table) -> None:
+    """A file that holds an offset twice is reported."""
+    half = pa.Table.from_batches([tables.record_batch(0, 0, 10)]).select(FILE_SCHEMA.names)
+    add_foreign(table, pa.concat_tables([half, half]))
+    with pytest.raises(errors.CorruptObject, match="an offset twice"):
+        compact(table, whole(table))
+
+
+def test_damaged_page_is_not_copied(table: Table) -> None:
+    """A flipped bit in a page is found by its checksum before it is written again."""
+    file = publish_rows(table, 0, 5_000)
+    path = data_path("t", file)
+    data = bytearray(table.store.get(path).to_pybytes())
+    data[len(data) // 2] ^= 1
+    table.store.put(path, bytes(data))
+    with pytest.raises(errors.CorruptObject) as found:
+        compact(table, whole(table))
+    assert found.value.path == path
+
+
+def test_file_without_rows_goes(table: Table) -> None:
+    """An empty file of another engine just leaves the table."""
+    publish_rows(table, 0, 20)
+    add_foreign(table, FILE_SCHEMA.empty_table(), rows=0, first=None, last=None)
+    groups = choose(table.snapshot)
+    assert [len(group.files) for group in groups] == [1]
+    assert compact(table, groups[0]) is None
+    assert [file.first for file in table.refresh().files[0]] == [0]
+
+
+def test_merge_too_slow_to_commit_leaves_nothing(
+    table: Table, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge that froze for half of the orphan grace removes its output and says so."""
+    publish_rows(table, 0, 20)
+    files = data_files(table)
+    put = publish.put_file
+
+    def freeze(*args: object, **more: object) -> TableFile:
+        merged = put(*args, **more)  # type: ignore[arg-type]
+        clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 1)
+        return merged
+
+    monkeypatch.setattr(publish, "put_file", freeze)
+    with pytest.raises(errors.TimedOut):
+        compact(table, whole(table))
+    assert data_files(table) == files

@@ -1,0 +1,181 @@
+"""Rows to data files."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import limits
+from sparklog.record import FILE_SCHEMA, PAYLOAD_SCHEMA, rows
+from sparklog.storage import publish
+from sparklog.storage.objects import MemoryStore
+from tests.support.tables import START_US, manual_clock, record_batch
+
+blobs = st.none() | st.binary(max_size=30)
+payload_rows = st.fixed_dictionaries(
+    {
+        "timestamp": st.integers(limits.TIMESTAMP_MIN_US, limits.TIMESTAMP_MAX_US),
+        "key": blobs,
+        "value": blobs,
+        "headers": st.none()
+        | st.lists(st.fixed_dictionaries({"key": st.text(max_size=5), "value": blobs}), max_size=3),
+    }
+)
+
+
+def payload(found: list[dict[str, object]]) -> pa.RecordBatch:
+    """Records as a producer sends them."""
+    columns = [
+        pa.array([row[name] for row in found], pa.int64()).view(kind)
+        if name == "timestamp"
+        else pa.array([row[name] for row in found], kind)
+        for name, kind in zip(PAYLOAD_SCHEMA.names, PAYLOAD_SCHEMA.types, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=PAYLOAD_SCHEMA)
+
+
+@given(st.lists(payload_rows, min_size=1, max_size=20), st.integers(1, 5), st.integers(0, 2**62))
+def test_round_trip(found: list[dict[str, object]], batch_rows: int, base_offset: int) -> None:
+    """Any records come back with exactly `FILE_SCHEMA`, whatever the batches they came in."""
+    whole = rows(
+        payload(found),
+        partition=0,
+        base_offset=base_offset,
+        timestamp_us=0,
+        timestamp_type=0,
+    )
+    batches = [whole.slice(start, batch_rows) for start in range(0, len(found), batch_rows)]
+    encoded = publish.encode(batches)
+    read = pq.read_table(encoded.data, page_checksum_verification=True)
+    assert read.schema.equals(FILE_SCHEMA)
+    assert read.equals(pa.Table.from_batches([whole.select(FILE_SCHEMA.names)]))
+    times = [row["timestamp"] for row in found]
+    assert (encoded.min_timestamp_us, encoded.max_timestamp_us) == (min(times), max(times))  # type: ignore[type-var]
+    assert (encoded.rows, encoded.first, encoded.last) == (
+        len(found),
+        base_offset,
+        base_offset + len(found) - 1,
+    )
+
+
+@pytest.mark.parametrize("batch_rows", [1_000, 70_000, 150_000])
+def test_row_groups_are_full(batch_rows: int) -> None:
+    """Row groups have the size that lookups want, however the rows arrive."""
+    count = 150_000
+    column = pa.array(np.arange(count), pa.int64())
+    payload = pa.record_batch({"value": column.cast(pa.string()).cast(pa.binary())})
+    whole = rows(payload, partition=0, base_offset=7, timestamp_us=START_US, timestamp_type=0)
+    encoded = publish.encode(
+        [whole.slice(start, batch_rows) for start in range(0, count, batch_rows)]
+    )
+    metadata = pq.read_metadata(encoded.data)
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    assert [group.num_rows for group in groups] == [
+        limits.ROW_GROUP_ROWS,
+        limits.ROW_GROUP_ROWS,
+        count - 2 * limits.ROW_GROUP_ROWS,
+    ]
+    bounds = [(found.min, found.max) for group in groups if (found := group.column(0).statistics)]
+    assert bounds[1] == (7 + limits.ROW_GROUP_ROWS, 7 + 2 * limits.ROW_GROUP_ROWS - 1)
+    assert pq.read_table(encoded.data)["value"].to_pylist() == whole.column("value").to_pylist()
+
+
+def column_of(encoded: publish.Encoded, name: str) -> pq.ColumnChunkMetaData:
+    """How a column of the first row group was written."""
+    group = pq.read_metadata(encoded.data).row_group(0)
+    found = {group.column(number).path_in_schema: number for number in range(group.num_columns)}
+    return group.column(found[name])
+
+
+def test_values_that_do_not_shrink_are_left_alone() -> None:
+    """Incompressible values cost no codec, compressible ones and keys are compressed."""
+    hard = publish.encode([record_batch(0, 0, 5_000, value_bytes=100)])
+    soft = publish.encode(
+        [
+            rows(
+                pa.record_batch({"value": pa.array([b'{"delay": 11}'] * 5_000, pa.binary())}),
+                partition=0,
+                base_offset=0,
+                timestamp_us=START_US,
+                timestamp_type=0,
+            )
+        ]
+    )
+    assert column_of(hard, "value").compression == "UNCOMPRESSED"
+    assert column_of(hard, "key").compression == "ZSTD"
+    assert column_of(soft, "value").compression == "ZSTD"
+    assert soft.data.size < 5_000
+
+
+def test_sample_is_taken_from_the_slice() -> None:
+    """A batch that is a view into a larger one is judged by its own values."""
+    soft, hard = [b"0" * 100] * 1_000, record_batch(0, 0, 1_000, value_bytes=100).column("value")
+    both = pa.concat_arrays([pa.array(soft, pa.binary()), hard])
+    whole = rows(
+        pa.record_batch({"value": both}),
+        partition=0,
+        base_offset=0,
+        timestamp_us=START_US,
+        timestamp_type=0,
+    )
+    assert column_of(publish.encode([whole.slice(0, 1_000)]), "value").compression == "ZSTD"
+    assert column_of(publish.encode([whole.slice(1_000)]), "value").compression == "UNCOMPRESSED"
+
+
+def test_keys_that_repeat_become_a_dictionary() -> None:
+    """A dictionary is made for keys that repeat, and not for those that hardly do."""
+    repeated = publish.encode([record_batch(0, 0, 1_000)])
+    values = pa.array([b"%d" % number for number in range(1_000)], pa.binary())
+    unique = rows(
+        pa.record_batch({"key": values, "value": values}),
+        partition=0,
+        base_offset=0,
+        timestamp_us=START_US,
+        timestamp_type=0,
+    )
+    assert column_of(repeated, "key").has_dictionary_page
+    assert not column_of(publish.encode([unique]), "key").has_dictionary_page
+
+
+@pytest.mark.parametrize("starts", [(0, 0), (10, 5), (5, 9)])
+def test_offsets_must_rise(starts: tuple[int, int]) -> None:
+    """A file whose offsets do not rise strictly is never written."""
+    with pytest.raises(AssertionError):
+        publish.encode([record_batch(0, start, 5) for start in starts])
+
+
+def test_gaps_are_fine() -> None:
+    """Offsets may have gaps, as key compaction leaves them."""
+    encoded = publish.encode([record_batch(0, start, 5) for start in (0, 100)])
+    assert (encoded.rows, encoded.first, encoded.last) == (10, 0, 104)
+
+
+def test_written_file_is_told_as_it_stands() -> None:
+    """`write_file` puts a new object each time, and reports what the log is to say of it."""
+    clock = manual_clock()
+    store = MemoryStore(clock)
+    files = [
+        publish.write_file(
+            store,
+            topic="t",
+            topic_id="id",
+            partition=3,
+            batches=[record_batch(3, 40, 10)],
+            clock=clock,
+        )
+        for _ in range(2)
+    ]
+    for one, other in itertools.permutations(files):
+        assert re.fullmatch(r"partition=3/id-40-49-[0-9a-f]{16}\.parquet", one.path)
+        assert one.path != other.path
+        assert store.stat(f"topics/t/{one.path}").size_bytes == one.size_bytes
+        assert (one.rows, one.first, one.last, one.partition) == (10, 40, 49, 3)
+        assert (one.min_timestamp_us, one.max_timestamp_us) == (START_US + 40, START_US + 49)
+        assert one.modified_us == clock.now_us()
