@@ -1,0 +1,112 @@
+"""A broker of its own for a measure: a real process on a fresh root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import sparklog
+from sparklog.client.log import Log
+from sparklog.clock import SystemClock
+from sparklog.limits import DEAD_AFTER_SECONDS
+from sparklog.storage.meta import find_live_broker
+from sparklog.storage.objects import open_store
+
+
+class BrokerProcess:
+    """`sparklog broker` on `root`, serving when `start` returns.
+
+    `settings` are environment variables, such as `SPARKLOG_PUBLISHER_INTERVAL_SECONDS`.
+    """
+
+    def __init__(
+        self, root: Path, settings: Mapping[str, str] | None = None, *, flight: str = "127.0.0.1:0"
+    ) -> None:
+        self.root = root
+        self._settings = dict(settings or {})
+        self._flight = flight
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+
+    def start(self) -> Self:
+        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
+        command += ["--flight", self._flight]
+        self._process = subprocess.Popen(
+            command,
+            env={**os.environ, "SPARKLOG_LOG_LEVEL": "warning", **self._settings},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        found = self._live()
+        if not line or found is None:
+            raise RuntimeError(f"the broker did not start: exit {self._process.poll()}")
+        self.address = found[1]
+        return self
+
+    def _live(self) -> tuple[int, str] | None:
+        store = open_store(str(self.root))
+        return find_live_broker(store, clock=SystemClock(), dead_after_seconds=DEAD_AFTER_SECONDS)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def connect(self) -> Log:
+        return sparklog.connect(self.address)
+
+    def rss_bytes(self) -> int:
+        """Resident memory of the process now."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text("utf-8").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def kill(self) -> None:
+        """As a power cut ends it: no goodbye."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class FreshRoot:
+    """A folder for one measure, removed after it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __enter__(self) -> Path:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = Path(tempfile.mkdtemp(prefix="bench-", dir=self._folder))
+        return self._path
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)

