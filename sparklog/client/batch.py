@@ -1,0 +1,460 @@
+"""Records on their way out: the batch that fills, its parts by partition, and what came of each.
+
+A *batch* collects the records of one topic as they were sent, in plain lists. Sealed, it becomes
+Arrow columns and is split into *parts*, one a partition, each in the order of sending; a part is
+what the broker acks. A `RecordFuture` is a batch and a row: the record's own metadata is made
+only when somebody asks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import pairwise, repeat
+from typing import Any, Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog import errors, wire
+from sparklog.client.times import utc
+from sparklog.partitioner import NO_KEY, partitions_of
+from sparklog.record import HEADERS, LOG_APPEND_TIME, PAYLOAD_SCHEMA, TIMESTAMP
+
+Header = tuple[str, bytes | None]
+Callback = tuple[int, Callable[["RecordFuture"], object]]
+"""A row, and what is called when it is decided."""
+OnDelivery = Callable[["errors.SparklogError | None", "RecordMetadata | None"], object]
+
+RECORD_OVERHEAD_BYTES: Final = 64
+"""What a record costs in memory besides its bytes, so that empty ones are bounded too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordMetadata:
+    """Where a record stands durably."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_us: int
+    """Microseconds since 1970-01-01 UTC."""
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970-01-01 UTC, as in Kafka's clients."""
+        return self.timestamp_us // 1000
+
+    @property
+    def datetime(self) -> datetime:
+        return utc(self.timestamp_us)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppendedRange:
+    """Where rows of a table stand durably: `rows` of them, from `offset` on."""
+
+    topic: str
+    partition: int
+    offset: int
+    rows: int
+
+
+class Owner(Protocol):
+    """Who sends a batch, as far as its futures care."""
+
+    lock: threading.Lock
+    topic: str
+
+    def await_batch(
+        self, batch: Batch, is_done: Callable[[], bool], deadline: float | None
+    ) -> bool:
+        """Sends `batch` without waiting for more; False if `deadline` (monotonic) passed first."""
+        ...
+
+    def expedite(self, batch: Batch) -> None:
+        """Sends `batch` without waiting for more."""
+        ...
+
+
+class Part:
+    """The records of a batch that go to one partition, and what came of them."""
+
+    __slots__ = (
+        "base_offset", "batch", "count", "deadline", "done", "error", "identity", "partition",
+        "payload", "place", "rows", "sequence", "timestamp_type", "timestamp_us", "unanswered",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        batch: Batch,
+        partition: int,
+        payload: pa.RecordBatch,
+        rows: npt.NDArray[np.intp] | None,
+    ) -> None:
+        self.batch = batch
+        self.partition = partition
+        self.payload = payload
+        """None once it is done."""
+        self.count: int = payload.num_rows
+        self.rows = rows
+        """Rising numbers in the batch; None: all of them."""
+        self.deadline = batch.deadline
+        self.place = -1
+        """Among the parts of its partition."""
+        self.identity: wire.ProducerIdentity | None = None
+        self.sequence = -1
+        """Of the first record under `identity`; -1: none was given yet."""
+        self.unanswered = False
+        """It was sent, and an answer was lost: it may stand in the log."""
+        self.done = False
+        self.error: errors.SparklogError | None = None
+        self.base_offset = -1
+        self.timestamp_us = -1
+        self.timestamp_type = 0
+
+    def succeed(self, reply: wire.AppendReply) -> None:
+        self.base_offset = reply.base_offset
+        self.timestamp_us = reply.timestamp_us
+        self.timestamp_type = reply.timestamp_type
+        self._end()
+
+    def fail(self, error: errors.SparklogError) -> None:
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        # Futures are kept for long, bytes need not be.
+        self.payload = None
+        self.done = True
+
+
+class Batch:
+    """Records of one topic, in the order they were sent. Its owner's lock guards it."""
+
+    __slots__ = (
+        "bytes", "callbacks", "count", "deadline", "due", "headers", "keys", "open_calls",
+        "open_parts", "owner", "partition_of", "partitions", "parts", "table", "table_partitions",
+        "timestamps", "values", "waiters",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, *, due: float, deadline: float) -> None:
+        self.owner = owner
+        self.due = due
+        """When it is sent though not full; monotonic seconds."""
+        self.deadline = deadline
+        """When it is given up; monotonic seconds."""
+        self.values: list[bytes | None] = []
+        # As long as the last record that has one; empty: no record has.
+        self.keys: list[bytes | None] = []
+        self.headers: list[list[Header] | None] = []
+        self.timestamps: list[int | None] = []
+        self.partitions: list[int] = []
+        self.table: pa.RecordBatch | None = None
+        """Instead of the lists: a conforming payload."""
+        self.table_partitions: npt.NDArray[np.int32] | None = None
+        """-1: by the key."""
+        self.bytes = 0
+        self.count = 0
+        """Rows; set when it is sealed."""
+        self.callbacks: list[Callback] = []
+        self.waiters: list[threading.Lock] = []
+        self.parts: dict[int, Part] | None = None
+        """By partition; None until it is split."""
+        self.partition_of: npt.NDArray[np.int32] | None = None
+        """Of each row, where there are several parts."""
+        self.open_parts = 0
+        self.open_calls = 0
+
+    # -------------------------------------------------------------------------- filling
+
+    def add_details(
+        self,
+        row: int,
+        headers: list[Header] | None,
+        timestamp_us: int | None,
+        partition: int | None,
+        callbacks: Iterable[Callable[[RecordFuture], object]],
+    ) -> None:
+        """What few records have beside key and value."""
+        if headers is not None:
+            self.headers.extend(repeat(None, row - len(self.headers)))
+            self.headers.append(headers)
+        if timestamp_us is not None:
+            self.timestamps.extend(repeat(None, row - len(self.timestamps)))
+            self.timestamps.append(timestamp_us)
+        if partition is not None:
+            self.partitions.extend(repeat(NO_KEY, row - len(self.partitions)))
+            self.partitions.append(partition)
+        self.callbacks.extend((row, callback) for callback in callbacks)
+
+    def seal(self) -> None:
+        if self.table is not None:
+            self.count = self.table.num_rows
+            return
+        self.count = len(self.values)
+        for column in (self.keys, self.headers, self.timestamps):
+            if column:
+                column.extend(repeat(None, self.count - len(column)))
+        if self.partitions:
+            self.partitions.extend(repeat(NO_KEY, self.count - len(self.partitions)))
+
+    @property
+    def cost_bytes(self) -> int:
+        return self.bytes + self.count * RECORD_OVERHEAD_BYTES
+
+    # -------------------------------------------------------------------------- splitting
+
+    def split(self, partition_count: int, sticky: int) -> list[Part]:
+        """Makes the parts.
+
+        Args:
+            partition_count: of the topic, for keys.
+            sticky: the partition of the records that have neither key nor partition.
+        """
+        payload = self._payload()
+        where = self._where(payload, partition_count, sticky)
+        if where is None or (where == where[0]).all():
+            partition = sticky if where is None else int(where[0])
+            parts = {partition: Part(self, partition, payload, None)}
+        else:
+            self.partition_of = where
+            parts = self._parted(payload, where)
+        self.parts = parts
+        self.open_parts = len(parts)
+        # The bytes live on in the parts, until those are acked; timestamps are asked for later.
+        self.values, self.keys, self.headers, self.table = [], [], [], None
+        return list(parts.values())
+
+    def fail_unsplit(self, error: errors.SparklogError) -> None:
+        """Ends a batch, as one part that went nowhere."""
+        nothing = pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary())], names=["value"])
+        part = Part(self, NO_KEY, nothing, None)
+        part.fail(error)
+        self.parts, self.partition_of = {NO_KEY: part}, None
+        self.open_parts = 1
+
+    def only_part(self) -> Part:
+        assert self.parts is not None
+        (part,) = self.parts.values()
+        return part
+
+    def _payload(self) -> pa.RecordBatch:
+        if self.table is not None:
+            return self.table
+        columns = {}
+        if self.timestamps:
+            columns["timestamp"] = pa.array(self.timestamps, pa.int64()).view(TIMESTAMP)
+        if self.keys:
+            columns["key"] = pa.array(self.keys, pa.binary())
+        columns["value"] = pa.array(self.values, pa.binary())
+        if self.headers:
+            columns["headers"] = pa.array(self.headers, HEADERS)
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=_schema(tuple(columns)))
+
+    def _where(
+        self, payload: pa.RecordBatch, partition_count: int, sticky: int
+    ) -> npt.NDArray[np.int32] | None:
+        """The partition of each row; None: `sticky` for all."""
+        named: Any = self.partitions if self.table_partitions is None else self.table_partitions
+        key = payload.schema.get_field_index("key")
+        if key >= 0:
+            where = partitions_of(payload.column(key), partition_count)
+            where[where == NO_KEY] = sticky
+        elif len(named):
+            where = np.full(payload.num_rows, sticky, np.int32)
+        else:
+            return None
+        if len(named):
+            named = np.asarray(named, np.int32)
+            where = np.where(named == NO_KEY, where, named)
+        return where
+
+    def _parted(self, payload: pa.RecordBatch, where: npt.NDArray[np.int32]) -> dict[int, Part]:
+        # numpy sorts 16-bit integers by radix, several times faster; stable keeps the order.
+        order = np.argsort(where.astype(np.int16), kind="stable")
+        payload = payload.take(pa.array(order))
+        ordered = where[order]
+        starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+        parts = {}
+        for start, end in pairwise([*starts, len(order)]):
+            partition = int(ordered[start])
+            rows = order[start:end]
+            parts[partition] = Part(self, partition, payload.slice(start, end - start), rows)
+        return parts
+
+    # -------------------------------------------------------------------------- what came of it
+
+    def part_of(self, row: int) -> Part | None:
+        """None until the batch is split."""
+        if self.parts is None:
+            return None
+        if self.partition_of is None:
+            return self.only_part()
+        return self.parts[int(self.partition_of[row])]
+
+    def metadata(self, row: int, part: Part) -> RecordMetadata:
+        rank = row if part.rows is None else int(np.searchsorted(part.rows, row))
+        own_us = None
+        if self.timestamps and part.timestamp_type != LOG_APPEND_TIME:
+            own_us = self.timestamps[row]
+        return RecordMetadata(
+            topic=self.owner.topic,
+            partition=part.partition,
+            offset=part.base_offset + rank,
+            timestamp_us=part.timestamp_us if own_us is None else own_us,
+        )
+
+    def is_done(self) -> bool:
+        return self.parts is not None and all(part.done for part in self.parts.values())
+
+    def is_finished(self) -> bool:
+        """Done, and called back."""
+        return self.is_done() and not (self.open_parts or self.open_calls)
+
+    def take_callbacks(self, part: Part) -> list[Callback]:
+        """Of the rows of `part`, which is done, in order of the rows."""
+        if not self.callbacks:
+            return []
+        mine = [each for each in self.callbacks if self.part_of(each[0]) is part]
+        self.callbacks = [each for each in self.callbacks if self.part_of(each[0]) is not part]
+        return sorted(mine, key=lambda each: each[0])
+
+
+@cache
+def _schema(names: tuple[str, ...]) -> pa.Schema:
+    return pa.schema([PAYLOAD_SCHEMA.field(name) for name in names])
+
+
+# ------------------------------------------------------------------------------ futures
+
+
+def delivery_callback(on_delivery: OnDelivery) -> Callable[[RecordFuture], object]:
+    """`on_delivery` in the form of `add_done_callback`."""
+
+    def deliver(future: RecordFuture) -> object:
+        error = future.exception()
+        return on_delivery(error, None if error else future.result())
+
+    return deliver
+
+
+def _deadline(timeout_seconds: float | None) -> float | None:
+    return None if timeout_seconds is None else time.monotonic() + timeout_seconds
+
+
+class RecordFuture:
+    """What will have become of one record. May be awaited, too."""
+
+    __slots__ = ("_batch", "_row")
+
+    def __init__(self, batch: Batch, row: int) -> None:
+        self._batch = batch
+        self._row = row
+
+    def done(self) -> bool:
+        part = self._batch.part_of(self._row)
+        return part is not None and part.done
+
+    def result(self, timeout: float | None = None) -> RecordMetadata:
+        """Where the record stands; waiting for it sends it at once, linger or not.
+
+        Args:
+            timeout: seconds; None: until it is decided.
+
+        Raises:
+            errors.TimedOut: it is not decided yet, or was given up unsent.
+            errors.OutcomeUnknown: it was sent and never answered; look before you repeat it.
+            errors.SparklogError: as the broker refused it.
+        """
+        part = self._wait(timeout)
+        if part.error is not None:
+            raise part.error
+        return self._batch.metadata(self._row, part)
+
+    def exception(self, timeout: float | None = None) -> errors.SparklogError | None:
+        """None where the record stands; waits as `result` does."""
+        return self._wait(timeout).error
+
+    def add_done_callback(self, callback: Callable[[RecordFuture], object]) -> None:
+        """Calls `callback(future)` on the producer's thread; at once and here if it is decided.
+
+        What it raises is logged. It must not wait for records of the same topic.
+        """
+        with self._batch.owner.lock:
+            decided = self.done()
+            if not decided:
+                self._batch.callbacks.append((self._row, callback))
+        if decided:
+            callback(self)
+
+    def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        loop = asyncio.get_running_loop()
+        decided: asyncio.Future[None] = loop.create_future()
+
+        def release() -> None:
+            if not decided.done():
+                decided.set_result(None)
+
+        self.add_done_callback(lambda _: loop.call_soon_threadsafe(release))
+        self._batch.owner.expedite(self._batch)
+        yield from decided
+        return self.result()
+
+    def _wait(self, timeout_seconds: float | None) -> Part:
+        batch = self._batch
+        if self.done():
+            pass
+        elif not batch.owner.await_batch(batch, self.done, _deadline(timeout_seconds)):
+            raise errors.TimedOut(
+                what=f"a record to {batch.owner.topic}", timeout_seconds=timeout_seconds
+            )
+        part = batch.part_of(self._row)
+        assert part is not None
+        return part
+
+
+class TableFuture:
+    """What will have become of the rows of a table."""
+
+    __slots__ = ("_batches", "_topic")
+
+    def __init__(self, topic: str, batches: list[Batch]) -> None:
+        self._topic = topic
+        self._batches = batches
+
+    def done(self) -> bool:
+        return all(batch.is_done() for batch in self._batches)
+
+    def result(self, timeout: float | None = None) -> list[AppendedRange]:
+        """Where the rows stand, in order of the rows, a range for each batch and partition.
+
+        Raises the failure of the first rows that failed, after all are decided; others may stand.
+        `timeout` is in seconds; None: until all are decided.
+        """
+        deadline = _deadline(timeout)
+        for batch in self._batches:
+            if not batch.is_done() and not batch.owner.await_batch(batch, batch.is_done, deadline):
+                raise errors.TimedOut(
+                    what=f"{sum(each.count for each in self._batches)} rows to {self._topic}",
+                    timeout_seconds=timeout,
+                )
+        parts = [part for batch in self._batches for part in (batch.parts or {}).values()]
+        for part in parts:
+            if part.error is not None:
+                raise part.error
+        return [
+            AppendedRange(
+                topic=self._topic,
+                partition=part.partition,
+                offset=part.base_offset,
+                rows=part.count,
+            )
+            for part in parts
+        ]

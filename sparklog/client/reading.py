@@ -1,0 +1,255 @@
+"""Records on their way in: what one looks like, where to begin, and ranges read to their end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sparklog import errors, wire
+from sparklog.client.batch import Header
+from sparklog.client.connection import Connection, failure_of, is_of_the_broker
+from sparklog.client.serialize import Deserializer
+from sparklog.client.times import datetime_us, utc
+from sparklog.record import ROW_SCHEMA
+
+TopicPartition = tuple[str, int]
+
+Point = int | str | datetime
+"""An offset, "earliest", "latest", or a time: the first record that is not older."""
+
+Start = Point | Mapping[TopicPartition, Point] | Mapping[str, Mapping[int, Point]]
+"""A point for all partitions, or one for some: `{("t", 0): 12}` or `{"t": {0: 12}}`."""
+
+
+class Record(NamedTuple):
+    """One record as it stands in the log. A tuple, because millions of them are made."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_us: int
+    """Microseconds since 1970-01-01 UTC."""
+    timestamp_type: int
+    """`record.CREATE_TIME` or `record.LOG_APPEND_TIME`."""
+    key: Any
+    """bytes, or what the deserializer makes of them; None: there is none."""
+    value: Any
+    """As `key`; None: a tombstone."""
+    headers: tuple[Header, ...]
+
+    @property
+    def timestamp(self) -> int:
+        """Milliseconds since 1970-01-01 UTC, as in Kafka's clients."""
+        return self.timestamp_us // 1000
+
+    @property
+    def datetime(self) -> datetime:
+        return utc(self.timestamp_us)
+
+
+def records_of(
+    topic: str,
+    partition: int,
+    batch: pa.RecordBatch,
+    key_deserializer: Deserializer | None = None,
+    value_deserializer: Deserializer | None = None,
+) -> Iterator[Record]:
+    """The rows of `batch`, which has a column `offset`; columns that it lacks are None."""
+    keys = _objects(batch, "key")
+    values = _objects(batch, "value")
+    if key_deserializer is not None:
+        keys = (None if key is None else key_deserializer(key) for key in keys)
+    if value_deserializer is not None:
+        values = (None if value is None else value_deserializer(value) for value in values)
+    return map(
+        Record,
+        repeat(topic),
+        repeat(partition),
+        batch.column("offset").to_numpy().tolist(),
+        _integers(batch, "timestamp"),
+        _integers(batch, "timestampType"),
+        keys,
+        values,
+        _headers(batch),
+    )
+
+
+def _integers(batch: pa.RecordBatch, name: str) -> Iterable[Any]:
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        return repeat(None)
+    column = batch.column(index)
+    if pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64())
+    numbers: list[int] = column.to_numpy(zero_copy_only=False).tolist()
+    return numbers
+
+
+def _objects(batch: pa.RecordBatch, name: str) -> Iterable[Any]:
+    index = batch.schema.get_field_index(name)
+    if index < 0:
+        return repeat(None)
+    column = batch.column(index)
+    if column.null_count == len(column):
+        return repeat(None)
+    # By way of numpy, which makes the objects in a compiled loop.
+    objects: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
+    return objects
+
+
+def _headers(batch: pa.RecordBatch) -> Iterable[tuple[Header, ...]]:
+    index = batch.schema.get_field_index("headers")
+    if index < 0:
+        return repeat(())
+    column = batch.column(index)
+    if column.null_count == len(column):
+        return repeat(())
+    return [
+        tuple((header["key"], header["value"]) for header in headers or ())
+        for headers in column.to_pylist()
+    ]
+
+
+# ------------------------------------------------------------------------------ columns
+
+
+def wire_columns(columns: Iterable[str] | None) -> list[str] | None:
+    """What to ask the broker for: `offset` too, so that a broken stream can be resumed.
+
+    Raises `WrongSchema` for a column that rows do not have.
+    """
+    if columns is None:
+        return None
+    names = list(columns)
+    for name in names:
+        if name not in ROW_SCHEMA.names:
+            raise errors.WrongSchema(
+                reason=f"rows have no column {name!r}; they have {', '.join(ROW_SCHEMA.names)}"
+            )
+    return names if "offset" in names else [*names, "offset"]
+
+
+# ------------------------------------------------------------------------------ topics
+
+
+def describe(connection: Connection, topic: str) -> wire.TopicInfo:
+    """What a topic looks like now; its leaders can be found afterwards."""
+    info: wire.TopicInfo = connection.action("topics.describe", wire.TopicName(topic=topic))
+    connection.learn_leaders(info)
+    return info
+
+
+def offsets_of(
+    connection: Connection, info: wire.TopicInfo, points: Mapping[int, Point]
+) -> dict[int, int]:
+    """The offset that each partition's point stands for.
+
+    Raises `UnknownPartition`, and `BadOption` for what is no point. Offsets are not checked against
+    the range that exists: reading does that.
+    """
+    offsets, timestamps_us = {}, {}
+    for partition, point in points.items():
+        if not 0 <= partition < len(info.partitions):
+            raise errors.UnknownPartition(
+                topic=info.topic, partition=partition, last=len(info.partitions) - 1
+            )
+        known = info.partitions[partition]
+        match point:
+            case "earliest":
+                offsets[partition] = known.start
+            case "latest":
+                offsets[partition] = known.end
+            case datetime():
+                timestamps_us[partition] = datetime_us(point)
+            case int() if not isinstance(point, bool):
+                offsets[partition] = point
+            case _:
+                raise errors.BadOption(
+                    option="offset",
+                    value=point,
+                    reason="expected an offset, 'earliest', 'latest', or a datetime",
+                )
+    if timestamps_us:
+        request = wire.OffsetsForTimes(topic=info.topic, timestamps_us=timestamps_us)
+        found: wire.Offsets = connection.action("offsets.for_times", request)
+        for partition, offset in found.offsets.items():
+            offsets[partition] = info.partitions[partition].end if offset < 0 else offset
+    return offsets
+
+
+# ------------------------------------------------------------------------------ ranges
+
+
+def read_range(
+    connection: Connection,
+    info: wire.TopicInfo,
+    partition: int,
+    *,
+    start: int,
+    end: int,
+    columns: list[str] | None,
+) -> Iterator[pa.RecordBatch]:
+    """The rows from `start` to `end` (excluded), in order, once each, over broken connections.
+
+    Args:
+        columns: with `offset`; None: all of `ROW_SCHEMA`.
+
+    Raises:
+        errors.OffsetOutOfRange: the range does not exist, or not any more.
+        errors.TopicChanged: the topic is another one than `info` tells.
+        errors.Retriable: nothing came for as long as the connection retries.
+    """
+    retry = connection.retry()
+    while start < end:
+        try:
+            for batch in _one_stream(connection, info, partition, start, end, columns):
+                retry.reset()
+                start = batch.column("offset")[-1].as_py() + 1
+                yield batch
+            return
+        except errors.NotLeader as error:
+            retry.wait_or_raise(error)
+            info = describe(connection, info.topic)
+        except errors.SparklogError as error:
+            retry.wait_or_raise(error)
+
+
+def _one_stream(
+    connection: Connection,
+    info: wire.TopicInfo,
+    partition: int,
+    start: int,
+    end: int,
+    columns: list[str] | None,
+) -> Iterator[pa.RecordBatch]:
+    ticket = wire.ReadTicket(
+        topic=info.topic,
+        partition=partition,
+        start=start,
+        end=end,
+        columns=columns,
+        topic_id=info.topic_id,
+    )
+    channel = connection.channel(info.partitions[partition].leader)
+    reader = None
+    try:
+        reader = channel.read(ticket)
+        while True:
+            batch = reader.read_chunk().data
+            if batch.num_rows:
+                yield batch
+    except StopIteration:
+        reader = None
+    except (pa.ArrowException, OSError) as error:
+        reader = None
+        failure = failure_of(error, channel.address)
+        if is_of_the_broker(failure):
+            connection.broke(channel)
+        raise failure from error
+    finally:
+        if reader is not None:
+            reader.cancel()

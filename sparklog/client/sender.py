@@ -1,0 +1,907 @@
+"""What carries one topic's batches to the brokers: one thread that writes, one a stream that reads.
+
+Callers fill the open batch under `lock` and do not wait for the network. The sender thread seals
+what is due, splits it, and writes what the lanes let go; a stream's reading thread takes in the
+answers. Who waits for the only record there is writes it himself, which spares waking a thread. A
+thread of its own for each topic, because a write may block while a broker does not read, and the
+other topics must not wait for that. Both threads are daemons, and end when the topic has been idle
+for a while.
+
+`lock` guards everything here but the streams' writers, and is never held over a call to the network
+or to a user's function. The lanes decide what is sent and what a refusal means (`client.lane`).
+
+A Flight stream has one schema. It is opened with the columns that its first part needs; a part that
+needs more ends it, and the next is as wide as any part so far.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from sparklog import errors, limits, wire
+from sparklog.client.batch import Batch, Callback, Part, RecordFuture
+from sparklog.client.connection import (
+    Backoff,
+    Channel,
+    Connection,
+    failure_of,
+    is_of_the_broker,
+)
+from sparklog.client.lane import Lane
+from sparklog.partitioner import spread
+from sparklog.record import PAYLOAD_SCHEMA
+
+_log = logging.getLogger(__name__)
+
+_NEVER: Final = float("inf")
+_GIVE_UP_CHECK_SECONDS: Final = 0.1
+_RUN_PARTS: Final = 32
+_EASY_BYTES: Final = 16 * limits.KIB
+_ASIDE_SECONDS: Final = 5.0
+"""How long the sender thread lets itself be kept by a question beside the batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendingOptions:
+    linger_seconds: float
+    max_block_seconds: float
+    delivery_timeout_seconds: float
+
+
+class BufferPool:
+    """How many bytes of all topics wait for their acks. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self._used_bytes = 0
+        self._room = threading.Condition()
+
+    @property
+    def is_full(self) -> bool:
+        return self._used_bytes >= self.limit_bytes
+
+    def take(self, count_bytes: int) -> None:
+        """Never waits, so the limit may be passed by the batch that was filling."""
+        with self._room:
+            self._used_bytes += count_bytes
+
+    def give_back(self, count_bytes: int) -> None:
+        with self._room:
+            self._used_bytes -= count_bytes
+            if not self.is_full:
+                self._room.notify_all()
+
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        with self._room:
+            return self._room.wait_for(lambda: not self.is_full, timeout_seconds)
+
+
+class Identities:
+    """The producer's identity, and new ones for partitions that have to leave it. Thread-safe."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._shared: wire.ProducerIdentity | None = None
+
+    def shared(self, *, timeout_seconds: float) -> wire.ProducerIdentity:
+        with self._lock:
+            if self._shared is None:
+                self._shared = self.fresh(timeout_seconds=timeout_seconds)
+            return self._shared
+
+    def fresh(self, *, timeout_seconds: float) -> wire.ProducerIdentity:
+        identity: wire.ProducerIdentity = self._connection.action(
+            "producers.new", timeout_seconds=timeout_seconds
+        )
+        return identity
+
+
+# ------------------------------------------------------------------------------ streams
+
+
+class _Stream:
+    """One DoPut. `write_lock` keeps writing and closing apart, which Flight does not."""
+
+    __slots__ = (
+        "awaiting",
+        "channel",
+        "columns",
+        "has_answered",
+        "reader",
+        "retiring",
+        "schema",
+        "write_lock",
+        "writer",
+    )
+
+    def __init__(self, channel: Channel, topic: str, columns: frozenset[str]) -> None:
+        self.channel = channel
+        self.columns = columns
+        self.schema = pa.schema([field for field in PAYLOAD_SCHEMA if field.name in columns])
+        self.awaiting: deque[tuple[_Partition, Part]] = deque()
+        """Sent, not answered; answers come in this order."""
+        self.has_answered = False
+        self.retiring = False
+        self.write_lock = threading.Lock()
+        self.writer, self.reader = channel.append(topic, self.schema)
+
+    def write(self, part: Part, payload: pa.RecordBatch, *, more: bool) -> None:
+        identity = part.identity
+        assert identity is not None
+        header = wire.AppendHeader(
+            partition=part.partition,
+            producer_id=identity.producer_id,
+            producer_epoch=identity.producer_epoch,
+            base_sequence=part.sequence,
+            more=more,
+        )
+        if payload.schema.names != self.schema.names:
+            payload = _widened(payload, self.schema)
+        with self.write_lock:
+            self.writer.write_with_metadata(payload, wire.encode(header))
+
+    def read(self) -> wire.AppendReply | None:
+        """The next answer; None: the stream ended, and `close` tells why."""
+        data = self.reader.read()
+        return None if data is None else wire.decode(wire.AppendReply, data)
+
+    def retire(self) -> None:
+        """No more batches; the reading thread sees the end after the last answer."""
+        self.retiring = True
+        with self.write_lock:
+            try:
+                self.writer.done_writing()
+            except (pa.ArrowException, OSError):
+                _log.debug("a stream to %s was broken already", self.channel.address)
+
+    def fits(self, part: Part) -> bool:
+        return self.columns.issuperset(part.payload.schema.names)
+
+    def close(self) -> errors.SparklogError | None:
+        """What ended the stream; None: we did."""
+        with self.write_lock:
+            try:
+                self.writer.close()
+            except (pa.ArrowException, OSError) as error:
+                return failure_of(error, self.channel.address)
+        return None
+
+
+def _widened(payload: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for field in schema:
+        index = payload.schema.get_field_index(field.name)
+        absent = index < 0
+        columns.append(pa.nulls(payload.num_rows, field.type) if absent else payload.column(index))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _Partition:
+    """A lane, and the way it takes now."""
+
+    __slots__ = ("backoff", "in_line", "lane", "retry_at", "route")
+
+    def __init__(self, lane: Lane, route: _Route, backoff: Backoff) -> None:
+        self.lane = lane
+        self.route = route
+        self.backoff = backoff
+        self.retry_at = 0.0
+        """Held until then, monotonic seconds; 0: not held."""
+        self.in_line = False
+
+    @property
+    def may_send(self) -> bool:
+        ready = self.lane.sendable is not None or self.lane.wants_identity
+        return ready and self.retry_at == 0.0
+
+
+class _Route:
+    """The way to one broker."""
+
+    __slots__ = ("backoff", "broker", "careful", "line", "retry_at", "stream")
+
+    def __init__(self, broker: int, backoff: Backoff) -> None:
+        self.broker = broker
+        self.backoff = backoff
+        self.retry_at = 0.0
+        """Not used before then, monotonic seconds."""
+        self.stream: _Stream | None = None
+        self.line: deque[_Partition] = deque()
+        """Those that may have something to send; they take turns."""
+        self.careful = False
+        """One part at a time: the last stream was refused, and any of several may be the cause."""
+
+    @property
+    def may_write(self) -> bool:
+        """Whether the first in line may send now, whatever `retry_at` says."""
+        while self.line and not self.line[0].may_send:
+            self.line.popleft().in_line = False
+        stream = self.stream
+        if not self.line or stream is None:
+            return bool(self.line)
+        return not (stream.retiring or (self.careful and stream.awaiting))
+
+    @property
+    def may_write_here(self) -> bool:
+        """Whether the first in line may send now, on the stream as it is."""
+        part = self.line[0].lane.sendable if self.may_write else None
+        return part is not None and self.stream is not None and self.stream.fits(part)
+
+
+# ------------------------------------------------------------------------------ the sender
+
+
+class TopicSender:
+    """Sends the batches of one topic, in order in each partition."""
+
+    def __init__(
+        self,
+        info: wire.TopicInfo,
+        *,
+        connection: Connection,
+        identities: Identities,
+        pool: BufferPool,
+        options: SendingOptions,
+    ) -> None:
+        self.topic = info.topic
+        self.lock = threading.Lock()
+        self.open: Batch | None = None
+        """What callers fill."""
+        self._connection = connection
+        self._identities = identities
+        self._pool = pool
+        self._options = options
+
+        self._take_in(info)
+        self._gone: errors.SparklogError | None = None
+        """The topic was not there when it was last used."""
+        self._closed: errors.SparklogError | None = None
+
+        self._changed = threading.Condition(self.lock)
+        self._thread: threading.Thread | None = None
+        self._thread_id = -1
+        self._signalled = False
+        self._ending = False
+        self._sending = threading.Lock()
+        """Taken before `lock` by whoever splits and writes: the sender thread, or a caller."""
+
+        self._unfinished: dict[Batch, None] = {}
+        """All batches not yet decided and called back, in order; a dict serves as ordered set."""
+        self._sealed: list[Batch] = []
+        self._calls: list[tuple[Batch, list[Callback]]] = []
+        self._batch_number = random.randrange(2**20)
+        self._columns: frozenset[str] = frozenset({"value"})
+        self._partitions: dict[int, _Partition] = {}
+        self._routes: dict[int, _Route] = {}
+        self._held: list[_Partition] = []
+        """Wait for a moment before they try again."""
+        self._next_give_up_check = 0.0
+
+    # -------------------------------------------------------------------------- for callers
+
+    @property
+    def partition_count(self) -> int:
+        return len(self._info.partitions)
+
+    def check_partition(self, partition: int) -> None:
+        """Raises `UnknownPartition`, after a look whether it was just added."""
+        if partition >= self.partition_count:
+            self._look(self._options.max_block_seconds)
+        if not 0 <= partition < self.partition_count:
+            raise errors.UnknownPartition(
+                topic=self.topic, partition=partition, last=self.partition_count - 1
+            )
+
+    def open_batch(self) -> Batch:
+        """The open batch, made where there is none. `lock` is held, but not while it waits.
+
+        Raises `TimedOut` if the buffer stays full for as long as a caller may be blocked, and
+        `UnknownTopic` once the topic is gone.
+        """
+        if self.open is None:
+            self._admit()
+        if self.open is None:
+            self.open = self._new_batch()
+            # The thread may sleep past the time when this batch is due.
+            self._changed.notify()
+        return self.open
+
+    def seal(self, *, signal: bool = True) -> None:
+        """Sends the open batch without waiting for more. `lock` is held."""
+        if self.open is not None:
+            batch, self.open = self.open, None
+            self._hand_over(batch, signal=signal)
+
+    def add_table(self, payload: pa.RecordBatch, partitions: Any) -> Batch:
+        """Sends rows, after all that was sent before. Waits and raises as `open_batch` does.
+
+        Args:
+            payload: conforms to `PAYLOAD_SCHEMA`.
+            partitions: None, or numpy int32: the partition of each row, -1 for "by the key".
+        """
+        with self.lock:
+            self._admit()
+            self.seal()
+            batch = self._new_batch()
+            batch.table = payload
+            batch.table_partitions = partitions
+            batch.bytes = payload.nbytes
+            self._hand_over(batch)
+        return batch
+
+    def await_batch(
+        self, batch: Batch, is_done: Callable[[], bool], deadline: float | None
+    ) -> bool:
+        """Sends `batch` now; False if `deadline` (monotonic seconds) passed before it was done.
+
+        Raises `BadRequest` on the thread that would have to do it.
+        """
+        if threading.get_ident() == self._thread_id:
+            raise errors.BadRequest(
+                reason="a delivery callback cannot wait for records of its topic: it runs on the"
+                " thread that delivers them"
+            )
+        while True:
+            bell = threading.Lock()
+            bell.acquire()
+            with self.lock:
+                if is_done():
+                    return True
+                mine = self._is_easy(batch)
+                if batch is self.open:
+                    self.seal(signal=not mine)
+                batch.waiters.append(bell)
+            if mine:
+                self._send_myself()
+            left_seconds = -1.0 if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not bell.acquire(timeout=left_seconds):
+                return is_done()
+
+    def expedite(self, batch: Batch) -> None:
+        with self.lock:
+            if batch is self.open:
+                self.seal()
+
+    def flush(self, deadline: float | None) -> bool:
+        """Whether all that was sent before is decided, and called back, by `deadline`."""
+        with self.lock:
+            batches = list(self._unfinished)
+        return all(self.await_batch(each, each.is_finished, deadline) for each in batches)
+
+    @property
+    def undecided_rows(self) -> int:
+        """Without the lock, so only roughly right while others send."""
+        return sum(batch.count or len(batch.values) for batch in list(self._unfinished))
+
+    def end(self) -> None:
+        """The threads end after what is there. Takes no lock: a finalizer may call it anywhere."""
+        self._ending = True
+        if self.lock.acquire(blocking=False):
+            try:
+                self._signal()
+            finally:
+                self.lock.release()
+
+    def close(self) -> None:
+        """Gives up what is undecided, and ends the threads."""
+        closed = errors.BadRequest(reason="the producer is closed")
+        with self.lock:
+            self._closed = closed
+            self.seal()
+            self._give_up(_NEVER, closed)
+            self._ending = True
+            self._signal()
+            thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(limits.KEEPALIVE_SECONDS + limits.KEEPALIVE_TIMEOUT_SECONDS)
+
+    def after_fork(self) -> None:
+        """In a child: it has no such threads, and its parent sends all that is here."""
+        self.lock = threading.Lock()
+        for batch in list(self._unfinished):
+            unknown = errors.OutcomeUnknown(what="a record", reason="it is for the parent to send")
+            batch.fail_unsplit(unknown)
+        self._unfinished.clear()
+
+    # -------------------------------------------------------------------------- filling
+
+    def _admit(self) -> None:
+        """Waits until there may be one more batch. `lock` is held, but not while it waits."""
+        deadline = time.monotonic() + self._options.max_block_seconds
+        while self._closed or self._gone or self._pool.is_full:
+            if self._closed is not None:
+                raise self._closed
+            if self._gone is not None:
+                self._unlocked(lambda: self._look(self._options.max_block_seconds))
+            elif threading.get_ident() == self._thread_id:
+                # A callback that sends must not wait for what its own thread has to do.
+                return
+            else:
+                self._unlocked(lambda: self._wait_for_room(deadline))
+
+    def _new_batch(self) -> Batch:
+        now = time.monotonic()
+        batch = Batch(
+            self,
+            due=now + self._options.linger_seconds,
+            deadline=now + self._options.delivery_timeout_seconds,
+        )
+        self._unfinished[batch] = None
+        if self._thread is None:
+            name = f"sparklog-send-{self.topic}"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
+        return batch
+
+    def _hand_over(self, batch: Batch, *, signal: bool = True) -> None:
+        batch.seal()
+        self._pool.take(batch.cost_bytes)
+        self._sealed.append(batch)
+        if signal:
+            self._signal()
+
+    def _unlocked(self, wait: Callable[[], None]) -> None:
+        self.lock.release()
+        try:
+            wait()
+        finally:
+            self.lock.acquire()
+
+    def _wait_for_room(self, deadline: float) -> None:
+        if not self._pool.wait_for_room(max(deadline - time.monotonic(), 0.0)):
+            raise errors.TimedOut(
+                what=f"making room in the producer's buffer of {self._pool.limit_bytes} bytes",
+                timeout_seconds=self._options.max_block_seconds,
+            )
+
+    # -------------------------------------------------------------------------- metadata
+
+    def _look(self, timeout_seconds: float) -> None:
+        """Learns anew how many partitions there are, and who leads them."""
+        request = wire.TopicName(topic=self.topic)
+        info: wire.TopicInfo = self._connection.action(
+            "topics.describe", request, timeout_seconds=timeout_seconds
+        )
+        self._connection.learn_leaders(info)
+        self._take_in(info)
+        self._gone = None
+
+    def _take_in(self, info: wire.TopicInfo) -> None:
+        self._info = info
+        self._fresh_until = time.monotonic() + limits.METADATA_AGE_SECONDS
+        told = info.config.get("max.message.bytes", "")
+        self.max_record_bytes = int(told) if told.isdecimal() else limits.MAX_RECORD_BYTES
+        """Of key, value and headers together."""
+
+    def _refresh(self) -> None:
+        try:
+            self._look(_ASIDE_SECONDS)
+        except errors.SparklogError as error:
+            # What is known serves on; a broker that refuses what it leads to says so.
+            _log.warning("cannot look at topic %s: %s", self.topic, error)
+            self._fresh_until = time.monotonic() + _ASIDE_SECONDS
+            return
+        with self.lock:
+            for route in self._routes.values():
+                waiting = list(route.line)
+                route.line.clear()
+                for partition in waiting:
+                    partition.in_line = False
+                    self._line_up(partition)
+
+    # -------------------------------------------------------------------------- the thread
+
+    def _signal(self) -> None:
+        self._signalled = True
+        self._changed.notify()
+
+    def _run(self) -> None:
+        self._thread_id = threading.get_ident()
+        try:
+            while self._step():
+                pass
+            self._retire_streams()
+        except Exception as error:
+            # A fault of ours must not leave anybody waiting.
+            _log.exception("the sender of topic %s failed", self.topic)
+            with self.lock:
+                self._closed = errors.SparklogError(reason=f"the producer failed: {error!r}")
+                self._give_up(_NEVER, errors.OutcomeUnknown(what="records", reason=repr(error)))
+
+    def _retire_streams(self) -> None:
+        with self.lock:
+            # Another thread may have begun already, for batches that came just now.
+            idle = [] if self._thread else [route.stream for route in self._routes.values()]
+            streams = [stream for stream in idle if stream is not None]
+            for stream in streams:
+                stream.retiring = True
+        for stream in streams:
+            stream.retire()
+
+    def _step(self) -> bool:
+        """One round; False: the thread ends."""
+        with self.lock:
+            if not self._sleep():
+                self._thread, self._thread_id = None, -1
+                return False
+            if self.open is not None and self.open.due <= time.monotonic():
+                self.seal()
+            calls, self._calls = self._calls, []
+        for batch, callbacks in calls:
+            self._call_back(batch, callbacks)
+        if time.monotonic() >= self._fresh_until:
+            self._refresh()
+        with self._sending:
+            self._split_sealed()
+            with self.lock:
+                self._attend_to_time()
+            for route in list(self._routes.values()):
+                self._write_all(route)
+        return True
+
+    def _sleep(self) -> bool:
+        """Until there is something to do; False: it is time to end. `lock` is held."""
+        idle_at = time.monotonic() + limits.STREAM_IDLE_SECONDS
+        while not self._signalled:
+            now = time.monotonic()
+            wake_at = self._wake_at() if self._unfinished else idle_at
+            if wake_at <= now:
+                break
+            self._changed.wait(wake_at - now)
+        is_idle = not self._signalled and not self._unfinished
+        self._signalled = False
+        return bool(self._unfinished) or not (is_idle or self._ending)
+
+    def _wake_at(self) -> float:
+        times = [self._next_give_up_check]
+        if self.open is not None:
+            times.append(self.open.due)
+        times += [partition.retry_at for partition in self._held]
+        times += [route.retry_at for route in self._routes.values() if route.may_write]
+        return min(times)
+
+    def _call_back(self, batch: Batch, callbacks: list[Callback]) -> None:
+        for row, callback in callbacks:
+            try:
+                callback(RecordFuture(batch, row))
+            except Exception:
+                _log.exception("a delivery callback of topic %s failed", self.topic)
+        with self.lock:
+            batch.open_calls -= 1
+            self._finish(batch)
+
+    def _attend_to_time(self) -> None:
+        """Gives up what is late, and lets those try again who have waited. `lock` is held."""
+        now = time.monotonic()
+        if now >= self._next_give_up_check:
+            self._next_give_up_check = now + _GIVE_UP_CHECK_SECONDS
+            seconds = self._options.delivery_timeout_seconds
+            late = errors.TimedOut(what=f"delivery to topic {self.topic}", timeout_seconds=seconds)
+            self._give_up(now, late)
+        due = [partition for partition in self._held if partition.retry_at <= now]
+        self._held = [partition for partition in self._held if partition.retry_at > now]
+        for partition in due:
+            partition.retry_at = 0.0
+            self._line_up(partition)
+
+    # -------------------------------------------------------------------------- lining up
+
+    def _split_sealed(self) -> None:
+        with self.lock:
+            batches, self._sealed = self._sealed, []
+        for batch in batches:
+            self._split(batch)
+
+    def _split(self, batch: Batch) -> None:
+        self._batch_number += 1
+        count = self.partition_count
+        failure: errors.SparklogError | None = None
+        try:
+            parts = batch.split(count, spread(self._batch_number, count))
+        except (pa.ArrowException, ValueError) as error:
+            failure = errors.WrongSchema(reason=f"the records do not become columns: {error}")
+        with self.lock:
+            failure = failure or self._closed
+            if failure is not None:
+                batch.fail_unsplit(failure)
+                self._decided(batch.only_part())
+                return
+            for part in parts:
+                self._columns |= frozenset(part.payload.schema.names)
+                partition = self._partition(part.partition)
+                partition.lane.add(part)
+                self._line_up(partition)
+
+    def _partition(self, number: int) -> _Partition:
+        partition = self._partitions.get(number)
+        if partition is None:
+            lane = Lane(self.topic, number)
+            partition = _Partition(lane, self._route_to(number), self._connection.backoff())
+            self._partitions[number] = partition
+        return partition
+
+    def _route_to(self, number: int) -> _Route:
+        known = number < self.partition_count
+        broker = self._info.partitions[number].leader if known else -1
+        route = self._routes.get(broker)
+        if route is None:
+            route = self._routes[broker] = _Route(broker, self._connection.backoff())
+        return route
+
+    def _line_up(self, partition: _Partition) -> None:
+        """Lets its route send for it, if it has something to send. `lock` is held."""
+        if partition.in_line or not partition.may_send:
+            return
+        if not partition.lane.in_flight:
+            partition.route = self._route_to(partition.lane.partition)
+        partition.in_line = True
+        partition.route.line.append(partition)
+        self._signal()
+
+    def _hold(self, partition: _Partition) -> None:
+        if partition.retry_at == 0.0:
+            partition.retry_at = time.monotonic() + partition.backoff.next_seconds()
+            self._held.append(partition)
+
+    # -------------------------------------------------------------------------- writing
+
+    def _write_all(self, route: _Route, *, prepares: bool = True) -> None:
+        """Writes all that may be sent on `route` now.
+
+        Only the sender thread prepares: asks for identities and opens streams, which takes time.
+        """
+        while True:
+            with self.lock:
+                if route.retry_at > time.monotonic() or not route.may_write:
+                    return
+                partition, stream = route.line[0], route.stream
+                wants_identity = partition.lane.wants_identity
+            if not prepares and (wants_identity or stream is None):
+                return
+            if wants_identity:
+                self._identify(partition)
+            elif stream is None:
+                self._open_stream(route)
+            else:
+                self._write_run(route, stream)
+
+    def _identify(self, partition: _Partition) -> None:
+        lane = partition.lane
+        failure: errors.SparklogError | None = None
+        try:
+            ask = self._identities.shared if lane.identity is None else self._identities.fresh
+            identity = ask(timeout_seconds=_ASIDE_SECONDS)
+        except errors.SparklogError as error:
+            failure = error
+        with self.lock:
+            if failure is None:
+                if lane.wants_identity:
+                    lane.renew(identity)
+            elif _is_final(failure):
+                self._give_up(_NEVER, failure)
+            else:
+                _log.warning("no identity for a producer to %s: %s", self.topic, failure)
+                self._hold(partition)
+
+    def _open_stream(self, route: _Route) -> None:
+        channel = None
+        try:
+            channel = self._connection.channel(route.broker)
+            stream = _Stream(channel, self.topic, self._columns)
+        except errors.SparklogError as error:
+            self._lost_way(route, channel, error)
+        except (pa.ArrowException, OSError) as error:
+            assert channel is not None
+            self._lost_way(route, channel, failure_of(error, channel.address))
+        else:
+            with self.lock:
+                route.stream = stream
+            name = f"sparklog-acks-{self.topic}"
+            threading.Thread(
+                target=self._read_answers, args=(route, stream), name=name, daemon=True
+            ).start()
+
+    def _write_run(self, route: _Route, stream: _Stream) -> None:
+        """Writes the next parts in one go: the answer to one with `more` may wait for the next."""
+        run: list[tuple[Part, pa.RecordBatch]] = []
+        with self.lock:
+            if route.stream is not stream or not route.may_write:
+                return
+            while len(run) < _RUN_PARTS and route.may_write_here:
+                partition = route.line[0]
+                part = partition.lane.send()
+                stream.awaiting.append((partition, part))
+                route.line.rotate(-1)
+                # A part that is given up meanwhile lets its payload go.
+                run.append((part, part.payload))
+        if not run:
+            # Something is to be sent, but it needs a wider stream.
+            stream.retire()
+            return
+        try:
+            for written, (part, payload) in enumerate(run, start=1):
+                stream.write(part, payload, more=written < len(run))
+        except (pa.ArrowException, OSError) as error:
+            # The reading thread learns why, and what is to be sent again.
+            _log.debug("a stream to %s broke: %s", stream.channel.address, error)
+            stream.retire()
+
+    # -------------------------------------------------------------------------- callers who wait
+
+    def _is_easy(self, batch: Batch) -> bool:
+        """Whether who waits for `batch` may as well write it, and spare waking a thread for that.
+
+        It must surely not block: nothing else is on its way, and it fits where gRPC puts what the
+        peer has not taken yet.
+        """
+        alone = batch is self.open and len(self._unfinished) == 1
+        if not alone or batch.bytes > _EASY_BYTES:
+            return False
+        streams = [route.stream for route in self._routes.values()]
+        return any(stream is not None and not stream.retiring for stream in streams)
+
+    def _send_myself(self) -> None:
+        if self._sending.acquire(blocking=False):
+            try:
+                self._split_sealed()
+                for route in list(self._routes.values()):
+                    self._write_all(route, prepares=False)
+            finally:
+                self._sending.release()
+        with self.lock:
+            if self._sealed or any(route.line for route in self._routes.values()):
+                self._signal()
+
+    # -------------------------------------------------------------------------- answers
+
+    def _read_answers(self, route: _Route, stream: _Stream) -> None:
+        failure: errors.SparklogError | None = None
+        try:
+            while (reply := stream.read()) is not None:
+                self._answered(route, stream, reply)
+        except (pa.ArrowException, OSError, errors.SparklogError) as error:
+            failure = failure_of(error, stream.channel.address)
+        failure = stream.close() or failure
+        with self.lock:
+            self._signal()
+            if route.stream is not stream:
+                return
+            route.stream = None
+            if failure is None and stream.awaiting:
+                failure = errors.BrokerUnavailable(
+                    address=stream.channel.address, reason="it ended the stream early"
+                )
+            if failure is not None:
+                self._lose_answers(route, stream, failure)
+        if failure is not None:
+            self._lost_way(route, stream.channel, failure)
+
+    def _answered(self, route: _Route, stream: _Stream, reply: wire.AppendReply) -> None:
+        broke = False
+        with self.lock:
+            if route.stream is not stream:
+                return
+            stream.has_answered = True
+            partition, part = stream.awaiting.popleft()
+            if reply.error is None:
+                if partition.lane.acked(part):
+                    part.succeed(reply)
+                    self._decided(part)
+                partition.backoff.reset()
+                route.backoff.reset()
+                route.careful = False
+            else:
+                error = reply.error.exception()
+                self._refused(partition, part, error)
+                broke = is_of_the_broker(error)
+            self._line_up(partition)
+            if route.line:
+                self._signal()
+        if broke:
+            self._connection.broke(stream.channel)
+            stream.retire()
+
+    def _refused(self, partition: _Partition, part: Part, error: errors.SparklogError) -> None:
+        failure = partition.lane.refused(part, error)
+        if failure is not None:
+            part.fail(failure)
+            self._decided(part)
+        elif not part.done:
+            _log.info("%d records to %s go again: %s", part.count, self.topic, error)
+            self._hold(partition)
+        if isinstance(error, errors.UnknownTopic | errors.TopicChanged):
+            self._gone = error
+        elif isinstance(error, errors.NotLeader | errors.UnknownPartition):
+            self._fresh_until = 0.0
+
+    def _lose_answers(self, route: _Route, stream: _Stream, error: errors.SparklogError) -> None:
+        """Decides what was sent on a stream that broke. `lock` is held."""
+        awaiting = list(stream.awaiting)
+        stream.awaiting.clear()
+        rejects = isinstance(error, errors.Invalid | errors.Corrupt)
+        if rejects and (len(awaiting) == 1 or not stream.has_answered):
+            for partition, part in awaiting:
+                self._refused(partition, part, error)
+        else:
+            for partition, _ in awaiting:
+                partition.lane.broke()
+            route.careful = rejects
+        for partition, _ in awaiting:
+            self._line_up(partition)
+
+    def _lost_way(
+        self, route: _Route, channel: Channel | None, error: errors.SparklogError
+    ) -> None:
+        """Waits before `route` is tried again; what cannot be tried again is given up."""
+        if channel is not None and not isinstance(error, errors.Invalid | errors.Corrupt):
+            self._connection.broke(channel)
+        with self.lock:
+            if channel is None and _is_final(error):
+                self._give_up(_NEVER, error)
+            else:
+                _log.warning("the way to topic %s broke: %s", self.topic, error)
+                route.retry_at = time.monotonic() + route.backoff.next_seconds()
+
+    # -------------------------------------------------------------------------- decided
+
+    def _give_up(self, now: float, reason: errors.SparklogError) -> None:
+        """Ends what is due by `now` without an ack. `lock` is held."""
+        for partition in self._partitions.values():
+            was_in_flight = set(partition.lane.in_flight)
+            for part, failure in partition.lane.give_up(now, reason):
+                if part in was_in_flight:
+                    self._abandon(partition.route)
+                part.fail(failure)
+                self._decided(part)
+            self._line_up(partition)
+        for batch in [each for each in self._sealed if each.deadline <= now]:
+            self._sealed.remove(batch)
+            batch.fail_unsplit(reason)
+            self._decided(batch.only_part())
+
+    def _abandon(self, route: _Route) -> None:
+        """Leaves a stream that does not answer; its reading thread ends whenever it may."""
+        stream, route.stream = route.stream, None
+        if stream is not None:
+            lost = {partition for partition, _ in stream.awaiting}
+            stream.awaiting.clear()
+            for partition in lost:
+                partition.lane.broke()
+                self._line_up(partition)
+            self._connection.broke(stream.channel)
+
+    def _decided(self, part: Part) -> None:
+        batch = part.batch
+        batch.open_parts -= 1
+        callbacks = batch.take_callbacks(part)
+        if callbacks:
+            batch.open_calls += 1
+            self._calls.append((batch, callbacks))
+            self._signal()
+        if batch.open_parts == 0:
+            self._pool.give_back(batch.cost_bytes)
+        self._finish(batch)
+
+    def _finish(self, batch: Batch) -> None:
+        if batch.is_finished():
+            self._unfinished.pop(batch, None)
+            if self._ending:
+                self._signal()
+        waiters, batch.waiters = batch.waiters, []
+        for bell in waiters:
+            bell.release()
+
+
+def _is_final(error: errors.SparklogError) -> bool:
+    """Whether a way to a broker will never be found; a wrong port may be right tomorrow."""
+    return isinstance(error, errors.Invalid) and not isinstance(error, errors.WrongPort)

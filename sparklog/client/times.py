@@ -1,0 +1,46 @@
+"""Points in time as people and Kafka's clients give them, to and from microseconds since 1970."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from sparklog import errors, limits
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+
+Timestamp = int | datetime
+"""Milliseconds since 1970-01-01 UTC, as in Kafka's clients, or a datetime that knows its zone."""
+
+
+def datetime_us(when: datetime) -> int:
+    """Microseconds since 1970-01-01 UTC. Raises `BadOption` where `when` has no zone."""
+    if when.tzinfo is None:
+        raise errors.BadOption(
+            option="timestamp", value=str(when), reason="give it a time zone, such as datetime.UTC"
+        )
+    return (when - _EPOCH) // _MICROSECOND
+
+
+def timestamp_us(when: Timestamp) -> int:
+    """Microseconds since 1970-01-01 UTC.
+
+    Raises `WrongSchema` for another type, or outside the years 1 to 9999, which is all that
+    Spark's TIMESTAMP holds; `BadOption` for a datetime without a zone.
+    """
+    if isinstance(when, datetime):
+        return datetime_us(when)
+    if type(when) is not int:
+        raise errors.WrongSchema(
+            reason=f"a timestamp is a datetime, or milliseconds as an int, not {when!r}"
+        )
+    micros = when * 1000
+    if not limits.TIMESTAMP_MIN_US <= micros <= limits.TIMESTAMP_MAX_US:
+        raise errors.WrongSchema(reason=f"timestamp {when} ms is outside the years 1 to 9999")
+    return micros
+
+
+def utc(micros: int) -> datetime:
+    """From microseconds since 1970-01-01 UTC, exactly."""
+    return _EPOCH + timedelta(microseconds=micros)

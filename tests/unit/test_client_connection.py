@@ -1,0 +1,276 @@
+"""The connection against fake brokers that break, move and refuse."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from sparklog import errors, limits, wire
+from sparklog.client import connection as connection_module
+from sparklog.client.connection import Backoff, Connection, failure_of
+from sparklog.clock import ManualClock
+from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
+
+
+@pytest.fixture(name="broker")
+def _broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        yield broker
+
+
+@contextmanager
+def _listening(answer: bytes | None) -> Iterator[str]:
+    """The address of a port that answers anything with `answer`; None: with nothing, ever."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            try:
+                while True:
+                    peer, _ = server.accept()
+                    peers.append(peer)
+                    if answer is not None:
+                        peer.recv(64)
+                        peer.sendall(answer)
+                        peer.close()
+            except OSError:
+                return
+
+        peers: list[socket.socket] = []
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+        for peer in peers:
+            peer.close()
+
+
+def test_actions_are_typed(broker: FakeBroker) -> None:
+    """An action takes and gives the structs that `wire` names."""
+    with Connection.to(broker.address) as connection:
+        created = connection.action("topics.create", wire.CreateTopic(topic="t", partitions=3))
+        assert isinstance(created, wire.TopicInfo)
+        assert connection.action("topics.list") == wire.TopicNames(topics=["t"])
+
+
+def test_refusals_keep_their_facts(broker: FakeBroker) -> None:
+    """An error of the broker arrives as the same class with the same facts, and at once."""
+    clock = ManualClock()
+    with Connection.to(broker.address, clock=clock) as connection:
+        with pytest.raises(errors.UnknownTopic) as raised:
+            connection.action("topics.describe", wire.TopicName(topic="nope"))
+        assert raised.value.facts == {"topic": "nope"}
+        assert clock.monotonic() == 0.0
+
+
+def test_retriable_refusals_are_tried_again(broker: FakeBroker) -> None:
+    """An action is repeated, with growing waits, until it is not refused any more."""
+    refusals = iter([errors.BrokerClosing(broker=0)] * 4)
+
+    def refuse(name: str) -> None:
+        for refusal in refusals:
+            raise refusal
+
+    broker.on_action = refuse
+    clock = ManualClock()
+    with Connection.to(broker.address, clock=clock, jitter=lambda: 1.0) as connection:
+        assert connection.action("topics.list").topics == []
+    waited_seconds = limits.BACKOFF_FIRST_SECONDS * (1 + 2 + 4 + 8)
+    assert clock.monotonic() == pytest.approx(waited_seconds)
+
+
+def test_time_for_retries_ends(broker: FakeBroker) -> None:
+    """What is refused for too long is raised as it was refused."""
+
+    def refuse(name: str) -> None:
+        raise errors.StorageUnavailable(operation="put", path="x", reason="y")
+
+    broker.on_action = refuse
+    clock = ManualClock()
+    with Connection.to(broker.address, clock=clock) as connection:
+        with pytest.raises(errors.StorageUnavailable):
+            connection.action("topics.list", timeout_seconds=5.0)
+        assert 3.0 <= clock.monotonic() <= 5.0
+
+
+def test_a_broker_that_moved_is_found() -> None:
+    """After a break `resolve` is asked again, and the call goes on at the new address."""
+    first, second = FakeBroker(), FakeBroker()
+    addresses = [first.address, second.address]
+    second.log.create("on-the-second")
+    with Connection(lambda: addresses[0], clock=ManualClock()) as connection:
+        assert connection.action("topics.list").topics == []
+        first.stop()
+        addresses.pop(0)
+        assert connection.action("topics.list").topics == ["on-the-second"]
+        assert connection.address == second.address
+    second.stop()
+
+
+def test_nobody_there() -> None:
+    """Where nobody listens, the error names the address, after the time for retries."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with (
+        Connection.to(address, clock=ManualClock()) as connection,
+        pytest.raises(errors.BrokerUnavailable, match=address),
+    ):
+        connection.action("topics.list", timeout_seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "hint"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "console"),
+        (b"", "Kafka"),
+        (b"\x00\x00\x00\x0a\x00\x00\x00\x00\x00\x23", "Kafka"),
+    ],
+)
+def test_wrong_port(answer: bytes, hint: str) -> None:
+    """A port that is not Flight's is refused at once, with a hint at what it may be."""
+    with _listening(answer) as address, Connection.to(address) as connection:
+        with pytest.raises(errors.WrongPort, match=hint) as raised:
+            connection.action("topics.list")
+        assert raised.value.address == address
+
+
+def test_silent_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that never says anything may be a broker that hangs: unavailable, with a hint."""
+    monkeypatch.setattr(limits, "PROBE_TIMEOUT_SECONDS", 0.05)
+    with (
+        _listening(None) as address,
+        Connection.to(address) as connection,
+        pytest.raises(errors.BrokerUnavailable, match="not its Flight port"),
+    ):
+        connection.action("topics.list", timeout_seconds=0.05)
+
+
+def test_wrong_port_may_be_right_later(broker: FakeBroker) -> None:
+    """The address of a wrong port is forgotten: the next call asks for another."""
+    with _listening(b"") as wrong:
+        addresses = iter([wrong, broker.address])
+        with Connection(lambda: next(addresses)) as connection:
+            with pytest.raises(errors.WrongPort):
+                connection.action("topics.list")
+            assert connection.action("topics.list").topics == []
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:http"])
+def test_bad_address(address: str) -> None:
+    """What is no host:port is refused as such."""
+    with Connection.to(address) as connection, pytest.raises(errors.BadOption):
+        connection.action("topics.list")
+
+
+def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
+    """A change that is refused after an answer was lost may be one's own doing, and says so."""
+    answer = broker._topics_create
+
+    def lose_the_first_answer(request: wire.CreateTopic) -> wire.TopicInfo:
+        info = answer(request)
+        if broker.actions == ["topics.create"]:
+            raise DropAfter
+        return info
+
+    broker._topics_create = lose_the_first_answer  # type: ignore[method-assign]
+    with (
+        Connection.to(broker.address, clock=ManualClock()) as connection,
+        pytest.raises(errors.OutcomeUnknown, match="exists already"),
+    ):
+        connection.action("topics.create", wire.CreateTopic(topic="t"))
+    assert list(broker.log.topics) == ["t"]
+
+
+@pytest.mark.parametrize(
+    ("name", "request_", "failure"),
+    [
+        ("topics.list", None, errors.BrokerUnavailable),
+        ("topics.delete", wire.TopicName(topic="t"), errors.OutcomeUnknown),
+    ],
+)
+def test_no_answer_at_all(
+    broker: FakeBroker, name: str, request_: Any, failure: type[Exception]
+) -> None:
+    """A question without an answer is a broker unavailable; a change may have taken effect."""
+
+    def drop(name: str) -> None:
+        raise DropBefore
+
+    broker.on_action = drop
+    with (
+        Connection.to(broker.address, clock=ManualClock()) as connection,
+        pytest.raises(failure),
+    ):
+        connection.action(name, request_, timeout_seconds=0.2)
+
+
+def test_leaders_are_found() -> None:
+    """The channel to a broker that leads goes to its own address; to the only one, where it was."""
+    with FakeBroker(broker=0) as first, FakeBroker(first.log, broker=7) as second:
+        first.log.create("t", 2).partitions[1].leader = 7
+        with Connection.to(first.address) as connection:
+            connection.learn_leaders(
+                connection.action("topics.describe", wire.TopicName(topic="t"))
+            )
+            assert connection.channel(7).address == second.address
+            assert connection.channel(0).address == first.address
+            assert connection.channel(-1).address == first.address
+
+
+def test_closed(broker: FakeBroker) -> None:
+    """A closed connection says that it is closed."""
+    connection = Connection.to(broker.address)
+    connection.close()
+    with pytest.raises(errors.BadRequest, match="closed"):
+        connection.action("topics.list")
+
+
+def test_backoff_grows_to_a_bound() -> None:
+    """Waits double up to the bound, and never are shorter than half of it."""
+    backoff = Backoff(jitter=lambda: 0.0)
+    waits = [backoff.next_seconds() for _ in range(12)]
+    assert waits[:3] == [limits.BACKOFF_FIRST_SECONDS * each for each in (0.5, 1.0, 2.0)]
+    assert waits[-1] == limits.BACKOFF_MAX_SECONDS / 2
+    backoff.reset()
+    assert backoff.next_seconds() == waits[0]
+
+
+def test_foreign_exceptions_are_not_hidden() -> None:
+    """What is no failure of the transport is reported as a fault of the broker, in its words."""
+    failure = failure_of(OSError("something odd"), "host:1")
+    assert type(failure) is errors.SparklogError
+    assert "something odd" in str(failure)
+
+
+def _in_child(work: Any) -> str:
+    """What `work` says in a forked child."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            said = work()
+        except BaseException as error:
+            said = repr(error)
+        os.write(writing, said.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    os.waitpid(child, 0)
+    return said
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_fork_with_an_open_channel(broker: FakeBroker) -> None:
+    """A child of a process with open channels is refused by name, and never hangs in gRPC."""
+    with Connection.to(broker.address) as connection:
+        connection.action("topics.list")
+        assert "forked" in _in_child(lambda: str(connection.action("topics.list")))
+        assert connection.action("topics.list").topics == []
+    assert not connection_module._forked

@@ -1,0 +1,801 @@
+"""The producer against a strict fake broker, with every fault that it must bear."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from random import Random
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from sparklog import errors, limits, wire
+from sparklog.client.batch import RecordFuture, RecordMetadata
+from sparklog.client.connection import Connection
+from sparklog.client.producer import Producer
+from sparklog.client.serialize import json_serializer, string_serializer
+from sparklog.partitioner import murmur2, to_positive
+from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
+
+SECONDS = 20.0
+"""Longer than anything here takes: a test that waits so long has failed."""
+
+
+@pytest.fixture(name="broker")
+def _broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        broker.log.create("t", 1)
+        broker.log.create("t4", 4)
+        yield broker
+
+
+@pytest.fixture(name="connection")
+def _connection(broker: FakeBroker) -> Iterator[Connection]:
+    with Connection.to(broker.address) as connection:
+        yield connection
+
+
+@pytest.fixture(name="producer")
+def _producer(connection: Connection) -> Iterator[Producer]:
+    with Producer(connection) as producer:
+        yield producer
+
+
+class Gate:
+    """A fault that holds appends back until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+        self.entered = threading.Event()
+
+    def __call__(self, topic: str, header: wire.AppendHeader) -> None:
+        self.entered.set()
+        self.opened.wait(SECONDS)
+
+
+# ------------------------------------------------------------------------------ sending
+
+
+def test_metadata(broker: FakeBroker, producer: Producer) -> None:
+    """A future tells topic, partition, offset and the time of arrival."""
+    producer.send("t", b"first")
+    metadata = producer.send("t", b"second").result(SECONDS)
+    assert metadata == RecordMetadata(
+        topic="t", partition=0, offset=1, timestamp_us=broker.log.now_us
+    )
+    assert metadata.timestamp == broker.log.now_us // 1000
+    assert metadata.datetime == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+
+
+def test_all_fields_arrive(broker: FakeBroker, producer: Producer) -> None:
+    """Key, value, headers and timestamp stand in the log as they were sent, nulls included."""
+    when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    producer.send("t", b"v", key=b"k", headers={"h": b"x", "none": None}, timestamp=when)
+    producer.send("t", None, key=b"k", headers=[("twice", b"1"), ("twice", b"2")])
+    producer.send("t", b"", timestamp=1_700_000_000_123)
+    producer.flush(SECONDS)
+    first, second, third = broker.log.rows("t")
+    assert (first["key"], first["value"], first["timestamp"]) == (b"k", b"v", when)
+    assert first["headers"] == [{"key": "h", "value": b"x"}, {"key": "none", "value": None}]
+    assert (second["value"], [each["value"] for each in second["headers"]]) == (None, [b"1", b"2"])
+    assert (third["key"], third["value"], third["headers"]) == (None, b"", None)
+    assert third["timestamp"].timestamp() == 1_700_000_000.123
+
+
+def test_own_timestamp_in_metadata(producer: Producer) -> None:
+    """A record's own timestamp is the one that its metadata tell."""
+    own = producer.send("t", b"v", timestamp=1_234)
+    other = producer.send("t", b"v")
+    assert own.result(SECONDS).timestamp == 1_234
+    assert other.result(SECONDS).timestamp != 1_234
+
+
+def test_order_of_a_key(broker: FakeBroker, producer: Producer) -> None:
+    """Records of a key go to murmur2 mod count, in order, and their futures tell where."""
+    sent = [(b"key-%d" % (i % 7), b"%d" % i) for i in range(25_000)]
+    futures = [producer.send("t4", value, key) for key, value in sent]
+    producer.flush(SECONDS)
+    standing = [broker.log.rows("t4", number) for number in range(4)]
+    found: dict[bytes, list[bytes]] = {}
+    for number, rows in enumerate(standing):
+        for row in rows:
+            assert to_positive(murmur2(row["key"])) % 4 == number
+            found.setdefault(row["key"], []).append(row["value"])
+    for i in range(7):
+        key = b"key-%d" % i
+        assert found[key] == [value for each, value in sent if each == key]
+    for i in range(0, len(sent), 99):
+        metadata = futures[i].result()
+        row = standing[metadata.partition][metadata.offset]
+        assert (row["key"], row["value"]) == sent[i]
+
+
+def test_batches_without_keys_take_turns(broker: FakeBroker, connection: Connection) -> None:
+    """A batch without keys goes whole to one partition, the next to another."""
+    with Producer(connection, batch_rows=10, linger_ms=1000) as producer:
+        for i in range(40):
+            producer.send("t4", b"%d" % i)
+    assert sorted(header.partition for _, header in broker.appended) == [0, 1, 2, 3]
+    for number in range(4):
+        values = [int(value or b"") for value in broker.log.values("t4", number)]
+        assert values == list(range(values[0], values[0] + 10))
+
+
+def test_named_partition(broker: FakeBroker, producer: Producer) -> None:
+    """A named partition goes before the key."""
+    futures = [producer.send("t4", b"v", key=b"k", partition=number) for number in (3, 1, 3, 2)]
+    assert [future.result(SECONDS).partition for future in futures] == [3, 1, 3, 2]
+    assert [future.result().offset for future in futures] == [0, 0, 1, 0]
+
+
+def test_own_partitioner(broker: FakeBroker, connection: Connection) -> None:
+    """A partitioner is asked for each record that names no partition."""
+    asked = []
+
+    def partitioner(topic: str, key: bytes | None, count: int) -> int:
+        asked.append((topic, key, count))
+        return 2
+
+    with Producer(connection, partitioner=partitioner) as producer:
+        assert producer.send("t4", b"v", key=b"k").result(SECONDS).partition == 2
+        assert producer.send("t4", b"v", partition=1).result(SECONDS).partition == 1
+        table = pa.table({"value": [b"a", b"b"], "partition": pa.array([None, 3], pa.int64())})
+        ranges = producer.send_table("t4", table).result(SECONDS)
+    assert asked == [("t4", b"k", 4), ("t4", None, 4)]
+    assert sorted(each.partition for each in ranges) == [2, 3]
+
+
+def test_partitioner_out_of_range(connection: Connection) -> None:
+    """A partitioner that names no partition of the topic is refused in `send`."""
+    with (
+        Producer(connection, partitioner=lambda *_: 4) as producer,
+        pytest.raises(errors.UnknownPartition),
+    ):
+        producer.send("t4", b"v")
+
+
+def test_serializers(broker: FakeBroker, connection: Connection) -> None:
+    """Serializers make the bytes, and are not asked for None."""
+    with Producer(
+        connection, key_serializer=string_serializer, value_serializer=json_serializer
+    ) as producer:
+        producer.send("t", {"a": [1, None]}, key="ключ")
+        producer.send("t", None, key="ключ")
+    first, second = broker.log.rows("t")
+    assert (first["key"], first["value"]) == ("ключ".encode(), b'{"a":[1,null]}')
+    assert second["value"] is None
+
+
+def test_full_batch_is_sent_before_the_linger(broker: FakeBroker, connection: Connection) -> None:
+    """A batch is sent when it is full, by rows or by bytes, whatever the linger."""
+    with Producer(connection, linger_ms=1e6, batch_rows=3, batch_bytes=100) as producer:
+        futures = [producer.send("t", b"x") for _ in range(3)]
+        futures.append(producer.send("t", b"y" * 100))
+        _wait_for(lambda: all(future.done() for future in futures))
+    assert [broker.log.values("t")[i] for i in (0, 3)] == [b"x", b"y" * 100]
+    assert len(broker.appended) == 2
+
+
+def test_linger(broker: FakeBroker, connection: Connection) -> None:
+    """A record that nobody waits for is sent when the linger is over."""
+    with Producer(connection, linger_ms=1) as producer:
+        future = producer.send("t", b"x")
+        _wait_for(future.done)
+        assert future.result().offset == 0
+
+
+def test_waiting_expedites(connection: Connection) -> None:
+    """Who waits for a record does not wait for the linger."""
+    with Producer(connection, linger_ms=1e6) as producer:
+        for offset in range(3):
+            assert producer.send("t", b"x").result(SECONDS).offset == offset
+
+
+def test_flush_waits_for_all_topics(broker: FakeBroker, connection: Connection) -> None:
+    """After `flush` all that was sent is decided, in every topic."""
+    with Producer(connection, linger_ms=1e6) as producer:
+        futures = [producer.send(topic, b"x") for topic in ("t", "t4", "t")]
+        producer.flush(SECONDS)
+        assert all(future.done() for future in futures)
+
+
+def test_flush_times_out(broker: FakeBroker, connection: Connection) -> None:
+    """`flush` and `result` give up waiting, and the record is delivered all the same."""
+    broker.on_append = gate = Gate()
+    with Producer(connection) as producer:
+        future = producer.send("t", b"x")
+        with pytest.raises(errors.TimedOut, match="flush"):
+            producer.flush(0.01)
+        with pytest.raises(errors.TimedOut, match="record"):
+            future.result(0.01)
+        gate.opened.set()
+        assert future.result(SECONDS).offset == 0
+
+
+def test_awaiting(connection: Connection) -> None:
+    """A future can be awaited inside a running event loop, which is not blocked meanwhile."""
+
+    async def send_some() -> list[RecordMetadata]:
+        futures = [producer.send("t", b"x") for _ in range(3)]
+
+        async def one(future: RecordFuture) -> RecordMetadata:
+            return await future
+
+        return await asyncio.gather(*(one(future) for future in futures), one(futures[0]))
+
+    with Producer(connection, linger_ms=1e6) as producer:
+        found = asyncio.run(send_some())
+    assert [metadata.offset for metadata in found] == [0, 1, 2, 0]
+
+
+def test_many_threads(broker: FakeBroker, connection: Connection) -> None:
+    """Any number of threads may send; each one's records keep their order, and none is lost."""
+
+    def send(name: int) -> None:
+        for i in range(2_000):
+            producer.send("t4", b"%d" % i, key=b"%d" % name)
+            if i % 500 == 0:
+                producer.flush(SECONDS)
+
+    with Producer(connection, batch_rows=100) as producer:
+        threads = [threading.Thread(target=send, args=(name,)) for name in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found: dict[bytes, list[int]] = {}
+    for number in range(4):
+        for row in broker.log.rows("t4", number):
+            found.setdefault(row["key"], []).append(int(row["value"]))
+    assert found == {b"%d" % name: list(range(2_000)) for name in range(6)}
+
+
+def test_columns_widen(broker: FakeBroker, producer: Producer) -> None:
+    """A stream is opened with the columns in use, anew when more are needed, and never narrower."""
+    details: list[dict[str, Any]] = [{}, {"key": b"k"}, {}, {"headers": {"h": b"1"}}]
+    for each in (*details, {"timestamp": 1}, {}):
+        producer.send("t", b"x", **each).result(SECONDS)
+    assert broker.streams == [
+        ["value"],
+        ["key", "value"],
+        ["key", "value", "headers"],
+        ["timestamp", "key", "value", "headers"],
+    ]
+    rows = broker.log.rows("t")
+    assert [row["key"] for row in rows] == [None, b"k", None, None, None, None]
+    assert [row["headers"] is None for row in rows] == [True, True, True, False, True, True]
+
+
+def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None:
+    """While batches are in flight, a wider one waits for their acks and overtakes none."""
+    with Producer(connection, batch_rows=5) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        for i in range(1, 2_000):
+            producer.send("t", b"%d" % i, headers={"h": b""} if i == 777 else None)
+    assert broker.log.values("t") == [b"%d" % i for i in range(2_000)]
+    assert len(broker.streams) == 2
+
+
+# ------------------------------------------------------------------------------ refused in send
+
+
+@pytest.mark.parametrize(
+    ("record", "failure"),
+    [
+        ({"value": "text"}, errors.WrongSchema),
+        ({"value": 1}, errors.WrongSchema),
+        ({"value": b"v", "key": "text"}, errors.WrongSchema),
+        ({"value": b"v", "headers": {"h": "text"}}, errors.WrongSchema),
+        ({"value": b"v", "headers": {1: b"x"}}, errors.WrongSchema),
+        ({"value": b"v", "headers": [b"x"]}, errors.WrongSchema),
+        ({"value": b"v", "timestamp": "today"}, errors.WrongSchema),
+        ({"value": b"v", "timestamp": True}, errors.WrongSchema),
+        ({"value": b"v", "timestamp": 2**60}, errors.WrongSchema),
+        ({"value": b"v", "timestamp": datetime(2024, 1, 1)}, errors.BadOption),  # noqa: DTZ001
+        ({"value": b"v", "partition": 4}, errors.UnknownPartition),
+        ({"value": b"v", "partition": -1}, errors.UnknownPartition),
+        ({"value": b"v" * 1_001}, errors.RecordTooLarge),
+        ({"value": b"v" * 999, "key": b"kk"}, errors.RecordTooLarge),
+        ({"value": b"v" * 999, "headers": {"h": b"x"}}, errors.RecordTooLarge),
+        ({"value": b"v", "topic": "no such"}, errors.BadTopicName),
+        ({"value": b"v", "topic": "unknown"}, errors.UnknownTopic),
+        ({"value": b"v", "topic": 7}, errors.BadTopicName),
+    ],
+)
+def test_refused_before_anything_is_buffered(
+    broker: FakeBroker, connection: Connection, record: dict[str, Any], failure: type[Exception]
+) -> None:
+    """What is wrong with a record is said by `send`, and the record leaves no trace."""
+    broker.log.topics["t4"].config["max.message.bytes"] = "1000"
+    with Producer(connection) as producer:
+        before = producer.send("t4", b"before", partition=0)
+        with pytest.raises(failure):
+            producer.send(**({"topic": "t4"} | record))
+        after = producer.send("t4", b"after", partition=0)
+        assert (before.result(SECONDS).offset, after.result(SECONDS).offset) == (0, 1)
+    assert broker.log.rows("t4", 0)[1]["headers"] is None
+
+
+def test_partition_that_was_just_added(broker: FakeBroker, producer: Producer) -> None:
+    """A partition unknown so far is looked for before it is refused."""
+    producer.send("t", b"x").result(SECONDS)
+    with Connection.to(broker.address) as admin:
+        admin.action("topics.add_partitions", wire.AddPartitions(topic="t", partitions=3))
+    assert producer.send("t", b"x", partition=2).result(SECONDS).partition == 2
+
+
+def test_topic_that_was_deleted(broker: FakeBroker, producer: Producer) -> None:
+    """Records to a topic that is gone fail as such, at last in `send`; made anew, it is used."""
+    producer.send("t", b"x").result(SECONDS)
+    del broker.log.topics["t"]
+    assert isinstance(producer.send("t", b"x").exception(SECONDS), errors.UnknownTopic)
+    with pytest.raises(errors.UnknownTopic):
+        producer.send("t", b"x")
+    broker.log.create("t", 2)
+    assert producer.send("t", b"x", partition=1).result(SECONDS).offset == 0
+
+
+def test_options_are_checked(connection: Connection) -> None:
+    """An option that makes no sense is refused by name."""
+    with pytest.raises(errors.BadOption, match="batch_rows"):
+        Producer(connection, batch_rows=0)
+
+
+# ------------------------------------------------------------------------------ callbacks
+
+
+def test_callbacks(connection: Connection) -> None:
+    """Callbacks get error and metadata, in order, and have run when `flush` returns."""
+    called: list[tuple[str, int]] = []
+
+    def noting(who: str) -> Any:
+        return lambda _, metadata: called.append((who, metadata.offset))
+
+    with Producer(connection, on_delivery=noting("all")) as producer:
+        for i in range(3):
+            producer.send("t", b"%d" % i, on_delivery=noting("one"))
+        producer.flush(SECONDS)
+        assert called == [(who, offset) for offset in range(3) for who in ("all", "one")]
+
+
+def test_callback_of_a_failure(broker: FakeBroker, connection: Connection) -> None:
+    """A callback learns of a failure too."""
+    refusal = errors.WrongSchema(reason="no")
+
+    def refuse(topic: str, header: wire.AppendHeader) -> None:
+        raise refusal
+
+    broker.on_append = refuse
+    called: list[Any] = []
+    with Producer(connection) as producer:
+        producer.send("t", b"x", on_delivery=lambda *given: called.append(given))
+    [(error, metadata)] = called
+    assert (error.facts, metadata) == (refusal.facts, None)
+
+
+def test_callback_that_raises(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
+    """What a callback raises is logged, and the producer goes on."""
+    with Producer(connection) as producer:
+        producer.send("t", b"x", on_delivery=lambda *_: 1 // 0)
+        producer.flush(SECONDS)
+        assert producer.send("t", b"y").result(SECONDS).offset == 1
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_callback_that_waits_for_itself(connection: Connection) -> None:
+    """A callback that waits for records of its own topic is told that this cannot end."""
+    raised: list[Exception] = []
+
+    def wait(*_: object) -> None:
+        try:
+            producer.send("t", b"y").result()
+        except errors.BadRequest as error:
+            raised.append(error)
+
+    with Producer(connection) as producer:
+        producer.send("t", b"x", on_delivery=wait)
+        producer.flush(SECONDS)
+        assert len(raised) == 1
+
+
+def test_done_callbacks(connection: Connection) -> None:
+    """A done callback runs once, also if it is added when all is done already."""
+    called: list[int] = []
+    with Producer(connection) as producer:
+        future = producer.send("t", b"x")
+        future.add_done_callback(lambda each: called.append(each.result().offset))
+        producer.flush(SECONDS)
+        future.add_done_callback(lambda each: called.append(each.result().offset))
+    assert called == [0, 0]
+
+
+# ------------------------------------------------------------------------------ the buffer
+
+
+def test_full_buffer_blocks(broker: FakeBroker, connection: Connection) -> None:
+    """When the buffer is full `send` waits, raises after `max_block_seconds`, and has no effect."""
+    broker.on_append = gate = Gate()
+    with Producer(
+        connection, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=0.05
+    ) as producer:
+        for _ in range(7):
+            producer.send("t", b"x" * 100)
+        with pytest.raises(errors.TimedOut, match="buffer"):
+            producer.send("t", b"x" * 100)
+        gate.opened.set()
+        producer.flush(SECONDS)
+        assert producer.send("t", b"y").result(SECONDS).offset == 7
+
+
+def test_full_buffer_lets_go_on(broker: FakeBroker, connection: Connection) -> None:
+    """Who waits for room goes on as soon as there is some."""
+    broker.on_append = gate = Gate()
+
+    def open_when_entered() -> None:
+        gate.entered.wait(SECONDS)
+        gate.opened.set()
+
+    opener = threading.Thread(target=open_when_entered)
+    opener.start()
+    with Producer(connection, buffer_bytes=1_000, batch_bytes=100) as producer:
+        for _ in range(200):
+            producer.send("t", b"x" * 100)
+        producer.send_table("t", pa.table({"value": [b"x" * 2_000]}))
+    opener.join()
+    assert len(broker.log.values("t")) == 201
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def test_table(broker: FakeBroker, producer: Producer) -> None:
+    """Rows of a table go by key, in order, after what was sent before."""
+    producer.send("t4", b"before", key=b"1")
+    table = pa.table(
+        {
+            "key": [b"%d" % (i % 5) for i in range(1_000)],
+            "value": [str(i) for i in range(1_000)],
+            "timestamp": pa.array(range(1_000), pa.timestamp("ms", tz="UTC")),
+        }
+    )
+    ranges = producer.send_table("t4", table).result(SECONDS)
+    assert sum(each.rows for each in ranges) == 1_000
+    found = [row for number in range(4) for row in broker.log.rows("t4", number)]
+    of_one = [row["value"] for row in found if row["key"] == b"1"]
+    assert of_one == [b"before", *(b"%d" % i for i in range(1, 1_000, 5))]
+    for each in ranges:
+        rows = broker.log.rows("t4", each.partition)[each.offset : each.offset + each.rows]
+        assert [row["timestamp"].microsecond // 1000 for row in rows] == [
+            int(row["value"]) for row in rows
+        ]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pa.table,
+        lambda columns: pa.table(columns).to_batches()[0],
+        lambda columns: pa.table(columns).to_reader(),
+        pl.DataFrame,
+        pd.DataFrame,
+    ],
+    ids=["table", "batch", "reader", "polars", "pandas"],
+)
+def test_kinds_of_tables(broker: FakeBroker, producer: Producer, make: Any) -> None:
+    """Arrow's tables, batches and readers and the data frames of polars and pandas are taken."""
+    future = producer.send_table("t", make({"key": ["a", None], "value": [b"1", b"2"]}))
+    assert [each.rows for each in future.result(SECONDS)] == [2]
+    assert future.done()
+    rows = [(row["key"], row["value"]) for row in broker.log.rows("t")]
+    assert rows == [(b"a", b"1"), (None, b"2")]
+
+
+def test_large_table_goes_in_pieces(broker: FakeBroker, producer: Producer) -> None:
+    """A table larger than a batch may be is cut, and its ranges join."""
+    rows = 3 * limits.TABLE_BATCH_ROWS
+    ranges = producer.send_table("t", pa.table({"value": np.arange(rows).astype("S8")})).result(
+        SECONDS
+    )
+    assert len(ranges) > 1
+    assert all(each.rows <= limits.TABLE_BATCH_ROWS for each in ranges)
+    ends = [each.offset + each.rows for each in ranges]
+    assert [0, *ends] == [*(each.offset for each in ranges), rows]
+
+
+def test_empty_table(producer: Producer) -> None:
+    """An empty table is sent at once, and stands nowhere."""
+    future = producer.send_table("t", pa.table({"value": pa.array([], pa.binary())}))
+    assert future.result(0) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "failure"),
+    [
+        ({"key": [b"k"]}, errors.WrongSchema),
+        ({"value": [1]}, errors.WrongSchema),
+        ({"value": [b"v"], "extra": [1]}, errors.WrongSchema),
+        ({"value": [b"v"], "partition": ["0"]}, errors.WrongSchema),
+        ({"value": [b"v"], "partition": [-1]}, errors.WrongSchema),
+        ({"value": [b"v"], "partition": [2**40]}, errors.WrongSchema),
+        ({"value": [b"v"], "partition": [1]}, errors.UnknownPartition),
+        ({"value": [b"v", b"v" * 1_001]}, errors.RecordTooLarge),
+    ],
+)
+def test_wrong_tables(
+    broker: FakeBroker,
+    connection: Connection,
+    columns: dict[str, Any],
+    failure: type[Exception],
+) -> None:
+    """What is wrong with a table is said at once, and none of its rows is sent."""
+    broker.log.topics["t"].config["max.message.bytes"] = "1000"
+    with Producer(connection) as producer, pytest.raises(failure):
+        producer.send_table("t", pa.table(columns))
+    assert broker.log.values("t") == []
+
+
+def test_no_table(producer: Producer) -> None:
+    """What is no table is refused by its type."""
+    with pytest.raises(errors.WrongSchema, match="list"):
+        producer.send_table("t", [b"x"])
+
+
+def test_failed_table(broker: FakeBroker, connection: Connection) -> None:
+    """The future of a table raises the failure of its rows."""
+
+    def refuse(topic: str, header: wire.AppendHeader) -> None:
+        raise errors.WrongSchema(reason="no")
+
+    broker.on_append = refuse
+    with Producer(connection) as producer:
+        future = producer.send_table("t", pa.table({"value": [b"x"]}))
+        with pytest.raises(errors.WrongSchema):
+            future.result(SECONDS)
+
+
+# ------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("drop", [DropBefore, DropAfter])
+def test_dropped_connection(broker: FakeBroker, producer: Producer, drop: type[Exception]) -> None:
+    """Whether the connection breaks before or after the append, the record stands once."""
+    drops = iter([drop] * 3)
+
+    def fault(topic: str, header: wire.AppendHeader) -> None:
+        for each in drops:
+            raise each
+
+    broker.on_append = fault
+    assert producer.send("t", b"x").result(SECONDS).offset == 0
+    assert broker.log.values("t") == [b"x"]
+
+
+def test_refusal_that_passes(broker: FakeBroker, producer: Producer) -> None:
+    """A batch that is refused retriably is sent again, in its place."""
+    refusals = iter([errors.QueueFull(queue="q", bytes=1, setting="s")] * 2)
+
+    def fault(topic: str, header: wire.AppendHeader) -> None:
+        for each in refusals:
+            raise each
+
+    broker.on_append = fault
+    futures = [producer.send("t", b"%d" % i) for i in range(3)]
+    assert [future.result(SECONDS).offset for future in futures] == [0, 1, 2]
+
+
+def test_poisoned_batch_fails_alone(broker: FakeBroker, connection: Connection) -> None:
+    """A batch refused for good fails its own records only; those behind it are delivered."""
+    broker.on_append = gate = Gate()
+    poisoned = errors.WrongSchema(reason="poison")
+
+    def fault(topic: str, header: wire.AppendHeader) -> None:
+        gate(topic, header)
+        if header.base_sequence == 2 and header.producer_id == 1:
+            raise poisoned
+
+    broker.on_append = fault
+    with Producer(connection, batch_rows=2, linger_ms=1e6) as producer:
+        futures = [producer.send("t", b"%d" % i) for i in range(10)]
+        gate.opened.set()
+        producer.flush(SECONDS)
+        failed = {i: str(each.exception()) for i, each in enumerate(futures) if each.exception()}
+        assert failed == {2: "poison", 3: "poison"}
+    assert broker.log.values("t") == [b"%d" % i for i in (0, 1, 4, 5, 6, 7, 8, 9)]
+
+
+def test_refused_stream(broker: FakeBroker, connection: Connection) -> None:
+    """Where the door refuses a whole stream, what was sent on it fails with that refusal."""
+
+    def refuse(context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
+        from tests.support.fake_broker import told
+
+        with told():
+            raise errors.WrongSchema(reason="not like this")
+
+    broker.do_put = refuse  # type: ignore[method-assign]
+    with Producer(connection) as producer:
+        assert isinstance(producer.send("t", b"x").exception(SECONDS), errors.WrongSchema)
+
+
+def test_broker_that_moves(connection: Connection) -> None:
+    """A producer finds the broker that took over, and nothing is lost or doubled."""
+    first = FakeBroker()
+    log = first.log
+    log.create("t")
+    addresses = [first.address]
+    with (
+        Connection(lambda: addresses[0]) as connection,
+        Producer(connection, batch_rows=10) as producer,
+    ):
+        for i in range(500):
+            producer.send("t", b"%d" % i)
+        first.stop()
+        with FakeBroker(log) as second:
+            addresses[0] = second.address
+            for i in range(500, 1_000):
+                producer.send("t", b"%d" % i)
+            producer.flush(SECONDS)
+    assert log.values("t") == [b"%d" % i for i in range(1_000)]
+
+
+def test_leaders(broker: FakeBroker) -> None:
+    """Each partition's batches go to the broker that leads it, also after it has moved."""
+    log = broker.log
+    with FakeBroker(log, broker=7) as other, Connection.to(broker.address) as connection:
+        log.topics["t4"].partitions[1].leader = 7
+        with Producer(connection) as producer:
+            for number in range(4):
+                producer.send("t4", b"a", partition=number)
+            producer.flush(SECONDS)
+            assert {header.partition for _, header in other.appended} == {1}
+            log.topics["t4"].partitions[1].leader = 0
+            log.topics["t4"].partitions[2].leader = 7
+            for number in range(4):
+                producer.send("t4", b"b", partition=number)
+            producer.flush(SECONDS)
+    assert {header.partition for _, header in other.appended} == {1, 2}
+    assert all(log.values("t4", number) == [b"a", b"b"] for number in range(4))
+
+
+def test_late_delivery_that_was_never_sent(broker: FakeBroker) -> None:
+    """A record that no broker could take in time fails as late, surely without effect."""
+    with Connection.to(broker.address) as connection:
+        producer = Producer(connection, delivery_timeout_seconds=0.1, linger_ms=0)
+        producer.send("t", b"x").result(SECONDS)
+        broker.stop()
+        future = producer.send("t", b"y")
+        failure = future.exception(SECONDS)
+        assert isinstance(failure, errors.TimedOut | errors.OutcomeUnknown)
+        assert isinstance(producer.send("t", b"z").exception(SECONDS), errors.TimedOut)
+        producer.close()
+
+
+def test_late_delivery_that_may_stand(broker: FakeBroker, connection: Connection) -> None:
+    """A record that was sent and not answered in time is of unknown outcome; later ones go on."""
+    broker.on_append = gate = Gate()
+    with Producer(connection, delivery_timeout_seconds=0.2) as producer:
+        stuck = producer.send("t", b"stuck")
+        assert isinstance(stuck.exception(SECONDS), errors.OutcomeUnknown)
+        gate.opened.set()
+        assert producer.send("t", b"next").result(SECONDS).partition == 0
+    assert broker.log.values("t").count(b"next") == 1
+
+
+def test_identity_that_the_broker_forgot(broker: FakeBroker, producer: Producer) -> None:
+    """Where a broker lost the producer's state, what it surely does not have goes on anew."""
+    producer.send("t", b"1").result(SECONDS)
+    broker.log.topics["t"].partitions[0].producers.clear()
+    assert producer.send("t", b"2").result(SECONDS).offset == 1
+    assert broker.log.values("t") == [b"1", b"2"]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_exactly_once_over_faults(broker: FakeBroker, connection: Connection, seed: int) -> None:
+    """Whatever breaks or is refused, a record stands once, in order, or its future says why not."""
+    random = Random(seed)
+    busy = errors.StorageUnavailable(operation="put", path="p", reason="r")
+    poison = errors.WrongSchema(reason="poison")
+    faults: list[Exception] = [DropBefore(), DropAfter(), busy, poison]
+
+    def fault(topic: str, header: wire.AppendHeader) -> None:
+        if random.random() < 0.03:
+            raise random.choice(faults[: 4 if seed % 2 else 3])
+
+    broker.on_append = fault
+    with Producer(connection, batch_rows=7, linger_ms=1) as producer:
+        futures = [
+            producer.send("t4", b"%d" % i, key=b"%d" % (i % 9), partition=i % 3)
+            for i in range(1_500)
+        ]
+        producer.flush(SECONDS)
+    standing = [[int(v or b"") for v in broker.log.values("t4", number)] for number in range(3)]
+    for number, values in enumerate(standing):
+        assert values == sorted(set(values))
+        for i in range(number, 1_500, 3):
+            failure = futures[i].exception(0)
+            assert (i in values) == (failure is None), failure
+            if failure is None:
+                assert values[futures[i].result().offset] == i
+    if seed % 2 == 0:
+        assert sum(map(len, standing)) == 1_500
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+def test_closed(connection: Connection) -> None:
+    """A closed producer has delivered all, and takes nothing more."""
+    producer = Producer(connection, linger_ms=1e6)
+    future = producer.send("t", b"x")
+    producer.close()
+    assert future.result(0).offset == 0
+    with pytest.raises(errors.BadRequest, match="closed"):
+        producer.send("t", b"y")
+    producer.close()
+
+
+def test_closed_with_something_left(broker: FakeBroker, connection: Connection) -> None:
+    """`close` gives up after its timeout; what is left tells what is known of it."""
+    broker.on_append = gate = Gate()
+    producer = Producer(connection)
+    future = producer.send("t", b"x")
+    assert gate.entered.wait(SECONDS)
+    with pytest.raises(errors.TimedOut):
+        producer.close(0.01)
+    assert isinstance(future.exception(0), errors.OutcomeUnknown)
+    gate.opened.set()
+
+
+def test_dropped_with_something_left(broker: FakeBroker, connection: Connection) -> None:
+    """A producer that is dropped before its records are acked warns, and delivers them still."""
+    broker.on_append = gate = Gate()
+    producer = Producer(connection)
+    future = producer.send("t", b"x")
+    kept = [producer]
+    del producer
+    with pytest.warns(ResourceWarning, match="1 of its records"):
+        kept.clear()
+    gate.opened.set()
+    assert future.result(SECONDS).offset == 0
+
+
+def test_idle_producer_ends_its_threads(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while without records there are no threads, and the next record starts them anew."""
+    monkeypatch.setattr(limits, "STREAM_IDLE_SECONDS", 0.01)
+
+    def sending() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name.endswith("-t")]
+
+    with Producer(connection) as producer:
+        for offset in range(3):
+            assert producer.send("t", b"x").result(SECONDS).offset == offset
+            _wait_for(lambda: not sending())
+
+
+def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
+    """On a closed connection records fail at once, not after the delivery timeout."""
+    with Producer(connection) as producer:
+        producer.send("t", b"x").result(SECONDS)
+        connection.close()
+        broker.relay.cut()
+        assert producer.send("t", b"y").exception(SECONDS) is not None
+
+
+def _wait_for(is_so: Any) -> None:
+    for _ in range(int(SECONDS * 200)):
+        if is_so():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it never came")
+
+
+logging.getLogger("sparklog").setLevel(logging.ERROR)
