@@ -1,0 +1,44 @@
+"""The command line, `sparklog`: a broker, topics, records in and out, and what keeps them well.
+
+Every command that speaks to a log takes `--root URI` or `--bootstrap HOST:PORT`, or finds them in
+`SPARKLOG_ROOT` and `SPARKLOG_BOOTSTRAP`. Exit codes are those of `shared.ExitCode`:
+
+    0    all went well
+    1    sparklog refused or failed, and said why in one line on standard error
+    2    the command line is wrong
+    3    `doctor` found a problem
+    130  interrupted by Ctrl-C
+    141  the reader of a pipe has gone
+"""
+
+from __future__ import annotations
+
+import typer
+
+from sparklog.cli import maintenance, topics
+from sparklog.cli.consume import consume
+from sparklog.cli.produce import produce
+from sparklog.cli.shared import EXIT_CODES, Commands
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="sparklog",
+    cls=Commands,
+    no_args_is_help=True,
+    help="A distributed log in the manner of Kafka whose topics are Delta tables.",
+    epilog=EXIT_CODES,
+    pretty_exceptions_enable=False,
+)
+app.command()(maintenance.broker)
+app.add_typer(topics.app, name="topics")
+app.command()(produce)
+app.command()(consume)
+app.command()(maintenance.doctor)
+app.command(context_settings=maintenance.PASS_ON, add_help_option=False)(maintenance.bench)
+app.command()(maintenance.version)
+
+
+def main() -> None:
+    """The console script."""
+    app(prog_name="sparklog")

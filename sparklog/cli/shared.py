@@ -1,0 +1,185 @@
+"""What all commands share: how they reach a log, what they print, and how they end.
+
+Rules of this room:
+
+- Whatever ends a command becomes an exit code here, and nowhere else; what sparklog itself reports
+  is one line on standard error, never a traceback.
+- Results go to standard output, all else to standard error. Colours and bars are for terminals.
+- Modules of commands import nothing heavy at the top, so that `--help` is quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from sparklog import errors
+
+if TYPE_CHECKING:
+    from sparklog.client.log import Log
+
+ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
+BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
+
+
+class ExitCode(enum.IntEnum):
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNHEALTHY = 3
+    INTERRUPTED = 130
+    """As a shell reports Ctrl-C,"""
+    PIPE_CLOSED = 141
+    """and a reader that has gone."""
+
+
+EXIT_CODES: Final = (
+    "Exit codes: 0 all went well; 1 sparklog refused or failed, and said why; 2 the command line is"
+    " wrong; 3 doctor found a problem; 130 interrupted by Ctrl-C; 141 the reader of a pipe is gone."
+)
+
+
+class Commands(TyperGroup):
+    """The group of all commands, which turns what they raise into exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except errors.SparklogError as error:
+            complain(error)
+            raise typer.Exit(ExitCode.FAILED) from None
+        except BrokenPipeError:
+            _silence_output()
+            raise typer.Exit(ExitCode.PIPE_CLOSED) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def complain(error: BaseException) -> None:
+    """Says in one line what is wrong, with what was noted about it on the way up."""
+    told = "; ".join([str(error), *getattr(error, "__notes__", [])])
+    typer.echo(f"sparklog: {' '.join(told.split())}", err=True)
+
+
+def _silence_output() -> None:
+    """Python flushes standard output once more at its end, and would complain then."""
+    with contextlib.suppress(OSError, ValueError):  # a test's output has no descriptor
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.close(nothing)
+
+
+# ------------------------------------------------------------------------------ which log
+
+RootOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URI",
+        help="The log's root: a folder, or s3://…, gs://…, az://…. Its live broker is used, or one"
+        f" is started for the time of the command. Or {ROOT_VARIABLE}.",
+        show_default=False,
+    ),
+]
+
+BootstrapOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help=f"The Flight address of a broker, instead of a root. Or {BOOTSTRAP_VARIABLE}, which"
+        f" goes before {ROOT_VARIABLE}.",
+        show_default=False,
+    ),
+]
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+
+
+@contextlib.contextmanager
+def open_log(root: str | None, bootstrap: str | None, *, create: bool = False) -> Iterator[Log]:
+    """The log that the command line or the environment names.
+
+    `create`: an empty or missing root becomes one; else it is refused, so that a slip of the pen
+    does not make a root. Raises a usage error where none, or two, are named, and what connecting
+    raises.
+    """
+    root, bootstrap = _target(root, bootstrap)
+    if bootstrap is not None:
+        from sparklog.client.connection import Connection
+        from sparklog.client.log import Log
+
+        log = Log(Connection.to(bootstrap), root=bootstrap)
+    else:
+        assert root is not None
+        options = storage_options(root)
+        if not create:
+            _check_root(root, options)
+        from sparklog.broker.logging import configure
+        from sparklog.session import connect
+        from sparklog.settings import LogSettings
+
+        # What an embedded broker has to say must not come among the results.
+        configure(LogSettings(level="warning"))
+        log = connect(root, storage_options=options)
+    with log:
+        yield log
+
+
+def _target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
+    """The one of both that counts; the command line goes before the environment."""
+    if root and bootstrap:
+        raise typer.BadParameter("give --root or --bootstrap, not both")
+    if not root and not bootstrap:
+        bootstrap = os.environ.get(BOOTSTRAP_VARIABLE)
+        root = None if bootstrap else os.environ.get(ROOT_VARIABLE)
+    if not root and not bootstrap:
+        raise typer.BadParameter(
+            f"which log? give --root or --bootstrap, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}"
+        )
+    return root or None, bootstrap or None
+
+
+def storage_options(root: str) -> Mapping[str, str]:
+    """What the environment says about the root's object store."""
+    from sparklog.settings import load_settings
+
+    return load_settings(None, os.environ, {"root": root}).storage
+
+
+def _check_root(root: str, options: Mapping[str, str]) -> None:
+    from sparklog.clock import SystemClock
+    from sparklog.storage.meta import MetaStore
+    from sparklog.storage.objects import open_store
+
+    MetaStore(open_store(root, options), clock=SystemClock()).open(create=False)
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def config_pairs(given: Iterable[str]) -> dict[str, str]:
+    """`key=value` each. Raises a usage error for anything else."""
+    pairs = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            raise typer.BadParameter(f"expected KEY=VALUE, not {text!r}")
+        pairs[key] = value
+    return pairs
+
+
+def print_columns(rows: Sequence[Sequence[object]]) -> None:
+    """Rows of words in columns as wide as they need; the first row is the heading."""
+    texts = [[str(word) for word in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    for row in texts:
+        line = "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True))
+        typer.echo(line.rstrip())

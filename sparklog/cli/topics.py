@@ -1,0 +1,187 @@
+"""`sparklog topics`: make, look at, change and delete topics."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparklog.cli.shared import (
+    BootstrapOption,
+    RootOption,
+    TopicArgument,
+    config_pairs,
+    open_log,
+    print_columns,
+)
+
+if TYPE_CHECKING:
+    from sparklog import wire
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one line of JSON.")]
+
+
+@app.command()
+def create(
+    topic: TopicArgument,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many; without it the broker's default.", show_default=False),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Of the topic; may be given several times."),
+    ] = None,
+    if_absent: Annotated[
+        bool, typer.Option("--if-absent", help="No error if the topic exists already.")
+    ] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Make a topic, and its root too if there is none yet.
+
+    Example: sparklog topics create flights --partitions 4 --root ./data
+    """
+    pairs = config_pairs(config or ())
+    with open_log(root, bootstrap, create=True) as log:
+        info = log.create_topic(topic, partitions, pairs, if_absent=if_absent)
+    typer.echo(f"{info.topic}: {_partitions(info)}")
+
+
+@app.command("list")
+def list_topics(
+    as_json: JsonOption = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Name all topics, one a line.
+
+    Example: sparklog topics list --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        names = log.topics()
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(names))
+    else:
+        for name in names:
+            typer.echo(name)
+
+
+@app.command()
+def describe(
+    topic: TopicArgument,
+    as_json: JsonOption = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Show a topic's partitions with their offsets, its config and its Delta table.
+
+    Example: sparklog topics describe flights --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        info = log.describe(topic)
+    if as_json:
+        import msgspec
+
+        typer.echo(msgspec.json.encode(msgspec.to_builtins(info)))
+    else:
+        _print_topic(info)
+
+
+@app.command()
+def alter(
+    topic: TopicArgument,
+    config: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A new value; may be given several times."),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY", help="Back to the default; may be given several times."),
+    ] = None,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Change a topic's config.
+
+    Example: sparklog topics alter flights --set message.timestamp.type=LogAppendTime --root ./data
+    """
+    changes: dict[str, str | None] = {**config_pairs(config or ())}
+    twice = changes.keys() & set(unset or ())
+    if twice:
+        raise typer.BadParameter(f"{', '.join(sorted(twice))} cannot be set and unset")
+    changes |= dict.fromkeys(unset or ())
+    if not changes:
+        raise typer.BadParameter("nothing to change: give --set or --unset")
+    with open_log(root, bootstrap) as log:
+        info = log.alter(topic, changes)
+    typer.echo(f"{info.topic}: {_config(info)}")
+
+
+@app.command("add-partitions")
+def add_partitions(
+    topic: TopicArgument,
+    partitions: Annotated[
+        int, typer.Argument(metavar="TOTAL", min=1, help="How many there are to be then.")
+    ],
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Give a topic more partitions. Records stay where they are; keys may go elsewhere from now on.
+
+    Example: sparklog topics add-partitions flights 8 --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        info = log.add_partitions(topic, partitions)
+    typer.echo(f"{info.topic}: {_partitions(info)}")
+
+
+@app.command()
+def delete(
+    topic: TopicArgument,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Delete a topic with all its records; asks first.
+
+    Example: sparklog topics delete flights --yes --root ./data
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("there is nobody to ask: give --yes")
+        typer.confirm(f"Delete {topic} and all its records?", abort=True)
+    with open_log(root, bootstrap) as log:
+        log.delete_topic(topic)
+    typer.echo(f"{topic}: deleted")
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def _print_topic(info: wire.TopicInfo) -> None:
+    typer.echo(f"topic   {info.topic}")
+    typer.echo(f"id      {info.topic_id}")
+    typer.echo(f"config  {_config(info)}")
+    if info.table_uri:
+        typer.echo(
+            f"table   {info.table_uri} (version {info.table_version},"
+            f" {info.table_files} files, {info.table_bytes} bytes)"
+        )
+    heading = ("partition", "leader", "start", "end", "published")
+    rows = [(p.partition, p.leader, p.start, p.end, p.published) for p in info.partitions]
+    print_columns([heading, *rows])
+
+
+def _partitions(info: wire.TopicInfo) -> str:
+    count = len(info.partitions)
+    return f"{count} partition{'' if count == 1 else 's'}"
+
+
+def _config(info: wire.TopicInfo) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(info.config.items())) or "defaults"

@@ -1,0 +1,415 @@
+"""What must be true of this machine and of a root, looked at one by one.
+
+Rules of this room:
+
+- Every check is a function that answers with one `Finding` and never raises for what it finds: a
+  machine that is wrong in one way is often wrong in another.
+- A finding that is not ok says what to do. `FAIL` is what loses records or does not start at all;
+  `WARN` is what costs speed, or only some of the features.
+- The checks of a root write only below `doctor/`, and remove it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import importlib.metadata
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from sparklog import errors, limits
+from sparklog.clock import Clock
+from sparklog.storage.objects import (
+    LocalStore,
+    ObjectExists,
+    ObjectMissing,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+)
+
+_PYTHON_NEEDED: Final = (3, 11)
+_JAVA_NEEDED: Final = 17
+_PYSPARK_MADE_FOR: Final = (4, 2)
+_RACERS: Final = 8
+_RACES: Final = 25
+_PUTS_LOCAL: Final = 200
+_PUTS_REMOTE: Final = 20
+_PUT_BYTES: Final = 1_000
+_SLOW_PUT_LOCAL_MS: Final = 10.0
+_SLOW_PUT_REMOTE_MS: Final = 250.0
+_SKEW_WARN_SECONDS: Final = 2.0
+_CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, before which this was not written
+_FOLDER: Final = "doctor"
+
+
+class State(enum.StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check found; `advice` is what to do about it, empty where all is well."""
+
+    check: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+Run = Callable[[Sequence[str]], str | None]
+"""A command's output, both streams joined; None where it could not run or failed."""
+
+
+def examine_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """The checks that need no root."""
+    pyspark = _version_of("pyspark")
+    yield check_python(sys.version_info[:3])
+    yield check_java(environment, run_command, needed=pyspark is not None)
+    yield check_pyspark(pyspark)
+    yield check_worker(environment, needed=pyspark is not None)
+    yield check_delta(
+        _version_of("delta-spark"), pyspark=pyspark, folders=_jar_folders(environment)
+    )
+
+
+def examine_root(store: Store, clock: Clock) -> Iterator[Finding]:
+    """The checks of a root; those after the first only where it can be written at all."""
+    folder = f"{_FOLDER}/{secrets.token_hex(8)}"
+    made = isinstance(store, LocalStore) and not Path(store.root).exists()
+    try:
+        writable = check_writable(store, folder)
+        yield writable
+        if writable.state is State.FAIL:
+            return
+        yield check_exclusive(store, folder)
+        yield check_put_price(store, folder, clock)
+        yield check_space(store)
+        yield check_clock(store, folder, clock)
+        if store.uri.startswith("s3://"):
+            yield note_on_s3()
+    finally:
+        _clear(store, folder)
+        if made:
+            _remove_empty(store, "")
+
+
+# ------------------------------------------------------------------------------ the machine
+
+
+def check_python(version: tuple[int, ...]) -> Finding:
+    """pyarrow 26 and obstore 0.12 need Python 3.11."""
+    found = ".".join(map(str, version))
+    if version < _PYTHON_NEEDED:
+        wanted = ".".join(map(str, _PYTHON_NEEDED))
+        return _fail("Python", found, f"install Python {wanted} or newer")
+    return _ok("Python", found)
+
+
+def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> Finding:
+    """Spark 4 needs Java 17, and of it a module that cut-down runtimes leave out.
+
+    Brokers and clients need no Java, so without pyspark its absence is only worth a word.
+    """
+    home = environment.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else "java"
+    advice = f"Spark needs a full Java {_JAVA_NEEDED} or newer: install one, or set JAVA_HOME to it"
+    wrong = _fail if needed else _warn
+
+    told = run([java, "-version"])
+    version = re.search(r'version "(\d+)[^"]*"', told or "")
+    if version is None:
+        return wrong("Java", f"{java} does not run", advice)
+    found = version[0].partition(" ")[2].strip('"')
+    if int(version[1]) < _JAVA_NEEDED:
+        return wrong("Java", found, advice)
+    if run([java, "--add-modules", "jdk.incubator.vector", "-version"]) is None:
+        return wrong("Java", f"{found} without the module jdk.incubator.vector", advice)
+    return _ok("Java", found)
+
+
+def check_pyspark(version: str | None) -> Finding:
+    """Brokers and clients do without; the source and the sink are made for one line of Spark."""
+    if version is None:
+        advice = "only for Spark: on a laptop, pip install 'sparklog[spark,local-spark]'"
+        return _warn("pyspark", "not installed", advice)
+    if _numbers(version) < _PYSPARK_MADE_FOR:
+        wanted = ".".join(map(str, _PYSPARK_MADE_FOR))
+        return _warn("pyspark", version, f"sparklog's source is made for pyspark {wanted} or newer")
+    return _ok("pyspark", version)
+
+
+def check_worker(environment: Mapping[str, str], *, needed: bool) -> Finding:
+    """Unless told, Spark takes the first `python3` of the path, which may lack our packages."""
+    told = environment.get("PYSPARK_PYTHON")
+    chosen = told or "python3"
+    found = shutil.which(chosen, path=environment.get("PATH"))
+    # Not resolved: a virtual environment's interpreter is a link to one that lacks its packages.
+    same = found is not None and Path(found).parent == Path(sys.executable).parent
+    where = "PYSPARK_PYTHON" if told else "python3 of PATH"
+    if needed and not same:
+        advice = f"export PYSPARK_PYTHON={sys.executable}"
+        return _warn("Spark's Python", f"{where} is {found or 'missing'}", advice)
+    return _ok("Spark's Python", found or "not needed")
+
+
+def check_delta(version: str | None, *, pyspark: str | None, folders: Sequence[Path]) -> Finding:
+    """Only where Spark itself opens the tables; sparklog's own source needs no jar."""
+    if version is None:
+        advice = "only where Spark opens the tables as format('delta'): pip install delta-spark"
+        return _warn("Delta for Spark", "not installed", advice)
+    jars = [jar for folder in folders for jar in folder.glob(f"*delta-spark_*{version}.jar")]
+    if not jars:
+        line = ".".join(pyspark.split(".")[:2]) if pyspark else "4.2"
+        advice = (
+            "the first session downloads it, if it may; else put"
+            f" io.delta:delta-spark_{line}_2.13:{version} into spark.jars.packages or the image"
+        )
+        return _warn("Delta for Spark", f"{version}, its jar is not here yet", advice)
+    return _ok("Delta for Spark", f"{version}, {jars[0]}")
+
+
+def run_command(command: Sequence[str]) -> str | None:
+    """The `Run` of a real machine; gives up after half a minute."""
+    try:
+        done = subprocess.run(
+            command,
+            check=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=30,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def _jar_folders(environment: Mapping[str, str]) -> list[Path]:
+    """Where Spark finds jars: its own, and what Ivy fetched before."""
+    folders = sorted(Path.home().glob(".ivy2*/jars"))
+    if environment.get("SPARK_HOME"):
+        folders.append(Path(environment["SPARK_HOME"], "jars"))
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        folders.append(
+            Path(str(importlib.metadata.distribution("pyspark").locate_file("pyspark/jars")))
+        )
+    return folders
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:2])
+
+
+# ------------------------------------------------------------------------------ the root
+
+
+def check_writable(store: Store, folder: str) -> Finding:
+    """Whether an object can be put, read and removed."""
+    path, data = f"{folder}/writable", secrets.token_bytes(16)
+    advice = "give this user the right to write there, or choose another root"
+    try:
+        store.put_new(path, data)
+        same = store.get(path).to_pybytes() == data
+        store.delete([path])
+    except _STORE_ERRORS as error:
+        return _fail("root", f"{store.uri}: {_told(error)}", advice)
+    if not same:
+        return _fail("root", f"{store.uri} gives back other bytes than it took", "use another root")
+    return _ok("root", f"{store.uri} is writable")
+
+
+def check_exclusive(store: Store, folder: str) -> Finding:
+    """Races of several threads for one name: exactly one may win, and its bytes stand.
+
+    Everything rests on this: the write-ahead log, the metadata and the Delta log.
+    """
+    advice = "no log is safe here: use a file system with hard links, or a store with If-None-Match"
+    doubtful = 0
+    for race in range(_RACES):
+        path = f"{folder}/race-{race}"
+        outcomes = _race(store, path)
+        doubtful += outcomes.count(_Outcome.UNKNOWN)
+        winners = [n for n, outcome in enumerate(outcomes) if outcome is _Outcome.WON]
+        try:
+            standing = store.get(path).to_pybytes()
+        except _STORE_ERRORS as error:
+            return _fail("put-if-absent", _told(error), "try again")
+        if len(winners) > 1:
+            return _fail(
+                "put-if-absent", f"{len(winners)} of {_RACERS} racers won one name", advice
+            )
+        if winners and standing != _racer_bytes(winners[0]):
+            return _fail("put-if-absent", "the winner's object was replaced", advice)
+    if doubtful:
+        tries = _RACES * _RACERS
+        return _warn(
+            "put-if-absent",
+            f"exclusive, but {doubtful} of {tries} puts had no clear answer",
+            "look at the network, or at the store's limits",
+        )
+    return _ok("put-if-absent", f"exclusive in {_RACES} races of {_RACERS}")
+
+
+class _Outcome(enum.Enum):
+    WON = enum.auto()
+    LOST = enum.auto()
+    UNKNOWN = enum.auto()
+
+
+def _race(store: Store, path: str) -> list[_Outcome]:
+    outcomes = [_Outcome.UNKNOWN] * _RACERS
+    start = threading.Barrier(_RACERS)
+
+    def run(racer: int) -> None:
+        start.wait()
+        with contextlib.suppress(*_STORE_ERRORS):
+            try:
+                store.put_new(path, _racer_bytes(racer))
+                outcomes[racer] = _Outcome.WON
+            except ObjectExists:
+                outcomes[racer] = _Outcome.LOST
+
+    threads = [threading.Thread(target=run, args=(racer,)) for racer in range(_RACERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def _racer_bytes(racer: int) -> bytes:
+    return b"racer %d" % racer
+
+
+def check_put_price(store: Store, folder: str, clock: Clock) -> Finding:
+    """What a durable put of 1 kB costs: no ack is faster than this."""
+    data = bytes(_PUT_BYTES)
+    spent = []
+    try:
+        for number in range(_PUTS_LOCAL if store.is_local else _PUTS_REMOTE):
+            began = clock.monotonic()
+            store.put_new(f"{folder}/price-{number}", data)
+            spent.append(clock.monotonic() - began)
+    except _STORE_ERRORS as error:
+        return _fail("durable put", _told(error), "see the check of the root")
+    median_ms, worst_ms = (float(each) * 1e3 for each in np.percentile(spent, [50, 99]))
+    found = f"1 kB: p50 {median_ms:.2f} ms, p99 {worst_ms:.2f} ms"
+    if median_ms > (_SLOW_PUT_LOCAL_MS if store.is_local else _SLOW_PUT_REMOTE_MS):
+        advice = "every ack waits for one: use a disk with a write cache that survives power cuts"
+        if not store.is_local:
+            advice = "every ack waits for one: run the broker in the store's region"
+        return _warn("durable put", found, advice)
+    return _ok("durable put", found)
+
+
+def check_space(store: Store) -> Finding:
+    """Against the reserve below which the broker refuses records, and what a bad day may take."""
+    free_bytes = store.free_bytes()
+    if free_bytes is None:
+        return _ok("free space", "as much as the store gives")
+    found = f"{free_bytes / limits.GIB:.1f} GiB"
+    reserve_bytes = limits.FREE_SPACE_RESERVE_BYTES
+    if free_bytes <= reserve_bytes:
+        advice = (
+            f"the broker refuses records below {reserve_bytes // limits.MIB} MiB"
+            " (writer.free_space_reserve_bytes): make room"
+        )
+        return _fail("free space", found, advice)
+    if free_bytes <= limits.UNPUBLISHED_BYTES:
+        advice = "the write-ahead log alone may take that much where a table cannot be written"
+        return _warn("free space", found, advice)
+    return _ok("free space", found)
+
+
+def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
+    """This clock against the store's: liveness, retention and arrival times rest on them."""
+    advice = "set the clock by NTP: liveness, retention and times of arrival rest on it"
+    path = f"{folder}/clock"
+    before_us = clock.now_us()
+    if before_us < _CLOCK_SET_SINCE_US:
+        return _fail("clock", f"{before_us // 1_000_000} s since 1970, which is long past", advice)
+    try:
+        store.put_new(path, b"")
+        after_us = clock.now_us()
+        modified_us = store.stat(path).modified_us
+    except _STORE_ERRORS as error:
+        return _fail("clock", _told(error), "see the check of the root")
+    # Some stores round to whole seconds, down.
+    skew_us = max(before_us - 1_000_000 - modified_us, modified_us - after_us, 0)
+    found = f"within {skew_us / 1e6:.1f} s of the store's" if skew_us else "agrees with the store's"
+    if skew_us > limits.DEAD_AFTER_SECONDS * 1e6:
+        return _fail("clock", found, advice)
+    if skew_us > _SKEW_WARN_SECONDS * 1e6:
+        return _warn("clock", found, advice)
+    return _ok("clock", found)
+
+
+def note_on_s3() -> Finding:
+    """What nobody can find out from here: how the Spark of others commits."""
+    return _warn(
+        "S3 and Spark",
+        "delta-spark's own S3SingleDriverLogStore does not commit conditionally",
+        "run OPTIMIZE, VACUUM or DELETE on the tables through delta-rs, or through Hadoop 3.4.2 or"
+        " newer with conditional create: a plain delta-spark may overwrite a commit of sparklog",
+    )
+
+
+def _clear(store: Store, folder: str) -> None:
+    with contextlib.suppress(*_STORE_ERRORS):
+        store.delete([f"{folder}/{stat.name}" for stat in store.walk(folder)])
+    _remove_empty(store, folder, _FOLDER)
+
+
+def _remove_empty(store: Store, *folders: str) -> None:
+    if isinstance(store, LocalStore):
+        for folder in folders:
+            with contextlib.suppress(OSError):
+                Path(store.root, folder).rmdir()
+
+
+# ------------------------------------------------------------------------------ findings
+
+_STORE_ERRORS: Final = (
+    errors.SparklogError,
+    ObjectExists,
+    ObjectMissing,
+    PutUnresolved,
+    SyncFailed,
+    OSError,
+)
+
+
+def _told(error: BaseException) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+def _ok(check: str, found: str) -> Finding:
+    return Finding(check=check, state=State.OK, found=found)
+
+
+def _warn(check: str, found: str, advice: str) -> Finding:
+    return Finding(check=check, state=State.WARN, found=found, advice=advice)
+
+
+def _fail(check: str, found: str, advice: str) -> Finding:
+    return Finding(check=check, state=State.FAIL, found=found, advice=advice)

@@ -1,0 +1,653 @@
+from __future__ import annotations
+
+import base64
+import datetime as dt
+import decimal
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import typer
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
+
+from sparklog import errors
+from sparklog.cli import app, jsonrows
+from sparklog.cli.shared import ExitCode
+from sparklog.settings import BrokerSettings
+from tests.support.fake_broker import FakeBroker, FakeLog
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's shell says about logs is not asked."""
+    for name in list(os.environ):
+        if name.startswith("SPARKLOG_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def log() -> FakeLog:
+    """What the broker keeps, with a topic of one partition and one of four."""
+    log = FakeLog()
+    log.create("t1", 1)
+    log.create("t4", 4)
+    return log
+
+
+@pytest.fixture
+def broker(log: FakeLog) -> Iterator[FakeBroker]:
+    """A door to `log`."""
+    with FakeBroker(log) as broker:
+        yield broker
+
+
+def run(*arguments: str, stdin: bytes | str | None = None, **environment: str) -> Result:
+    """The command line in this process; whatever is no exit code is raised."""
+    result = CliRunner().invoke(app, arguments, input=stdin, env=environment)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def ask(broker: FakeBroker, *arguments: str, stdin: bytes | str | None = None) -> Result:
+    """As `run`, of that broker."""
+    return run(*arguments, "--bootstrap", broker.address, stdin=stdin)
+
+
+def fill(log: FakeLog, topic: str, *records: tuple[int, bytes | None, bytes | None]) -> None:
+    """Appends (partition, key, value) each, as one batch."""
+    from sparklog import wire
+    from sparklog.record import PAYLOAD_SCHEMA
+
+    schema = pa.schema([PAYLOAD_SCHEMA.field("key"), PAYLOAD_SCHEMA.field("value")])
+    for partition, key, value in records:
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([key], pa.binary()), pa.array([value], pa.binary())], schema=schema
+        )
+        log.append(topic, wire.AppendHeader(partition=partition), batch)
+
+
+def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The words that name each command."""
+    from typer.main import get_group
+
+    for name, command in get_group(group).commands.items():
+        if hasattr(command, "commands"):
+            for inner in command.commands:
+                yield (name, inner)
+        else:
+            yield (*path, name)
+
+
+# ------------------------------------------------------------------------------ help, exit codes
+
+
+@pytest.mark.parametrize("words", list(commands()), ids=" ".join)
+def test_help_shows_an_example(words: tuple[str, ...]) -> None:
+    """The help of every command shows a line that may be typed, of that very command."""
+    result = run(*words, "--help")
+    assert result.exit_code == ExitCode.OK
+    assert f"Example: sparklog {' '.join(words)}" in result.stdout
+
+
+def test_help_tells_exit_codes() -> None:
+    """The first help that one sees says what the exit codes mean."""
+    told = " ".join(run("--help").stdout.split())
+    for code in ExitCode:
+        assert str(int(code)) in told.partition("Exit codes: ")[2]
+
+
+def test_help_loads_nothing_heavy() -> None:
+    """The command line's help comes without Arrow, Delta or Spark."""
+    program = (
+        "import sys; from sparklog.cli import app;"
+        "app(['produce', '--help'], standalone_mode=False);"
+        "print({'pyarrow', 'deltalake', 'pyspark', 'obstore'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
+
+
+def test_version() -> None:
+    """`version` is the package's own."""
+    import sparklog
+
+    assert run("version").stdout == f"sparklog {sparklog.__version__}\n"
+
+
+def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
+    """What sparklog refuses is one line on standard error and exit code 1, in every command."""
+    for arguments in (
+        ("topics", "describe", "nope"),
+        ("topics", "delete", "nope", "--yes"),
+        ("consume", "nope"),
+        ("produce", "nope"),
+    ):
+        result = ask(broker, *arguments)
+        assert result.exit_code == ExitCode.FAILED
+        assert result.stderr == "sparklog: no topic named 'nope'; create it, or check the name\n"
+        assert result.stdout == ""
+
+
+def test_no_broker_is_one_line() -> None:
+    """A broker that is not there is told with its address."""
+    result = run("topics", "list", "--bootstrap", "not-an-address")
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith("sparklog: ")
+    assert "not-an-address" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_missing_root_is_not_made(tmp_path: Path) -> None:
+    """Asking about a root that does not exist does not make one."""
+    root = tmp_path / "typo"
+    result = run("topics", "list", "--root", str(root))
+    assert result.exit_code == ExitCode.FAILED
+    assert "is no sparklog root" in result.stderr
+    assert not root.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("topics", "list"), "which log?"),
+        (("topics", "list", "--root", "a", "--bootstrap", "b:1"), "not both"),
+        (("topics", "create", "t", "--root", "a", "--config", "key"), "KEY=VALUE"),
+        (("topics", "alter", "t", "--root", "a"), "nothing to change"),
+        (("topics", "alter", "t", "--root", "a", "--set", "k=1", "--unset", "k"), "set and unset"),
+        (("topics", "delete", "t", "--root", "a"), "nobody to ask"),
+        (("produce", "t", "no-such-file", "--root", "a"), "no file 'no-such-file'"),
+        (("produce", "t", "--key-field", "k", "--root", "a"), "text has no fields"),
+        (
+            ("produce", "t", "--format", "csv", "--key-field", "k", "--timestamp-field", "k"),
+            "the same field",
+        ),
+        (("consume", "t", "--from", "yesterday", "--root", "a"), "yesterday"),
+    ],
+)
+def test_usage_errors(arguments: tuple[str, ...], told: str) -> None:
+    """A command line that makes no sense is exit code 2, before anything is asked or made."""
+    result = run(*arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert told in " ".join(result.stderr.replace("│", "").split())
+
+
+def test_environment_names_the_log(broker: FakeBroker) -> None:
+    """Without an option the variables are asked, the address before the root."""
+    found = run("topics", "list", SPARKLOG_BOOTSTRAP=broker.address, SPARKLOG_ROOT="/nowhere")
+    assert found.stdout == "t1\nt4\n"
+
+
+def test_option_goes_before_the_environment(broker: FakeBroker) -> None:
+    """What is on the command line is asked, whatever variables say."""
+    found = run("topics", "list", "--bootstrap", broker.address, SPARKLOG_BOOTSTRAP="other:1")
+    assert found.exit_code == ExitCode.OK
+    found = run("topics", "list", "--root", "/nowhere", SPARKLOG_BOOTSTRAP=broker.address)
+    assert "/nowhere" in found.stderr
+
+
+# ------------------------------------------------------------------------------ topics
+
+
+def test_topics_from_beginning_to_end(broker: FakeBroker) -> None:
+    """A topic is made, described, changed, grown and deleted."""
+    config = "message.timestamp.type=LogAppendTime"
+    made = ask(broker, "topics", "create", "new", "--partitions", "2", "--config", config)
+    assert made.stdout == "new: 2 partitions\n"
+    assert json.loads(ask(broker, "topics", "list", "--json").stdout) == ["new", "t1", "t4"]
+
+    described = ask(broker, "topics", "describe", "new").stdout
+    assert config in described
+    assert described.splitlines()[-1].split() == ["1", "0", "0", "0", "0"]
+
+    key = config.partition("=")[0]
+    assert ask(broker, "topics", "alter", "new", "--unset", key).stdout == "new: defaults\n"
+    assert ask(broker, "topics", "add-partitions", "new", "3").stdout == "new: 3 partitions\n"
+    info = json.loads(ask(broker, "topics", "describe", "new", "--json").stdout)
+    assert [each["partition"] for each in info["partitions"]] == [0, 1, 2]
+    assert ask(broker, "topics", "delete", "new", "--yes").exit_code == ExitCode.OK
+    assert "new" not in broker.log.topics
+
+
+def test_topic_that_exists(broker: FakeBroker) -> None:
+    """A topic is made twice only if that is asked for."""
+    assert ask(broker, "topics", "create", "t4").exit_code == ExitCode.FAILED
+    again = ask(broker, "topics", "create", "t4", "--if-absent")
+    assert again.stdout == "t4: 4 partitions\n"
+
+
+# ------------------------------------------------------------------------------ produce
+
+
+def test_produce_lines(broker: FakeBroker) -> None:
+    """Each line of text is a value, byte for byte, empty ones and the last without its end too."""
+    result = ask(broker, "produce", "t1", stdin=b"one\r\n\n\xfftwo\nlast")
+    assert result.exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [b"one", b"", b"\xfftwo", b"last"]
+    assert result.stderr.startswith("4 records acked")
+    assert result.stdout == ""
+
+
+def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
+    """A line of JSON is the value as it stands; key and time are copied out of it."""
+    lines = [
+        '{"carrier": "UA", "at": "2013-01-01T10:00:00Z"}',
+        '{"at": 1500, "x": [1, {"carrier": "no"}], "carrier": 7.50}',
+        '{"carrier":null,"at":null}',
+        '{"carrier":"caf\\u00e9","at":"2013-01-01 05:00"}',
+    ]
+    file = tmp_path / "flights.jsonl"
+    file.write_text("\n".join([*lines[:2], "", *lines[2:]]) + "\n")
+    fields = ("--key-field", "carrier", "--timestamp-field", "at")
+    assert ask(broker, "produce", "t1", str(file), *fields).exit_code == ExitCode.OK
+
+    rows = broker.log.rows("t1")
+    assert [row["value"] for row in rows] == [line.encode() for line in lines]
+    assert [row["key"] for row in rows] == [b"UA", b"7.50", None, "café".encode()]
+    arrival = dt.datetime.fromtimestamp(broker.log.now_us / 1e6, dt.UTC)
+    assert [row["timestamp"] for row in rows] == [
+        dt.datetime(2013, 1, 1, 10, tzinfo=dt.UTC),
+        dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=dt.UTC),
+        arrival,
+        dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC),
+    ]
+
+
+def test_produce_csv(broker: FakeBroker) -> None:
+    """A row of CSV is a JSON object in which only what JSON calls a number is one."""
+    table = 'zip,delay,name,at\n007,1.50,"says ""hi""\nand goes",2013-01-01\n10115,,x,2013-01-02\n'
+    fields = ("--key-field", "zip", "--timestamp-field", "at")
+    result = ask(broker, "produce", "t1", "-", "--format", "csv", *fields, stdin=table)
+    assert result.exit_code == ExitCode.OK
+    rows = broker.log.rows("t1")
+    assert rows[0]["value"].startswith(b'{"zip":"007","delay":1.50,')
+    assert [json.loads(row["value"]) for row in rows] == [
+        {"zip": "007", "delay": 1.5, "name": 'says "hi"\nand goes', "at": "2013-01-01"},
+        {"zip": 10115, "delay": None, "name": "x", "at": "2013-01-02"},
+    ]
+    assert [row["key"] for row in rows] == [b"007", b"10115"]
+    assert rows[1]["timestamp"] == dt.datetime(2013, 1, 2, tzinfo=dt.UTC)
+
+
+def test_produce_parquet(broker: FakeBroker, tmp_path: Path) -> None:
+    """A row of Parquet is a JSON object; a column of times is the record's, to the microsecond."""
+    at = dt.datetime(2013, 1, 1, 10, 0, 0, 123_456, tzinfo=dt.UTC)
+    table = pa.table({"id": [1, 2], "at": pa.array([at, None]), "tags": [["a"], []]})
+    pq.write_table(table, tmp_path / "t.parquet")
+    fields = ("--key-field", "id", "--timestamp-field", "at")
+    assert ask(broker, "produce", "t1", str(tmp_path / "t.parquet"), *fields).exit_code == 0
+    rows = broker.log.rows("t1")
+    assert json.loads(rows[0]["value"]) == {
+        "id": 1,
+        "at": "2013-01-01T10:00:00.123456Z",
+        "tags": ["a"],
+    }
+    assert [row["key"] for row in rows] == [b"1", b"2"]
+    assert rows[0]["timestamp"] == at
+
+
+def test_produce_a_topics_own_file(broker: FakeBroker, tmp_path: Path) -> None:
+    """A data file of a topic's table is taken for the records that it holds, headers included."""
+    headers = [[{"key": "h", "value": b"1"}], None]
+    table = pa.table(
+        {
+            "offset": [7, 8],
+            "timestamp": pa.array([0, 1], pa.timestamp("us", "UTC")),
+            "timestampType": pa.array([0, 0], pa.int32()),
+            "key": pa.array([b"k", None], pa.binary()),
+            "value": pa.array([b"{}", None], pa.binary()),
+            "headers": pa.array(
+                headers, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+            ),
+        }
+    )
+    pq.write_table(table, tmp_path / "data.parquet")
+    assert ask(broker, "produce", "t1", str(tmp_path / "data.parquet")).exit_code == 0
+    rows = broker.log.rows("t1")
+    assert [(row["offset"], row["key"], row["value"]) for row in rows] == [
+        (0, b"k", b"{}"),
+        (1, None, None),
+    ]
+    assert [row["headers"] for row in rows] == headers
+
+
+def test_produce_from_a_pipe_that_cannot_seek(broker: FakeBroker, tmp_path: Path) -> None:
+    """Parquet comes through standard input as well."""
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
+    content = (tmp_path / "t.parquet").read_bytes()
+    assert ask(broker, "produce", "t1", "--format", "parquet", stdin=content).exit_code == 0
+    assert broker.log.values("t1") == [b'{"a":1}']
+
+
+def test_produce_to_one_partition(broker: FakeBroker) -> None:
+    """`--partition` goes before keys."""
+    lines = "".join(f'{{"k":{number}}}\n' for number in range(20))
+    arguments = ("--format", "jsonl", "--key-field", "k", "--partition", "2")
+    assert ask(broker, "produce", "t4", *arguments, stdin=lines).exit_code == ExitCode.OK
+    assert [len(broker.log.values("t4", number)) for number in range(4)] == [0, 0, 20, 0]
+
+
+def test_produce_several_files(broker: FakeBroker, tmp_path: Path) -> None:
+    """Files are sent one after the other, each by its own format."""
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.csv").write_text("b\n1\n")
+    names = [str(tmp_path / name) for name in ("a.txt", "b.csv")]
+    assert ask(broker, "produce", "t1", *names).exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [b"a", b'{"b":1}']
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "told"),
+    [
+        ("jsonl", b'{"k":1}\n\n{"k":', "line 3: "),
+        ("jsonl", b'{"k":1}\n{"j":1}\n', "line 2: "),
+        ("csv", b"k,b\n1,2\n3\n", "Expected 2 columns"),
+        ("csv", b"j,b\n1,2\n", "no column 'k'"),
+        ("parquet", b"PAR?", "Parquet"),
+    ],
+)
+def test_produce_what_is_wrong(broker: FakeBroker, kind: str, content: bytes, told: str) -> None:
+    """Input that is not what it is said to be is refused in one line that names the place."""
+    arguments = ("--format", kind, "--key-field", "k")
+    result = ask(broker, "produce", "t1", *arguments, stdin=content)
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith("sparklog: standard input: ")
+    assert told in result.stderr
+    assert result.stderr.endswith(" records were acked\n")
+
+
+def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
+    """A refusal in the middle says how many records stand before it."""
+
+    def refuse(_topic: str, _header: object) -> None:
+        raise errors.RecordTooLarge(bytes=10, limit_bytes=1)
+
+    broker.on_append = refuse
+    result = ask(broker, "produce", "t1", stdin="one\n")
+    assert result.exit_code == ExitCode.FAILED
+    assert "max_record_bytes" in result.stderr
+    assert result.stderr.endswith("; 0 records were acked\n")
+
+
+# ------------------------------------------------------------------------------ consume
+
+
+def test_consume_text(broker: FakeBroker) -> None:
+    """Values come as the bytes that they are, a line each, with what is asked for before them."""
+    fill(broker.log, "t1", (0, b"k", b"\xffone"), (0, None, None))
+    assert ask(broker, "consume", "t1").stdout_bytes == b"\xffone\n\n"
+    everything = ask(broker, "consume", "t1", "--keys", "--headers", "--metadata").stdout_bytes
+    stamp = b"2023-11-14T22:13:20.000000Z"
+    assert everything == b"0\t0\t%b\tk\t\t\xffone\n0\t1\t%b\t\t\t\n" % (stamp, stamp)
+
+
+def test_consume_jsonl(broker: FakeBroker) -> None:
+    """A line of JSON tells null from empty, and bytes that are no text from text."""
+    fill(broker.log, "t1", (0, b"", b"\xff"), (0, None, b'{"a":"\n"}'), (0, b"k", None))
+    result = ask(broker, "consume", "t1", "--output", "jsonl", "--keys")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [
+        {"key": "", "value": {"base64": base64.b64encode(b"\xff").decode()}},
+        {"key": None, "value": '{"a":"\n"}'},
+        {"key": "k", "value": None},
+    ]
+
+
+def test_consume_headers(broker: FakeBroker) -> None:
+    """Headers are pairs in text and objects in JSON, in their order, doubles kept."""
+    from sparklog import wire
+    from sparklog.record import HEADERS
+
+    headers = [
+        None,
+        [{"key": "a", "value": b"1"}, {"key": "a", "value": None}],
+        [],
+        [{"key": "b", "value": b"\xff"}],
+    ]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array([b"v"] * 4, pa.binary()), pa.array(headers, HEADERS)], names=["value", "headers"]
+    )
+    broker.log.append("t1", wire.AppendHeader(partition=0), batch)
+    text = ask(broker, "consume", "t1", "--headers").stdout_bytes
+    assert text == b"\tv\na=1,a=\tv\n\tv\nb=\xff\tv\n"
+    lines = ask(broker, "consume", "t1", "--headers", "--output", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["headers"] for line in lines] == [
+        None,
+        [{"key": "a", "value": "1"}, {"key": "a", "value": None}],
+        [],
+        [{"key": "b", "value": {"base64": "/w=="}}],
+    ]
+
+
+def test_consume_arrow(broker: FakeBroker) -> None:
+    """The Arrow stream holds all columns, and a schema even where there is no record."""
+    from sparklog.record import ROW_SCHEMA
+
+    fill(broker.log, "t4", (1, b"k", b"v"))
+    for topic, count in (("t4", 1), ("t1", 0)):
+        content = ask(broker, "consume", topic, "--output", "arrow").stdout_bytes
+        table = pa.ipc.open_stream(io.BytesIO(content)).read_all()
+        assert (table.schema, table.num_rows) == (ROW_SCHEMA, count)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((), ["0", "1", "2"]),
+        (("--from", "latest"), []),
+        (("--from", "1"), ["1", "2"]),
+        (("--from", "2023-11-14T22:13:20"), ["0", "1", "2"]),
+        (("--from", "2023-11-14T22:13:21Z"), []),
+        (("--max", "2"), ["0", "1"]),
+        (("--max", "0"), []),
+        (("--max", "9"), ["0", "1", "2"]),
+        (("--follow", "--max", "3"), ["0", "1", "2"]),
+    ],
+)
+def test_consume_from_and_to(
+    broker: FakeBroker, arguments: tuple[str, ...], expected: list[str]
+) -> None:
+    """It begins at the point that is named, and ends after so many, or at what stands now."""
+    fill(broker.log, "t1", *((0, None, b"%d" % number) for number in range(3)))
+    assert ask(broker, "consume", "t1", *arguments).stdout.split() == expected
+
+
+def test_consume_some_partitions(broker: FakeBroker) -> None:
+    """Only the partitions that are named are read, and one that does not exist is refused."""
+    fill(broker.log, "t4", *((number, None, b"%d" % number) for number in range(4)))
+    arguments = ("--partition", "1", "--partition", "3")
+    for more in ((), ("--follow", "--max", "2")):
+        found = ask(broker, "consume", "t4", *arguments, *more)
+        assert sorted(found.stdout.split()) == ["1", "3"]
+    refused = ask(broker, "consume", "t4", "--partition", "4")
+    assert refused.exit_code == ExitCode.FAILED
+    assert "partitions 0 to 3, not 4" in refused.stderr
+
+
+# ------------------------------------------------------------------------------ as a process
+
+
+def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
+    """The command line as a process of its own, its streams piped."""
+    command = [sys.executable, "-m", "sparklog", *arguments]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_closed_pipe_is_quiet(broker: FakeBroker) -> None:
+    """A reader that goes ends the command without a word, as it ends any program of a pipe."""
+    fill(broker.log, "t1", *((0, None, b"x" * 100_000) for _ in range(20)))
+    with start("consume", "t1", "--bootstrap", broker.address) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read(10) == b"x" * 10
+        process.stdout.close()
+        assert process.stderr.read() == b""
+        assert process.wait() == ExitCode.PIPE_CLOSED
+
+
+def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
+    """Ctrl-C ends a command that follows, without a word."""
+    fill(broker.log, "t1", (0, None, b"first"))
+    with start("consume", "t1", "--follow", "--bootstrap", broker.address) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"first\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b""
+        assert process.wait() == ExitCode.INTERRUPTED
+
+
+def test_lines_go_out_as_they_come_in(broker: FakeBroker) -> None:
+    """What is typed is sent at once, while the input stays open."""
+    arguments = ("produce", "t1", "--bootstrap", broker.address)
+    with start(*arguments, stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"typed\n")
+        process.stdin.flush()
+        with broker.log.changed:
+            assert broker.log.changed.wait_for(lambda: broker.log.values("t1"), 30) == [b"typed"]
+        process.communicate(b"last\n")
+        assert process.returncode == ExitCode.OK
+    assert broker.log.values("t1") == [b"typed", b"last"]
+
+
+def test_broker_serves_and_leaves(tmp_path: Path) -> None:
+    """A broker says one line when it serves, and SIGTERM and Ctrl-C are both exit code 0."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        arguments = ("broker", "--root", str(tmp_path / "root"), "--flight", "127.0.0.1:0")
+        with start(*arguments) as process:
+            assert process.stdout is not None
+            address = process.stdout.readline().decode().split()[-1]
+            made = run("topics", "create", f"t{number.value}", "--bootstrap", address)
+            assert made.exit_code == ExitCode.OK
+            process.send_signal(number)
+            assert process.stdout.read() == b""
+            assert process.wait() == ExitCode.OK
+    # And without a broker one is found in the command's own process, which says nothing of it.
+    listed = run("topics", "list", "--root", str(tmp_path / "root"))
+    assert listed.stdout.split() == ["t15", "t2"]
+    assert listed.stderr == ""
+
+
+# ------------------------------------------------------------------------------ other commands
+
+
+def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options go before the environment, and that before the file."""
+    file = tmp_path / "broker.toml"
+    file.write_text('root = "/from-file"\nid = 1\n[flight]\nlisten = "127.0.0.1:1"\n')
+    taken: list[BrokerSettings] = []
+    monkeypatch.setattr("sparklog.broker.agent.run_broker", taken.append)
+    result = run("broker", "--config", str(file), "--id", "3", SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
+    assert result.exit_code == ExitCode.OK
+    (settings,) = taken
+    assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "0.0.0.0:2")
+
+
+def test_broker_without_a_root() -> None:
+    """A setting that is missing or wrong is one line and exit code 1."""
+    result = run("broker")
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith("sparklog: root = ")
+
+
+def test_doctor_of_a_sound_root(tmp_path: Path) -> None:
+    """The doctor says a line for each check, and exits with 0 where none failed."""
+    result = run("doctor", "--root", str(tmp_path))
+    assert result.exit_code == ExitCode.OK
+    lines = result.stdout.splitlines()
+    assert {line.split()[0] for line in lines} <= {"ok", "warn"}
+    assert any("put-if-absent" in line for line in lines)
+
+
+def test_doctor_of_a_broken_root(tmp_path: Path) -> None:
+    """A root that cannot be written is exit code 3."""
+    (tmp_path / "file").write_text("no folder")
+    result = run("doctor", "--root", str(tmp_path / "file"))
+    assert result.exit_code == ExitCode.UNHEALTHY
+    assert result.stdout.splitlines()[-1].startswith("fail  root")
+
+
+def test_benchmarks_that_are_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without benchmarks says so in one line."""
+    monkeypatch.setitem(sys.modules, "sparklog.bench", None)
+    result = run("bench")
+    assert result.exit_code == ExitCode.FAILED
+    assert len(result.stderr.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------ rows as JSON
+
+_SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
+    pa.string(): st.text(),
+    pa.large_string(): st.text(),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float64(): st.floats(allow_nan=False, allow_infinity=False),
+    pa.bool_(): st.booleans(),
+    pa.binary(): st.binary(),
+    pa.list_(pa.int64()): st.lists(st.integers(-9, 9)),
+    pa.decimal128(20, 3): st.integers(-(10**15), 10**15).map(
+        lambda n: decimal.Decimal(n).scaleb(-3)
+    ),
+}
+
+
+@given(
+    st.sampled_from(sorted(_SCALARS, key=str)).flatmap(
+        lambda kind: st.tuples(st.just(kind), st.lists(st.none() | _SCALARS[kind], max_size=5))
+    )
+)
+def test_json_of_any_column(column: tuple[pa.DataType, list[Any]]) -> None:
+    """What a row's JSON says is what the row holds, by the standard library's own reading."""
+    kind, values = column
+    found = jsonrows.json_rows([jsonrows.json_values(pa.array(values, kind))], ['a"b'])
+    assert [json.loads(row)['a"b'] for row in found.to_pylist()] == [_plain(v) for v in values]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, decimal.Decimal):
+        return float(value)
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return {"base64": base64.b64encode(value).decode()}
+    return value
+
+
+@given(st.lists(st.none() | st.text() | st.from_regex(r"-?[0-9.eE+-]{1,8}", fullmatch=True)))
+def test_json_of_loose_text(texts: list[str | None]) -> None:
+    """A text becomes a number only if JSON reads it as one, and then to the letter."""
+    found = jsonrows.loose_values(pa.array(texts, pa.string())).to_pylist()
+    for text, token in zip(texts, found, strict=True):
+        read = json.loads(
+            token, parse_int=lambda t: ("number", t), parse_float=lambda t: ("number", t)
+        )
+        assert read == (("number", text) if isinstance(read, tuple) else text)
+
+
+def test_json_of_what_it_lacks() -> None:
+    """NaN and the infinities are null, and times are ISO 8601 with a Z where the zone is known."""
+    nothing = jsonrows.json_values(pa.array([float("nan"), float("inf"), -1e-7]))
+    assert nothing.to_pylist() == ["null", "null", "-1e-7"]
+    at = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
+    zoned = pa.array([at], pa.timestamp("ms", "America/New_York"))
+    assert jsonrows.json_values(zoned).to_pylist() == ['"2013-01-01T05:00:00.000Z"']
+    naive = pa.array([at.replace(tzinfo=None)], pa.timestamp("s"))
+    assert jsonrows.json_values(naive).to_pylist() == ['"2013-01-01T05:00:00"']
+    assert jsonrows.json_values(pa.array([at.date()])).to_pylist() == ['"2013-01-01"']
+    assert jsonrows.json_values(pa.nulls(1)).to_pylist() == ["null"]
+    words = pa.array(["a", None]).dictionary_encode()
+    assert jsonrows.json_values(words).to_pylist() == ['"a"', "null"]

@@ -1,0 +1,300 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from sparklog import doctor, errors, limits
+from sparklog.clock import ManualClock, SystemClock
+from sparklog.doctor import Finding, State
+from sparklog.storage.objects import (
+    DelayedStore,
+    DelayFaults,
+    Fault,
+    LocalStore,
+    MemoryStore,
+    Payload,
+    PutUnresolved,
+    ScriptedFaults,
+    Stat,
+)
+
+FOLDER = "doctor/test"
+
+
+def java(version: str | None, *, vector: bool = True) -> Callable[[Sequence[str]], str | None]:
+    """What running Java tells on a machine that has `version` of it, or none."""
+
+    def run(command: Sequence[str]) -> str | None:
+        if version is None or ("--add-modules" in command and not vector):
+            return None
+        return f'openjdk version "{version}" 2025-04-15\nOpenJDK Runtime Environment\n'
+
+    return run
+
+
+class OverwritingStore(MemoryStore):
+    """A store that says that it puts only if absent, and does not."""
+
+    def put_new(self, path: str, data: Payload) -> None:
+        self.put(path, data)
+
+
+class SkewedStore(MemoryStore):
+    """A store whose clock is `skew_us` ahead of ours."""
+
+    skew_us = 0
+
+    def stat(self, path: str) -> Stat:
+        found = super().stat(path)
+        return Stat(
+            name=found.name,
+            size_bytes=found.size_bytes,
+            modified_us=found.modified_us + self.skew_us,
+        )
+
+
+class SmallStore(MemoryStore):
+    """A store with so much room left."""
+
+    free = 0
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+# ------------------------------------------------------------------------------ the machine
+
+
+@pytest.mark.parametrize(
+    ("run", "needed", "state"),
+    [
+        (java("17.0.15"), True, State.OK),
+        (java("21"), True, State.OK),
+        (java("11.0.2"), True, State.FAIL),
+        (java("1.8.0_392"), True, State.FAIL),
+        (java("17.0.15", vector=False), True, State.FAIL),
+        (java(None), True, State.FAIL),
+        (java(None), False, State.WARN),
+    ],
+)
+def test_java(run: Callable[[Sequence[str]], str | None], needed: bool, state: State) -> None:
+    """Java must be 17 or newer and whole where Spark is installed, and is a hint elsewhere."""
+    found = doctor.check_java({}, run, needed=needed)
+    assert found.state is state
+    assert bool(found.advice) is (state is not State.OK)
+
+
+def test_java_home_is_asked_first() -> None:
+    """JAVA_HOME names the Java that Spark will use, so that one is examined."""
+    asked = []
+
+    def run(command: Sequence[str]) -> str | None:
+        asked.append(command[0])
+        return None
+
+    doctor.check_java({"JAVA_HOME": "/opt/jdk"}, run, needed=True)
+    assert asked == ["/opt/jdk/bin/java"]
+
+
+@pytest.mark.parametrize(
+    ("version", "state"), [((3, 10, 14), State.FAIL), ((3, 11, 0), State.OK), ((3, 13), State.OK)]
+)
+def test_python(version: tuple[int, ...], state: State) -> None:
+    """Python 3.11 is the first that serves."""
+    assert doctor.check_python(version).state is state
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [(None, State.WARN), ("3.5.1", State.WARN), ("4.2.0", State.OK), ("4.10.1", State.OK)],
+)
+def test_pyspark(version: str | None, state: State) -> None:
+    """A pyspark that is missing or too old is worth a word, and versions compare as numbers."""
+    assert doctor.check_pyspark(version).state is state
+
+
+def test_worker_must_be_this_python(tmp_path: Path) -> None:
+    """Workers are examined as Spark chooses them: PYSPARK_PYTHON, or python3 of the path."""
+    own, other = Path(sys.executable).parent, tmp_path / "python3"
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    strange = doctor.check_worker({"PATH": str(tmp_path)}, needed=True)
+    assert strange.state is State.WARN
+    assert strange.advice == f"export PYSPARK_PYTHON={sys.executable}"
+    told = {"PATH": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
+    assert doctor.check_worker(told, needed=True).state is State.OK
+    assert doctor.check_worker({"PATH": str(own)}, needed=True).state is State.OK
+    assert doctor.check_worker({"PATH": str(tmp_path)}, needed=False).state is State.OK
+
+
+def test_delta_jar(tmp_path: Path) -> None:
+    """Delta's jar is found by the package's version, and one that is missing is named whole."""
+    missing = doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path])
+    assert missing.state is State.WARN
+    assert "io.delta:delta-spark_4.2_2.13:4.4.0" in missing.advice
+    (tmp_path / "io.delta_delta-spark_4.2_2.13-4.4.0.jar").touch()
+    assert doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path]).state is State.OK
+    assert doctor.check_delta(None, pyspark="4.2.0", folders=[tmp_path]).state is State.WARN
+
+
+def test_command_that_is_not_there() -> None:
+    """A command that does not exist or fails has no output; one that runs has both streams'."""
+    assert doctor.run_command(["/nowhere/java", "-version"]) is None
+    assert doctor.run_command([sys.executable, "-c", "raise SystemExit(1)"]) is None
+    speaking = "import sys; print('out'); print('err', file=sys.stderr)"
+    output = doctor.run_command([sys.executable, "-c", speaking])
+    assert output is not None
+    assert sorted(output.split()) == ["err", "out"]
+
+
+# ------------------------------------------------------------------------------ the root
+
+
+def test_sound_root(tmp_path: Path) -> None:
+    """On a sound folder nothing fails, and afterwards it is as it was, or not there."""
+    for root, existed in ((tmp_path / "there", True), (tmp_path / "not", False)):
+        if existed:
+            root.mkdir()
+        findings = list(doctor.examine_root(LocalStore(root), SystemClock()))
+        assert [each.check for each in findings] == [
+            "root",
+            "put-if-absent",
+            "durable put",
+            "free space",
+            "clock",
+        ]
+        assert State.FAIL not in {each.state for each in findings}
+        assert root.exists() is existed
+        assert not existed or not list(root.iterdir())
+
+
+def test_root_in_use_keeps_its_objects(tmp_path: Path) -> None:
+    """What lies in a root is still there after the examination."""
+    store = LocalStore(tmp_path)
+    store.put_new("cluster.json", b"{}")
+    list(doctor.examine_root(store, SystemClock()))
+    assert [stat.name for stat in store.walk("")] == ["cluster.json"]
+
+
+def test_root_that_refuses() -> None:
+    """Where nothing can be written, that is the only finding of the root, with the reason."""
+    refusal = errors.RootNotWritable(root="memory://store", reason="permission denied")
+    store = MemoryStore(
+        ManualClock(), faults=ScriptedFaults(Fault(operation="put_new", error=refusal))
+    )
+    findings = list(doctor.examine_root(store, ManualClock()))
+    assert [each.state for each in findings] == [State.FAIL]
+    assert "permission denied" in findings[0].found
+
+
+def test_store_that_overwrites() -> None:
+    """A store that lets two win one name fails, whatever it calls itself."""
+    found = doctor.check_exclusive(OverwritingStore(ManualClock()), FOLDER)
+    assert found.state is State.FAIL
+    assert found.advice
+
+
+def test_store_that_replaces_the_winner() -> None:
+    """A store that names one winner and keeps the bytes of another fails."""
+
+    class TreacherousStore(MemoryStore):
+        def get(self, path: str) -> pa.Buffer:
+            self.put(path, b"racer of nobody")
+            return super().get(path)
+
+    found = doctor.check_exclusive(TreacherousStore(ManualClock()), FOLDER)
+    assert (found.state, found.found) == (State.FAIL, "the winner's object was replaced")
+
+
+def test_unanswered_puts_are_no_failure() -> None:
+    """A put without an answer may have won, so it makes the check doubtful and not failed."""
+    lost = PutUnresolved(FOLDER, "timeout")
+    faults = ScriptedFaults(Fault(operation="put_new", error=lost, moment="after"))
+    found = doctor.check_exclusive(MemoryStore(ManualClock(), faults=faults), FOLDER)
+    assert found.state is State.WARN
+    assert found.found.startswith("exclusive, but 1 of ")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "is_local", "state"),
+    [
+        (0.001, True, State.OK),
+        (0.020, True, State.WARN),
+        (0.020, False, State.OK),
+        (0.400, False, State.WARN),
+    ],
+)
+def test_price_of_a_put(seconds: float, is_local: bool, state: State) -> None:
+    """A put is dear beyond 10 ms on a disk and beyond a quarter of a second on a store."""
+    clock = ManualClock()
+    faults = DelayFaults(clock, seconds)
+    store = MemoryStore(clock, is_local=is_local, faults=faults)
+    found = doctor.check_put_price(store, FOLDER, clock)
+    assert found.state is state
+    milliseconds = f"{seconds * 1e3:.2f} ms"
+    assert found.found == f"1 kB: p50 {milliseconds}, p99 {milliseconds}"
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "state"),
+    [
+        (limits.FREE_SPACE_RESERVE_BYTES, State.FAIL),
+        (limits.UNPUBLISHED_BYTES, State.WARN),
+        (100 * limits.GIB, State.OK),
+    ],
+)
+def test_free_space(free_bytes: int, state: State) -> None:
+    """Room below the broker's own reserve fails; what one bad day may fill is a warning."""
+    store = SmallStore(ManualClock())
+    store.free = free_bytes
+    assert doctor.check_space(store).state is state
+
+
+def test_bucket_has_room() -> None:
+    """A store that does not know its free space has enough."""
+    assert doctor.check_space(MemoryStore(ManualClock())).state is State.OK
+
+
+@pytest.mark.parametrize(
+    ("skew_seconds", "state"),
+    [(0, State.OK), (-0.9, State.OK), (3, State.WARN), (-4, State.WARN), (60, State.FAIL)],
+)
+def test_clock_against_the_store(skew_seconds: float, state: State) -> None:
+    """A skew beyond 2 s is told, one beyond a broker's death fails; rounded seconds are none."""
+    clock = ManualClock(now_us=1_800_000_000_000_000)
+    store = SkewedStore(clock)
+    store.skew_us = round(skew_seconds * 1e6)
+    assert doctor.check_clock(store, FOLDER, clock).state is state
+
+
+def test_clock_that_was_never_set() -> None:
+    """A clock that says 1970 fails, although it agrees with its own disk."""
+    clock = ManualClock(now_us=1_000_000)
+    assert doctor.check_clock(MemoryStore(clock), FOLDER, clock).state is State.FAIL
+
+
+def test_s3_is_told_about_spark() -> None:
+    """Only a root on S3 is warned of delta-spark's own log store."""
+    store = MemoryStore(SystemClock())
+    assert "S3 and Spark" not in checks(doctor.examine_root(store, SystemClock()))
+    store.uri = "s3://bucket/root"
+    found = checks(doctor.examine_root(store, SystemClock()))["S3 and Spark"]
+    assert found.state is State.WARN
+    assert "S3SingleDriverLogStore" in found.found
+
+
+def test_a_delayed_store_is_asked_little() -> None:
+    """A store across a network is spared: some hundred requests for everything."""
+    clock = ManualClock(now_us=1_800_000_000_000_000)
+    store = DelayedStore(MemoryStore(clock), 0.0, clock)
+    list(doctor.examine_root(store, clock))
+    assert store.requests.total() < 300
+
+
+def checks(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """By what was checked."""
+    return {each.check: each for each in findings}
