@@ -70,7 +70,10 @@ class StorageUnavailable(Retriable):
 
 class StorageFull(Retriable):
     code = "storage_full"
-    template = "no space for records under {root}: {free_bytes} bytes free, {reserve_bytes} kept in reserve"
+    template = (
+        "no space for records under {root}: {free_bytes} bytes free,"
+        " {reserve_bytes} kept in reserve"
+    )
 
 
 class QueueFull(Retriable):
@@ -170,7 +173,10 @@ class BadOption(Invalid):
 
 class BrokerAlive(Invalid):
     code = "broker_alive"
-    template = "root {root} already has a live broker, {broker}, at {address}; stop it first, or start this one with --id {broker} to take over"
+    template = (
+        "root {root} already has a live broker, {broker}, at {address};"
+        " stop it first, or start this one with --id {broker} to take over"
+    )
 
 
 class RootNotWritable(Invalid):

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -52,7 +53,7 @@ LOG_APPEND_TIME: Final = 1
 _TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}}")
 
 
-def check_topic_name(topic: str) -> str:
+def check_topic_name(topic: object) -> str:
     """The name itself. Raises `BadTopicName`; the rule is Kafka's (`Topic.validate`)."""
     if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
         raise errors.BadTopicName(topic=topic)
@@ -64,7 +65,8 @@ def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
 
     Strings are taken for `key` and `value` (as UTF-8), large, view and dictionary types for their
     plain ones, and any timestamp for microseconds UTC. Raises `WrongSchema` for a missing `value`,
-    an unknown column, another type, or a timestamp outside what the table can hold.
+    an unknown column, another type, a timestamp outside what the table can hold, or a header
+    without a key.
     """
     names = batch.schema.names
     if "value" not in names:
@@ -83,6 +85,8 @@ def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
             column = _convert(column, field)
         if name == "timestamp":
             _check_timestamps(column)
+        elif name == "headers":
+            _check_headers(column)
         columns.append(column)
         fields.append(field)
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
@@ -101,7 +105,7 @@ def rows(
     `timestamp_us` is the time of rows that have none of their own.
     """
     count = payload.num_rows
-    offsets = pa.array(np.arange(base_offset, base_offset + count, dtype=np.int64))
+    offsets = _int64(np.arange(base_offset, base_offset + count, dtype=np.int64))
     columns: dict[str, pa.Array] = {
         "partition": _constant(partition, count, pa.int32()),
         "offset": offsets,
@@ -140,7 +144,7 @@ def rows_of_run(
             if "timestamp" not in payload.schema.names:
                 counts = [each[3].num_rows for each in group]
                 arrivals = np.repeat(np.array([each[1] for each in group], np.int64), counts)
-                payload = payload.append_column("timestamp", pa.array(arrivals).view(TIMESTAMP))
+                payload = payload.append_column("timestamp", _int64(arrivals).view(TIMESTAMP))
         found.append(
             rows(
                 payload,
@@ -200,8 +204,14 @@ def timestamp_range_us(payload: pa.RecordBatch, arrival_us: int) -> tuple[int, i
     return low, high
 
 
+def _int64(values: npt.NDArray[np.int64]) -> pa.Array:
+    """Without a copy; `pa.array` and `pa.scalar` would import pandas, which takes a second."""
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
 def _constant(value: int, count: int, kind: pa.DataType) -> pa.Array:
-    return pa.repeat(pa.scalar(value, kind), count)
+    values = np.full(count, value, np.int32 if kind == pa.int32() else np.int64)
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
 
 
 def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
@@ -215,20 +225,35 @@ def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
     if field.name == "timestamp":
         fits = pa.types.is_timestamp(kind)
     elif field.name == "headers":
-        fits = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+        fits = (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and _is_header(
+            kind.value_type
+        )
     else:
         fits = texts or blobs
     if not fits and not pa.types.is_null(kind):
         raise errors.WrongSchema(reason=f"column {field.name!r} is {kind}, not {wanted}")
     try:
         if field.name == "timestamp" and pa.types.is_timestamp(kind):
-            # Nanoseconds are cut to microseconds, the finest that a Delta table keeps.
-            return column.cast(pa.timestamp("us", tz=kind.tz), safe=False).cast(wanted)
+            # Nanoseconds are cut to microseconds, the finest that a Delta table keeps; seconds that
+            # are too many for microseconds must not wrap around.
+            safe = kind.unit != "ns"
+            return column.cast(pa.timestamp("us", tz=kind.tz), safe=safe).cast(wanted)
         return column.cast(wanted)
     except pa.ArrowException as error:
         raise errors.WrongSchema(
             reason=f"column {field.name!r} is {kind}, which does not become {wanted}: {error}"
         ) from error
+
+
+def _is_header(kind: pa.DataType) -> bool:
+    """Whether both fields are there: a cast would make nulls of one that has another name."""
+    return pa.types.is_struct(kind) and {field.name for field in kind} == {"key", "value"}
+
+
+def _check_headers(column: pa.Array) -> None:
+    found = column.flatten()
+    if found.null_count or found.field("key").null_count:
+        raise errors.WrongSchema(reason="a header without a key")
 
 
 def _check_timestamps(column: pa.Array) -> None:

@@ -67,7 +67,7 @@ def connect(
         return Log(Connection(lambda: place))
     session = _RootSession(place, detached=detached, storage_options=storage_options or {})
     session.resolve()
-    return Log(Connection(session.resolve), on_close=session.close)
+    return Log(Connection(session.resolve), root=place, on_close=session.close)
 
 
 class _RootSession:

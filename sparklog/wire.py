@@ -2,34 +2,37 @@
 
 | call | carries |
 |---|---|
-| DoPut | descriptor `AppendStream`; each batch is a payload (`record.PAYLOAD_SCHEMA`, any subset with `value`) with `AppendHeader` as app metadata; the answer to each, in order, is an `AppendReply` |
+| DoPut | descriptor `AppendStream`; batches with `AppendHeader`; to each an `AppendReply` |
 | DoGet | ticket `ReadTicket`; row batches (`record.ROW_SCHEMA` or the columns asked for) |
-| DoExchange | descriptor `TailRequest`; row batches, each with a `TailHeader` as app metadata |
+| DoExchange | descriptor `TailRequest`; row batches, each with a `TailHeader` |
 | DoAction | the action's name and request struct of `ACTIONS`; one result, its reply struct |
 
-A failure is a Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that
-old and new peers understand each other; a field that is added has a default.
+What stands beside a batch is its app metadata. A batch that is put is a payload: any columns of
+`record.PAYLOAD_SCHEMA` with `value`; the answers come in the order of the batches. A failure is a
+Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
+peers understand each other; a field that is added has a default.
 """
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from sparklog import errors
+from sparklog import errors, limits
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
-
-class _Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Base of all messages."""
+# JSON's integers have no end, but everything behind the doors has.
+_Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 # ------------------------------------------------------------------------------ failures
 
 
-class ErrorReply(_Message):
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str
     facts: dict[str, Any] = {}
 
@@ -44,26 +47,26 @@ class ErrorReply(_Message):
 # ------------------------------------------------------------------------------ append
 
 
-class AppendStream(_Message):
+class AppendStream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Opens a stream of batches for one topic."""
 
     topic: str
 
 
-class AppendHeader(_Message):
+class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stands beside a batch. `producer_id` -1: not idempotent.
 
     `more`: another batch follows at once, so the broker may read on before it acks this one.
     """
 
-    partition: int
-    producer_id: int = -1
-    producer_epoch: int = -1
-    base_sequence: int = -1
+    partition: _Int32
+    producer_id: _Int64 = -1
+    producer_epoch: _Int32 = -1
+    base_sequence: _Int32 = -1
     more: bool = False
 
 
-class AppendReply(_Message):
+class AppendReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The batch stands durably at `base_offset`, or `error` tells why it was refused."""
 
     base_offset: int = -1
@@ -76,37 +79,37 @@ class AppendReply(_Message):
 # ------------------------------------------------------------------------------ read
 
 
-class ReadTicket(_Message):
+class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Offsets `start` to `end` (excluded) of one partition."""
 
     topic: str
-    partition: int
-    start: int
-    end: int
+    partition: _Int32
+    start: _Int64
+    end: _Int64
     columns: list[str] | None = None
     """Of `record.ROW_SCHEMA`, in the order wanted; None: all."""
     topic_id: str | None = None
     """Given: refuse if the topic was re-created since."""
 
 
-class TailPosition(_Message):
+class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partition: int
-    offset: int
+    partition: _Int32
+    offset: _Int64
     topic_id: str | None = None
 
 
-class TailRequest(_Message):
+class TailRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Batches of all `positions` as they come, for as long as the client stays."""
 
     positions: list[TailPosition]
     columns: list[str] | None = None
-    max_batch_rows: int = 65_536
-    heartbeat_ms: int = 500
+    max_batch_rows: Annotated[int, Meta(ge=1, le=limits.MAX_BATCH_ROWS)] = 65_536
+    heartbeat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 500
     """An idle stream gets an empty batch with `TailHeader(idle=True)` this often."""
 
 
-class TailHeader(_Message):
+class TailHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str = ""
     partition: int = -1
     first: int = -1
@@ -119,25 +122,25 @@ class TailHeader(_Message):
 # ------------------------------------------------------------------------------ admin
 
 
-class Empty(_Message):
+class Empty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     pass
 
 
-class BrokerInfo(_Message):
+class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     broker: int
     epoch: int
     address: str
     """Of the Flight door, `host:port`."""
 
 
-class ClusterInfo(_Message):
+class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cluster_id: str
     root: str
     version: str
     brokers: list[BrokerInfo] = []
 
 
-class PartitionInfo(_Message):
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     partition: int
     leader: int = -1
     leader_epoch: int = -1
@@ -149,7 +152,7 @@ class PartitionInfo(_Message):
     """Offsets below it are in the table."""
 
 
-class TopicInfo(_Message):
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     topic_id: str
     config: dict[str, str] = {}
@@ -160,65 +163,65 @@ class TopicInfo(_Message):
     table_bytes: int = 0
 
 
-class CreateTopic(_Message):
+class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partitions: int = -1
+    partitions: _Int32 = -1
     """-1: the broker's default."""
     config: dict[str, str] = {}
     if_absent: bool = False
 
 
-class TopicName(_Message):
+class TopicName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
 
 
-class TopicNames(_Message):
+class TopicNames(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topics: list[str]
 
 
-class AlterTopic(_Message):
+class AlterTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Sets what has a value, and takes back to the default what is None."""
 
     topic: str
     config: dict[str, str | None]
 
 
-class AddPartitions(_Message):
+class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    partitions: int
+    partitions: _Int32
     """The new total."""
 
 
-class OffsetsForTimes(_Message):
+class OffsetsForTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
-    timestamps_us: dict[int, int]
+    timestamps_us: dict[_Int32, _Int64]
 
 
-class Offsets(_Message):
+class Offsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Per partition; -1: no record that late."""
 
     offsets: dict[int, int]
 
 
-class ProducerIdentity(_Message):
+class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     producer_id: int
     producer_epoch: int = 0
 
 
-class Adopt(_Message):
+class Adopt(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Append what a manifest names: `staging/<query>/<batch>/manifest.json`."""
 
     manifest: str
 
 
-class Adopted(_Message):
+class Adopted(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Per topic, per partition: first offset and count. `skipped`: it had been appended before."""
 
     ranges: dict[str, dict[int, tuple[int, int]]]
     skipped: bool = False
 
 
-class PublishNow(_Message):
+class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Returns when all that was acked before is in the tables."""
 
     topics: list[str] | None = None
@@ -247,16 +250,17 @@ _decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
 
 
 def encode(message: msgspec.Struct) -> bytes:
+    """The message as it goes over the wire."""
     return _encoder.encode(message)
 
 
-def decode(kind: type[Message], data: bytes | memoryview) -> Message:
-    """Raises `BadRequest` where the bytes are no such message."""
+def decode(kind: type[Message], data: bytes | memoryview | None) -> Message:
+    """Raises `BadRequest` where the bytes, or the lack of any, are no such message."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        message: Message = decoder.decode(data)
-    except msgspec.MsgspecError as error:
+        message: Message = decoder.decode(data or b"")
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise errors.BadRequest(reason=f"not a {kind.__name__}: {error}") from error
     return message

@@ -6,13 +6,17 @@ which also notices that a newer broker has taken over. What ends the writer ends
 
 from __future__ import annotations
 
+import importlib.abc
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
+from typing import Self
 
+import pyarrow as pa
 import structlog
 
 from sparklog import errors, limits
@@ -21,6 +25,7 @@ from sparklog.broker.core import Core, TopicDefaults
 from sparklog.broker.flight import FlightDoor
 from sparklog.broker.hot import HotTail
 from sparklog.broker.janitor import Janitor
+from sparklog.broker.logging import configure
 from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
@@ -29,8 +34,7 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.settings import BrokerSettings
 from sparklog.storage import wal
 from sparklog.storage.meta import Heartbeat, MetaStore, write_heartbeat
-from sparklog.storage.objects import Store, SyncFailed, open_store
-from sparklog.storage.snapshot import Entry, Kind
+from sparklog.storage.objects import PutUnresolved, Store, SyncFailed, open_store
 from sparklog.storage.table import Table
 
 _log = structlog.get_logger("sparklog.broker")
@@ -45,15 +49,25 @@ class Agent:
     """One broker in this process. `start` returns when it serves; `stop` when it has left."""
 
     def __init__(
-        self, settings: BrokerSettings, *, store: Store | None = None, clock: Clock | None = None
+        self,
+        settings: BrokerSettings,
+        *,
+        store: Store | None = None,
+        clock: Clock | None = None,
+        replaces: bool = True,
     ) -> None:
+        """`replaces`: takes over from a live broker of the same id, where one is there."""
         self.settings = settings
+        self._replaces = replaces
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
+        self._ending = threading.Lock()
+        """Held by whoever takes the broker down."""
         self._threads: list[threading.Thread] = []
+        self._core: Core | None = None
         self._door: FlightDoor | None = None
         self.failure: BaseException | None = None
         """Why the broker stopped by itself."""
@@ -63,8 +77,8 @@ class Agent:
     def start(self) -> None:
         """Takes the root, recovers, and serves.
 
-        Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `BrokerFenced`,
-        and `BadOption` where the Flight address is taken.
+        Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `MissingObject`,
+        `ForeignTable`, `BrokerFenced`, and `BadOption` where the Flight address is taken.
         """
         settings, store, clock = self.settings, self._store, self._clock
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
@@ -78,23 +92,39 @@ class Agent:
             flight=self.address,
             clock=clock,
             dead_after_seconds=settings.liveness.dead_after_seconds,
+            replaces=self._replaces,
         )
-        self._beat()
+        try:
+            self._beat()
+            # Recovery may take longer than a silent broker is taken for alive.
+            self._run("heartbeat", self._heartbeat_loop)
+            self._serve(listen)
+        except BaseException:
+            self._stopping.set()
+            self._say_goodbye()
+            self._stopped.set()
+            raise
+
+    def _serve(self, listen: str) -> None:
         tables: dict[str, Table] = {}
-        self._ledger = leases.recover(store, self._meta.current, self._lease, tables, clock=clock)
-        self._build(tables)
-        self._appender.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+        metadata = self._meta.current
+        ledger = leases.recover(self._store, metadata, self._lease, tables, clock=self._clock)
+        for topic in ledger.topics():
+            if topic.held_back is not None:
+                _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
+        core = self._build(ledger, tables)
+        self._writer.open()
         _wait_until_free(listen, self.settings.liveness.dead_after_seconds)
-        self._door = FlightDoor(self._core, listen)
+        self._core, self._door = core, FlightDoor(core, listen)
         self._run("publisher", self._publish_loop)
         self._run("wal-keeper", self._keep_loop)
-        self._run("heartbeat", self._heartbeat_loop)
-        if settings.janitor.enabled:
+        if self.settings.janitor.enabled:
             self._run("janitor", self._janitor_loop)
 
-    def _build(self, tables: dict[str, Table]) -> None:
+    def _build(self, ledger: Ledger, tables: dict[str, Table]) -> Core:
         settings, store, clock = self.settings, self._store, self._clock
         writer = settings.writer
+        self._ledger = ledger
         self._appender = wal.Appender(
             store,
             broker=self._lease.broker,
@@ -136,7 +166,7 @@ class Agent:
             ),
         )
         self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock)
-        self._core = Core(
+        core = Core(
             store,
             self._meta,
             self._lease,
@@ -150,7 +180,8 @@ class Agent:
                 partitions=settings.topics.default_partitions,
             ),
         )
-        self._core.publish_now = self._publish_now.set
+        core.publish_now = self._publish_now.set
+        return core
 
     def _run(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._guarded, args=(loop,), name=f"sparklog-{name}")
@@ -219,13 +250,15 @@ class Agent:
         busy_at, calls = time.monotonic(), -1
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
+                # The file is our successor's as well, if it has our id.
+                leases.check_lease(watch.reload(), self._lease)
                 self._beat()
-                self._check_lease(watch)
-            except (errors.Retriable, errors.OutcomeUnknown, OSError) as error:
+            except (errors.Retriable, errors.OutcomeUnknown, PutUnresolved, OSError) as error:
                 _log.warning("no heartbeat", reason=str(error))
+            if self._core is None or self._door is None:
+                continue
             if self._core.failure is not None:
                 raise self._core.failure
-            assert self._door is not None
             if self._door.calls != calls or self._door.open_calls:
                 busy_at, calls = time.monotonic(), self._door.calls
             idle_seconds = time.monotonic() - busy_at
@@ -244,16 +277,18 @@ class Agent:
                 at_us=self._clock.now_us(),
                 host=socket.gethostname(),
                 pid=os.getpid(),
-                newest_sequence=self._ledger.applied_sequence if self._door else -1,
+                newest_sequence=self._ledger.applied_sequence if self._core else -1,
                 stopped=stopped,
             ),
         )
 
-    def _check_lease(self, watch: MetaStore) -> None:
-        known = watch.refresh().brokers.get(self._lease.broker)
-        replaced = known is not None and known.epoch != self._lease.epoch
-        if replaced or watch.current.controller != self._lease.broker:
-            raise errors.BrokerFenced(broker=self._lease.broker, epoch=self._lease.epoch)
+    def _say_goodbye(self) -> None:
+        """Tells others not to wait for us, unless one of them has taken over."""
+        try:
+            leases.check_lease(self._meta.reload(), self._lease)
+            self._beat(stopped=True)
+        except (errors.SparklogError, PutUnresolved, SyncFailed, OSError) as error:
+            _log.warning("left without a word", reason=str(error))
 
     # -------------------------------------------------------------------------- stopping
 
@@ -269,36 +304,43 @@ class Agent:
             return
         self.failure = error
         _log.error("the broker stops", reason=str(error) or repr(error))
-        self._writer.fail(error)
-        threading.Thread(target=self._halt, name="sparklog-halt").start()
+        if self._core is not None:  # or else `start` is under way, and meets the same error
+            self._writer.fail(error)
+            threading.Thread(target=self._halt, name="sparklog-halt").start()
 
     def _halt(self) -> None:
-        self._stopping.set()
-        self._core.close()
-        if self._door is not None:
-            self._door.shutdown()
-        self._stopped.set()
+        """Leaves at once, for a reason that leaves no choice."""
+        with self._ending:
+            if not self._stopped.is_set():
+                self._stopping.set()
+                self._say_goodbye()
+                self._close_doors()
 
     def stop(self) -> None:
         """Leaves in good order: refuses new records, publishes all, trims, and says goodbye."""
-        if self._stopping.is_set():
-            self._stopped.wait()
-            return
-        self._writer.close(errors.BrokerClosing(broker=self._lease.broker))
-        self._stopping.set()
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join()
-        try:
-            self._publish_everything()
-            self._keeper.checkpoint()
-            self._keeper.tick()
-            self._beat(stopped=True)
-        except (errors.SparklogError, SyncFailed, OSError) as error:
-            _log.warning("left without publishing everything", reason=str(error))
-        self._core.close()
+        with self._ending:
+            if self._stopped.is_set():
+                return
+            self._stopping.set()
+            self._writer.close(errors.BrokerClosing(broker=self._lease.broker))
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join()
+            try:
+                self._publish_everything()
+                self._keeper.checkpoint()
+                self._keeper.tick()
+            except (errors.SparklogError, SyncFailed, OSError) as error:
+                _log.warning("left without publishing everything", reason=str(error))
+            finally:
+                self._say_goodbye()
+                self._close_doors()
+
+    def _close_doors(self) -> None:
+        if self._core is not None:
+            self._core.close()
         if self._door is not None:
-            self._door.shutdown()
+            self._door.close()
         self._stopped.set()
 
     def _publish_everything(self) -> None:
@@ -308,7 +350,7 @@ class Agent:
                 if self._clock.monotonic() > deadline or not self._publish(topic):
                     break
 
-    def __enter__(self) -> Agent:
+    def __enter__(self) -> Self:
         self.start()
         return self
 
@@ -348,3 +390,42 @@ def _wait_until_free(listen: str, timeout_seconds: float) -> None:
                         option="flight.listen", value=listen, reason=str(error)
                     ) from error
         time.sleep(0.05)
+
+
+def run_broker(settings: BrokerSettings) -> None:
+    """A broker as the whole process: says one line when it serves, leaves on SIGTERM or SIGINT.
+
+    Raises what `Agent.start` and `Agent.wait` raise.
+    """
+    configure(settings.log)
+    _keep_pandas_out()
+    agent = Agent(settings)
+
+    def leave(_signal: int, _frame: object) -> None:
+        threading.Thread(target=agent.stop, name="sparklog-leave").start()
+
+    agent.start()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, leave)
+    sys.stdout.write(f"sparklog broker {settings.id} serves {settings.root} at {agent.address}\n")
+    sys.stdout.flush()
+    while not agent.wait(1.0):
+        pass  # a wait without an end would keep signals from being handled
+
+
+def _keep_pandas_out() -> None:
+    """Lets pyarrow find that there is no pandas, in this process that never needs it.
+
+    Otherwise its first scalar imports pandas: a second of computing in the middle of somebody's
+    ack, and 60 MB. pyarrow looks once.
+    """
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, _NoPandas())
+        pa.scalar(0)
+        del sys.meta_path[0]
+
+
+class _NoPandas(importlib.abc.MetaPathFinder):
+    def find_spec(self, name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)

@@ -9,27 +9,27 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
 import pyarrow as pa
 
 import sparklog
 from sparklog import errors, limits, wire
 from sparklog.broker import topicconfig
 from sparklog.broker.hot import HotTail
-from sparklog.broker.lease import Lease
-from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.lease import Lease, check_lease
+from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
+from sparklog.broker.reading import Batch, LogReader
 from sparklog.broker.writer import Append, Appended, Ticket, Writer
 from sparklog.clock import Clock
-from sparklog.record import check_topic_name, rows_of_run
-from sparklog.storage import compaction, manifest, plan
+from sparklog.record import CREATE_TIME, check_topic_name
+from sparklog.storage import compaction, manifest
 from sparklog.storage.meta import Broker, Metadata, MetaStore, PartitionMeta, TopicMeta
-from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import read_slice
+from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, TableSnapshot
 from sparklog.storage.table import (
     Change,
@@ -45,18 +45,6 @@ from sparklog.storage.table import (
 class TopicDefaults:
     auto_create: bool = False
     partitions: int = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """Rows of one partition on their way to a reader; `end` is the next offset to ask for."""
-
-    topic: str
-    partition: int
-    first: int
-    end: int
-    high_watermark: int
-    rows: pa.RecordBatch
 
 
 class Core:
@@ -82,14 +70,13 @@ class Core:
         self._ledger = ledger
         self._writer = writer
         self._publisher = publisher
-        self._hot = hot
         self._clock = clock
         self._defaults = defaults
         self._submit_timeout_seconds = submit_timeout_seconds
         self._admin = threading.Lock()
         """Serialises changes of topics; the only lock that is held across I/O, by admin calls."""
-        self._readers: dict[str, _TableReader] = {}
         self._closing = threading.Event()
+        self._reader = LogReader(store, ledger, hot, clock=clock, is_closing=self._closing.is_set)
         self.publish_now: Callable[[], None] = lambda: None
         """Asks the publishing thread to begin at once; set by whoever runs it."""
 
@@ -98,12 +85,15 @@ class Core:
     def append(
         self, topic: str, partition: int, batch: pa.RecordBatch, stamp: Stamp | None = None
     ) -> Ticket:
-        """Queues a payload batch; `wait` for it. Raises what `Writer.prepare` and `submit` raise."""
+        """Queues a payload batch, to be waited for.
+
+        Raises `UnknownTopic`, and what `Writer.prepare` and `Writer.submit` raise.
+        """
         prepared = self._writer.prepare(self._topic_for_write(topic), partition, batch, stamp)
         return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
 
     def wait(self, ticket: Ticket) -> list[Appended]:
-        """Returns once the ticket is durable. Raises what refused it."""
+        """Returns once the ticket is durable. Raises what refused it, and `OutcomeUnknown`."""
         return self._writer.wait(ticket)
 
     def _topic_for_write(self, name: str) -> Topic:
@@ -122,14 +112,15 @@ class Core:
             self._check_lease(metadata)
             return msgspec.structs.replace(metadata, next_producer_id=metadata.next_producer_id + 1)
 
-        with self._admin:
+        with self._changing("a producer id"):
             metadata = self._meta.change(decide)
         return wire.ProducerIdentity(producer_id=metadata.next_producer_id - 1)
 
     def adopt(self, request: wire.Adopt) -> wire.Adopted:
-        """Appends what a manifest names, by reference, once. See DESIGN of the Spark sink.
+        """Appends what a manifest names, by reference, once; all of it becomes durable together.
 
-        Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `CorruptObject`, `MissingObject`.
+        Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `CorruptObject`, `MissingObject`,
+        and what `Writer.submit` and `wait` raise.
         """
         found = manifest.read(self._store, request.manifest)
         found.check_files(self._store)
@@ -152,13 +143,18 @@ class Core:
         topic = self._topic_for_write(section.topic)
         topic.partition(section.partition)
         arrival_us = self._clock.now_us()
+        times_us = [arrival_us]  # of rows that brought none
+        if topic.timestamp_type == CREATE_TIME:
+            bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
+            times_us += [each for each in bounds_us if each is not None]
         return Append(
+            topic=topic.name,
             topic_id=topic.topic_id,
             partition=section.partition,
             count=section.rows,
             arrival_us=arrival_us,
-            min_timestamp_us=min(section.min_timestamp_us or arrival_us, arrival_us),
-            max_timestamp_us=max(section.max_timestamp_us or arrival_us, arrival_us),
+            min_timestamp_us=min(times_us),
+            max_timestamp_us=max(times_us),
             timestamp_type=topic.timestamp_type,
             staged=section.ref(),
             batch_id=batch_id,
@@ -176,173 +172,30 @@ class Core:
         columns: Sequence[str] | None = None,
         topic_id: str | None = None,
     ) -> Iterator[Batch]:
-        """Every record of the range, in order, from memory, WAL or table.
-
-        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`.
-        """
-        known = self._topic(topic, topic_id)
-        place = known.partition(partition)
-        self._check_range(known, place, start, end)
-        while start < end:
-            for batch in self._read_some(known, place, start, end, columns):
-                yield batch
-                start = batch.end
-
-    def _read_some(
-        self,
-        topic: Topic,
-        partition: Partition,
-        start: int,
-        end: int,
-        columns: Sequence[str] | None,
-    ) -> Iterator[Batch]:
-        """The next batches from `start`: hot ones, or those of one planned slice; at least one."""
-        hot = self._hot.run(
-            topic.topic_id,
-            partition.number,
-            start,
-            rows=min(end - start, limits.SCAN_BATCH_ROWS),
-        )
-        if hot:
-            run = [(e.base_offset, e.arrival_us, e.timestamp_type, p) for e, p in hot]
-            for rows in rows_of_run(run, partition=partition.number):
-                rows = rows.slice(0, end - start)
-                if rows.num_rows:
-                    first, start = start, start + rows.num_rows
-                    yield self._batch(topic, partition, first, start, _select(rows, columns))
-            return
-        reader = self._reader(topic)
-        for _ in range(_PLAN_ATTEMPTS):
-            snapshot, pieces = reader.plan(self._ledger, topic, partition, start, end)
-            try:
-                for piece in pieces[:1]:
-                    for rows in read_slice(self._store, piece, columns=_with_offset(columns)):
-                        offsets = rows.column("offset")
-                        first, start = start, offsets[-1].as_py() + 1
-                        yield self._batch(topic, partition, first, start, _select(rows, columns))
-                # Whatever the slice lacks up to its end is a gap.
-                stop = pieces[0].end if pieces else max(end, start)
-                if start < stop:
-                    empty = _empty(columns)
-                    yield self._batch(topic, partition, start, stop, empty)
-                return
-            except ObjectMissing as missing:
-                gone = missing.path
-                reader.refresh()
-        raise errors.MissingObject(path=gone, reason="the table names it still")
-
-    def _batch(
-        self, topic: Topic, partition: Partition, first: int, end: int, rows: pa.RecordBatch
-    ) -> Batch:
-        return Batch(
-            topic=topic.name,
-            partition=partition.number,
-            first=first,
-            end=end,
-            high_watermark=partition.end,
-            rows=rows,
-        )
-
-    def _reader(self, topic: Topic) -> _TableReader:
-        found = self._readers.get(topic.topic_id)
-        if found is None:
-            table = Table(self._store, topic.name, clock=self._clock)
-            found = self._readers.setdefault(topic.topic_id, _TableReader(table))
-        return found
-
-    def _check_range(self, topic: Topic, partition: Partition, start: int, end: int) -> None:
-        for offset in (start, end):
-            if not partition.start <= offset <= partition.end:
-                raise errors.OffsetOutOfRange(
-                    topic=topic.name,
-                    partition=partition.number,
-                    offset=offset,
-                    start=partition.start,
-                    end=partition.end,
-                )
+        """Every record of the range, in order. Raises what `LogReader.read` raises."""
+        return self._reader.read(topic, partition, start, end, columns=columns, topic_id=topic_id)
 
     def tail(
         self,
         positions: Sequence[wire.TailPosition],
         *,
         columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
         idle_seconds: float = 0.5,
     ) -> Iterator[Batch | None]:
-        """Records of all `positions` as they come, for ever; None whenever nothing came for a while.
-
-        Ends when the broker stops. Raises what `read` raises.
-        """
-        places = [
-            (topic, topic.partition(each.partition), each.offset)
-            for each in positions
-            for topic in (self._topic(each.topic, each.topic_id),)
-        ]
-        offsets = [offset for _, _, offset in places]
-        for topic, partition, offset in places:
-            self._check_range(topic, partition, offset, partition.end)
-        while not self._closing.is_set():
-            moved = False
-            for index, (topic, partition, _) in enumerate(places):
-                if self._ledger.by_id(topic.topic_id) is not topic:
-                    raise errors.UnknownTopic(topic=topic.name)
-                end = partition.end
-                if offsets[index] < end:
-                    self._check_range(topic, partition, offsets[index], end)
-                    for batch in self._read_some(topic, partition, offsets[index], end, columns):
-                        offsets[index] = batch.end
-                        moved = True
-                        yield batch
-            if not moved and not self._wait_for_more(places, offsets, idle_seconds):
-                yield None
-
-    def _wait_for_more(
-        self,
-        places: Sequence[tuple[Topic, Partition, int]],
-        offsets: Sequence[int],
-        timeout_seconds: float,
-    ) -> bool:
-        def grown() -> bool:
-            return self._closing.is_set() or any(
-                partition.end > offset or self._ledger.by_id(topic.topic_id) is not topic
-                for (topic, partition, _), offset in zip(places, offsets, strict=True)
-            )
-
-        with self._ledger.grown:
-            return self._ledger.grown.wait_for(grown, timeout_seconds)
-
-    def offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
-        """Per partition, the first offset whose timestamp is at or after the one asked for.
-
-        -1 where no record is that late. As Kafka's `ListOffsets`, the earliest such *offset* counts.
-        """
-        topic = self._ledger.topic(request.topic)
-        return wire.Offsets(
-            offsets={
-                number: self._offset_for_time(topic, topic.partition(number), timestamp_us)
-                for number, timestamp_us in request.timestamps_us.items()
-            }
+        """Records as they come, for ever. Raises what `LogReader.tail` raises."""
+        return self._reader.tail(
+            positions, columns=columns, batch_rows=batch_rows, idle_seconds=idle_seconds
         )
 
-    def _offset_for_time(self, topic: Topic, partition: Partition, timestamp_us: int) -> int:
-        reader = self._reader(topic)
-        reader.refresh()
-        _, pieces = reader.plan(self._ledger, topic, partition, partition.start, partition.end)
-        for piece in pieces:
-            if plan.latest_timestamp_us(piece) < timestamp_us:
-                continue
-            wanted = ("offset", "timestamp")
-            for batch in self.read(
-                topic.name, partition.number, piece.first, piece.end, columns=wanted
-            ):
-                stamps = batch.rows.column("timestamp").view(pa.int64()).to_numpy()
-                late = np.flatnonzero(stamps >= timestamp_us)
-                if len(late):
-                    return int(batch.rows.column("offset")[int(late[0])].as_py())
-        return -1
+    def offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
+        """The first offsets at or after given times. Raises `UnknownTopic`, `UnknownPartition`."""
+        return self._reader.offsets_for_times(request)
 
     # -------------------------------------------------------------------------- topics
 
     def cluster(self) -> wire.ClusterInfo:
+        """This broker: where it is, and of what cluster."""
         metadata = self._meta.current
         return wire.ClusterInfo(
             cluster_id=self._lease.cluster.cluster_id,
@@ -355,6 +208,7 @@ class Core:
         )
 
     def topics(self) -> wire.TopicNames:
+        """The names of all topics, sorted."""
         return wire.TopicNames(topics=sorted(topic.name for topic in self._ledger.topics()))
 
     def describe(self, name: str) -> wire.TopicInfo:
@@ -384,18 +238,21 @@ class Core:
         )
 
     def create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:
-        """Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`."""
+        """What `describe` tells of the new topic.
+
+        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`.
+        """
         name = check_topic_name(request.topic)
         count = self._defaults.partitions if request.partitions == -1 else request.partitions
         _check_count(name, count)
         config = topicconfig.check(request.config)
-        with self._admin:
+        with self._changing(f"creation of topic {name}"):
             if any(topic.name == name for topic in self._ledger.topics()):
                 if request.if_absent:
                     return self.describe(name)
                 raise errors.TopicExists(topic=name)
             topic_id = secrets.token_hex(8)
-            snapshot = self._make_table(name, topic_id, count, config)
+            table = self._make_table(name, topic_id, count, config)
             known = TopicMeta(
                 topic_id=topic_id,
                 partitions=tuple(
@@ -405,14 +262,12 @@ class Core:
             )
             self._change_topics(lambda topics: {**topics, name: known})
             topic = Topic(name, topic_id, dict(config))
-            self._ledger.add_partitions(topic, snapshot, [0] * count)
+            self._ledger.add_partitions(topic, table.snapshot, [0] * count)
+            self._publisher.take(topic, table)
             self._ledger.add_topic(topic)
-            self._publisher.table(topic).refresh()
         return self.describe(name)
 
-    def _make_table(
-        self, name: str, topic_id: str, count: int, config: Mapping[str, str]
-    ) -> TableSnapshot:
+    def _make_table(self, name: str, topic_id: str, count: int, config: Mapping[str, str]) -> Table:
         """The table first, the metadata after: a topic that the metadata names has its table.
 
         The lease is judged after the snapshot was taken: a broker that has been replaced must not
@@ -432,25 +287,24 @@ class Core:
 
         table = Table(self._store, name, clock=self._clock)
         table.commit(clear)
-        return table.commit(create)
+        table.commit(create)
+        return table
 
     def add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
         """Raises `UnknownTopic`, `BadPartitionCount`. Existing records stay where they are."""
         _check_count(request.topic, request.partitions)
-        with self._admin:
+        with self._changing(f"partitions for topic {request.topic}"):
             topic = self._ledger.topic(request.topic)
             if request.partitions <= len(topic.partitions):
-                raise errors.BadPartitionCount(
-                    topic=topic.name,
-                    requested=request.partitions,
-                    reason=f"it has {len(topic.partitions)} already, and they never become fewer",
-                )
-            table = Table(self._store, topic.name, clock=self._clock)
-            snapshot = table.commit(
-                lambda before: describe_change(
-                    self._ours(before, topic), request.partitions, topic.config
-                )
-            )
+                raise _too_few(request, len(topic.partitions))
+
+            def widen(before: TableSnapshot) -> Change:
+                # More than we know of, where an earlier call was cut short: it may be repeated.
+                if request.partitions < self._ours(before, topic).partitions:
+                    raise _too_few(request, before.partitions)
+                return describe_change(before, request.partitions, topic.config)
+
+            snapshot = Table(self._store, topic.name, clock=self._clock).commit(widen)
             epochs = [each.leader_epoch for each in topic.partitions]
             epochs += [0] * (request.partitions - len(epochs))
             known = TopicMeta(
@@ -466,21 +320,19 @@ class Core:
 
     def alter(self, request: wire.AlterTopic) -> wire.TopicInfo:
         """Raises `UnknownTopic`, `UnknownOption`, `BadOption`."""
-        with self._admin:
+        with self._changing(f"configuration of topic {request.topic}"):
             topic = self._ledger.topic(request.topic)
             config = dict(topic.config)
             for key, value in request.config.items():
+                topicconfig.check_key(key)
                 if value is None:
-                    topicconfig.check({key: topicconfig.default(key)})
                     config.pop(key, None)
                 else:
                     config[key] = value
             config = topicconfig.check(config)
             table = Table(self._store, topic.name, clock=self._clock)
             table.commit(
-                lambda before: describe_change(
-                    self._ours(before, topic), len(topic.partitions), config
-                )
+                lambda before: describe_change(self._ours(before, topic), before.partitions, config)
             )
 
             def replace(topics: dict[str, TopicMeta]) -> dict[str, TopicMeta]:
@@ -492,34 +344,62 @@ class Core:
         return self.describe(topic.name)
 
     def compact(self, name: str) -> wire.TopicInfo:
-        """Merges the small files of the topic's table now; returns when that is done."""
+        """Merges the small files of the topic's table now; returns when that is done.
+
+        Raises `UnknownTopic`, and what `compaction.compact` raises.
+        """
         topic = self._ledger.topic(name)
         table = Table(self._store, name, clock=self._clock)
-        for group in compaction.choose(self._ours(table.refresh(), topic), everything=True):
-            compaction.compact(table, group)
-        self._publisher.table(topic).refresh()
+        with self._stopping_on_sync_failure(f"compaction of topic {name}"):
+            for group in compaction.choose(self._ours(table.refresh(), topic), everything=True):
+                compaction.compact(table, group)
+            self._publisher.table(topic).refresh()
         return self.describe(name)
 
     def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic`. Its files go once the grace of replaced files has passed."""
-        with self._admin:
+        """Raises `UnknownTopic`; `OutcomeUnknown` where the topic is gone and its table is not.
+
+        Its files go once the grace of replaced files has passed.
+        """
+        with self._changing(f"deletion of topic {name}"):
             topic = self._ledger.topic(name)
             self._change_topics(
                 lambda topics: {key: each for key, each in topics.items() if key != name}
             )
             self._ledger.remove_topic(topic)
             self._publisher.forget(topic)
-            self._readers.pop(topic.topic_id, None)
+            self._reader.forget(topic)
             table = Table(self._store, name, clock=self._clock)
-            table.commit(
-                lambda before: delete_change(before) if before.topic_id == topic.topic_id else None
-            )
+            try:
+                table.commit(
+                    lambda before: (
+                        delete_change(before) if before.topic_id == topic.topic_id else None
+                    )
+                )
+            except errors.SparklogError as error:
+                what = f"deletion of topic {name}: it is gone, but its table stands"
+                raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
 
     def _ours(self, before: TableSnapshot, topic: Topic) -> TableSnapshot:
         """`before`, if it is still this topic's. Raises `UnknownTopic`."""
         if before.topic_id != topic.topic_id:
             raise errors.UnknownTopic(topic=topic.name)
         return before
+
+    @contextmanager
+    def _changing(self, what: str) -> Iterator[None]:
+        """One change of the metadata at a time."""
+        with self._admin, self._stopping_on_sync_failure(what):
+            yield
+
+    @contextmanager
+    def _stopping_on_sync_failure(self, what: str) -> Iterator[None]:
+        """A disk that failed to keep something is not to be trusted with records either."""
+        try:
+            yield
+        except SyncFailed as error:
+            self._writer.fail(error)
+            raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
 
     def _change_topics(
         self, change: Callable[[dict[str, TopicMeta]], dict[str, TopicMeta]]
@@ -531,16 +411,12 @@ class Core:
         self._meta.change(decide)
 
     def _check_lease(self, metadata: Metadata) -> None:
-        """Raises `BrokerFenced` where `metadata` names a newer epoch than ours."""
-        known = metadata.brokers.get(self._lease.broker)
-        if (
-            metadata.controller != self._lease.broker
-            or known is None
-            or known.epoch != self._lease.epoch
-        ):
-            error = errors.BrokerFenced(broker=self._lease.broker, epoch=self._lease.epoch)
+        """Raises `BrokerFenced`, which ends the writer, where `metadata` names somebody newer."""
+        try:
+            check_lease(metadata, self._lease)
+        except errors.BrokerFenced as error:
             self._writer.fail(error)
-            raise error
+            raise
 
     # -------------------------------------------------------------------------- publishing
 
@@ -555,7 +431,9 @@ class Core:
             if all(self._reached(topic, ends) for topic, ends in goals):
                 return
             if self._clock.monotonic() > deadline:
-                raise errors.TimedOut(what="publishing", timeout_seconds=request.timeout_seconds)
+                reasons = [f"; {each.name}: {each.held_back}" for each in wanted if each.held_back]
+                what = "publishing" + "".join(reasons)
+                raise errors.TimedOut(what=what, timeout_seconds=request.timeout_seconds)
             self.publish_now()
             self._clock.sleep(0.005)
         raise errors.BrokerClosing(broker=self._lease.broker)
@@ -579,48 +457,13 @@ class Core:
         with self._ledger.grown:
             self._ledger.grown.notify_all()
 
-    def _topic(self, name: str, topic_id: str | None) -> Topic:
-        topic = self._ledger.topic(name)
-        if topic_id is not None and topic.topic_id != topic_id:
-            raise errors.TopicChanged(topic=name, expected=topic_id, found=topic.topic_id)
-        return topic
 
-
-_PLAN_ATTEMPTS = 5
-
-
-class _TableReader:
-    """A topic's table as readers of this broker see it; refreshed when it falls behind."""
-
-    def __init__(self, table: Table) -> None:
-        self._table = table
-        self._lock = threading.Lock()
-
-    def refresh(self) -> TableSnapshot:
-        with self._lock:
-            return self._table.refresh()
-
-    def plan(
-        self, ledger: Ledger, topic: Topic, partition: Partition, start: int, end: int
-    ) -> tuple[TableSnapshot, list[plan.Slice]]:
-        """Slices of the range. The tail is taken first: what leaves it is in the table then."""
-        with ledger.lock:
-            tail = tuple(partition.unpublished)
-            published = partition.published
-        snapshot = self._table.snapshot
-        if snapshot.topic_id is None or snapshot.ends[partition.number] < published:
-            snapshot = self.refresh()
-        if snapshot.topic_id != topic.topic_id:
-            raise errors.UnknownTopic(topic=topic.name)
-        tail = plan.join_tail(snapshot.ends[partition.number], tail)
-        return snapshot, plan.plan(
-            topic=topic.name,
-            snapshot=snapshot,
-            tail=tail,
-            partition=partition.number,
-            start=start,
-            end=end,
-        )
+def _too_few(request: wire.AddPartitions, count: int) -> errors.BadPartitionCount:
+    return errors.BadPartitionCount(
+        topic=request.topic,
+        requested=request.partitions,
+        reason=f"it has {count} already, and they never become fewer",
+    )
 
 
 def _check_count(topic: str, count: int) -> None:
@@ -630,17 +473,3 @@ def _check_count(topic: str, count: int) -> None:
             requested=count,
             reason=f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC}",
         )
-
-
-def _with_offset(columns: Sequence[str] | None) -> Sequence[str] | None:
-    return columns if columns is None or "offset" in columns else [*columns, "offset"]
-
-
-def _select(rows: pa.RecordBatch, columns: Sequence[str] | None) -> pa.RecordBatch:
-    return rows if columns is None else rows.select(list(columns))
-
-
-def _empty(columns: Sequence[str] | None) -> pa.RecordBatch:
-    from sparklog.record import ROW_SCHEMA
-
-    return _select(ROW_SCHEMA.empty_table().to_batches()[0], columns)

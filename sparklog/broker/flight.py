@@ -7,9 +7,14 @@ broker: they end the call that brought them.
 
 from __future__ import annotations
 
+import os
+import socket
+import stat
+import threading
 from collections import deque
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -17,35 +22,71 @@ import pyarrow.flight as flight
 import structlog
 
 from sparklog import errors, wire
-from sparklog.broker.core import Batch, Core
+from sparklog.broker.core import Core
 from sparklog.broker.producers import NO_PRODUCER, Stamp
+from sparklog.broker.reading import Batch
 from sparklog.broker.writer import Ticket
 from sparklog.record import ROW_SCHEMA
 
 _log = structlog.get_logger("sparklog.flight")
-_WINDOW_BATCHES = 16
+_WINDOW_BATCHES: Final = 16
 """Batches of one stream that may wait for their ack while the stream is read on."""
+_INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
+_PATIENCE_SECONDS: Final = 1.0
+"""How long calls may go on when the door closes, before their connections are cut."""
+_CUTS: Final = 10
 
 
-class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
+class FlightDoor(flight.FlightServerBase):
     """Serves `core` at `listen` (`host:port`; port 0 takes a free one) from construction on."""
 
     def __init__(self, core: Core, listen: str) -> None:
         self._core = core
         self._host = listen.rpartition(":")[0] or "127.0.0.1"
+        self._counting = threading.Lock()
+        self._actions: dict[str, Callable[[Any], msgspec.Struct]] = {
+            "cluster": lambda _: core.cluster(),
+            "topics.list": lambda _: core.topics(),
+            "topics.create": core.create_topic,
+            "topics.describe": lambda request: core.describe(request.topic),
+            "topics.alter": core.alter,
+            "topics.add_partitions": core.add_partitions,
+            "topics.delete": _silently(lambda request: core.delete_topic(request.topic)),
+            "topics.compact": lambda request: core.compact(request.topic),
+            "offsets.for_times": core.offsets_for_times,
+            "producers.new": lambda _: core.new_producer(),
+            "batches.adopt": core.adopt,
+            "publish.now": _silently(core.publish_all),
+        }
         self.calls = 0
         self.open_calls = 0
         super().__init__(f"grpc://{listen}")
 
     @property
     def address(self) -> str:
+        """`host:port`, with the port that was taken."""
         return f"{self._host}:{self.port}"
+
+    def close(self) -> None:
+        """Returns when nobody is served any more; a stream that does not end by itself is cut off.
+
+        Flight waits for open calls without an end, and a producer may keep its stream for ever.
+        """
+        port = self.port
+        ending = threading.Thread(target=self.shutdown, name="sparklog-door", daemon=True)
+        ending.start()
+        for _ in range(_CUTS):
+            ending.join(_PATIENCE_SECONDS)
+            if not ending.is_alive():
+                return
+            _cut_connections(port)
+        _log.warning("calls go on although their connections are cut", open_calls=self.open_calls)
 
     # -------------------------------------------------------------------------- append
 
     def do_put(
         self,
-        context: flight.ServerCallContext,
+        _context: flight.ServerCallContext,
         descriptor: flight.FlightDescriptor,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
@@ -55,7 +96,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             waiting: deque[Ticket | errors.SparklogError] = deque()
             try:
                 for chunk in reader:
-                    header = _append_header(chunk.app_metadata)
+                    header = _append_header(chunk)
                     waiting.append(self._append(topic, header, chunk.data))
                     while waiting and not (header.more and len(waiting) < _WINDOW_BATCHES):
                         writer.write(wire.encode(self._reply(waiting.popleft())))
@@ -82,9 +123,6 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             result = self._core.wait(waiting)[0]
         except errors.SparklogError as error:
             return wire.AppendReply(error=wire.ErrorReply.of(error))
-        except Exception as error:  # the writer ended: its error is about to stop the broker
-            unknown = errors.OutcomeUnknown(what="the append", reason=str(error))
-            return wire.AppendReply(error=wire.ErrorReply.of(unknown))
         return wire.AppendReply(
             base_offset=result.base_offset,
             timestamp_us=result.arrival_us,
@@ -94,7 +132,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
     # -------------------------------------------------------------------------- read
 
     def do_get(
-        self, context: flight.ServerCallContext, ticket: flight.Ticket
+        self, _context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
         with self._call():
             request = wire.decode(wire.ReadTicket, ticket.ticket)
@@ -118,7 +156,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
         self,
         context: flight.ServerCallContext,
         descriptor: flight.FlightDescriptor,
-        reader: flight.MetadataRecordBatchReader,
+        _reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
         with self._call():
@@ -129,6 +167,7 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
             for batch in self._core.tail(
                 request.positions,
                 columns=request.columns,
+                batch_rows=request.max_batch_rows,
                 idle_seconds=request.heartbeat_ms / 1e3,
             ):
                 if context.is_cancelled():
@@ -148,49 +187,29 @@ class FlightDoor(flight.FlightServerBase):  # type: ignore[misc]
     # -------------------------------------------------------------------------- admin
 
     def do_action(
-        self, context: flight.ServerCallContext, action: flight.Action
+        self, _context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
         with self._call():
             known = wire.ACTIONS.get(action.type)
             if known is None:
                 raise errors.BadRequest(reason=f"no action is named {action.type!r}")
             request = wire.decode(known[0], action.body.to_pybytes() or b"{}")
-            reply = self._answer(action.type, request)
+            reply = self._actions[action.type](request)
             return [flight.Result(pa.py_buffer(wire.encode(reply)))]
 
-    def list_actions(self, context: flight.ServerCallContext) -> list[tuple[str, str]]:
+    def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return [(name, request.__name__) for name, (request, _) in wire.ACTIONS.items()]
 
-    def _answer(self, name: str, request: Any) -> msgspec.Struct:
-        core = self._core
-        match name:
-            case "cluster":
-                return core.cluster()
-            case "topics.list":
-                return core.topics()
-            case "topics.create":
-                return core.create_topic(request)
-            case "topics.describe":
-                return core.describe(request.topic)
-            case "topics.alter":
-                return core.alter(request)
-            case "topics.add_partitions":
-                return core.add_partitions(request)
-            case "topics.delete":
-                core.delete_topic(request.topic)
-                return wire.Empty()
-            case "topics.compact":
-                return core.compact(request.topic)
-            case "offsets.for_times":
-                return core.offsets_for_times(request)
-            case "producers.new":
-                return core.new_producer()
-            case "batches.adopt":
-                return core.adopt(request)
-            case "publish.now":
-                core.publish_all(request)
-                return wire.Empty()
-        raise errors.BadRequest(reason=f"action {name!r} is not served here")
+    # -------------------------------------------------------------------------- calls
+
+    def begin_call(self) -> None:
+        with self._counting:
+            self.calls += 1
+            self.open_calls += 1
+
+    def end_call(self) -> None:
+        with self._counting:
+            self.open_calls -= 1
 
     def _call(self) -> _Call:
         return _Call(self)
@@ -203,11 +222,10 @@ class _Call:
         self._door = door
 
     def __enter__(self) -> None:
-        self._door.calls += 1
-        self._door.open_calls += 1
+        self._door.begin_call()
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
-        self._door.open_calls -= 1
+        self._door.end_call()
         if error is None or isinstance(error, (flight.FlightError, GeneratorExit)):
             return
         if isinstance(error, errors.SparklogError):
@@ -222,10 +240,32 @@ class _Call:
         raise flight.FlightServerError(str(error), extra_info=wire.encode(reply)) from error
 
 
-def _append_header(metadata: pa.Buffer | None) -> wire.AppendHeader:
-    if metadata is None:
-        raise errors.BadRequest(reason="a batch without AppendHeader")
-    return wire.decode(wire.AppendHeader, memoryview(metadata))
+def _append_header(chunk: flight.FlightStreamChunk) -> wire.AppendHeader:
+    if chunk.data is None or chunk.app_metadata is None:
+        raise errors.BadRequest(reason="each batch needs an AppendHeader, and each header a batch")
+    return wire.decode(wire.AppendHeader, memoryview(chunk.app_metadata))
+
+
+def _silently(work: Callable[[Any], None]) -> Callable[[Any], wire.Empty]:
+    def answer(request: Any) -> wire.Empty:
+        work(request)
+        return wire.Empty()
+
+    return answer
+
+
+def _cut_connections(port: int) -> None:
+    """Ends every connection that this process has accepted at `port`."""
+    for entry in Path("/dev/fd").iterdir():
+        try:
+            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(entry.name))) as peer:
+                if peer.family in _INTERNET and peer.getsockname()[1] == port:
+                    peer.getpeername()  # the listening socket has none, and is left alone
+                    peer.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            continue  # closed meanwhile, or not connected
 
 
 def _schema(columns: list[str] | None) -> pa.Schema:

@@ -19,6 +19,7 @@ from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import compaction, staging, upkeep
 from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import Table
 
 _log = structlog.get_logger("sparklog.janitor")
@@ -44,10 +45,13 @@ class Janitor:
         self._settings = settings
         self._clock = clock
         self._topics: dict[str, _Chores] = {}
+        self._is_busy = False
+        self._watched_at, self._watched_bytes = clock.monotonic(), 0
         self._staging_due = clock.monotonic() + limits.SWEEP_EVERY_SECONDS
 
     def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Everything that is due, topic by topic."""
+        self._watch()
         topics = self._ledger.topics()
         for gone in self._topics.keys() - {topic.topic_id for topic in topics}:
             del self._topics[gone]
@@ -65,6 +69,14 @@ class Janitor:
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
+
+    def _watch(self) -> None:
+        """Notes whether we are busy: by the rate since the last tick."""
+        now, written = self._clock.monotonic(), self._ledger.written_bytes
+        seconds = max(now - self._watched_at, 1e-3)
+        rate = (written - self._watched_bytes) / seconds
+        self._is_busy = rate > limits.BUSY_BYTES_PER_SECOND
+        self._watched_at, self._watched_bytes = now, written
 
     def _chores(self, topic: Topic) -> _Chores:
         found = self._topics.get(topic.topic_id)
@@ -88,7 +100,7 @@ class Janitor:
             return
         now = self._clock.monotonic()
         is_settling = now >= chores.due.get("settle", 0.0)
-        if snapshot.version != chores.seen_version or is_settling:
+        if (snapshot.version != chores.seen_version or is_settling) and self._has_time(snapshot):
             chores.seen_version = snapshot.version
             groups = compaction.choose(
                 snapshot,
@@ -109,6 +121,14 @@ class Janitor:
             chores.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
             upkeep.sweep_replaced(table)
             upkeep.sweep_orphans(table)
+
+    def _has_time(self, snapshot: TableSnapshot) -> bool:
+        """Whether merging may take its share of the machine: not while very much is coming in.
+
+        Producers feel a busy disk sooner than readers feel many files; but there is a bound.
+        """
+        files = sum(len(each) for each in snapshot.files)
+        return not self._is_busy or files > limits.FILES_BEFORE_PATIENCE_ENDS
 
     def _settled_before_us(self) -> int:
         return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)

@@ -14,12 +14,14 @@ of the states that we took over.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from sparklog import errors
-from sparklog.broker.partitions import Ledger, Topic
+from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.meta import (
@@ -29,11 +31,12 @@ from sparklog.storage.meta import (
     Metadata,
     MetaStore,
     PartitionMeta,
+    TopicMeta,
     find_live_broker,
 )
 from sparklog.storage.objects import Store
 from sparklog.storage.plan import join_tail
-from sparklog.storage.snapshot import Entry, Kind, Located
+from sparklog.storage.snapshot import Entry, Kind, Located, TableSnapshot
 from sparklog.storage.table import Table
 
 
@@ -57,20 +60,18 @@ def acquire(
     clock: Clock,
     dead_after_seconds: float,
     check_alive: bool = True,
+    replaces: bool = True,
 ) -> Lease:
     """Registers the next epoch of `broker`. Raises `BrokerAlive`, and what `MetaStore.open` raises.
 
-    A live broker of another id is in the way; one of the same id is replaced.
+    A live broker of another id is in the way; one of the same id is replaced, if it may be.
     """
     cluster = meta.open(create=True)
-    looked_at = -1
 
     def decide(metadata: Metadata) -> Metadata:
-        nonlocal looked_at
-        if check_alive and looked_at != metadata.version:
-            looked_at = metadata.version
+        if check_alive:
             alive = find_live_broker(store, clock=clock, dead_after_seconds=dead_after_seconds)
-            if alive is not None and alive[0] != broker:
+            if alive is not None and not (replaces and alive[0] == broker):
                 raise errors.BrokerAlive(root=store.uri, broker=alive[0], address=alive[1])
         known = metadata.brokers.get(broker)
         epoch = known.epoch + 1 if known else 1
@@ -109,54 +110,83 @@ def recover(
 ) -> Ledger:
     """Fences what `lease` inherits, and says what every partition holds.
 
-    `tables` is filled with a refreshed table for every topic. Raises `CorruptObject` and
-    `MissingObject` where acked records cannot be found: a person must look.
+    `tables` is filled with a refreshed table for every topic; a topic whose table cannot be written
+    is held back. Raises `CorruptObject`, `MissingObject` and `ForeignTable` where acked records
+    cannot be found: a person must look.
     """
-    entries: dict[tuple[str, int], list[Located]] = {}
-    ledger = Ledger()
     histories = []
+    entries: dict[tuple[str, int], list[Located]] = {}
     for epoch in lease.inherited:
         follower = wal.Follower(store, epoch.broker, epoch.epoch)
         objects = wal.fence(store, follower, clock=clock)
         histories.append((follower.checkpoint, objects))
-        for each in objects:
-            for located in each.located:
-                if located.entry.kind in (Kind.RECORDS, Kind.STAGED):
-                    key = located.entry.topic_id, located.entry.partition
-                    entries.setdefault(key, []).append(located)
+        for located in _all_entries(objects):
+            if located.entry.kind in (Kind.RECORDS, Kind.STAGED):
+                key = located.entry.topic_id, located.entry.partition
+                entries.setdefault(key, []).append(located)
 
     # The tables come after the WALs: what was published and trimmed meanwhile is then in them.
+    ledger = Ledger()
     for name, known in metadata.topics.items():
         table = tables[name] = Table(store, name, clock=clock)
-        snapshot = table.refresh()
-        if snapshot.topic_id != known.topic_id:
-            raise errors.ForeignTable(
-                topic=name, reason=f"its topic id is {snapshot.topic_id}, not {known.topic_id}"
-            )
+        snapshot, held_back = _look_at(table, known)
         topic = Topic(name, known.topic_id, known.config)
+        topic.held_back = held_back
         ledger.add_topic(topic)
         ledger.add_partitions(topic, snapshot, [each.leader_epoch for each in known.partitions])
         for partition in topic.partitions:
             found = entries.get((known.topic_id, partition.number), [])
-            tail = join_tail(partition.published, found)
-            end = tail[-1].entry.end if tail else partition.published
-            beyond = [each.entry for each in found if each.entry.end > end]
-            if beyond:
-                first = min(beyond, key=lambda entry: entry.base_offset)
-                raise errors.MissingObject(
-                    path=f"{name}-{partition.number}, offsets {end} to {first.base_offset}",
-                    reason="neither the table nor any write-ahead log holds them",
-                )
-            ledger.restore_tail(topic, partition, tail)
+            ledger.restore_tail(topic, partition, _connect(topic, partition, found))
 
     for checkpoint, objects in histories:
         if checkpoint is not None:
             ledger.restore_state(checkpoint.state)
-        for each in objects:
-            if checkpoint is None or each.at.sequence > checkpoint.sequence:
-                for located in each.located:
-                    _remember(ledger, located.entry)
+        for located in _all_entries(objects):
+            if checkpoint is None or located.at.sequence > checkpoint.sequence:
+                _remember(ledger, located.entry)
     return ledger
+
+
+def _all_entries(objects: Iterable[wal.WalObject]) -> Iterator[Located]:
+    return itertools.chain.from_iterable(each.located for each in objects)
+
+
+def _look_at(table: Table, known: TopicMeta) -> tuple[TableSnapshot, str | None]:
+    """What the topic's table holds, and why nobody can write it, if so.
+
+    Our commits are whole, so none of ours lies beyond another's that is torn; and what we have
+    written is told by `txn` in any table.
+    """
+    try:
+        snapshot, held_back = table.refresh(), None
+    except errors.Corrupt as error:
+        snapshot, held_back = table.snapshot, error
+    if snapshot.topic_id != known.topic_id or snapshot.partitions < len(known.partitions):
+        refusal = held_back or errors.ForeignTable(
+            topic=table.topic,
+            reason=(
+                f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
+                f" was {known.topic_id}, with {len(known.partitions)}"
+            ),
+        )
+        bounds = table.bounds(known.topic_id, len(known.partitions))
+        if bounds is None:
+            raise refusal
+        snapshot, held_back = bounds, refusal
+    return snapshot, str(held_back) if held_back is not None else None
+
+
+def _connect(topic: Topic, partition: Partition, found: Sequence[Located]) -> tuple[Located, ...]:
+    """The entries that continue the table, without a hole up to the last one that was acked."""
+    tail = join_tail(partition.published, found)
+    end = tail[-1].entry.end if tail else partition.published
+    beyond = [each.entry.base_offset for each in found if each.entry.end > end]
+    if beyond:
+        raise errors.MissingObject(
+            path=f"{topic.name}-{partition.number}, offsets {end} to {min(beyond)}",
+            reason="neither the table nor any write-ahead log holds them",
+        )
+    return tail
 
 
 def _remember(ledger: Ledger, entry: Entry) -> None:
@@ -165,11 +195,22 @@ def _remember(ledger: Ledger, entry: Entry) -> None:
         topic.partitions[entry.partition].remember(entry)
 
 
-def close_epochs(meta: MetaStore, epochs: tuple[Epoch, ...]) -> None:
-    """Takes fenced and published epochs out of the metadata."""
+def check_lease(metadata: Metadata, lease: Lease) -> None:
+    """Raises `BrokerFenced` where `metadata` knows a newer epoch of the broker, or another."""
+    known = metadata.brokers.get(lease.broker)
+    if metadata.controller != lease.broker or known is None or known.epoch != lease.epoch:
+        raise errors.BrokerFenced(broker=lease.broker, epoch=lease.epoch)
+
+
+def close_epochs(meta: MetaStore, lease: Lease, epochs: tuple[Epoch, ...]) -> None:
+    """Takes fenced and published epochs out of the metadata.
+
+    Raises `BrokerFenced`: a successor that has inherited them still builds on what they hold.
+    """
     gone = set(epochs)
 
     def decide(metadata: Metadata) -> Metadata | None:
+        check_lease(metadata, lease)
         left = tuple(each for each in metadata.open_epochs if each not in gone)
         if left == metadata.open_epochs:
             return None

@@ -15,17 +15,21 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advance
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
-from sparklog.storage.wal import WalObject
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
+from sparklog.storage.wal import WalObject
 
 
 class WrittenBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A query's batch that stands in a partition."""
+    """A query's batch that stands in a partition, in one entry or in several without a hole."""
 
     batch_id: BatchId
     base_offset: int
     count: int
     arrival_us: int
+
+    @property
+    def end(self) -> int:
+        return self.base_offset + self.count
 
 
 class Partition:
@@ -55,21 +59,26 @@ class Partition:
         """The newest batches of each query, oldest first."""
 
     def remember(self, entry: Entry) -> None:
-        """Takes note of who wrote `entry`, for retries."""
+        """Takes note of who wrote `entry`, for retries; entries come in order of offsets."""
+        if entry.carried:
+            return  # noted when it was written first
         if entry.producer_id != NO_PRODUCER:
             state = self.producers.get(entry.producer_id)
-            if state is not None and entry.base_offset <= state.recent[-1].base_offset:
-                return
             written = Written(entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us)
             self.producers[entry.producer_id] = advance(state, entry.producer_epoch, written)
         if entry.batch_id is not None:
-            known = self.batches.get(entry.batch_id.query, ())
-            if any(each.batch_id == entry.batch_id for each in known):
-                return
-            batch = WrittenBatch(entry.batch_id, entry.base_offset, entry.count, entry.arrival_us)
-            self.batches[entry.batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
+            self._remember_batch(entry.batch_id, entry)
+
+    def _remember_batch(self, batch_id: BatchId, entry: Entry) -> None:
+        known = self.batches.get(batch_id.query, ())
+        batch = WrittenBatch(batch_id, entry.base_offset, entry.count, entry.arrival_us)
+        if known and known[-1].batch_id == batch_id:
+            batch = msgspec.structs.replace(known[-1], count=entry.end - known[-1].base_offset)
+            known = known[:-1]
+        self.batches[batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
 
     def find_batch(self, batch_id: BatchId) -> WrittenBatch | None:
+        """The batch as it stands, as far as it is remembered."""
         for each in self.batches.get(batch_id.query, ()):
             if each.batch_id == batch_id:
                 return each
@@ -127,6 +136,8 @@ class Ledger:
         self._needs: dict[WalPosition, int] = {}
         """How many entries of an object are not published."""
         self.unpublished_bytes = 0
+        self.written_bytes = 0
+        """Bytes of records that were ever written; how busy we are is its rate."""
         self.applied_sequence = -1
         """The newest object of our own WAL; all that is here is as of it."""
 
@@ -219,6 +230,7 @@ class Ledger:
                 self._release(topic, done)
 
     def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
+        self.written_bytes += payload_bytes(located.entry)
         partition.unpublished.append(located)
         self._needs[located.at] = self._needs.get(located.at, 0) + 1
         size = payload_bytes(located.entry)
@@ -305,4 +317,4 @@ class Ledger:
 
 def payload_bytes(entry: Entry) -> int:
     """Bytes of the entry's records, wherever they lie."""
-    return entry.staged.length if entry.staged is not None else entry.length
+    return entry.length if entry.staged is None else entry.staged.length

@@ -3,8 +3,8 @@
 The rules are Kafka's (KIP-98): a batch carries producer id, epoch and the sequence of its first
 record; sequences rise by one a record and wrap after 2**31 - 1. The last five batches are kept. A
 batch that stands already is acked with its first offset; a gap is refused; a lower epoch is fenced;
-a new epoch begins at 0; of a producer that is not known (expired, or its topic re-created) any
-sequence is taken.
+a new epoch begins at 0. So does a producer that is not known, new or expired, where Kafka takes any
+sequence: of two first batches under way, the second must not stand when the first is refused.
 
 States are immutable: a flush works on new ones and keeps them only if it becomes durable.
 """
@@ -60,13 +60,11 @@ def find_duplicate(
 
     Raises `OutOfOrderSequence` and `ProducerFenced`.
     """
-    if state is None:
-        return None
-    if stamp.epoch < state.epoch:
+    if state is not None and stamp.epoch < state.epoch:
         raise errors.ProducerFenced(
             producer_id=stamp.producer_id, epoch=stamp.epoch, current=state.epoch
         )
-    if stamp.epoch > state.epoch:
+    if state is None or stamp.epoch > state.epoch:
         expected = 0
     else:
         for written in state.recent:

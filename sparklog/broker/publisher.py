@@ -70,24 +70,34 @@ class Publisher:
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> Table:
+        """The publisher's own view of the topic's table; others may look, but not commit by it."""
         found = self._tables.get(topic.topic_id)
         if found is None:
             found = self._tables[topic.topic_id] = Table(self._store, topic.name, clock=self._clock)
         return found
 
+    def take(self, topic: Topic, table: Table) -> None:
+        """The view to use from now on; nobody else commits by it any more."""
+        self._tables[topic.topic_id] = table
+
     def forget(self, topic: Topic) -> None:
+        """The topic is gone."""
         self._tables.pop(topic.topic_id, None)
 
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
-        """Topics whose oldest unpublished record, or whose backlog, is over the bounds."""
-        horizon_us = self._clock.now_us() - round(interval_seconds * 1e6)
+        """Topics whose oldest unpublished record, or whose backlog, is over the bounds.
+
+        A record from the future was taken by a predecessor whose clock is ahead of ours.
+        """
+        now_us = self._clock.now_us()
+        horizon_us = now_us - round(interval_seconds * 1e6)
         found = []
         with self._ledger.lock:
             for topic in self._ledger.topics():
                 waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
                 if waiting and (
                     topic.unpublished_bytes >= publish_bytes
-                    or min(entry.arrival_us for entry in waiting) <= horizon_us
+                    or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
                 ):
                     found.append(topic)
         return found
@@ -212,7 +222,7 @@ class Publisher:
         def decide(before: TableSnapshot) -> Change | None:
             nonlocal landed
             landed = False
-            if before.topic_id != topic.topic_id:
+            if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
                 return None
             if any(before.ends[run.partition.number] != run.first for run in runs):
                 return None
@@ -223,6 +233,8 @@ class Publisher:
             )
 
         table = self.table(topic)
+        if table.snapshot.partitions < len(topic.partitions):
+            table.refresh()  # some were added since
         snapshot = table.commit(decide)
         if not landed:
             self._store.delete(data_path(topic.name, file) for file in files)
@@ -230,8 +242,16 @@ class Publisher:
 
     def _settle(self, topic: Topic, snapshot: TableSnapshot) -> None:
         """Brings the ledger to where the table is now, whoever brought the table there."""
-        if snapshot.topic_id != topic.topic_id:
-            return
+        if self._ledger.by_id(topic.topic_id) is not topic:
+            return  # deleted meanwhile
+        if snapshot.topic_id != topic.topic_id or snapshot.partitions < len(topic.partitions):
+            raise errors.ForeignTable(
+                topic=topic.name,
+                reason=(
+                    f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions;"
+                    f" it was {topic.topic_id}, with {len(topic.partitions)}"
+                ),
+            )
         for partition, end in zip(topic.partitions, snapshot.ends, strict=False):
             if end > partition.end:
                 raise errors.PublisherFenced(

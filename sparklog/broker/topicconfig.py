@@ -27,29 +27,24 @@ def _one_of(*allowed: str) -> Callable[[str], str | None]:
 KEYS: Final[Mapping[str, TopicKey]] = {
     "message.timestamp.type": TopicKey(
         default="CreateTime",
-        about="CreateTime keeps the producer's time; LogAppendTime is the broker's, for every record",
+        about="CreateTime: the producer's time; LogAppendTime: the broker's, for every record",
         problem=_one_of("CreateTime", "LogAppendTime"),
     ),
 }
 
 
-def default(key: str) -> str:
-    """Raises `UnknownOption`."""
-    _known(key)
-    return KEYS[key].default
-
-
 def check(config: Mapping[str, str]) -> dict[str, str]:
     """The same configuration. Raises `UnknownOption` and `BadOption` by the key's name."""
     for key, value in config.items():
-        _known(key)
+        check_key(key)
         problem = KEYS[key].problem(value)
         if problem is not None:
             raise errors.BadOption(option=key, value=value, reason=problem)
     return dict(config)
 
 
-def _known(key: str) -> None:
+def check_key(key: str) -> None:
+    """Raises `UnknownOption`, with the nearest key that there is."""
     if key not in KEYS:
         near = get_close_matches(key, KEYS, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(KEYS)}"

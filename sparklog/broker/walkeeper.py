@@ -19,7 +19,7 @@ from sparklog.broker.partitions import Ledger, payload_bytes
 from sparklog.broker.writer import Carry, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.meta import Epoch, MetaStore
+from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import Located
 
@@ -59,7 +59,8 @@ class WalKeeper:
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(lease.inherited)
-        self._retired: deque[tuple[float, Epoch]] = deque()
+        # What closed epochs left behind goes after a grace, whoever closed them.
+        self._retire_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
         self._checkpoint_at = clock.monotonic()
@@ -70,6 +71,7 @@ class WalKeeper:
             self.checkpoint()
         self._close_inherited()
         self._trim()
+        self._retire()
 
     # -------------------------------------------------------------------------- checkpoints
 
@@ -102,9 +104,14 @@ class WalKeeper:
         if checkpoint is not None:
             paths = wal.removable(self._store, self._lease.broker, self._lease.epoch, checkpoint)
             self._store.delete(paths)
-        while self._retired and self._retired[0][0] <= horizon:
-            epoch = self._retired.popleft()[1]
-            self._store.delete(wal.retired(self._store, epoch.broker, epoch.epoch))
+
+    def _retire(self) -> None:
+        if self._retire_at is not None and self._clock.monotonic() >= self._retire_at:
+            self._store.delete(wal.retired(self._store, self._open_epochs))
+            self._retire_at = None
+
+    def _open_epochs(self) -> set[tuple[int, int]]:
+        return {(each.broker, each.epoch) for each in self._meta.reload().open_epochs}
 
     # -------------------------------------------------------------------------- inherited epochs
 
@@ -116,10 +123,9 @@ class WalKeeper:
             each for each in self._inherited if not self._ledger.needed(each.broker, each.epoch)
         )
         if done:
-            close_epochs(self._meta, done)
-            now = self._clock.monotonic()
+            close_epochs(self._meta, self._lease, done)
             self._inherited = [each for each in self._inherited if each not in done]
-            self._retired.extend((now, each) for each in done)
+            self._retire_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
 
     # -------------------------------------------------------------------------- carrying
 

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -41,8 +43,9 @@ from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, StagedRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """Records for one partition, ready to be written: all that is known before they have offsets."""
+    """Records for one partition, ready to be written: all that is known before their offsets."""
 
+    topic: str
     topic_id: str
     partition: int
     count: int
@@ -113,11 +116,13 @@ class Ticket:
         self.gate.acquire()
 
     def outcome(self) -> list[Appended]:
-        """One result an append. Raises what refused them."""
+        """One result an append. Raises what refused them; `OutcomeUnknown` where nobody can say."""
         assert self.done
-        if self.error is not None:
+        if self.error is None:
+            return self.results
+        if isinstance(self.error, errors.SparklogError):
             raise self.error
-        return self.results
+        raise errors.OutcomeUnknown(what="an append", reason=repr(self.error)) from self.error
 
 
 class _Flush:
@@ -128,23 +133,33 @@ class _Flush:
         self._held_bytes = held_bytes
         self._ends: dict[tuple[str, int], int] = {}
         self._states: dict[tuple[str, int, int], ProducerState] = {}
+        self._batches: dict[tuple[str, int, BatchId], Appended] = {}
         self.entries: list[tuple[Entry, wal.Payload]] = []
         self.batches: list[pa.RecordBatch | None] = []
 
     def add(self, ticket: Ticket) -> None:
         """Gives offsets to the appends of `ticket`, or refuses all of them."""
         mark = len(self.entries)
-        ends, states = dict(self._ends), dict(self._states)
+        # What is refused alone has changed nothing yet, and copies would make many small ones dear.
+        alone = len(ticket.appends) == 1
+        before = None if alone else (dict(self._ends), dict(self._states))
+        batches: dict[tuple[str, int, BatchId], Appended] = {}
         try:
             for each in ticket.appends:
                 if isinstance(each, Carry):
                     self._carry(each)
-                else:
-                    ticket.results.append(self._place(each))
+                    continue
+                placed = self._place(each)
+                ticket.results.append(placed)
+                if each.batch_id is not None:
+                    batches.setdefault((each.topic_id, each.partition, each.batch_id), placed)
         except errors.SparklogError as error:
-            del self.entries[mark:], self.batches[mark:]
-            self._ends, self._states = ends, states
             ticket.error = error
+            if before is not None:
+                del self.entries[mark:], self.batches[mark:]
+                self._ends, self._states = before
+        else:
+            self._batches.update(batches)  # for the tickets behind: a batch has several appends
 
     def _carry(self, carry: Carry) -> None:
         self.entries.append(
@@ -155,14 +170,16 @@ class _Flush:
     def _place(self, append: Append) -> Appended:
         topic = self._ledger.by_id(append.topic_id)
         if topic is None:
-            raise errors.UnknownTopic(topic=append.topic_id)
+            raise errors.UnknownTopic(topic=append.topic)
         if topic.held_back and topic.unpublished_bytes > self._held_bytes:
             raise errors.TopicHeldBack(topic=topic.name, reason=topic.held_back)
         partition = topic.partition(append.partition)
         key = append.topic_id, append.partition
         base = self._ends.get(key, partition.end)
         if append.batch_id is not None:
-            batch = partition.find_batch(append.batch_id)
+            batch = partition.find_batch(append.batch_id) or self._batches.get(
+                (*key, append.batch_id)
+            )
             if batch is not None:
                 return _stands(append, batch.base_offset, batch.arrival_us)
         stamp = append.stamp
@@ -242,6 +259,13 @@ class Writer:
         self.failure: BaseException | None = None
         """Set once, when nothing can be written any more."""
 
+    def open(self) -> None:
+        """Begins the epoch: its first object, before which nothing is accepted.
+
+        Raises `BrokerFenced` where the epoch has ended before it began, and what the store raises.
+        """
+        self._ledger.wrote(self._appender.append([(Entry(kind=Kind.OPEN), wal.EMPTY)]))
+
     # -------------------------------------------------------------------------- appending
 
     def prepare(
@@ -249,18 +273,28 @@ class Writer:
     ) -> Append:
         """Checks and encodes a payload batch; done by the caller's thread, outside any lock.
 
-        Raises `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`.
+        Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`.
         """
         topic.partition(partition)
+        if stamp is not None and (stamp.epoch < 0 or stamp.base_sequence < 0):
+            raise errors.BadRequest(reason=f"{stamp}: epochs and sequences begin at 0")
+        try:
+            # A peer's buffers may point anywhere; nothing after this looks where they point.
+            batch.validate(full=True)
+        except pa.ArrowException as error:
+            raise errors.WrongSchema(reason=f"not a valid Arrow batch: {error}") from error
+        if not 1 <= batch.num_rows <= limits.MAX_BATCH_ROWS:
+            raise errors.BadRequest(
+                reason=f"a batch of {batch.num_rows} records: 1 to {limits.MAX_BATCH_ROWS} go"
+            )
         batch = conform_payload(batch)
-        if batch.num_rows == 0:
-            raise errors.BadRequest(reason="a batch without records")
         if topic.timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
         self._check_size(batch)
         arrival_us = self._clock.now_us()
         low, high = timestamp_range_us(batch, arrival_us)
         return Append(
+            topic=topic.name,
             topic_id=topic.topic_id,
             partition=partition,
             count=batch.num_rows,
@@ -290,37 +324,43 @@ class Writer:
         Raises `QueueFull`, and what ended the writer.
         """
         ticket = Ticket(appends)
-        with self._room:
-            if not self._has_room():
-                self._room.wait_for(self._has_room, timeout_seconds)
-            self._check_running()
-            if self._closed is not None:
-                raise self._closed
-            if self._queued_bytes > self._bounds.queue_bytes:
-                raise errors.QueueFull(
-                    queue="the writer's queue",
-                    bytes=self._queued_bytes,
-                    setting="writer.queue_bytes",
-                )
-            if self._ledger.unpublished_bytes > self._bounds.unpublished_bytes:
-                raise errors.QueueFull(
-                    queue="what waits to be published",
-                    bytes=self._ledger.unpublished_bytes,
-                    setting="publisher.unpublished_bytes",
-                )
-            self._queue.append(ticket)
-            self._queued_bytes += ticket.bytes
-        return ticket
+        deadline = self._clock.monotonic() + timeout_seconds
+        while True:
+            with self._room:
+                self._check_accepting()
+                full = self._full()
+                if full is None:
+                    self._queue.append(ticket)
+                    self._queued_bytes += ticket.bytes
+                    return ticket
+                # Those whose appends are queued may all be here, and then nobody makes room.
+                leads = self._takes_lead()
+                left_seconds = deadline - self._clock.monotonic()
+                if not leads and (left_seconds <= 0 or not self._room.wait(left_seconds)):
+                    raise full
+            if leads:
+                self._lead()
 
-    def _has_room(self) -> bool:
-        return (
-            self.failure is not None
-            or self._closed is not None
-            or (
-                self._queued_bytes <= self._bounds.queue_bytes
-                and self._ledger.unpublished_bytes <= self._bounds.unpublished_bytes
+    def _full(self) -> errors.QueueFull | None:
+        """Why nothing more is taken at the moment."""
+        if self._queued_bytes > self._bounds.queue_bytes:
+            return errors.QueueFull(
+                queue="the writer's queue", bytes=self._queued_bytes, setting="writer.queue_bytes"
             )
-        )
+        if self._ledger.unpublished_bytes > self._bounds.unpublished_bytes:
+            return errors.QueueFull(
+                queue="what waits to be published",
+                bytes=self._ledger.unpublished_bytes,
+                setting="publisher.unpublished_bytes",
+            )
+        return None
+
+    def _takes_lead(self) -> bool:
+        """Whether the caller, who holds the mutex, is to lead the next flush."""
+        if self._flushing or not self._queue:
+            return False
+        self._flushing = True
+        return True
 
     def published_more(self) -> None:
         """Wakes those who wait for room after the publisher made some."""
@@ -334,9 +374,7 @@ class Writer:
                 if ticket.done:
                     break
                 ticket.waiting = True
-                leads = not self._flushing
-                if leads:
-                    self._flushing = True
+                leads = self._takes_lead()
             if leads:
                 self._lead()
             else:
@@ -350,8 +388,9 @@ class Writer:
                 self._clock.sleep(self._bounds.linger_seconds)
             self.flush()
         finally:
-            with self._mutex:
+            with self._room:
                 self._flushing = False
+                self._room.notify_all()
                 for ticket in self._queue:
                     if ticket.waiting:
                         _wake(ticket)
@@ -432,10 +471,19 @@ class Writer:
     # -------------------------------------------------------------------------- ending
 
     def close(self, error: errors.SparklogError) -> None:
-        """Refuses what comes with `error`; what is queued is still written by those who wait."""
+        """Refuses what comes with `error`; returns when all that was queued is written."""
         with self._room:
             self._closed = self._closed or error
             self._room.notify_all()
+        while True:
+            with self._room:
+                leads = self._takes_lead()
+                if not leads and not self._flushing:
+                    return
+                if not leads:
+                    self._room.wait()
+            if leads:
+                self._lead()
 
     def fail(self, error: BaseException) -> None:
         """Ends the writer: everything queued, and everything to come, is refused with `error`."""
@@ -451,6 +499,11 @@ class Writer:
         if self.failure is not None:
             raise self.failure
 
+    def _check_accepting(self) -> None:
+        self._check_running()
+        if self._closed is not None:
+            raise self._closed
+
 
 def _wake(ticket: Ticket) -> None:
     if ticket.gate.locked():
@@ -458,10 +511,20 @@ def _wake(ticket: Ticket) -> None:
 
 
 def largest_record_bytes(batch: pa.RecordBatch) -> int:
-    """Key and value bytes of the largest record of a payload batch."""
-    total = None
+    """Bytes of the largest record of a payload batch: of its key, value and headers."""
+    total = np.zeros(batch.num_rows, np.int64)
     for name in ("key", "value"):
         if name in batch.schema.names:
-            lengths = pc.fill_null(pc.binary_length(batch.column(name)), 0)
-            total = lengths if total is None else pc.add(total, lengths)
-    return int(pc.max(total).as_py() or 0)
+            total += _lengths(batch.column(name))
+    if "headers" in batch.schema.names:
+        headers = batch.column("headers")
+        each = headers.flatten()
+        sizes = _lengths(each.field("key")) + _lengths(each.field("value"))
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(headers), 0).to_numpy())
+        total += np.diff(np.concatenate(([0], np.cumsum(sizes)))[ends], prepend=0)
+    return int(total.max())
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value; a null has none."""
+    return pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)

@@ -329,7 +329,7 @@ def decode_checkpoint(source: pa.NativeFile | pa.Buffer, path: str) -> Actions:
             for name, kind in _COLUMNS.items()
             for each in msgspec.structs.fields(kind)
         ]
-        table = parquet.read(columns=[*wanted, *_V2_COLUMNS])
+        table = parquet.read(columns=[*wanted, *_V2_COLUMNS], use_threads=False)
         found = {
             name: _actions(table[name], kind) if name in names else []
             for name, kind in _COLUMNS.items()

@@ -17,10 +17,10 @@ from sparklog.storage import wal
 from sparklog.storage.meta import Epoch, Metadata, MetaStore
 from sparklog.storage.objects import Store
 from sparklog.storage.plan import high_watermark, join_tail, plan
-from sparklog.storage.snapshot import Located, Slice, TableSnapshot
+from sparklog.storage.snapshot import Kind, Located, Slice, TableSnapshot
 from sparklog.storage.table import Table
 
-_CARRIES_RECORDS = frozenset({wal.Kind.RECORDS, wal.Kind.STAGED})
+_ATTEMPTS = 3
 
 
 class RootFollower:
@@ -32,6 +32,8 @@ class RootFollower:
         self._meta = MetaStore(store, clock=clock)
         self.cluster = self._meta.open(create=False)
         self._epochs: dict[Epoch, wal.Follower] = {}
+        self._followed: set[str] = set()
+        """Ids of the topics whose entries are kept: of those that somebody has asked for."""
         self._entries: dict[tuple[str, int], list[Located]] = {}
         self._tables: dict[str, Table] = {}
         self._tails: dict[tuple[str, int], tuple[Located, ...]] = {}
@@ -51,17 +53,26 @@ class RootFollower:
         Raises `UnknownTopic`, `CorruptObject`, `ForeignTable`, `StorageUnavailable`.
         """
         names = list(topics)
-        for _ in range(3):
-            self._read_wals()
-            snapshots = {name: self._table(name) for name in names}
-            if all(self._join(snapshot) for snapshot in snapshots.values()):
-                return snapshots
-            # A hole: what fills it was published and trimmed, or lies in an epoch that closed or
-            # opened meanwhile. Listing everything again finds it.
+        snapshots: Mapping[str, TableSnapshot] = {}
+        for attempt in range(_ATTEMPTS):
+            began = self._clock.monotonic()
+            try:
+                self._read_wals(names)
+                snapshots = {name: self._table(name) for name in names}
+            except (errors.MissingObject, errors.UnknownTopic):
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                joined = [self._join(snapshot) for snapshot in snapshots.values()]
+                seconds = self._clock.monotonic() - began
+                if all(joined) and seconds < limits.TRIM_GRACE_SECONDS:
+                    break
+            # What fills a hole was published and trimmed, or lies in an epoch that closed or opened
+            # meanwhile; what took too long may have missed that altogether. All is listed again.
             self._listed_at = -float("inf")
         return snapshots
 
-    def _read_wals(self) -> None:
+    def _read_wals(self, names: Iterable[str]) -> None:
         """Every open epoch's new entries; lists now and then, to notice what came and went unseen.
 
         An object stays for `TRIM_GRACE_SECONDS` at least, so probing oftener than that misses
@@ -72,6 +83,13 @@ class RootFollower:
         metadata = self._meta.reload() if relist else self._meta.refresh()
         if relist:
             self._listed_at = began
+        wanted = {metadata.topic(name).topic_id for name in names}
+        if not wanted <= self._followed:
+            # Entries of these have been passed over so far.
+            self._followed |= wanted
+            self._epochs.clear()
+            self._entries.clear()
+            self._joined.clear()
         for gone in self._epochs.keys() - set(metadata.open_epochs):
             del self._epochs[gone]
         for epoch in metadata.open_epochs:
@@ -81,9 +99,12 @@ class RootFollower:
                 self._epochs[epoch] = follower
             for each in follower.poll(relist=relist):
                 for located in each.located:
-                    if located.entry.kind in _CARRIES_RECORDS:
-                        key = located.entry.topic_id, located.entry.partition
-                        self._entries.setdefault(key, []).append(located)
+                    self._keep(located)
+
+    def _keep(self, located: Located) -> None:
+        entry = located.entry
+        if entry.topic_id in self._followed and entry.kind in (Kind.RECORDS, Kind.STAGED):
+            self._entries.setdefault((entry.topic_id, entry.partition), []).append(located)
 
     def _table(self, topic: str) -> TableSnapshot:
         known = self._meta.current.topic(topic)

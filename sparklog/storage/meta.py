@@ -2,7 +2,8 @@
 
 `meta/<version>.json` is created only if absent. Old versions are pruned, so a put at v by somebody
 who slept through the pruning may succeed where v once stood; it counts only if v-1 stands and
-nothing newer, after it. `cluster.json` is created once and says what this root is.
+nothing newer, after it. `cluster.json` is created once and says what this root is. Fields that a
+newer writer has added are ignored.
 """
 
 from __future__ import annotations
@@ -21,20 +22,17 @@ from sparklog.storage.objects import ObjectMissing, Store, claim
 
 _CLUSTER: Final = "cluster.json"
 _FOLDER: Final = "meta"
+_PRUNE_EVERY: Final = 10
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True):
-    """Base of what the metadata holds. Unknown fields of a newer writer are ignored."""
-
-
-class Cluster(_Value):
+class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     """`cluster.json`."""
 
     cluster_id: str
     format_version: int
 
 
-class Broker(_Value):
+class Broker(msgspec.Struct, frozen=True, kw_only=True):
     """The newest epoch of a broker id and where it serves. Kept for ever: epochs never repeat."""
 
     epoch: int
@@ -42,12 +40,12 @@ class Broker(_Value):
     started_us: int = 0
 
 
-class PartitionMeta(_Value):
+class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
     leader: int
     leader_epoch: int
 
 
-class TopicMeta(_Value):
+class TopicMeta(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     partitions: tuple[PartitionMeta, ...]
     config: dict[str, str] = {}
@@ -60,7 +58,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
     epoch: int
 
 
-class Metadata(_Value):
+class Metadata(msgspec.Struct, frozen=True, kw_only=True):
     """One version of the whole. `change_id` tells two writers of the same version apart."""
 
     version: int = 0
@@ -139,13 +137,18 @@ class MetaStore:
     def reload(self) -> Metadata:
         """The newest version by listing: right even after so long that versions were pruned."""
         while True:
-            names = [stat.name for stat in self._store.list_after(_FOLDER)]
-            if not names:
+            versions = self._versions()
+            if not versions:
                 return self.current
-            found = self._read(int(names[-1].partition(".")[0]))
+            found = self._read(versions[-1])
             if found is not None:
                 self.current = found
                 return self.refresh()
+
+    def _versions(self) -> list[int]:
+        """The versions that stand, rising."""
+        names = [stat.name.partition(".")[0] for stat in self._store.list_after(_FOLDER)]
+        return [int(name) for name in names if name.isdecimal()]
 
     def _read(self, version: int) -> Metadata | None:
         path = _path(version)
@@ -186,25 +189,28 @@ class MetaStore:
         """Whether our put at `version` stands at the end of the history, not in its pruned past.
 
         Versions are pruned in order, so one that was pruned has no predecessor any more; and a
-        newer one that was built on ours follows it at once.
+        newer one that was built on ours follows it at once. The first has no predecessor at all:
+        it is in the past once there are so many that pruning has begun.
         """
-        numbers = {int(stat.name.partition(".")[0]) for stat in self._store.list_after(_FOLDER)}
-        follows = version == 1 or version - 1 in numbers
-        return follows and (max(numbers) == version or version + 1 in numbers)
+        versions = self._versions()
+        newest = versions[-1]
+        if version == 1 and newest > limits.META_VERSIONS_KEPT:
+            return False
+        follows = version == 1 or version - 1 in versions
+        return follows and (newest == version or version + 1 in versions)
 
     def _prune(self, version: int) -> None:
-        if version % 10 == 0:
-            oldest_kept = version - limits.META_VERSIONS_KEPT
-            for stat in self._store.list_after(_FOLDER):
-                if int(stat.name.partition(".")[0]) >= oldest_kept:
+        if version % _PRUNE_EVERY == 0:
+            for old in self._versions():
+                if old >= version - limits.META_VERSIONS_KEPT:
                     break
-                self._store.delete([f"{_FOLDER}/{stat.name}"])  # one by one: the order matters
+                self._store.delete([_path(old)])  # one by one: the order matters
 
 
 # ------------------------------------------------------------------------------ heartbeats
 
 
-class Heartbeat(_Value):
+class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """`heartbeats/<broker>.json`: liveness and hints, never safety."""
 
     broker: int
@@ -219,6 +225,7 @@ class Heartbeat(_Value):
 
 
 def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
+    """Raises `PutUnresolved` too, which matters to nobody: the next one follows."""
     store.put(f"heartbeats/{heartbeat.broker}.json", msgspec.json.encode(heartbeat), durable=False)
 
 

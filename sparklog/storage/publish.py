@@ -58,9 +58,15 @@ class Encoded:
 class Encoder:
     """One Parquet file, batch by batch; holds what it has encoded and less than one row group."""
 
-    def __init__(self, *, level: int = FAST_LEVEL) -> None:
+    def __init__(self, *, level: int = FAST_LEVEL, capacity_bytes: int | None = None) -> None:
+        """With `capacity_bytes`, which must suffice, memory is taken once and nothing is moved."""
         self._level = level
-        self._sink = pa.BufferOutputStream()
+        self._room = None if capacity_bytes is None else pa.allocate_buffer(capacity_bytes)
+        self._sink = (
+            pa.BufferOutputStream()
+            if self._room is None
+            else pa.FixedSizeBufferWriter(self._room)
+        )
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
@@ -109,8 +115,12 @@ class Encoder:
             self._write(self._waiting_rows)
         assert self._writer is not None, "no rows"
         self._writer.close()
+        if self._room is None:
+            data = self._sink.getvalue()
+        else:
+            data = self._room.slice(0, self._sink.tell())
         return Encoded(
-            data=self._sink.getvalue(),
+            data=data,
             rows=self._rows,
             first=self._first,
             last=self._last,
@@ -124,7 +134,9 @@ def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Enc
 
     Raises AssertionError where offsets do not rise strictly.
     """
-    encoder = Encoder(level=level)
+    size_bytes = sum(batch.nbytes for batch in batches)
+    # Plain values take what they take in Arrow; the rest is headers of pages and the footer.
+    encoder = Encoder(level=level, capacity_bytes=size_bytes + size_bytes // 16 + limits.MIB)
     for batch in batches:
         encoder.add(batch)
     return encoder.finish()

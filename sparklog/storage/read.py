@@ -2,14 +2,17 @@
 
 Names in a slice are hints. `ObjectMissing` from here means that the slice's file or object has been
 compacted or trimmed since it was planned: plan the same offsets again. The readers trust offsets
-and statistics only, never a file's name or inner order: another engine may have rewritten it.
+and statistics only, never a file's name or inner order: another engine may have rewritten it. They
+check what each page says of its own bytes, as far as its writer has told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -35,14 +38,16 @@ def read_slice(
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     if piece.source is Source.WAL:
-        yield from _read_entry(store, piece, wanted)
+        whole = _read_entry(store, piece)
+        for start in range(0, whole.num_rows, batch_rows):
+            yield whole.slice(start, batch_rows).select(wanted)
     elif len(piece.files) == 1:
         yield from _read_file(store, piece, piece.files[0], wanted, batch_rows)
     else:
         yield from _merge_files(store, piece, wanted, batch_rows)
 
 
-def _read_entry(store: Store, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
+def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:
     assert piece.entry is not None
     entry = piece.entry.entry
     payload = wal.decode_payload(entry, wal.read_payload(store, piece.entry))
@@ -53,8 +58,7 @@ def _read_entry(store: Store, piece: Slice, columns: list[str]) -> Iterator[pa.R
         timestamp_us=entry.arrival_us,
         timestamp_type=entry.timestamp_type,
     )
-    batch = batch.slice(piece.first - entry.base_offset, piece.end - piece.first)
-    yield batch.select(columns)
+    return batch.slice(piece.first - entry.base_offset, piece.end - piece.first)
 
 
 def _read_file(
@@ -64,37 +68,48 @@ def _read_file(
 
     The offsets are read first: they tell where to cut, and whether the file is in order at all.
     """
-    path = data_path(piece.topic, file)
     stored = [name for name in dict.fromkeys(columns) if name != "partition"]
+    with _opened(store, piece, file) as parquet:
+        groups = _row_groups(parquet, piece)
+        offsets = parquet.read_row_groups(groups, columns=["offset"])["offset"].to_numpy()
+        if not _rises(offsets):
+            yield from _merge_files(store, piece, columns, batch_rows)
+            return
+        low = int(np.searchsorted(offsets, piece.first))
+        high = int(np.searchsorted(offsets, piece.end))
+        at = 0
+        for batch in parquet.iter_batches(
+            batch_size=batch_rows, row_groups=groups, columns=stored or ["offset"]
+        ):
+            first, last = max(low - at, 0), min(high - at, batch.num_rows)
+            at += batch.num_rows
+            if first < last:
+                yield _shape(batch.slice(first, last - first), piece.partition, columns)
+
+
+@contextmanager
+def _opened(store: Store, piece: Slice, file: TableFile) -> Iterator[pq.ParquetFile]:
+    """The file, and what goes wrong with it by its name. Spark writes times as INT96, in ns."""
+    path = data_path(piece.topic, file)
     try:
         with store.open(path) as source:
-            parquet = pq.ParquetFile(source, pre_buffer=not store.is_local)
-            groups = _row_groups(parquet, piece)
-            offsets = parquet.read_row_groups(groups, columns=["offset"])["offset"].to_numpy()
-            if not _rises(offsets):
-                yield from _merge_files(store, piece, columns, batch_rows)
-                return
-            low = int(np.searchsorted(offsets, piece.first))
-            high = int(np.searchsorted(offsets, piece.end))
-            at = 0
-            for batch in parquet.iter_batches(
-                batch_size=batch_rows, row_groups=groups, columns=stored or ["offset"]
-            ):
-                first, last = max(low - at, 0), min(high - at, batch.num_rows)
-                at += batch.num_rows
-                if first < last:
-                    yield _shape(batch.slice(first, last - first), piece.partition, columns)
+            yield pq.ParquetFile(
+                source,
+                pre_buffer=not store.is_local,
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit="us",
+            )
     except FileNotFoundError as error:
         raise ObjectMissing(path) from error
-    except (pa.ArrowException, OSError) as error:
-        raise errors.CorruptObject(path=path, check=f"not readable as Parquet: {error}") from error
+    except (pa.ArrowException, OSError, KeyError) as error:
+        raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
 
 
 def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
     """Row groups that may hold offsets of the slice, by their statistics."""
     metadata = parquet.metadata
-    leaves = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-    index = leaves.index("offset")
+    leaves = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
+    index = leaves["offset"]
     found = []
     for number in range(metadata.num_row_groups):
         statistics = metadata.row_group(number).column(index).statistics
@@ -113,9 +128,8 @@ def _merge_files(
     """Files out of order or overlapping: rare (another engine wrote them), so sorted in memory."""
     tables = []
     for file in piece.files:
-        path = data_path(piece.topic, file)
-        with store.open(path) as source:
-            tables.append(pq.ParquetFile(source).read())
+        with _opened(store, piece, file) as parquet:
+            tables.append(parquet.read())
     table = pa.concat_tables(tables, promote_options="default")
     inside = pc.and_(
         pc.greater_equal(table["offset"], piece.first), pc.less(table["offset"], piece.end)
@@ -125,7 +139,7 @@ def _merge_files(
         yield _shape(batch, piece.partition, columns)
 
 
-def _rises(offsets: np.ndarray) -> bool:
+def _rises(offsets: npt.NDArray[np.int64]) -> bool:
     return bool(np.all(offsets[1:] > offsets[:-1]))
 
 

@@ -260,13 +260,32 @@ class _Replay:
             topic_id=topic_id,
             partitions=self._topic.partitions,
             config=self._topic.config,
-            ends=tuple(
-                max(self.offset(end_app_id(topic_id, number)), self._ends.get(number, 0))
-                for number in numbers
-            ),
-            starts=tuple(self.offset(start_app_id(topic_id, number)) for number in numbers),
+            ends=self._ends_of(topic_id, numbers),
+            starts=self._starts_of(topic_id, numbers),
             files=tuple(self._files.get(number, ()) for number in numbers),
         )
+
+    def bounds(self, topic_id: str, numbers: range) -> TableSnapshot | None:
+        """What of the topic is sure even where the rest makes no sense."""
+        if any(end_app_id(topic_id, number) not in self.txns for number in numbers):
+            return None
+        return TableSnapshot(
+            version=self.version,
+            topic_id=topic_id,
+            partitions=len(numbers),
+            ends=self._ends_of(topic_id, numbers),
+            starts=self._starts_of(topic_id, numbers),
+            files=((),) * len(numbers),
+        )
+
+    def _ends_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
+        return tuple(
+            max(self.offset(end_app_id(topic_id, number)), self._ends.get(number, 0))
+            for number in numbers
+        )
+
+    def _starts_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
+        return tuple(self.offset(start_app_id(topic_id, number)) for number in numbers)
 
     def offset(self, app_id: str) -> int:
         txn = self.txns.get(app_id)
@@ -345,6 +364,14 @@ class Table:
     def snapshot(self) -> TableSnapshot:
         """The table as last seen; nothing is asked of the store."""
         return self._snapshot
+
+    def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
+        """Starts and ends of the partitions, and no files: of a table that `refresh` has refused.
+
+        `txn` tells what we wrote, whatever schema or protocol became since; None where it does not.
+        """
+        with self._lock:
+            return self._replay.bounds(topic_id, range(partitions))
 
     # -------------------------------------------------------------------------- reading
 
@@ -620,12 +647,13 @@ class Table:
 
     def removed_before(self, moment_us: int) -> list[str]:
         """The files whose removal is older and not forgotten."""
-        return [
-            path
-            for path, remove in self._replay.removed.items()
-            if remove.deletion_timestamp is not None
-            and remove.deletion_timestamp * 1_000 < moment_us
-        ]
+        with self._lock:
+            return [
+                path
+                for path, remove in self._replay.removed.items()
+                if remove.deletion_timestamp is not None
+                and remove.deletion_timestamp * 1_000 < moment_us
+            ]
 
     def forget_removed(self, paths: Iterable[str]) -> None:
         """Says that the files are no more, so that checkpoints need not remember them."""

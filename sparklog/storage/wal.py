@@ -15,8 +15,9 @@ numbered from 0 without holes as far as anything was acked. The rules that every
 from __future__ import annotations
 
 import os
+import re
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -25,13 +26,15 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.clock import Clock
-from sparklog.record import PAYLOAD_SCHEMA
+from sparklog.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import Encoding, Entry, Kind, Located, WalPosition
 
 _MAGIC = b"SLWAL001"
 _HEADER = struct.Struct("<8sII")
+_FOLDER = "wal"
 _CHECKPOINT = "checkpoint-"
+_NAMED = re.compile(r"(\d+)/(\d{10})/((?:checkpoint-)?\d{20})")
 _FIRST_READ_BYTES = 16 * 1024
 _END_OF_STREAM = struct.pack("<II", 0xFFFFFFFF, 0)
 
@@ -49,6 +52,7 @@ class Payload:
 
 
 EMPTY = Payload((), 0, 0)
+_TYPES = {field.name: field.type for field in PAYLOAD_SCHEMA}
 _schema_messages: dict[tuple[str, ...], bytes] = {}
 
 
@@ -64,22 +68,35 @@ def encode_payload(batch: pa.RecordBatch) -> Payload:
 
 
 def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
-    """The records of an entry, without copying. Raises `CorruptObject` for what is no such batch."""
+    """The records of an entry, without copying: a payload, whose own times count if they shall.
+
+    Raises `CorruptObject` for what is no such batch.
+    """
     if entry.encoding is not Encoding.ARROW:
-        raise errors.CorruptObject(path="WAL entry", check=f"encoding {entry.encoding} is unknown")
+        raise _not_as_described(entry, f"encoding {entry.encoding} is unknown")
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
-    except (pa.ArrowException, StopIteration) as error:
-        raise errors.CorruptObject(
-            path="WAL entry", check=f"not an Arrow stream: {error}"
-        ) from error
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise _not_as_described(entry, f"not an Arrow stream: {error}") from error
     if batch.num_rows != entry.count:
-        raise errors.CorruptObject(
-            path="WAL entry", check=f"{batch.num_rows} rows where the index says {entry.count}"
-        )
-    if not set(batch.schema.names) <= set(PAYLOAD_SCHEMA.names):
-        raise errors.CorruptObject(path="WAL entry", check=f"columns {batch.schema.names}")
+        raise _not_as_described(entry, f"{batch.num_rows} rows instead of {entry.count}")
+    names = batch.schema.names
+    if len(set(names)) != len(names) or any(
+        _TYPES.get(field.name) != field.type for field in batch.schema
+    ):
+        raise _not_as_described(entry, f"its columns are {batch.schema.to_string()}")
+    if entry.timestamp_type == LOG_APPEND_TIME and "timestamp" in names:
+        batch = batch.drop_columns(["timestamp"])  # a staged file keeps what was written
     return batch
+
+
+def _not_as_described(entry: Entry, check: str) -> errors.CorruptObject:
+    where = entry.staged.path if entry.staged is not None else "a log entry"
+    return errors.CorruptObject(path=where, check=f"{_offsets(entry)}: {check}")
+
+
+def _offsets(entry: Entry) -> str:
+    return f"offsets {entry.base_offset} to {entry.end} of partition {entry.partition}"
 
 
 # ------------------------------------------------------------------------------ objects
@@ -129,10 +146,12 @@ class Checkpoint:
 
 
 def folder(broker: int, epoch: int) -> str:
-    return f"wal/{broker}/{epoch:010d}"
+    """Where the objects of one epoch stand."""
+    return f"{_FOLDER}/{broker}/{epoch:010d}"
 
 
 def object_path(at: WalPosition) -> str:
+    """Where the object stands; names sort as sequences do."""
     return f"{folder(at.broker, at.epoch)}/{at.sequence:020d}"
 
 
@@ -196,10 +215,7 @@ def read_payload(store: Store, located: Located) -> pa.Buffer:
     if data.size != length or crc32c.crc32c(data) != crc:
         raise errors.CorruptObject(
             path=path,
-            check=(
-                f"the CRC32C of bytes {first} to {first + length} is wrong: offsets"
-                f" {entry.base_offset} to {entry.end} of partition {entry.partition}"
-            ),
+            check=f"the CRC32C of bytes {first} to {first + length} is wrong: {_offsets(entry)}",
         )
     return data
 
@@ -234,7 +250,9 @@ class Appender:
         tried; `OutcomeUnknown` only when told to stop before the outcome could be learnt.
         """
         at = WalPosition(self._broker, self._epoch, self.next_sequence)
-        placed, pieces, start = [], [], 0
+        placed: list[Entry] = []
+        pieces: list[bytes | pa.Buffer] = []
+        start = 0
         for entry, payload in entries:
             placed.append(
                 msgspec.structs.replace(
@@ -295,47 +313,49 @@ class Follower:
         self.next_sequence = 0
         self.fenced = False
         self._started = False
+        self._ready: list[WalObject] = []
+        """Read and not given yet: a poll that fails must not lose what it has read."""
 
     def poll(self, *, relist: bool = False) -> list[WalObject]:
-        """Objects that were not given before. Raises `CorruptObject`; what precedes it was given."""
-        found: list[WalObject] = []
-        if self.fenced:
-            return found
+        """Objects that were not given before.
+
+        Raises `CorruptObject` and `MissingObject` once what precedes it is given; and what the
+        store raises. The next poll then goes on from the same place.
+        """
+        if not self.fenced:
+            try:
+                self._read_on(relist=relist)
+            except errors.Corrupt:
+                if not self._ready:
+                    raise
+        if self._ready:
+            # An object is seen a moment before it is sure to outlive a power cut.
+            self._store.settle(folder(self.broker, self.epoch))
+        found, self._ready = self._ready, []
+        return found
+
+    def _read_on(self, *, relist: bool) -> None:
         if relist or not self._started:
-            found += self._from_checkpoint()
+            self._jump_to_checkpoint()
             self._started = True
         while not self.fenced:
             at = WalPosition(self.broker, self.epoch, self.next_sequence)
             try:
                 each = read_object(self._store, at)
             except ObjectMissing:
-                break
-            except errors.CorruptObject:
-                if found:
-                    break  # serve what precedes it; the next poll meets it first and raises
-                raise
-            self._give(each, found)
-        if found:
-            # An object is seen a moment before it is sure to outlive a power cut.
-            self._store.settle(folder(self.broker, self.epoch))
-        return found
-
-    def _give(self, each: WalObject, found: list[WalObject]) -> None:
-        if each.is_fence:
-            newest = newest_checkpoint(self._store, self.broker, self.epoch)
-            if newest is not None and newest.sequence >= each.at.sequence:
-                found += self._from_checkpoint()  # a void fence: see `fence`
                 return
-        self.next_sequence = each.at.sequence + 1
-        self.fenced = each.is_fence
-        found.append(each)
+            if each.is_fence and self._jump_to_checkpoint():
+                continue  # a void fence: see `fence`
+            self.next_sequence = at.sequence + 1
+            self.fenced = each.is_fence
+            self._ready.append(each)
 
-    def _from_checkpoint(self) -> list[WalObject]:
-        """Jumps to the newest checkpoint, if it is ahead; gives the older objects that it needs."""
+    def _jump_to_checkpoint(self) -> bool:
+        """Whether the newest checkpoint is ahead; then the older objects that it needs are read."""
         while True:
             newest = newest_checkpoint(self._store, self.broker, self.epoch)
             if newest is None or newest.sequence < self.next_sequence:
-                return []
+                return False
             found: list[WalObject] = []
             try:
                 for sequence in newest.needed:
@@ -349,10 +369,10 @@ class Follower:
                         path=object_path(at), reason=f"checkpoint {newest.sequence} needs it"
                     ) from None
                 continue
+            self._ready += found
             self.checkpoint = newest
             self.next_sequence = newest.sequence + 1
-            self.fenced = any(each.is_fence for each in found)
-            return found
+            return True
 
 
 def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | None:
@@ -418,13 +438,24 @@ def removable(store: Store, broker: int, epoch: int, checkpoint: Checkpoint) -> 
     ]
 
 
-def retired(store: Store, broker: int, epoch: int) -> list[str]:
-    """Paths of a closed epoch that may go: all but its fence."""
-    base = folder(broker, epoch)
-    objects, checkpoints = _listing(store, broker, epoch)
-    return [f"{base}/{number:020d}" for number in objects[:-1]] + [
-        f"{base}/{_CHECKPOINT}{number:020d}" for number in checkpoints
-    ]
+def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
+    """Paths of all closed epochs that may go: everything but their fences.
+
+    `open_epochs` tells (broker, epoch) of those that are open; it is asked after the listing, so
+    that an epoch which opens meanwhile is among them.
+    """
+    found: dict[tuple[int, int], list[str]] = {}
+    for stat in store.walk(_FOLDER):
+        named = _NAMED.fullmatch(stat.name)
+        if named is not None:
+            found.setdefault((int(named[1]), int(named[2])), []).append(named[3])
+    are_open = open_epochs()
+    paths = []
+    for epoch, names in found.items():
+        if epoch not in are_open:
+            fence = max(filter(str.isdigit, names), default=None)
+            paths += [f"{folder(*epoch)}/{name}" for name in names if name != fence]
+    return paths
 
 
 def _listing(store: Store, broker: int, epoch: int) -> tuple[list[int], list[int]]:

@@ -178,6 +178,20 @@ def test_properties_change_alone(table: Table) -> None:
     assert another(table).refresh() == more
 
 
+def test_only_plain_appends_are_blind(table: Table) -> None:
+    """Other engines let their rewrites pass beside our appends, and beside nothing else of ours."""
+    create(table)
+    append(table)
+    table.commit(lambda seen: Change(removes=seen.files[0]))
+    infos = [
+        msgspec.json.decode(
+            table.store.get(f"{LOG}/{version:020d}.json").to_pybytes().split(b"\n")[0]
+        )
+        for version in range(3)
+    ]
+    assert [info["commitInfo"]["isBlindAppend"] for info in infos] == [False, True, False]
+
+
 # ------------------------------------------------------------------------------ decisions
 
 
@@ -479,6 +493,23 @@ def test_tombstones_are_forgotten(table: Table, clock: ManualClock) -> None:
     assert not table.read_checkpoint([deltalog.checkpoint_name(3)]).removes
 
 
+def test_followers_forget_tombstones_too(
+    table: Table, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who only reads for days does not remember every file that ever was."""
+    monkeypatch.setattr(limits, "TABLE_CHECKPOINT_EVERY", 2)
+    create(table, 1)
+    path = append(table).files[0][0].path
+    table.commit(lambda seen: Change(removes=seen.files[0]))
+    follower = another(table)
+    follower.refresh()
+    clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
+    append(table, 2)
+    assert follower.is_named(path)
+    follower.refresh()
+    assert not follower.is_named(path)
+
+
 # ------------------------------------------------------------------------------ other engines
 
 
@@ -505,6 +536,16 @@ def test_file_without_statistics_comes_first(table: Table, store: Store) -> None
     assert [(file.first, file.rows) for file in seen.files[0]] == [(None, None), (0, 10)]
     assert seen.ends == (10,)
     assert another(table).refresh() == seen
+
+
+def test_file_added_again_replaces_itself(table: Table, store: Store) -> None:
+    """An engine that only recomputes statistics adds an active file again: it is still one."""
+    create(table, 1)
+    file = append(table).files[0][0]
+    stats = '{"numRecords":10,"minValues":{"offset":2},"maxValues":{"offset":9}}'
+    put_commit(store, 2, foreign_add(file.path, stats=stats, dataChange=False))
+    assert [(each.path, each.first) for each in table.refresh().files[0]] == [(file.path, 2)]
+    assert another(table).refresh() == table.snapshot
 
 
 def test_paths_are_compared_decoded(table: Table, store: Store) -> None:

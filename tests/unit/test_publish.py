@@ -151,6 +151,15 @@ def test_offsets_must_rise(starts: tuple[int, int]) -> None:
         publish.encode([record_batch(0, start, 5) for start in starts])
 
 
+def test_offsets_must_rise_across_row_groups() -> None:
+    """What is written already counts too."""
+    encoder = publish.Encoder()
+    encoder.add(record_batch(0, 0, limits.ROW_GROUP_ROWS))
+    encoder.add(record_batch(0, 5, 5))
+    with pytest.raises(AssertionError):
+        encoder.finish()
+
+
 def test_gaps_are_fine() -> None:
     """Offsets may have gaps, as key compaction leaves them."""
     encoded = publish.encode([record_batch(0, start, 5) for start in (0, 100)])

@@ -245,6 +245,16 @@ def test_idle_table_gets_a_commit_first(table: Table, clock: ManualClock) -> Non
     assert table.snapshot.version == 1
 
 
+def test_early_commit_is_no_bar(table: Table, clock: ManualClock) -> None:
+    """A commit from within half the grace does not count: the writer may have checked after it."""
+    put_orphan(table)
+    clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
+    append(table)
+    clock.advance(limits.ORPHAN_GRACE_SECONDS)
+    assert upkeep.sweep_orphans(table) == 1
+    assert table.snapshot.version == 2
+
+
 def test_busy_table_needs_no_commit(table: Table, clock: ManualClock) -> None:
     """A commit that came late enough serves as well."""
     put_orphan(table)
