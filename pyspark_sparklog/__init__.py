@@ -1,0 +1,57 @@
+"""Where Spark finds `format("sparklog")`: the top-level package `pyspark_*` with a `DefaultSource`.
+
+Spark imports every such package to know what there is, and one that fails hides all the others. So
+nothing is imported here but Spark's own base class; what else is missing is told when the format
+is used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import (
+        DataSourceReader,
+        DataSourceStreamReader,
+        DataSourceStreamWriter,
+        DataSourceWriter,
+    )
+    from pyspark.sql.types import StructType
+
+with contextlib.suppress(ImportError):  # a Spark without Python sources
+    from pyspark.sql.datasource import DataSource
+
+    class DefaultSource(DataSource):
+        """`spark.read`, `readStream`, `write` and `writeStream` with `format("sparklog")`."""
+
+        @classmethod
+        def name(cls) -> str:
+            return "sparklog"
+
+        def schema(self) -> StructType:
+            from sparklog.sources.datasource import schema
+
+            return schema(self.options)
+
+        def reader(self, schema: StructType) -> DataSourceReader:
+            from sparklog.sources.datasource import batch_reader
+
+            return batch_reader(self.options, schema)
+
+        def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+            from sparklog.sources.datasource import stream_reader
+
+            return stream_reader(self.options, schema)
+
+        def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+            from sparklog.sinks.datasink import batch_writer
+
+            return batch_writer(self.options, schema, overwrite=overwrite)
+
+        def streamWriter(  # noqa: N802
+            self, schema: StructType, overwrite: bool
+        ) -> DataSourceStreamWriter:
+            from sparklog.sinks.datasink import stream_writer
+
+            return stream_writer(self.options, schema, overwrite=overwrite)

@@ -1,0 +1,330 @@
+"""Reading for a broker's clients: from memory while it is hot, else from WAL and table by a plan.
+
+What was planned may be compacted or trimmed before it is read; then the same offsets are planned
+again. A table that cannot be read on (another engine's commit is torn) still serves as far as it
+was read, because what came later is in the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from sparklog import errors, limits, wire
+from sparklog.broker.hot import HotBatch, HotTail
+from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.clock import Clock
+from sparklog.record import ROW_SCHEMA, rows_of_run
+from sparklog.storage import plan
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.read import read_slice
+from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.storage.table import Table
+
+_PLAN_ATTEMPTS: Final = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Rows of one partition on their way to a reader; `end` is the next offset to ask for."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    high_watermark: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wish:
+    """What a reader wants of the rows."""
+
+    columns: Sequence[str] | None
+    batch_rows: int
+
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if self.columns is None else rows.select(list(self.columns))
+
+    @property
+    def with_offset(self) -> Sequence[str] | None:
+        if self.columns is None or "offset" in self.columns:
+            return self.columns
+        return [*self.columns, "offset"]
+
+
+class LogReader:
+    """Reads what this broker leads. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        ledger: Ledger,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        is_closing: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._ledger = ledger
+        self._hot = hot
+        self._clock = clock
+        self._is_closing = is_closing
+        self._tables: dict[str, Table] = {}
+
+    def forget(self, topic: Topic) -> None:
+        """The topic is gone."""
+        self._tables.pop(topic.topic_id, None)
+
+    # -------------------------------------------------------------------------- a range
+
+    def read(
+        self,
+        name: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        topic_id: str | None = None,
+    ) -> Iterator[Batch]:
+        """Every record of the range, in order. Refuses at once, before the first batch.
+
+        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`.
+        """
+        topic = self._topic(name, topic_id)
+        place = topic.partition(partition)
+        _check_range(topic, place, start, end)
+        wish = _Wish(columns=columns, batch_rows=limits.SCAN_BATCH_ROWS)
+        return self._all(topic, place, start, end, wish)
+
+    def _topic(self, name: str, topic_id: str | None) -> Topic:
+        topic = self._ledger.topic(name)
+        if topic_id is not None and topic.topic_id != topic_id:
+            raise errors.TopicChanged(topic=name, expected=topic_id, found=topic.topic_id)
+        return topic
+
+    def _all(
+        self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
+    ) -> Iterator[Batch]:
+        while start < end:
+            for batch in self._some(topic, partition, start, end, wish):
+                yield batch
+                start = batch.end
+
+    def _some(
+        self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
+    ) -> Iterator[Batch]:
+        """The next batches from `start`: hot ones, or those of one planned slice; one at least."""
+        count = min(end - start, wish.batch_rows)
+        hot = self._hot.run(topic.topic_id, partition.number, start, rows=count)
+        if hot:
+            return self._hot_rows(topic, partition, hot, end, wish)
+        return self._planned_rows(topic, partition, start, end, wish)
+
+    def _hot_rows(
+        self, topic: Topic, partition: Partition, hot: Sequence[HotBatch], end: int, wish: _Wish
+    ) -> Iterator[Batch]:
+        start = hot[0].entry.base_offset
+        run = [(e.base_offset, e.arrival_us, e.timestamp_type, payload) for e, payload in hot]
+        for whole in rows_of_run(run, partition=partition.number):
+            wanted = whole.slice(0, end - start)
+            for at in range(0, wanted.num_rows, wish.batch_rows):
+                rows = wanted.slice(at, wish.batch_rows)
+                first, start = start, start + rows.num_rows
+                yield _batch(topic, partition, first, start, wish.select(rows))
+
+    def _planned_rows(
+        self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
+    ) -> Iterator[Batch]:
+        for _ in range(_PLAN_ATTEMPTS):
+            pieces = self._plan(topic, partition, start, end)
+            # Whatever a slice lacks up to its end is a gap; so is all, where there is no slice.
+            stop = pieces[0].end if pieces else end
+            try:
+                for piece in pieces[:1]:
+                    for rows in read_slice(
+                        self._store, piece, columns=wish.with_offset, batch_rows=wish.batch_rows
+                    ):
+                        first, start = start, rows.column("offset")[-1].as_py() + 1
+                        yield _batch(topic, partition, first, start, wish.select(rows))
+            except ObjectMissing as missing:
+                gone = missing.path
+                self._refresh(topic)
+                continue
+            if start < stop:
+                nothing = wish.select(ROW_SCHEMA.empty_table().to_batches()[0])
+                yield _batch(topic, partition, start, stop, nothing)
+            return
+        raise errors.MissingObject(path=gone, reason="the log names it still")
+
+    # -------------------------------------------------------------------------- planning
+
+    def _plan(self, topic: Topic, partition: Partition, start: int, end: int) -> list[Slice]:
+        """Slices of the range. The tail is taken first: what leaves it is in the table then."""
+        number = partition.number
+        with self._ledger.lock:
+            tail = tuple(partition.unpublished)
+            published = partition.published
+        snapshot = self._table(topic).snapshot
+        if not _reaches(snapshot, topic, number, published):
+            snapshot = self._refresh(topic)
+        if snapshot.topic_id != topic.topic_id:
+            raise errors.UnknownTopic(topic=topic.name)
+        if not _reaches(snapshot, topic, number, published):
+            reason = f"offsets of partition {number} below {published} were in it, and are not now"
+            raise errors.ForeignTable(topic=topic.name, reason=reason)
+        return plan.plan(
+            topic=topic.name,
+            snapshot=snapshot,
+            tail=plan.join_tail(snapshot.ends[number], tail),
+            partition=number,
+            start=start,
+            end=end,
+        )
+
+    def _table(self, topic: Topic) -> Table:
+        found = self._tables.get(topic.topic_id)
+        if found is None:
+            table = Table(self._store, topic.name, clock=self._clock)
+            found = self._tables.setdefault(topic.topic_id, table)
+        return found
+
+    def _refresh(self, topic: Topic) -> TableSnapshot:
+        table = self._table(topic)
+        try:
+            return table.refresh()
+        except errors.Corrupt:
+            if table.snapshot.topic_id != topic.topic_id:
+                raise
+            return table.snapshot
+
+    # -------------------------------------------------------------------------- as it comes
+
+    def tail(
+        self,
+        positions: Sequence[wire.TailPosition],
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
+        idle_seconds: float = 0.5,
+    ) -> Iterator[Batch | None]:
+        """Records of all `positions` as they come, for ever; None when nothing came for a while.
+
+        Ends when the broker stops. Raises what `read` raises, and `UnknownTopic` when one of the
+        topics is deleted.
+        """
+        topics = [self._topic(each.topic, each.topic_id) for each in positions]
+        places = [
+            (topic, topic.partition(each.partition))
+            for topic, each in zip(topics, positions, strict=True)
+        ]
+        offsets = [each.offset for each in positions]
+        for (topic, partition), offset in zip(places, offsets, strict=True):
+            _check_range(topic, partition, offset, partition.end)
+        return self._follow(
+            places, offsets, _Wish(columns=columns, batch_rows=batch_rows), idle_seconds
+        )
+
+    def _follow(
+        self,
+        places: Sequence[tuple[Topic, Partition]],
+        offsets: list[int],
+        wish: _Wish,
+        idle_seconds: float,
+    ) -> Iterator[Batch | None]:
+        while not self._is_closing():
+            moved = False
+            for index, (topic, partition) in enumerate(places):
+                if self._is_gone(topic):
+                    raise errors.UnknownTopic(topic=topic.name)
+                end = partition.end
+                if offsets[index] < end:
+                    _check_range(topic, partition, offsets[index], end)
+                    for batch in self._some(topic, partition, offsets[index], end, wish):
+                        offsets[index] = batch.end
+                        moved = True
+                        yield batch
+            if not moved and not self._wait_for_more(places, offsets, idle_seconds):
+                yield None
+
+    def _wait_for_more(
+        self,
+        places: Sequence[tuple[Topic, Partition]],
+        offsets: Sequence[int],
+        timeout_seconds: float,
+    ) -> bool:
+        def grown() -> bool:
+            return self._is_closing() or any(
+                partition.end > offset or self._is_gone(topic)
+                for (topic, partition), offset in zip(places, offsets, strict=True)
+            )
+
+        with self._ledger.grown:
+            return self._ledger.grown.wait_for(grown, timeout_seconds)
+
+    def _is_gone(self, topic: Topic) -> bool:
+        return self._ledger.by_id(topic.topic_id) is not topic
+
+    # -------------------------------------------------------------------------- by time
+
+    def offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
+        """Per partition, the first offset whose timestamp is at or after the one asked for.
+
+        -1 where no record is that late. As in Kafka's `ListOffsets`, the least *offset* counts.
+        """
+        topic = self._ledger.topic(request.topic)
+        return wire.Offsets(
+            offsets={
+                number: self._offset_for_time(topic, topic.partition(number), timestamp_us)
+                for number, timestamp_us in request.timestamps_us.items()
+            }
+        )
+
+    def _offset_for_time(self, topic: Topic, partition: Partition, timestamp_us: int) -> int:
+        wish = _Wish(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
+        for piece in self._plan(topic, partition, partition.start, partition.end):
+            if plan.latest_timestamp_us(piece) < timestamp_us:
+                continue
+            for batch in self._all(topic, partition, piece.first, piece.end, wish):
+                stamps = batch.rows.column("timestamp").view(pa.int64()).to_numpy()
+                late = np.flatnonzero(stamps >= timestamp_us)
+                if len(late):
+                    return int(batch.rows.column("offset")[int(late[0])].as_py())
+        return -1
+
+
+def _batch(topic: Topic, partition: Partition, first: int, end: int, rows: pa.RecordBatch) -> Batch:
+    return Batch(
+        topic=topic.name,
+        partition=partition.number,
+        first=first,
+        end=end,
+        high_watermark=partition.end,
+        rows=rows,
+    )
+
+
+def _check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:
+    for offset in (start, end):
+        if not partition.start <= offset <= partition.end:
+            raise errors.OffsetOutOfRange(
+                topic=topic.name,
+                partition=partition.number,
+                offset=offset,
+                start=partition.start,
+                end=partition.end,
+            )
+
+
+def _reaches(snapshot: TableSnapshot, topic: Topic, partition: int, end: int) -> bool:
+    """Whether the snapshot is of the topic, and has the partition's records below `end`."""
+    return (
+        snapshot.topic_id == topic.topic_id
+        and partition < snapshot.partitions
+        and snapshot.ends[partition] >= end
+    )

@@ -1,0 +1,237 @@
+"""delta-rs reads what we commit, and we read what delta-rs commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pytest
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog.clock import SystemClock
+from sparklog.storage import upkeep
+from sparklog.storage.objects import LocalStore
+from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table import Change, Table, delete_change, end_app_id
+from tests.support import tables
+from tests.support.tables import append, appending, create, publish_rows, record_batch
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """A topic's table in a folder, not created yet."""
+    return Table(LocalStore(tmp_path), "t", clock=SystemClock())
+
+
+def root_of(table: Table) -> str:
+    """The table's own folder, as other engines want to have it named."""
+    assert isinstance(table.store, LocalStore)
+    return f"{table.store.root}/{table.folder}"
+
+
+def theirs(table: Table) -> DeltaTable:
+    """The table as delta-rs opens it."""
+    return DeltaTable(root_of(table))
+
+
+def fresh(table: Table) -> TableSnapshot:
+    """The table as another process of ours opens it."""
+    return Table(table.store, table.topic, clock=table.clock).refresh()
+
+
+def our_paths(snapshot: TableSnapshot) -> set[str]:
+    """The active files, as we see them."""
+    return {file.path for files in snapshot.files for file in files}
+
+
+def their_paths(found: DeltaTable) -> set[str]:
+    """The active files, as delta-rs sees them."""
+    return {path.partition("/topics/t/")[2] for path in found.file_uris()}
+
+
+def by_offset(found: pa.Table) -> pa.Table:
+    """The rows in the order of the log."""
+    return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
+
+
+def test_delta_rs_reads_rows(table: Table) -> None:
+    """Rows, types, files, `txn` and properties are what we wrote, before and after a checkpoint."""
+    create(table)
+    for partition in (0, 1, 0):
+        publish_rows(table, partition, 50)
+    expected = pa.Table.from_batches(
+        [record_batch(0, 0, 50), record_batch(0, 50, 50), record_batch(1, 0, 50)]
+    )
+    for _ in range(2):
+        found = theirs(table)
+        assert found.version() == 3
+        assert by_offset(found.to_pyarrow_table()).select(expected.schema.names).equals(expected)
+        assert their_paths(found) == our_paths(table.snapshot)
+        assert found.transaction_version(end_app_id(tables.TOPIC_ID, 0)) == 100
+        assert found.metadata().configuration["sparklog.topicId"] == tables.TOPIC_ID
+        assert found.protocol().min_writer_version == 2
+        table.checkpoint()
+
+
+def test_delta_rs_skips_by_our_statistics(table: Table) -> None:
+    """A filter on offset or time opens only the files that may hold it."""
+    create(table, 1)
+    for _ in range(4):
+        publish_rows(table, 0, 10)
+    actions = pa.table(theirs(table).get_add_actions(flatten=True)).sort_by("min.offset")
+    assert actions["num_records"].to_pylist() == [10] * 4
+    assert actions["min.offset"].to_pylist() == [0, 10, 20, 30]
+    assert actions["max.offset"].to_pylist() == [9, 19, 29, 39]
+    lows = actions["min.timestamp"].cast(pa.int64()).to_pylist()
+    assert lows == [tables.START_US + first for first in (0, 10, 20, 30)]
+
+
+def test_duckdb_and_polars_read_files(table: Table) -> None:
+    """Our Parquet encodings are read by engines that are not Arrow's."""
+    create(table, 1)
+    file = publish_rows(table, 0, 500)
+    path = f"{root_of(table)}/{file.path}"
+    with duckdb.connect() as connection:
+        query = f"select count(value), max(\"offset\") from '{path}'"
+        assert connection.execute(query).fetchall() == [(500, 499)]
+    expected = record_batch(0, 0, 500).column("value").to_pylist()
+    assert pl.read_parquet(path)["value"].to_list() == expected
+
+
+def test_delta_rs_follows_250_commits_with_cleanup(table: Table) -> None:
+    """Checkpoints and clean-up as the janitor does them leave a log that delta-rs opens."""
+    create(table)
+    removed = 0
+    for _ in range(250):
+        table.commit(appending(table.clock))
+        if upkeep.checkpoint_due(table):
+            table.checkpoint()
+            removed += upkeep.clean_log(table, kept_versions=20)
+    assert removed == 100
+    found = theirs(table)
+    assert found.version() == 250
+    assert their_paths(found) == our_paths(table.snapshot)
+    assert found.transaction_version(end_app_id(tables.TOPIC_ID, 1)) == 2_500
+    assert fresh(table) == table.snapshot
+
+
+def test_delta_rs_sees_a_deleted_topic_empty(table: Table) -> None:
+    """A deleted topic is an empty table without a topic id."""
+    create(table)
+    append(table, 2)
+    table.commit(delete_change)
+    found = theirs(table)
+    assert found.file_uris() == []
+    assert "sparklog.topicId" not in found.metadata().configuration
+
+
+def test_we_follow_delta_rs_maintenance(table: Table) -> None:
+    """An OPTIMIZE, a DELETE, a checkpoint and a clean-up by delta-rs come through, and we go on."""
+    create(table, 1)
+    for _ in range(6):
+        publish_rows(table, 0, 10)
+    theirs(table).optimize.compact()
+    theirs(table).delete("offset >= 10 and offset < 15")
+    theirs(table).create_checkpoint()
+    assert table.refresh() == fresh(table)
+    assert their_paths(theirs(table)) == our_paths(table.snapshot)
+    assert table.snapshot.ends == (60,)
+    assert sum(file.rows or 0 for file in table.snapshot.files[0]) == 55
+    publish_rows(table, 0, 10)
+    offsets = by_offset(theirs(table).to_pyarrow_table())["offset"].to_pylist()
+    assert offsets == [*range(10), *range(15, 70)]
+
+
+def test_delta_rs_appends_beside_us(table: Table) -> None:
+    """A handle of delta-rs that was opened before our commits still commits after them."""
+    create(table, 1)
+    handle = theirs(table)
+    append(table, 3)
+    batch = record_batch(0, 1_000, 5)
+    write_deltalake(
+        handle,
+        pa.Table.from_batches([batch]),
+        mode="append",
+        writer_properties=WriterProperties(compression="ZSTD"),
+        commit_properties=CommitProperties(app_transactions=[Transaction("theirs", 7)]),
+    )
+    seen = table.refresh()
+    assert seen.version == 4
+    assert seen.ends == (1_005,)
+    table.checkpoint()
+    assert theirs(table).transaction_version("theirs") == 7
+
+
+Step = Callable[[Table], object]
+
+
+def removing(number: int) -> Step:
+    """Removes the file of that number, counted round all that there are."""
+
+    def remove(table: Table) -> None:
+        def decide(snapshot: TableSnapshot) -> Change | None:
+            files = [file for each in snapshot.files for file in each]
+            return Change(removes=(files[number % len(files)],)) if files else None
+
+        table.commit(decide)
+
+    return remove
+
+
+def merging(partition: int) -> Step:
+    """Replaces the first two files of a partition by one, without change of data."""
+
+    def merge(table: Table) -> None:
+        def decide(snapshot: TableSnapshot) -> Change | None:
+            files = snapshot.files[partition][:2] if snapshot.topic_id else ()
+            if len(files) < 2:
+                return None
+            first, last = files[0].first or 0, files[1].last or 0
+            merged = tables.table_file(table.clock, partition, first, last)
+            return Change(adds=(merged,), removes=files, data_change=False)
+
+        table.commit(decide)
+
+    return merge
+
+
+def recreate(table: Table) -> None:
+    """Deletes the topic and creates it again under another id."""
+    table.commit(delete_change)
+    create(table, topic_id=f"id{table.snapshot.version}")
+
+
+steps = st.one_of(
+    st.just(append),
+    st.just(append),
+    st.builds(removing, st.integers(0, 50)),
+    st.builds(merging, st.integers(0, 1)),
+    st.just(recreate),
+    st.just(Table.checkpoint),
+    st.just(lambda table: upkeep.clean_log(table, kept_seconds=0, kept_versions=3)),
+)
+
+
+@given(changes=st.lists(steps, min_size=1, max_size=25))
+@settings(max_examples=25)
+def test_all_views_agree(tmp_path_factory: pytest.TempPathFactory, changes: list[Step]) -> None:
+    """A follower, a newcomer and delta-rs see the same table after any sequence of changes."""
+    store = LocalStore(tmp_path_factory.mktemp("root"))
+    table = Table(store, "t", clock=SystemClock())
+    create(table)
+    follower = Table(store, "t", clock=table.clock)
+    for change in changes:
+        change(table)
+        assert follower.refresh() == table.snapshot
+    assert fresh(table) == table.snapshot
+    found = theirs(table)
+    assert found.version() == table.snapshot.version
+    assert their_paths(found) == our_paths(table.snapshot)
+    for partition, end in enumerate(table.snapshot.ends):
+        app_id = end_app_id(table.snapshot.topic_id or "", partition)
+        assert found.transaction_version(app_id) == end

@@ -1,0 +1,410 @@
+"""Who speaks to brokers: producers that retry, queries that stage, administrators.
+
+Rules of this room:
+
+- A client knows only what it was told. Without an answer it sends the same again, to whichever
+  broker it finds, and its first request may still arrive there, or elsewhere, later.
+- A request that was refused because the topic is another now is given up: whether its records
+  stand is then not known, and its sender's name is not used again.
+- Every error that a broker may answer is expected somewhere here. Any other is a violation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from sparklog import errors, wire
+from sparklog.broker.producers import Stamp
+from sparklog.broker.writer import Appended
+from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
+from sparklog.storage import manifest
+from sparklog.storage.objects import SyncFailed
+from tests.simulation.brokers import Broker, Call
+from tests.simulation.history import Place, Row, Value, ensure
+from tests.simulation.scheduler import Process
+
+if TYPE_CHECKING:
+    from tests.simulation.world import Machine, World
+
+Answer = errors.SparklogError | SyncFailed
+
+
+class Client:
+    """One that sends requests, on a machine that never fails."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world = world
+        self.name = name
+        self.chance = world.chance
+        self.process = Process(world.scheduler, name)
+        self.finished = False
+
+    def start(self, body: Callable[[], None]) -> None:
+        def run() -> None:
+            body()
+            self.finished = True
+
+        self.world.scheduler.spawn(self.process, "client", run)
+
+    def ask(self, what: str, body: Callable[[Broker], Any]) -> tuple[Any, Answer | None]:
+        """One request and its answer; `OutcomeUnknown` where none came."""
+        call = self.send(what, body)
+        return self.receive(call)
+
+    def send(self, what: str, body: Callable[[Broker], Any]) -> Call | None:
+        broker = self.world.find_broker()
+        if broker is None:
+            self.process.clock.sleep(0.1)
+            return None
+        late_seconds = self.chance.random() ** 8 if self.world.faults.active else 0.0
+        return broker.call(f"{what} for {self.name}", body, delay_seconds=late_seconds)
+
+    def receive(self, call: Call | None) -> tuple[Any, Answer | None]:
+        if call is None:
+            return None, errors.BrokerUnavailable(address="anywhere", reason="none serves")
+        patience_seconds = self.chance.choice([0.2, 1.0, 5.0])
+        self.world.scheduler.wait(lambda: call.done or not call.broker.alive, patience_seconds)
+        is_lost = self.world.faults.active and self.chance.random() < 0.03
+        if not call.done or is_lost:
+            return None, errors.OutcomeUnknown(what="request", reason="no answer")
+        error = call.error
+        if error is None:
+            return call.result, None
+        if isinstance(error, errors.SparklogError | SyncFailed):
+            self.world.disk.note("refused", repr(error))
+            return None, error
+        raise error
+
+
+# ------------------------------------------------------------------------------ producers
+
+
+@dataclass(slots=True, kw_only=True)
+class _Batch:
+    """Records for one partition, sent until the answer is known."""
+
+    topic: str
+    place: Place
+    stamp: Stamp | None
+    payload: pa.RecordBatch
+    values: list[bytes]
+    keys: list[bytes | None]
+    times_us: list[int | None]
+
+    def rows(self, appended: Appended) -> list[Row]:
+        found = []
+        for value, key, time_us in zip(self.values, self.keys, self.times_us, strict=True):
+            stamped = time_us is not None and appended.timestamp_type != LOG_APPEND_TIME
+            told_us = time_us if stamped else appended.arrival_us
+            # Of a duplicate it is not told by which rule its times were made.
+            found.append(Row(value, key, None if appended.duplicate else told_us))
+        return found
+
+    def send(self, broker: Broker) -> Appended:
+        known = broker.ledger.topic(self.topic)
+        if known.topic_id != self.place[0]:
+            raise errors.TopicChanged(
+                topic=self.topic, expected=self.place[0], found=known.topic_id
+            )
+        ticket = broker.core.append(self.topic, self.place[1], self.payload, self.stamp)
+        (appended,) = broker.core.wait(ticket)
+        return appended
+
+
+class Producer(Client):
+    """Writes to partitions of all topics, idempotent or not, some of them at the same time."""
+
+    def __init__(self, world: World, name: str, *, idempotent: bool) -> None:
+        super().__init__(world, name)
+        self._idempotent = idempotent
+        self._producer_id = -1
+        self._sender = ""
+        self._senders = 0
+        self._sequences: dict[Place, int] = {}
+        self._pending: dict[Place, _Batch] = {}
+        self._acked: list[tuple[_Batch, Appended]] = []
+        self.start(self._run)
+
+    def _run(self) -> None:
+        while not self.world.closing or self._pending:
+            if not self._sender and not self._become_somebody():
+                continue
+            if not self.world.closing and len(self._pending) < 3:
+                self._prepare_some()
+            self._send_pending()
+            if self._acked and self.chance.random() < 0.15:
+                self._repeat(*self.chance.choice(self._acked[-3:]))
+            self.process.clock.sleep(self.chance.choice([0.0, 0.05, 0.2]))
+
+    def _become_somebody(self) -> bool:
+        """A new sender's name, and of an idempotent producer a new id."""
+        if self._idempotent:
+            found, error = self.ask("new producer", lambda broker: broker.core.new_producer())
+            if error is not None:
+                return False
+            ensure(found.producer_id not in self.world.producer_ids, f"{found} was given twice")
+            self.world.producer_ids.add(found.producer_id)
+            self._producer_id = found.producer_id
+        self._senders += 1
+        self._sender = f"{self.name}.{self._senders}"
+        self._sequences.clear()
+        self._acked.clear()
+        return True
+
+    def _prepare_some(self) -> None:
+        name = self.chance.choice(self.world.topic_names)
+        info, error = self.ask("describe", lambda broker: broker.core.describe(name))
+        if error is not None:
+            return
+        count = self.chance.randint(1, min(3, len(info.partitions)))
+        for each in self.chance.sample(info.partitions, count):
+            place = info.topic_id, each.partition
+            if place not in self._pending:
+                self._pending[place] = self._batch(name, place)
+
+    def _batch(self, topic: str, place: Place) -> _Batch:
+        count = self.chance.choice([1, 1, 2, 5])
+        first = self._sequences.get(place, 0)
+        self._sequences[place] = first + count
+        values = [
+            Value(
+                topic_id=place[0],
+                sender=self._sender,
+                partition=place[1],
+                sequence=first + index,
+                nonce=self.world.nonce(),
+            ).encode()
+            for index in range(count)
+        ]
+        keys: list[bytes | None] = [self.chance.choice([b"a", b"b", None]) for _ in values]
+        moments = [None, self.world.scheduler.clock.now_us() - self.chance.randint(0, 10**9)]
+        times_us = [self.chance.choice(moments) for _ in values]
+        columns: dict[str, pa.Array] = {"value": pa.array(values, pa.binary())}
+        if any(key is not None for key in keys):
+            columns["key"] = pa.array(keys, pa.binary())
+        if any(time is not None for time in times_us):
+            columns["timestamp"] = pa.array(times_us, pa.int64()).cast(TIMESTAMP)
+        stamp = Stamp(self._producer_id, 0, first) if self._idempotent else None
+        return _Batch(
+            topic=topic,
+            place=place,
+            stamp=stamp,
+            payload=pa.record_batch(columns),
+            values=values,
+            keys=keys,
+            times_us=times_us,
+        )
+
+    def _send_pending(self) -> None:
+        batches = list(self._pending.values())
+        calls = [self.send("append", batch.send) for batch in batches]
+        for batch, call in zip(batches, calls, strict=True):
+            appended, error = self.receive(call)
+            if error is None:
+                self._accept(batch, appended)
+                del self._pending[batch.place]
+            elif call is not None and self._is_given_up(call.broker, batch, error):
+                # Nobody knows whether it stands, so what follows must not seem to follow it.
+                del self._pending[batch.place]
+                self._sender = ""
+        if not self._sender:
+            self._pending.clear()
+
+    def _accept(self, batch: _Batch, appended: Appended) -> None:
+        rows = batch.rows(appended)
+        self.world.disk.note("acked", *batch.place, appended.base_offset, len(rows))
+        self.world.history.ack(self.name, batch.place, appended.base_offset, rows)
+        if self._idempotent:
+            self._acked.append((batch, appended))
+
+    def _is_given_up(self, broker: Broker, batch: _Batch, error: Answer) -> bool:
+        if isinstance(error, errors.OutOfOrderSequence | errors.ProducerFenced):
+            # One that was replaced and does not know it yet judges by what it knows.
+            ensure(self.world.is_replaced(broker), f"{self.name}: {error}")
+            return False
+        is_elsewhere = isinstance(error, errors.UnknownTopic | errors.UnknownPartition)
+        if is_elsewhere and self.world.is_replaced(broker):
+            return False
+        expected = (errors.Retriable, errors.OutcomeUnknown, errors.Fenced, SyncFailed)
+        if isinstance(error, expected):
+            return not self._idempotent
+        gone = errors.UnknownTopic | errors.TopicChanged
+        ensure(isinstance(error, gone), f"{self.name}: {batch.place}: {error!r}")
+        return True
+
+    def _repeat(self, batch: _Batch, before: Appended) -> None:
+        """Sends a batch again that stands already."""
+        again, error = self.ask("append again", batch.send)
+        if error is None:
+            what = f"{self.name}: {batch.values[0]!r} stands at {before.base_offset} and {again}"
+            ensure(again.duplicate and again.base_offset == before.base_offset, what)
+
+
+# ------------------------------------------------------------------------------ queries
+
+
+class Query(Client):
+    """Stages one batch after another, and has each adopted, as Spark's sink does."""
+
+    def __init__(self, world: World, name: str, topic: str) -> None:
+        super().__init__(world, name)
+        self._topic = topic
+        self._batch = 0
+        self._contents: dict[tuple[str, int], list[Row]] = {}
+        """The rows of every section ever staged, by its place."""
+        self._adopted: list[tuple[int, wire.Adopted]] = []
+        self._driven: Counter[int] = Counter()
+        """How many decisions of each batch were driven."""
+        self.start(self._run)
+
+    def _run(self) -> None:
+        while not self.world.closing:
+            decision = self._decide(self._batch)
+            if isinstance(decision, errors.BadRequest):
+                self._batch += 1
+            elif decision is not None and (adopted := self._drive(decision)) is not None:
+                self._adopted.append((self._batch, adopted))
+                self._batch += 1
+            if self._adopted and self.chance.random() < 0.2:
+                self._run_again(*self.chance.choice(self._adopted[-3:]))
+            self.process.clock.sleep(self.chance.choice([0.0, 0.3]))
+
+    def _decide(self, batch: int) -> manifest.Manifest | errors.BadRequest | None:
+        """Stages the batch: the manifest that stands, or the refusal; None where a fault hit."""
+        machine = self.world.machine(f"{self.name}-{batch}")
+        decided: list[manifest.Manifest | errors.BadRequest] = []
+
+        def body() -> None:
+            try:
+                sections = [each for task in (0, 1) for each in self._stage(machine, batch, task)]
+                wanted = manifest.Manifest(query=self.name, batch=batch, sections=tuple(sections))
+                decided.append(manifest.write(machine.store, wanted, machine.clock))
+            except errors.BadRequest as error:
+                decided.append(error)
+            except (errors.Retriable, errors.OutcomeUnknown, SyncFailed) as error:
+                self.world.disk.note("not staged", str(error))
+
+        task = self.world.scheduler.spawn(machine.process, "stage", body)
+        self.world.scheduler.wait(lambda: task.done or not machine.process.alive)
+        return decided[0] if decided else None
+
+    def _stage(self, machine: Machine, batch: int, task: int) -> list[manifest.Section]:
+        """One task's share: the same partitions and counts each time, the values new."""
+        shape = random.Random(f"{self.name} {batch} {task}")
+        writer = manifest.StagingWriter(
+            machine.store, query=self.name, batch=batch, clock=machine.clock
+        )
+        rows: dict[int, list[Row]] = {}
+        for partition in (0, 1):
+            rows[partition] = [
+                self._row(partition, batch) for _ in range(shape.choice([0, 1, 3]))
+            ]
+            if rows[partition]:
+                writer.add(self._topic, partition, _payload(rows[partition], shape))
+        sections = writer.finish()
+        for section in sections:
+            self._contents[section.path, section.start] = rows[section.partition]
+        return sections
+
+    def _row(self, partition: int, batch: int) -> Row:
+        nonce = self.world.nonce()
+        value = Value(
+            topic_id="", sender=self.name, partition=partition, sequence=nonce, nonce=batch
+        )
+        return Row(value.encode(), None, None)  # by which rule it gets its time is not told
+
+    def _drive(self, decision: manifest.Manifest) -> wire.Adopted | None:
+        """Has the batch adopted, however often that must be asked for; None: run it again."""
+        self._driven[decision.batch] += 1
+        doubtful = False
+        while True:
+            answer, error = self.ask("adopt", lambda broker: self._adopt(broker, decision))
+            if error is None:
+                break
+            if doubtful and isinstance(error, errors.BadRequest):
+                return None  # adopted, published and swept before we were told
+            is_final = isinstance(error, errors.Invalid | errors.Corrupt)
+            ensure(not is_final, f"{decision.path} is refused: {error!r}")
+            doubtful = doubtful or not isinstance(error, errors.Retriable)
+        topic_id, adopted = answer
+        for partition, (first, count) in adopted.ranges.get(self._topic, {}).items():
+            rows = [
+                row
+                for each in decision.sections
+                if each.partition == partition
+                for row in self._contents[each.path, each.start]
+            ]
+            ensure(len(rows) == count, f"{decision.path}: {count} rows of {len(rows)}")
+            self.world.disk.note("adopted", topic_id, partition, first, count)
+            place = topic_id, partition
+            if self._driven[decision.batch] == 1:
+                self.world.history.ack(self.name, place, first, rows)
+            else:  # which of our tries stands is not told
+                self.world.history.ack_end(place, first + count)
+        return adopted
+
+    def _adopt(self, broker: Broker, decision: manifest.Manifest) -> tuple[str, wire.Adopted]:
+        topic_id = broker.ledger.topic(self._topic).topic_id
+        return topic_id, broker.core.adopt(wire.Adopt(manifest=decision.path))
+
+    def _run_again(self, batch: int, before: wire.Adopted) -> None:
+        """A driver that died just after the commit runs the batch once more."""
+        decision = self._decide(batch)
+        if not isinstance(decision, manifest.Manifest):
+            return
+        answer, error = self.ask("adopt again", lambda broker: self._adopt(broker, decision))
+        if error is None:
+            again = answer[1]
+            what = f"{decision.path} was adopted as {before} and again as {again}"
+            ensure(again.ranges == before.ranges and (again.skipped or not again.ranges), what)
+
+
+def _payload(rows: list[Row], chance: random.Random) -> pa.RecordBatch:
+    columns = {"value": pa.array([row.value for row in rows], pa.binary())}
+    if chance.random() < 0.5:
+        times_us = [chance.choice([None, 1_600_000_000_000_000]) for _ in rows]
+        columns["timestamp"] = pa.array(times_us, pa.int64()).cast(TIMESTAMP)
+    return pa.record_batch(columns)
+
+
+# ------------------------------------------------------------------------------ administrators
+
+
+class Administrator(Client):
+    """Creates, changes and deletes topics, and asks for tables to be compacted."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self.start(self._run)
+
+    def _run(self) -> None:
+        while not self.world.closing:
+            self.process.clock.sleep(self.chance.uniform(0.1, 1.5))
+            name = self.chance.choice(self.world.topic_names)
+            changes: list[Callable[[Broker], Any]] = [
+                lambda broker: broker.core.create_topic(
+                    wire.CreateTopic(topic=name, partitions=self.chance.randint(1, 3))
+                ),
+                lambda broker: broker.core.add_partitions(
+                    wire.AddPartitions(topic=name, partitions=self.chance.randint(2, 5))
+                ),
+                lambda broker: broker.core.alter(
+                    wire.AlterTopic(topic=name, config=self._config())
+                ),
+                lambda broker: broker.core.compact(name),
+            ]
+            if name in self.world.mortal_topics:
+                changes += [lambda broker: broker.core.delete_topic(name)] * 2
+            _, error = self.ask(f"change {name}", self.chance.choice(changes))
+            ensure(not isinstance(error, errors.Corrupt), repr(error))
+
+    def _config(self) -> dict[str, str | None]:
+        return {
+            "message.timestamp.type": self.chance.choice([None, "CreateTime", "LogAppendTime"])
+        }

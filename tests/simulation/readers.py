@@ -1,0 +1,117 @@
+"""Readers that follow the root by themselves, as a Spark source does, with no broker between.
+
+What they hold against the log, besides what `History` does with every row:
+
+- a refresh shows at least everything that had been acked when it began;
+- the end of a partition never goes back;
+- rows come in order, without a gap, exactly in the range that was asked for;
+- the table alone holds exactly what is below its ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sparklog import errors
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.plan import plan
+from sparklog.storage.read import read_slice
+from sparklog.storage.snapshot import Slice, TableSnapshot
+from tests.simulation.history import History, Place, Row, ensure, rows_of
+
+if TYPE_CHECKING:
+    from tests.simulation.world import World
+
+
+class Reader:
+    """One process that reads until it dies; whoever watches it starts another."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self._world = world
+        self._name = name
+        self._chance = world.chance
+        self._machine = world.machine(name)
+        self._ends: dict[Place, int] = {}
+        self._positions: dict[Place, int] = {}
+        self.process = self._machine.process
+        world.scheduler.spawn(self.process, "reader", self._run)
+
+    def _run(self) -> None:
+        follower = None
+        while True:
+            self._machine.clock.sleep(self._chance.choice([0.02, 0.1, 0.4]))
+            try:
+                if follower is None:
+                    follower = RootFollower(self._machine.store, clock=self._machine.clock)
+                self._follow(follower, self._chance.choice(self._world.topic_names))
+            except (errors.Retriable, errors.UnknownTopic) as error:
+                self._world.disk.note("reader waits", str(error))
+
+    def _follow(self, follower: RootFollower, topic: str) -> None:
+        history = self._world.history
+        acked = dict(history.acked)
+        snapshot = follower.refresh([topic])[topic]
+        ends = follower.ends(snapshot)
+        for partition, end in enumerate(ends):
+            place = snapshot.topic_id or "", partition
+            known = acked.get(place, 0)
+            ensure(end >= known, f"{self._name}: {place} ends at {end}, acked to {known} before")
+            before = self._ends.get(place, 0)
+            ensure(end >= before, f"{self._name}: {place} ends at {end}, at {before} before")
+            self._ends[place] = end
+            self._read(follower, topic, snapshot, partition, end)
+
+    def _read(
+        self,
+        follower: RootFollower,
+        topic: str,
+        snapshot: TableSnapshot,
+        partition: int,
+        end: int,
+    ) -> None:
+        """The next records of the partition, or some earlier ones again."""
+        place = snapshot.topic_id or "", partition
+        start = self._positions.get(place, 0)
+        if self._chance.random() < 0.2:
+            start = self._chance.randint(0, start)
+        if start >= end:
+            return
+        end = self._chance.choice([end, end, self._chance.randint(start + 1, end)])
+        try:
+            if self._chance.random() < 0.2:
+                self._read_table(topic, snapshot, partition)
+            pieces = follower.plan(topic, snapshot, partition, start, end)
+            reached = read(
+                self._machine.store, self._world.history, self._name, pieces, start, end
+            )
+        except ObjectMissing as gone:
+            self._world.disk.note("plans again", gone.path)
+            return
+        self._positions[place] = max(self._positions.get(place, 0), reached)
+
+    def _read_table(self, topic: str, snapshot: TableSnapshot, partition: int) -> None:
+        """What another engine would find: all of the table's partition, and nothing else."""
+        end = snapshot.ends[partition]
+        pieces = plan(
+            topic=topic, snapshot=snapshot, tail=(), partition=partition, start=0, end=end
+        )
+        who = f"{self._name}, in the table"
+        read(self._machine.store, self._world.history, who, pieces, 0, end)
+
+
+def read(
+    store: Store, history: History, who: str, pieces: list[Slice], start: int, end: int
+) -> int:
+    """Checks and notes all rows from `start` to `end`; `end`. Raises `ObjectMissing`."""
+    for piece in pieces:
+        place = piece.topic_id, piece.partition
+        for batch in read_slice(store, piece):
+            found: list[tuple[int, Row]] = list(rows_of(batch))
+            offsets = [offset for offset, _ in found]
+            expected = list(range(start, start + len(found)))
+            ensure(offsets == expected, f"{who}: {place} gives {offsets} from {start} on")
+            history.saw(who, place, found)
+            start += len(found)
+    ensure(start == end, f"{who}: {pieces} end at {start} instead of {end}")
+    return start

@@ -1,0 +1,436 @@
+"""One run: a calm start, chaos, recovery, and the checks at the end.
+
+The chaos ends after so many steps at the store. Then the faults stop, one more broker takes the
+root, and everything has to come right: every request gets its answer, every record its place in a
+table, every inherited epoch is closed, and nothing is left lying about past its grace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import random
+import secrets
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pyarrow as pa
+
+from sparklog import errors, limits, wire
+from sparklog.broker import core, hot, janitor, partitions, walkeeper, writer
+from sparklog.storage import table, upkeep, wal
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.meta import Epoch, Metadata, MetaStore
+from sparklog.storage.objects import SyncFailed
+from sparklog.storage.plan import plan
+from tests.simulation.brokers import (
+    ORPHAN_GRACE_SECONDS,
+    REMOVED_FILE_GRACE_SECONDS,
+    Broker,
+    Pace,
+)
+from tests.simulation.clients import Administrator, Client, Producer, Query
+from tests.simulation.faults import Disk, Faults, ProcessStore, Rates
+from tests.simulation.history import History, Row, Value, Violation, ensure
+from tests.simulation.readers import Reader, read
+from tests.simulation.scheduler import Process, ProcessClock, Scheduler
+
+_LIMITS = {
+    "TRIM_GRACE_SECONDS": 0.3,
+    "META_VERSIONS_KEPT": 8,
+    "SWEEP_EVERY_SECONDS": 0.5,
+    "SETTLE_EVERY_SECONDS": 0.5,
+    "UPKEEP_RETRY_SECONDS": 0.3,
+    "COMPACT_SETTLED_SECONDS": 0.5,
+    "TOMBSTONE_SECONDS": 1.0,
+    "CLAIM_BACKOFF_SECONDS": 0.02,
+    "CLAIM_BACKOFF_MAX_SECONDS": 0.2,
+}
+"""Bounds and graces so tight that a short run goes past them."""
+
+_PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a seed's world is made of."""
+
+    is_local: bool
+    rates: Rates
+    pace: Pace
+    brokers: int
+    partitions: tuple[int, ...]
+    """Of each topic to begin with; the first is never deleted, and the query writes to it."""
+    idempotent: int
+    simple: int
+    queries: int
+    readers: int
+    administrators: int
+    switch_rate: float
+    steps: int
+
+    @classmethod
+    def draw(cls, chance: random.Random) -> Profile:
+        is_local = chance.random() < 0.5
+        return cls(
+            is_local=is_local,
+            rates=Rates.draw(chance, is_local=is_local),
+            pace=Pace.draw(chance),
+            brokers=chance.choice([1, 2, 3]),
+            partitions=(2, *(chance.randint(1, 3) for _ in range(chance.choice([0, 1])))),
+            idempotent=chance.choice([1, 2]),
+            simple=chance.choice([0, 0, 1]),
+            queries=chance.choice([0, 0, 1]),
+            readers=chance.choice([0, 1, 1, 2]),
+            administrators=chance.choice([0, 1]),
+            switch_rate=chance.choice([0.3, 0.7, 1.0]),
+            steps=chance.randint(300, 1200),
+        )
+
+
+class Machine:
+    """A process that is no broker, and its view of the store."""
+
+    def __init__(self, process: Process, store: ProcessStore) -> None:
+        self.process = process
+        self.store = store
+        self.clock: ProcessClock = process.clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to."""
+
+    seed: int
+    profile: Profile
+    violation: str | None
+    trace: list[tuple[object, ...]]
+    injected: Counter[str]
+    steps: int
+    acks: int
+    seen: int
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(repr(self.trace).encode()).hexdigest()
+
+
+def run(seed: int) -> Outcome:
+    """The seed's run, from an empty root to the last check."""
+    chance = random.Random(seed)
+    profile = Profile.draw(chance)
+    world = World(chance, profile)
+    violation = None
+    with _deterministic(world, random.Random(seed + 1)):
+        try:
+            world.run()
+        except Violation as error:
+            violation = str(error)
+        except Exception:
+            # Whatever the real code lets out and nobody expects is a violation too.
+            violation = traceback.format_exc()
+        finally:
+            world.scheduler.end()
+    return Outcome(
+        seed=seed,
+        profile=profile,
+        violation=violation,
+        trace=world.disk.trace,
+        injected=world.faults.injected,
+        steps=world.scheduler.steps,
+        acks=world.history.acks,
+        seen=world.history.seen,
+    )
+
+
+class World:
+    """Everything there is in one run."""
+
+    def __init__(self, chance: random.Random, profile: Profile) -> None:
+        self.chance = chance
+        self.profile = profile
+        self.scheduler = Scheduler(chance, switch_rate=profile.switch_rate)
+        self.disk = Disk(self.scheduler, chance, is_local=profile.is_local)
+        self.faults = Faults(self.scheduler, chance, profile.rates, self.disk)
+        self.history = History()
+        self.closing = False
+        self._is_operated = True
+        self.producer_ids: set[int] = set()
+        self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
+        self.mortal_topics = self.topic_names[1:]
+        self._brokers: list[Broker] = []
+        self._readers: list[Reader] = []
+        self._clients: list[Client] = []
+        self._nonce = 0
+
+    # -------------------------------------------------------------------------- for everybody
+
+    def nonce(self) -> int:
+        """A number that was never used before."""
+        self._nonce += 1
+        return self._nonce
+
+    def machine(self, name: str) -> Machine:
+        """A new process that lives until it dies."""
+        process = Process(self.scheduler, name)
+        return Machine(process, self.disk.view(process, self.faults))
+
+    def find_broker(self) -> Broker | None:
+        """A broker that serves: mostly the newest, sometimes one that was replaced."""
+        serving = [each for each in self._brokers if each.alive and each.serving]
+        if not serving:
+            return None
+        if self.closing or self.chance.random() < 0.8:
+            return serving[-1]
+        return self.chance.choice(serving)
+
+    def is_replaced(self, broker: Broker) -> bool:
+        """Whether a newer epoch than the broker's has been opened."""
+        metadata = self._metadata()
+        known = metadata.brokers[broker.lease.broker]
+        return metadata.controller != broker.lease.broker or known.epoch != broker.lease.epoch
+
+    def _metadata(self) -> Metadata:
+        return MetaStore(self.disk.base, clock=self.scheduler.clock).reload()
+
+    # -------------------------------------------------------------------------- the run
+
+    def run(self) -> None:
+        """Raises `Violation`, `Stuck`, and whatever the real code raises and nobody expects."""
+        self._begin()
+        self.faults.active = True
+        self._populate()
+        self.scheduler.run(lambda: self.scheduler.steps >= self.profile.steps)
+        self.disk.note("the chaos is over")
+        self.faults.active = self._is_operated = False
+        self._recover()
+        self._check()
+
+    def _begin(self) -> None:
+        first = self._start_broker(check_alive=True)
+        self._until(lambda: first.serving, "the first broker serves")
+        for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
+            request = wire.CreateTopic(topic=name, partitions=count)
+            self._ask(first, f"create {name}", lambda b, r=request: b.core.create_topic(r))
+
+    def _populate(self) -> None:
+        profile = self.profile
+        for number in range(profile.idempotent):
+            self._clients.append(Producer(self, f"producer{number}", idempotent=True))
+        for number in range(profile.simple):
+            self._clients.append(Producer(self, f"simple{number}", idempotent=False))
+        for number in range(profile.queries):
+            self._clients.append(Query(self, f"query{number}", self.topic_names[0]))
+        for number in range(profile.administrators):
+            self._clients.append(Administrator(self, f"admin{number}"))
+        self._spawn_operator()
+
+    def _spawn_operator(self) -> None:
+        """Starts brokers and readers where there are too few, and sometimes too many."""
+        operator = Process(self.scheduler, "operator")
+
+        def body() -> None:
+            while self._is_operated:
+                self._restart_readers()
+                alive = [each for each in self._brokers if each.alive]
+                odds = self.chance.random()
+                if not alive or (len(alive) < self.profile.brokers and odds < 0.2):
+                    self._start_broker(check_alive=self.chance.random() < 0.3)
+                elif odds > 0.97 and alive[0].serving:
+                    alive[0].call("leave", lambda broker: broker.leave())
+                self.scheduler.sleep(self.chance.uniform(0.05, 0.6))
+
+        self.scheduler.spawn(operator, "operator", body)
+
+    def _restart_readers(self) -> None:
+        self._readers = [each for each in self._readers if each.process.alive]
+        while len(self._readers) < self.profile.readers:
+            self._readers.append(Reader(self, f"reader{self.nonce()}"))
+
+    def _start_broker(self, *, check_alive: bool) -> Broker:
+        broker = Broker(
+            self.scheduler,
+            self.disk,
+            self.faults,
+            name=f"broker{len(self._brokers)}",
+            broker_id=self.chance.choice([1, 1, 2]),
+            check_alive=check_alive,
+            pace=self.profile.pace,
+            on_failure=self._judge,
+        )
+        self._brokers.append(broker)
+        return broker
+
+    def _judge(self, broker: Broker, error: Exception) -> None:
+        """Only what the design names may end a broker."""
+        expected = (errors.Fenced, SyncFailed, errors.BrokerClosing)
+        if not broker.serving:
+            expected += (errors.Retriable, errors.OutcomeUnknown, errors.BrokerAlive)
+        if isinstance(error, errors.Corrupt) and self.is_replaced(broker):
+            return  # its successor tidied up behind it
+        if not isinstance(error, expected):
+            raise error
+
+    # -------------------------------------------------------------------------- recovery
+
+    def _recover(self) -> None:
+        if self.chance.random() < 0.5:
+            for each in self._brokers:
+                each.process.alive = False
+        for each in self._brokers:
+            each.process.frozen_until = 0.0
+        # Who has begun to take the root may still take it away from the last.
+        self._until(
+            lambda: all(each.serving or not each.alive for each in self._brokers),
+            "brokers that have begun to start serve or end",
+        )
+        last = self._start_broker(check_alive=False)
+        self._until(lambda: last.serving or not last.alive, "the last broker serves")
+        ensure(last.alive, f"the last broker does not start: {last.failure!r}")
+        self.closing = True
+        self._until(
+            lambda: all(each.finished for each in self._clients), "every client gets its answers"
+        )
+        self._ask(last, "publish all", lambda b: b.core.publish_all(wire.PublishNow()))
+        # A log is trimmed up to its newest checkpoint, and that comes with the next record.
+        self._ask(last, "one more", self._append_one)
+        for each in self._readers:
+            each.process.alive = False
+        self._until(
+            lambda: not any(each.alive for each in self._brokers if each is not last),
+            "brokers that were replaced notice it",
+        )
+        for _ in range(2):
+            self._pass(3.0)
+            self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
+        self._pass(3.0)
+        self.last = last
+
+    def _append_one(self, broker: Broker) -> None:
+        topic_id = broker.ledger.topic(self.topic_names[0]).topic_id
+        value = Value(topic_id=topic_id, sender="end", partition=0, sequence=0, nonce=self.nonce())
+        batch = pa.record_batch({"value": pa.array([value.encode()], pa.binary())})
+        (found,) = broker.core.wait(broker.core.append(self.topic_names[0], 0, batch))
+        row = Row(value.encode(), None, found.arrival_us)
+        self.history.ack("the end", (topic_id, 0), found.base_offset, [row])
+
+    def _until(self, is_reached: Callable[[], bool], what: str) -> None:
+        deadline = self.scheduler.now + _PATIENCE_SECONDS
+        self.scheduler.run(lambda: is_reached() or self.scheduler.now > deadline)
+        ensure(is_reached(), f"this does not come about in {_PATIENCE_SECONDS} s: {what}")
+
+    def _pass(self, seconds: float) -> None:
+        end = self.scheduler.now + seconds
+        self.scheduler.run(lambda: self.scheduler.now >= end)
+
+    def _ask(self, broker: Broker, what: str, body: Callable[[Broker], Any]) -> None:
+        call = broker.call(what, body)
+        self._until(lambda: call.done or not broker.alive, what)
+        ensure(call.done and call.error is None, f"{what}: {call.error!r}, {broker.failure!r}")
+
+    # -------------------------------------------------------------------------- the checks
+
+    def _check(self) -> None:
+        metadata = self._metadata()
+        self._check_logs(metadata)
+        self._check_epochs(metadata)
+        self._check_leftovers()
+
+    def _check_logs(self, metadata: Metadata) -> None:
+        """Every topic's log, as four tell it, is one, and keeps all promises."""
+        base, clock = self.disk.base, self.scheduler.clock
+        follower = RootFollower(base, clock=clock)
+        for name, known in metadata.topics.items():
+            snapshot = follower.refresh([name])[name]
+            ends = follower.ends(snapshot)
+            ensure(ends == snapshot.ends, f"{name}: the table ends at {snapshot.ends} of {ends}")
+            topic = self.last.ledger.topic(name)
+            ensure(topic.held_back is None, f"{name} is held back: {topic.held_back}")
+            for partition, end in enumerate(ends):
+                place = known.topic_id, partition
+                pieces = plan(
+                    topic=name, snapshot=snapshot, tail=(), partition=partition, start=0, end=end
+                )
+                read(base, self.history, "the table at the end", pieces, 0, end)
+                log = self.history.log(place, end)
+                self.history.check_log("the log at the end", place, log)
+                if partition < len(topic.partitions):
+                    place_end = topic.partitions[partition].end
+                    ensure(place_end == end, f"{place}: the broker ends at {place_end} of {end}")
+
+    def _check_epochs(self, metadata: Metadata) -> None:
+        lease = self.last.lease
+        own = Epoch(lease.broker, lease.epoch)
+        ensure(metadata.open_epochs == (own,), f"epochs are still open: {metadata.open_epochs}")
+        base = self.disk.base
+        for broker in base.folders("wal"):
+            for epoch in base.folders(f"wal/{broker}"):
+                folder = f"wal/{broker}/{epoch}"
+                names = [stat.name for stat in base.list_after(folder)]
+                left = [name for name in names if f"{folder}/{name}" not in self.disk.zombies]
+                is_own = folder == wal.folder(own.broker, own.epoch)
+                ensure(len(left) <= 1 + is_own, f"{folder} still holds {left}")
+
+    def _check_leftovers(self) -> None:
+        base = self.disk.base
+        for topic in base.folders("topics"):
+            found = table.Table(base, topic, clock=self.scheduler.clock)
+            snapshot = found.refresh()
+            named = {table.data_path(topic, file) for files in snapshot.files for file in files}
+            stored = {
+                f"topics/{topic}/{stat.name}"
+                for stat in base.walk(f"topics/{topic}")
+                if stat.name.endswith(".parquet") and "_delta_log" not in stat.name
+            }
+            ensure(named <= stored, f"{topic}: these are gone: {sorted(named - stored)}")
+            ensure(stored <= named, f"{topic}: these are orphans: {sorted(stored - named)}")
+        staged = [stat.name for stat in base.walk("staging")]
+        ensure(not staged, f"still staged: {staged}")
+
+
+# ------------------------------------------------------------------------------ determinism
+
+
+class _TraceLog:
+    """Takes the place of a module's logger."""
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+
+    def warning(self, event: str, **facts: object) -> None:
+        self._disk.note("log", event, repr(facts))
+
+    error = warning
+    info = warning
+
+
+@contextlib.contextmanager
+def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
+    """Everything that the real code takes from its surroundings comes from the seed."""
+    log = _TraceLog(world.disk)
+    with contextlib.ExitStack() as stack:
+
+        def patch(target: object, name: str, value: object) -> None:
+            stack.enter_context(mock.patch.object(target, name, value))
+
+        for module in (core, hot, partitions, table, writer):
+            patch(module, "threading", world.scheduler.threading)
+        for module in (janitor, walkeeper):
+            patch(module, "_log", log)
+        for name, value in _LIMITS.items():
+            patch(limits, name, value)
+        # A writer goes by the default, whatever the janitor was told.
+        graces = {
+            "orphan_grace_seconds": ORPHAN_GRACE_SECONDS,
+            "removed_file_grace_seconds": REMOVED_FILE_GRACE_SECONDS,
+        }
+        patch(table.Table.__init__, "__kwdefaults__", graces)
+        patch(upkeep.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
+        patch(os, "urandom", chance.randbytes)
+        patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))
+        yield

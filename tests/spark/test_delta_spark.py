@@ -1,0 +1,195 @@
+"""delta-spark reads and maintains a topic's table, and we go on over what it left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+
+from sparklog import errors
+from sparklog.clock import SystemClock
+from sparklog.storage import compaction, upkeep
+from sparklog.storage.objects import LocalStore
+from sparklog.storage.table import Change, Table, delete_change
+from tests.support import tables
+from tests.support.tables import create, publish_rows
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    """A topic of two partitions: five files of twenty rows in the first, one in the second."""
+    table = Table(LocalStore(tmp_path), "t", clock=SystemClock())
+    create(table)
+    for _ in range(5):
+        publish_rows(table, 0, 20)
+    publish_rows(table, 1, 20)
+    return table
+
+
+def root_of(table: Table) -> str:
+    """The table's own folder, as other engines want to have it named."""
+    assert isinstance(table.store, LocalStore)
+    return f"{table.store.root}/{table.folder}"
+
+
+def read(spark: SparkSession, table: Table) -> DataFrame:
+    """The table as Spark opens it, natively."""
+    return spark.read.format("delta").load(root_of(table))
+
+
+def offsets(found: DataFrame, partition: int = 0) -> list[int]:
+    """The partition's offsets, in order."""
+    rows = found.where(f"partition = {partition}").select("offset").collect()
+    return sorted(row.offset for row in rows)
+
+
+def rows_in(table: Table, partition: int = 0) -> int:
+    """How many rows the statistics say there are."""
+    return sum(file.rows or 0 for file in table.snapshot.files[partition])
+
+
+@pytest.mark.parametrize(
+    "prepare", [lambda _: None, Table.checkpoint], ids=["commits", "checkpoint"]
+)
+def test_spark_reads_our_table(
+    spark: SparkSession, table: Table, prepare: Callable[[Table], None]
+) -> None:
+    """Spark sees our rows with their exact types and values, from commits or from a checkpoint."""
+    prepare(table)
+    if table.checkpoint_version > 0:
+        table.store.delete(f"{table.log_folder}/{version:020d}.json" for version in range(6))
+    found = read(spark, table)
+    assert [field.simpleString() for field in found.schema] == [
+        "partition:int",
+        "offset:bigint",
+        "timestamp:timestamp",
+        "timestampType:int",
+        "key:binary",
+        "value:binary",
+        "headers:array<struct<key:string,value:binary>>",
+    ]
+    assert offsets(found) == list(range(100))
+    row = found.where("partition = 1 and offset = 7").collect()[0]
+    expected = tables.record_batch(1, 0, 20).slice(7, 1).to_pylist()[0]
+    assert (bytes(row.key), bytes(row.value)) == (expected["key"], expected["value"])
+    micros = found.where("partition = 1 and offset = 7").selectExpr("unix_micros(timestamp)")
+    assert micros.collect()[0][0] == tables.START_US + 7
+    assert bytes(row.headers[0].value) == b"7"
+
+
+def test_spark_skips_by_our_statistics(spark: SparkSession, table: Table) -> None:
+    """A filter on offset, or on time to the microsecond, opens one file of five."""
+    for condition in ("offset = 45", f"timestamp < timestamp_micros({tables.START_US + 20})"):
+        found = read(spark, table).where("partition = 0").where(condition)
+        assert len(found.collect()) in (1, 20)
+        scanned = found._jdf.queryExecution().executedPlan().collectLeaves().head()
+        assert scanned.metrics().apply("numFiles").value() == 1
+
+
+def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: Table) -> None:
+    """OPTIMIZE, Z-ORDER, DELETE and a checkpoint by Spark come through; we read, merge, commit."""
+    theirs = DeltaTable.forPath(spark, root_of(table))
+    theirs.optimize().executeCompaction()
+    assert rows_in(table) == 100
+    table.refresh()
+    assert [file.rows for file in table.snapshot.files[0]] == [100]
+    theirs.delete("partition = 0 and offset >= 10 and offset < 15")
+    theirs.optimize().executeZOrderBy("timestamp")
+    assert table.refresh().ends == (100, 20)
+    assert rows_in(table) == 95
+    theirs.delete("partition = 1 and offset = 3")
+    assert table.refresh().version == 10  # every tenth version Spark writes a checkpoint
+    table.store.delete(f"{table.log_folder}/{version:020d}.json" for version in range(10))
+    assert Table(table.store, "t", clock=table.clock).refresh() == table.snapshot
+    for _ in range(3):
+        publish_rows(table, 0, 5)
+    groups = compaction.choose(table.snapshot, everything=True)
+    assert len(groups) == 2
+    for group in groups:
+        assert compaction.compact(table, group) is not None
+    table.checkpoint()
+    assert offsets(read(spark, table)) == [*range(10), *range(15, 115)]
+    assert offsets(read(spark, table), 1) == [0, 1, 2, *range(4, 20)]
+
+
+def test_spark_follows_our_compaction_as_no_change(
+    spark: SparkSession, table: Table, tmp_path: Path
+) -> None:
+    """A native stream on the table passes over a compaction without reading a row twice."""
+    checkpoint = str(tmp_path / "stream")
+
+    def drain() -> int:
+        count: list[int] = []
+        stream = spark.readStream.format("delta").load(root_of(table))
+        query = (
+            stream.writeStream.foreachBatch(lambda batch, _: count.append(batch.count()))
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        return sum(count)
+
+    assert drain() == 120
+    for group in compaction.choose(table.snapshot, everything=True):
+        compaction.compact(table, group)
+    publish_rows(table, 0, 5)
+    assert drain() == 5
+
+
+def test_spark_vacuum_takes_only_what_is_replaced(spark: SparkSession, table: Table) -> None:
+    """VACUUM knows our tombstones, and we know what it has removed."""
+    old = [file.path for file in table.snapshot.files[0]]
+    for group in compaction.choose(table.snapshot, everything=True):
+        compaction.compact(table, group)
+    spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
+    spark.sql(f"VACUUM delta.`{root_of(table)}` RETAIN 0 HOURS")
+    assert not any(Path(root_of(table), path).exists() for path in old)
+    table.refresh()
+    table.removed_file_grace_seconds = 0.0
+    assert upkeep.sweep_replaced(table) == len(old) + 1
+    assert offsets(read(spark, table)) == list(range(100))
+
+
+def test_spark_upgrade_is_refused_by_name(spark: SparkSession, table: Table) -> None:
+    """Deletion vectors, switched on from Spark, stop the topic and are named."""
+    good = table.snapshot
+    spark.sql(
+        f"ALTER TABLE delta.`{root_of(table)}` "
+        "SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    with pytest.raises(errors.ForeignTable, match="deletionVectors"):
+        table.refresh()
+    assert table.snapshot == good
+
+
+def test_spark_comment_is_welcome(spark: SparkSession, table: Table) -> None:
+    """A property or comment that touches nothing of ours stays, also through our own changes."""
+    root = root_of(table)
+    spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ('team' = 'us')")
+    spark.sql(f"COMMENT ON TABLE delta.`{root}` IS 'flights'")
+    spark.sql(f"ALTER TABLE delta.`{root}` ALTER COLUMN value COMMENT 'json'")
+    table.refresh()
+    table.commit(lambda _: Change(properties={"sparklog.config": '{"a":"b"}'}))
+    table.checkpoint()
+    detail = spark.sql(f"DESCRIBE DETAIL delta.`{root}`").collect()[0]
+    assert detail.description == "flights"
+    assert detail.properties["team"] == "us"
+    assert detail.properties["sparklog.config"] == '{"a":"b"}'
+    assert (detail.minReaderVersion, detail.minWriterVersion) == (1, 2)
+
+
+def test_spark_sees_a_topic_return(spark: SparkSession, table: Table) -> None:
+    """A topic that was deleted and created again shows only its new records, and its history."""
+    table.commit(delete_change)
+    assert read(spark, table).count() == 0
+    create(table, 1, topic_id="second")
+    publish_rows(table, 0, 3)
+    assert offsets(read(spark, table)) == [0, 1, 2]
+    history = spark.sql(f"DESCRIBE HISTORY delta.`{root_of(table)}`").collect()
+    assert [row.operation for row in history[:3]] == ["WRITE", "CREATE TABLE", "DELETE"]
