@@ -6,9 +6,8 @@
         log.create_topic("flights", partitions=4)
         with log.producer() as producer:
             producer.send("flights", key=b"UA", value=b'{"delay": 11}')
-        with log.consumer("flights", group="delays") as consumer:
-            for record in consumer:
-                print(record.offset, record.value)
+        for record in log.consumer("flights", follow=False):
+            print(record.offset, record.value)
 
 The same records are a table: `spark.read.format("delta").load("./data/topics/flights")`.
 
@@ -19,12 +18,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from sparklog.version import VERSION
+
 if TYPE_CHECKING:
     from sparklog.session import connect as connect
 
 __all__ = ["__version__", "connect"]
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from sparklog import errors, limits
 from sparklog.client.connection import Connection
@@ -27,11 +30,16 @@ from sparklog.settings import BrokerSettings, FlightSettings, LivenessSettings, 
 from sparklog.storage.meta import find_live_broker
 from sparklog.storage.objects import Store, open_store
 
+if TYPE_CHECKING:
+    from sparklog.broker.agent import Agent
+
 ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
 BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
 
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _START_SECONDS: Final = 30.0
+_START_ATTEMPTS: Final = 3
+_LOOK_SECONDS: Final = 0.05
 _ANY_PORT: Final = "127.0.0.1:0"
 
 
@@ -63,7 +71,7 @@ def connect(
                 reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
             )
     place = os.fspath(target)
-    if _ADDRESS.fullmatch(place) and not os.path.exists(place):
+    if _ADDRESS.fullmatch(place) and not Path(place).exists():
         return Log(Connection(lambda: place))
     session = _RootSession(place, detached=detached, storage_options=storage_options or {})
     session.resolve()
@@ -95,20 +103,27 @@ class _RootSession:
         self._detached = detached
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
-        self._agent: object | None = None
+        self._agent: Agent | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def resolve(self) -> str:
         """The Flight address of the root's live broker."""
         with self._lock:
-            address = self._live()
-            if address is not None:
-                return address
-            try:
-                return self._start_process() if self._detached else self._start_here()
-            except errors.BrokerAlive as alive:  # somebody was faster
-                return str(alive.address)
+            for _ in range(_START_ATTEMPTS):
+                address = self._live()
+                if address is not None:
+                    return address
+                try:
+                    return self._start_process() if self._detached else self._start_here()
+                except errors.BrokerAlive as alive:  # somebody was faster
+                    return str(alive.address)
+                except errors.BrokerFenced as fenced:  # somebody was as fast, and goes on
+                    faster = fenced
+            raise faster
 
     def _live(self) -> str | None:
+        if self._process is not None:
+            self._process.poll()  # or a dead child's id would still count as a process
         found = find_live_broker(
             self._store, clock=self._clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS
         )
@@ -117,7 +132,7 @@ class _RootSession:
     def _start_here(self) -> str:
         from sparklog.broker.agent import Agent  # heavy, and not needed where a broker lives
 
-        agent = Agent(self._settings, store=self._store)
+        agent = Agent(self._settings, store=self._store, replaces=False)
         agent.start()
         self._agent = agent
         return agent.address
@@ -132,29 +147,30 @@ class _RootSession:
         }
         command = [sys.executable, "-m", "sparklog", "broker", "--root", settings.root]
         command += ["--id", str(settings.id), "--flight", settings.flight.listen]
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # outlives us: that is the point
-        )
-        deadline = self._clock.monotonic() + _START_SECONDS
-        while self._clock.monotonic() < deadline:
-            address = self._live()
-            if address is not None and _answers(address):
-                assert process.stderr is not None
-                process.stderr.close()
-                return address
-            if process.poll() is not None:
-                _, complaint = process.communicate()
-                raise errors.BrokerUnavailable(
-                    address=settings.root,
-                    reason=f"a broker did not start: {complaint.decode(errors='replace').strip()}",
-                )
-            self._clock.sleep(0.05)
-        process.terminate()
+        # A file, because nobody reads a pipe once we are gone, and the broker may still complain.
+        with tempfile.TemporaryFile() as complaints:
+            self._process = process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=complaints,
+                start_new_session=True,  # outlives us: that is the point
+            )
+            deadline = self._clock.monotonic() + _START_SECONDS
+            while self._clock.monotonic() < deadline:
+                address = self._live()
+                if address is not None and _answers(address):
+                    return address
+                # It may also have left because another was faster, who is not ready yet.
+                if process.poll() is not None and address is None:
+                    complaints.seek(0)
+                    complaint = complaints.read().decode(errors="replace").strip()
+                    raise errors.BrokerUnavailable(
+                        address=settings.root, reason=f"a broker did not start: {complaint}"
+                    )
+                self._clock.sleep(_LOOK_SECONDS)
+            process.terminate()
         raise errors.TimedOut(what="starting a broker", timeout_seconds=_START_SECONDS)
 
     def close(self) -> None:
@@ -162,12 +178,10 @@ class _RootSession:
         with self._lock:
             agent, self._agent = self._agent, None
         if agent is not None:
-            agent.stop()  # type: ignore[attr-defined]
+            agent.stop()
 
 
 def _answers(address: str) -> bool:
-    import socket
-
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):

@@ -44,7 +44,9 @@ def bench(
     """
     unknown = [name for name in names or [] if name not in MEASURES]
     if unknown:
-        raise typer.BadParameter(f"no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}")
+        raise typer.BadParameter(
+            f"no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}"
+        )
     options = Options(
         folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
     )

@@ -6,6 +6,7 @@ which also notices that a newer broker has taken over. What ends the writer ends
 
 from __future__ import annotations
 
+import contextlib
 import importlib.abc
 import os
 import signal
@@ -95,14 +96,15 @@ class Agent:
             replaces=self._replaces,
         )
         try:
-            self._beat()
+            with contextlib.suppress(errors.Retriable, PutUnresolved):  # the next one follows
+                self._beat()
             # Recovery may take longer than a silent broker is taken for alive.
             self._run("heartbeat", self._heartbeat_loop)
             self._serve(listen)
         except BaseException:
             self._stopping.set()
             self._say_goodbye()
-            self._stopped.set()
+            self._close_doors()
             raise
 
     def _serve(self, listen: str) -> None:
@@ -116,6 +118,8 @@ class Agent:
         self._writer.open()
         _wait_until_free(listen, self.settings.liveness.dead_after_seconds)
         self._core, self._door = core, FlightDoor(core, listen)
+        if self.failure is not None:  # the heartbeat has found a successor
+            raise self.failure
         self._run("publisher", self._publish_loop)
         self._run("wal-keeper", self._keep_loop)
         if self.settings.janitor.enabled:
@@ -165,7 +169,6 @@ class Agent:
                 trim_grace_seconds=writer.trim_grace_seconds,
             ),
         )
-        self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock)
         core = Core(
             store,
             self._meta,
@@ -181,6 +184,7 @@ class Agent:
             ),
         )
         core.publish_now = self._publish_now.set
+        self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock, bury=core.bury)
         return core
 
     def _run(self, name: str, loop: Callable[[], None]) -> None:
@@ -287,6 +291,8 @@ class Agent:
         try:
             leases.check_lease(self._meta.reload(), self._lease)
             self._beat(stopped=True)
+        except errors.BrokerFenced:
+            pass
         except (errors.SparklogError, PutUnresolved, SyncFailed, OSError) as error:
             _log.warning("left without a word", reason=str(error))
 
@@ -319,7 +325,7 @@ class Agent:
     def stop(self) -> None:
         """Leaves in good order: refuses new records, publishes all, trims, and says goodbye."""
         with self._ending:
-            if self._stopped.is_set():
+            if self._stopped.is_set() or self._core is None:
                 return
             self._stopping.set()
             self._writer.close(errors.BrokerClosing(broker=self._lease.broker))
@@ -366,9 +372,23 @@ def _with_port(listen: str) -> str:
     host, _, port = listen.rpartition(":")
     if port != "0":
         return listen
-    with socket.socket() as probe:
-        probe.bind((host, 0))
+    with _bound(listen) as probe:
         return f"{host}:{probe.getsockname()[1]}"
+
+
+def _bound(listen: str) -> socket.socket:
+    """A socket that has the address for the moment. Raises OSError."""
+    host, _, port = listen.rpartition(":")
+    bare = host.strip("[]")
+    family, kind, _, _, place = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)[0]
+    found = socket.socket(family, kind)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        found.bind(place)
+    except OSError:
+        found.close()
+        raise
+    return found
 
 
 def _wait_until_free(listen: str, timeout_seconds: float) -> None:
@@ -376,19 +396,16 @@ def _wait_until_free(listen: str, timeout_seconds: float) -> None:
 
     A broker that has just been replaced needs a moment to leave it. Raises `BadOption`.
     """
-    host, _, port = listen.rpartition(":")
     deadline = time.monotonic() + timeout_seconds
     while True:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, int(port)))
-                return
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise errors.BadOption(
-                        option="flight.listen", value=listen, reason=str(error)
-                    ) from error
+        try:
+            _bound(listen).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise errors.BadOption(
+                    option="flight.listen", value=listen, reason=str(error)
+                ) from error
         time.sleep(0.05)
 
 
@@ -399,7 +416,8 @@ def run_broker(settings: BrokerSettings) -> None:
     """
     configure(settings.log)
     _keep_pandas_out()
-    agent = Agent(settings)
+    # Where nobody needs to stay, nobody needs to push another out either.
+    agent = Agent(settings, replaces=not settings.liveness.idle_exit_seconds)
 
     def leave(_signal: int, _frame: object) -> None:
         threading.Thread(target=agent.stop, name="sparklog-leave").start()

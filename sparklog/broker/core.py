@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-import sparklog
 from sparklog import errors, limits, wire
 from sparklog.broker import topicconfig
 from sparklog.broker.hot import HotTail
@@ -24,7 +23,8 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.reading import Batch, LogReader
-from sparklog.broker.writer import Append, Appended, Ticket, Writer
+from sparklog.broker.writer import Append, Appended, Writer
+from sparklog.broker.writer import Ticket as Ticket
 from sparklog.clock import Clock
 from sparklog.record import CREATE_TIME, check_topic_name
 from sparklog.storage import compaction, manifest
@@ -39,6 +39,7 @@ from sparklog.storage.table import (
     describe_change,
     table_folder,
 )
+from sparklog.version import VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +123,20 @@ class Core:
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `CorruptObject`, `MissingObject`,
         and what `Writer.submit` and `wait` raise.
         """
-        found = manifest.read(self._store, request.manifest)
-        found.check_files(self._store)
+        try:
+            found = manifest.read(self._store, request.manifest)
+        except errors.BadRequest:
+            # Once all of a batch is published it is swept, and whoever asks again still asks for it.
+            before = self._adopted_before(manifest.batch_of(request.manifest))
+            if not before.ranges:
+                raise
+            return before
         batch_id = BatchId(found.query, found.batch)
         appends = [self._staged(section, batch_id) for section in found.sections if section.rows]
         if not appends:
             return wire.Adopted(ranges={})
+        if not self._adopted_before(batch_id).ranges:
+            found.check_files(self._store)
         ticket = self._writer.submit(appends, timeout_seconds=self._submit_timeout_seconds)
         results = self._writer.wait(ticket)
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
@@ -138,6 +147,18 @@ class Core:
             first, count = of_topic.get(section.partition, (result.base_offset, 0))
             of_topic[section.partition] = first, count + section.rows
         return wire.Adopted(ranges=ranges, skipped=all(each.duplicate for each in results))
+
+    def _adopted_before(self, batch_id: BatchId) -> wire.Adopted:
+        """Where the batch stands, as far as the partitions remember it."""
+        ranges: dict[str, dict[int, tuple[int, int]]] = {}
+        with self._ledger.lock:
+            for topic in self._ledger.topics():
+                for partition in topic.partitions:
+                    batch = partition.find_batch(batch_id)
+                    if batch is not None:
+                        of_topic = ranges.setdefault(topic.name, {})
+                        of_topic[partition.number] = batch.base_offset, batch.count
+        return wire.Adopted(ranges=ranges, skipped=True)
 
     def _staged(self, section: manifest.Section, batch_id: BatchId) -> Append:
         topic = self._topic_for_write(section.topic)
@@ -200,7 +221,7 @@ class Core:
         return wire.ClusterInfo(
             cluster_id=self._lease.cluster.cluster_id,
             root=self._store.uri,
-            version=sparklog.__version__,
+            version=VERSION,
             brokers=[
                 wire.BrokerInfo(broker=self._lease.broker, epoch=known.epoch, address=known.flight)
                 for known in [metadata.brokers.get(self._lease.broker, Broker(epoch=0))]
@@ -274,11 +295,6 @@ class Core:
         clear away a topic that its successor has made in the meantime.
         """
 
-        def clear(before: TableSnapshot) -> Change | None:
-            self._check_lease(self._meta.reload())
-            # A topic that the metadata does not name: its creation or deletion was cut short.
-            return delete_change(before) if before.topic_id is not None else None
-
         def create(before: TableSnapshot) -> Change:
             self._check_lease(self._meta.reload())
             if before.topic_id is not None:
@@ -286,9 +302,14 @@ class Core:
             return create_change(topic_id, count, config)
 
         table = Table(self._store, name, clock=self._clock)
-        table.commit(clear)
+        table.commit(self._clear)
         table.commit(create)
         return table
+
+    def _clear(self, before: TableSnapshot) -> Change | None:
+        """Ends a topic that the metadata does not name: its creation or deletion was cut short."""
+        self._check_lease(self._meta.reload())
+        return delete_change(before) if before.topic_id is not None else None
 
     def add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
         """Raises `UnknownTopic`, `BadPartitionCount`. Existing records stay where they are."""
@@ -379,6 +400,15 @@ class Core:
             except errors.SparklogError as error:
                 what = f"deletion of topic {name}: it is gone, but its table stands"
                 raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
+
+    def bury(self, name: str) -> None:
+        """Sees to it that the table says so too, where there is no topic of that name.
+
+        Raises `ForeignTable`, `CorruptObject`, and what the store raises.
+        """
+        with self._changing(f"burial of topic {name}"):
+            if all(topic.name != name for topic in self._ledger.topics()):
+                Table(self._store, name, clock=self._clock).commit(self._clear)
 
     def _ours(self, before: TableSnapshot, topic: Topic) -> TableSnapshot:
         """`before`, if it is still this topic's. Raises `UnknownTopic`."""

@@ -22,19 +22,18 @@ import pyarrow.flight as flight
 import structlog
 
 from sparklog import errors, wire
-from sparklog.broker.core import Core
+from sparklog.broker.core import Core, Ticket
 from sparklog.broker.producers import NO_PRODUCER, Stamp
 from sparklog.broker.reading import Batch
-from sparklog.broker.writer import Ticket
 from sparklog.record import ROW_SCHEMA
 
 _log = structlog.get_logger("sparklog.flight")
 _WINDOW_BATCHES: Final = 16
 """Batches of one stream that may wait for their ack while the stream is read on."""
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
-_PATIENCE_SECONDS: Final = 1.0
+_PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
-_CUTS: Final = 10
+_CUTS: Final = 30
 
 
 class FlightDoor(flight.FlightServerBase):

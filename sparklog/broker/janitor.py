@@ -3,7 +3,8 @@
 Each topic gets, when due: one merge of small files, a checkpoint of its Delta log, the log's
 cleaning, and the sweeping of files that nobody needs. A topic whose upkeep fails is named in the
 log and left alone for a while; the others go on. Besides, staged files of Spark batches go once all
-their records are published, and abandoned ones after a day.
+their records are published, and abandoned ones after a day; and the files of deleted topics, after
+the graces that all files have.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import compaction, staging, upkeep
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import Table
 
@@ -38,13 +39,23 @@ class Janitor:
     """One caller at a time. `tick` does what is due and returns."""
 
     def __init__(
-        self, store: Store, ledger: Ledger, settings: JanitorSettings, *, clock: Clock
+        self,
+        store: Store,
+        ledger: Ledger,
+        settings: JanitorSettings,
+        *,
+        clock: Clock,
+        bury: Callable[[str], None],
     ) -> None:
+        """`bury` ends what a table says of a topic that there is not."""
         self._store = store
         self._ledger = ledger
         self._settings = settings
         self._clock = clock
+        self._bury = bury
         self._topics: dict[str, _Chores] = {}
+        self._buried: set[str] = set()
+        """Names of deleted topics that have left nothing but their log."""
         self._is_busy = False
         self._watched_at, self._watched_bytes = clock.monotonic(), 0
         self._staging_due = clock.monotonic() + limits.SWEEP_EVERY_SECONDS
@@ -55,6 +66,7 @@ class Janitor:
         topics = self._ledger.topics()
         for gone in self._topics.keys() - {topic.topic_id for topic in topics}:
             del self._topics[gone]
+        self._buried -= {topic.name for topic in topics}
         for topic in topics:
             if should_stop():
                 return
@@ -63,12 +75,13 @@ class Janitor:
                 continue
             try:
                 self._tend(chores, should_stop)
-            except (errors.SparklogError, ObjectMissing, OSError) as error:
+            except (errors.SparklogError, ObjectMissing, PutUnresolved, OSError) as error:
                 _log.warning("upkeep failed", topic=topic.name, reason=str(error))
                 chores.due["topic"] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
+            self._sweep_deleted(should_stop)
 
     def _watch(self) -> None:
         """Notes whether we are busy: by the rate since the last tick."""
@@ -81,17 +94,19 @@ class Janitor:
     def _chores(self, topic: Topic) -> _Chores:
         found = self._topics.get(topic.topic_id)
         if found is None:
-            table = Table(
-                self._store,
-                topic.name,
-                clock=self._clock,
-                removed_file_grace_seconds=self._settings.removed_file_grace_seconds,
-                orphan_grace_seconds=self._settings.orphan_grace_seconds,
-            )
-            found = self._topics[topic.topic_id] = _Chores(table)
+            found = self._topics[topic.topic_id] = _Chores(self._table(topic.name))
             # What a predecessor left is as old as it is: no topic's sweep is due at once.
             found.due["sweep"] = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
         return found
+
+    def _table(self, name: str) -> Table:
+        return Table(
+            self._store,
+            name,
+            clock=self._clock,
+            removed_file_grace_seconds=self._settings.removed_file_grace_seconds,
+            orphan_grace_seconds=self._settings.orphan_grace_seconds,
+        )
 
     def _tend(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
         table = chores.table
@@ -133,6 +148,29 @@ class Janitor:
     def _settled_before_us(self) -> int:
         return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)
 
+    def _sweep_deleted(self, should_stop: Callable[[], bool]) -> None:
+        living = {topic.name for topic in self._ledger.topics()}
+        try:
+            graves = set(self._store.folders("topics")) - living - self._buried
+        except (errors.SparklogError, OSError) as error:
+            _log.warning("looking for deleted topics failed", reason=str(error))
+            return
+        for name in sorted(graves):
+            if should_stop():
+                return
+            try:
+                self._sweep_grave(name)
+            except (errors.SparklogError, ObjectMissing, OSError) as error:
+                _log.warning("sweeping of a deleted topic failed", topic=name, reason=str(error))
+
+    def _sweep_grave(self, name: str) -> None:
+        self._bury(name)
+        table = self._table(name)
+        upkeep.sweep_replaced(table)
+        upkeep.sweep_orphans(table)
+        if not upkeep.has_files(table):
+            self._buried.add(name)
+
     def _sweep_staging(self) -> None:
         try:
             staging.sweep(
@@ -141,7 +179,7 @@ class Janitor:
                 abandoned_seconds=self._settings.staging_abandoned_seconds,
                 clock=self._clock,
             )
-        except (errors.SparklogError, OSError) as error:
+        except (errors.SparklogError, ObjectMissing, OSError) as error:
             _log.warning("sweeping of staged files failed", reason=str(error))
 
     def _is_published(self, topic_name: str, partition: int, query: str, batch: int) -> bool:
@@ -155,4 +193,4 @@ class Janitor:
             known = [each for each in place.batches.get(query, ()) if each.batch_id.batch == batch]
             if not known:
                 return any(each.batch_id.batch > batch for each in place.batches.get(query, ()))
-            return place.published >= known[0].base_offset + known[0].count
+            return place.published >= known[0].end

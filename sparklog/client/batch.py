@@ -375,7 +375,8 @@ class RecordFuture:
         """
         part = self._wait(timeout)
         if part.error is not None:
-            raise part.error
+            # Many futures share it, and each raise would make its traceback longer.
+            raise part.error.with_traceback(None)
         return self._batch.metadata(self._row, part)
 
     def exception(self, timeout: float | None = None) -> errors.SparklogError | None:
@@ -448,7 +449,7 @@ class TableFuture:
         parts = [part for batch in self._batches for part in (batch.parts or {}).values()]
         for part in parts:
             if part.error is not None:
-                raise part.error
+                raise part.error.with_traceback(None)
         return [
             AppendedRange(
                 topic=self._topic,

@@ -53,6 +53,7 @@ class Consumer:
 
     Raises:
         errors.UnknownTopic, errors.UnknownPartition: there is no such.
+        errors.OffsetOutOfRange: a start beyond the end, if it does not follow.
         errors.BadOption, errors.WrongSchema: a start or a column that is none.
     """
 
@@ -214,7 +215,8 @@ class Consumer:
     def seek(self, topic: str, partition: int, offset: Point) -> None:
         """Goes on at `offset`, which may also be "earliest", "latest" or a datetime.
 
-        Whether it exists turns out when it is read. Raises `BadOption`, `UnknownPartition`.
+        Whether it exists turns out when it is read, and here where it is beyond the end of a
+        consumer that does not follow. Raises `BadOption`, `OffsetOutOfRange`.
         """
         place = self._place(topic, partition)
         if not isinstance(offset, int):
@@ -283,6 +285,7 @@ class Consumer:
 
     def close(self) -> None:
         """Ends the threads; what was read ahead is forgotten."""
+        self._chunk, self._records = None, iter(())
         self._feed.close()
 
     def __enter__(self) -> Self:

@@ -127,6 +127,8 @@ class Feed:
             )
             for (topic, partition), offset in offsets.items()
         }
+        for place in self.places.values():
+            self._check_end(place, place.position)
         self._fresh_until = time.monotonic() + metadata_age_seconds
         self._reading = _Reading()
         with self._changed:
@@ -141,15 +143,15 @@ class Feed:
         Raises what ended the reading, after all that was read before.
         """
         with self._changed:
-            while not self._chunks:
-                if self._closed is not None:
-                    raise self._closed
+            while self._closed is None and not self._chunks:
                 if self._failure is not None:
-                    raise self._failure
+                    raise self._failure.with_traceback(None)
                 left_seconds = None if deadline is None else deadline - time.monotonic()
                 if self._is_all_fetched() or (left_seconds is not None and left_seconds <= 0.0):
                     return None
                 self._changed.wait(left_seconds)
+            if self._closed is not None:
+                raise self._closed
             chunk = self._chunks.popleft()
             self._buffered_bytes -= chunk.rows.nbytes
             self._changed.notify_all()
@@ -162,6 +164,8 @@ class Feed:
             return not self._chunks and self._failure is None and self._is_all_fetched()
 
     def seek(self, place: Place, offset: int) -> None:
+        """Raises `OffsetOutOfRange` beyond the end; what else is wrong turns out in reading."""
+        self._check_end(place, offset)
         with self._changed:
             place.position = offset
             self._forget(place)
@@ -193,6 +197,17 @@ class Feed:
         self._closed = errors.BadRequest(reason="this consumer belongs to the parent process")
         self._chunks.clear()
         self._reading = _Reading()
+
+    def _check_end(self, place: Place, offset: int) -> None:
+        # Where nothing is left to be read nobody else would say it.
+        if place.end is not None and offset > place.end:
+            raise errors.OffsetOutOfRange(
+                topic=place.topic,
+                partition=place.partition,
+                offset=offset,
+                start=self._topics[place.topic].partitions[place.partition].start,
+                end=place.end,
+            )
 
     def _forget(self, place: Place) -> None:
         """Drops what was read ahead of the position."""

@@ -38,7 +38,7 @@ from pyspark.sql.types import (
 )
 
 from sparklog import errors, limits
-from sparklog.clock import SystemClock
+from sparklog.clock import Clock, SystemClock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import EARLIEST, LATEST, SourceOptions, parse
@@ -74,7 +74,7 @@ def schema(given: Mapping[str, str]) -> StructType:
     return StructType([StructField(name, _TYPES[name]) for name in options.columns])
 
 
-def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceReader:
+def batch_reader(given: Mapping[str, str], wanted: StructType) -> BatchReader:
     """Raises what `options.parse` raises, and `BadOption`."""
     options = parse(given)
     options.check_batch()
@@ -167,10 +167,10 @@ def _check_order(start: Position, end: Position) -> None:
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream's planner: one long-lived object in one process of the driver's machine."""
 
-    def __init__(self, options: SourceOptions, scan: Scan) -> None:
+    def __init__(self, options: SourceOptions, scan: Scan, clock: Clock | None = None) -> None:
         self._options = options
         self._scan = scan
-        self._clock = SystemClock()
+        self._clock = clock or SystemClock()
         self._planner: Planner | None = None
         self._target: Position | None = None
         """Where a query that reads what is available now ends."""
@@ -215,9 +215,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return end if most is None else offsets.share(start, end, most)
 
     def _wait_seconds(self) -> float:
-        longest = limits.STREAM_WAIT_MAX_SECONDS
-        if not self._scan.root.startswith("file:"):
-            longest = limits.STREAM_WAIT_MAX_REMOTE_SECONDS
+        is_local = self._planner_of_query().store.is_local
+        longest = (
+            limits.STREAM_WAIT_MAX_SECONDS if is_local else limits.STREAM_WAIT_MAX_REMOTE_SECONDS
+        )
         idle_seconds = self._clock.monotonic() - self._moved_at
         return min(max(idle_seconds / 20, limits.STREAM_WAIT_MIN_SECONDS), longest)
 

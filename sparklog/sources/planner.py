@@ -28,7 +28,7 @@ class Planner:
     def __init__(
         self, store: Store, topics: Sequence[str], *, fail_on_data_loss: bool, clock: Clock
     ) -> None:
-        self._store = store
+        self.store = store
         self._topics = tuple(topics)
         self._fail_on_data_loss = fail_on_data_loss
         self._clock = clock
@@ -45,7 +45,7 @@ class Planner:
         Raises `NotARoot`, and what `RootFollower.refresh` raises; `UnknownTopic` is a loss.
         """
         if self._follower is None or anew:
-            self._follower = RootFollower(self._store, clock=self._clock)
+            self._follower = RootFollower(self.store, clock=self._clock)
         follower, wanted = self._follower, list(self._topics)
         while True:
             try:

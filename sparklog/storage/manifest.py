@@ -27,7 +27,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, claim
-from sparklog.storage.snapshot import StagedRef
+from sparklog.storage.snapshot import BatchId, StagedRef
 
 NAME: Final = "manifest.json"
 _FOLDER: Final = "staging"
@@ -128,12 +128,18 @@ def read(store: Store, path: str) -> Manifest:
     return found
 
 
-def load(store: Store, path: str) -> Manifest:
-    """Whatever manifest stands at `path`. Raises `BadRequest` for a malformed or missing one."""
+def batch_of(path: str) -> BatchId:
+    """Whose manifest's path this is. Raises `BadRequest` for any other."""
     named = _MANIFEST.fullmatch(path)
     if named is None:
         raise errors.BadRequest(reason=f"{path!r} is no manifest's path")
-    within = folder(named[1], int(named[2]))
+    return BatchId(named[1], int(named[2]))
+
+
+def load(store: Store, path: str) -> Manifest:
+    """Whatever manifest stands at `path`. Raises `BadRequest` for a malformed or missing one."""
+    batch_id = batch_of(path)
+    within = folder(batch_id.query, batch_id.batch)
     try:
         found = msgspec.json.decode(store.get(path), type=Manifest)
     except ObjectMissing:

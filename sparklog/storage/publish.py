@@ -63,9 +63,7 @@ class Encoder:
         self._level = level
         self._room = None if capacity_bytes is None else pa.allocate_buffer(capacity_bytes)
         self._sink = (
-            pa.BufferOutputStream()
-            if self._room is None
-            else pa.FixedSizeBufferWriter(self._room)
+            pa.BufferOutputStream() if self._room is None else pa.FixedSizeBufferWriter(self._room)
         )
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
@@ -144,9 +142,7 @@ def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Enc
 
 def _options(table: pa.Table, level: int) -> dict[str, Any]:
     is_final = level > FAST_LEVEL
-    codecs = {
-        path: "zstd" if is_final or _has_any(table, path) else "none" for path in _leaves()
-    }
+    codecs = {path: "zstd" if is_final or _has_any(table, path) else "none" for path in _leaves()}
     if not _shrinks(table.column("value").chunk(0)):
         codecs["value"] = "none"
     return {

@@ -15,6 +15,7 @@ Rules of this room:
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 import uuid
@@ -26,12 +27,13 @@ from urllib.parse import unquote
 
 import msgspec
 
-from sparklog import __version__, errors, limits
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import deltalog
 from sparklog.storage.deltalog import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
-from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim
 from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.version import VERSION
 
 TOPIC_ID: Final = "sparklog.topicId"
 PARTITIONS: Final = "sparklog.partitions"
@@ -537,7 +539,7 @@ class Table:
             operation_parameters={},
             # Other engines let a rewrite of theirs pass beside appends that read nothing.
             is_blind_append=not change.removes and not change.properties,
-            engine_info=f"sparklog/{__version__}",
+            engine_info=f"sparklog/{VERSION}",
             txn_id=secrets.token_hex(16),
         )
         path = self._commit_path(version)
@@ -633,10 +635,11 @@ class Table:
                 raise errors.CorruptObject(path=path, check=check)
             self.checkpoint_version = version
             if (self._last_checkpoint() or 0) <= version:
-                self.store.put(
-                    f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}",
-                    deltalog.encode_last_checkpoint(version, found.count),
-                )
+                with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
+                    self.store.put(
+                        f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}",
+                        deltalog.encode_last_checkpoint(version, found.count),
+                    )
 
     def is_named(self, path: str) -> bool:
         """Whether the version last seen has the file, or remembers its removal.

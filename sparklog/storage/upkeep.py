@@ -135,6 +135,11 @@ def sweep_orphans(table: Table) -> int:
     return len(orphans)
 
 
+def has_files(table: Table) -> bool:
+    """Whether the table still has data files of ours, active or not; lists all of them."""
+    return any(_OUR_FILE.fullmatch(stat.name) for stat in table.store.walk(table.folder))
+
+
 def _bar(table: Table, moment_us: int) -> None:
     """Sees to it that a commit from after the moment stands, and that `table` has read it."""
     newest = f"{table.log_folder}/{deltalog.commit_name(table.snapshot.version)}"

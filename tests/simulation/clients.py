@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from sparklog import errors, wire
+from sparklog.broker.core import Core
 from sparklog.broker.producers import Stamp
 from sparklog.broker.writer import Appended
 from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
@@ -52,12 +53,12 @@ class Client:
 
         self.world.scheduler.spawn(self.process, "client", run)
 
-    def ask(self, what: str, body: Callable[[Broker], Any]) -> tuple[Any, Answer | None]:
+    def ask(self, what: str, body: Callable[[Core], Any]) -> tuple[Any, Answer | None]:
         """One request and its answer; `OutcomeUnknown` where none came."""
         call = self.send(what, body)
         return self.receive(call)
 
-    def send(self, what: str, body: Callable[[Broker], Any]) -> Call | None:
+    def send(self, what: str, body: Callable[[Core], Any]) -> Call | None:
         broker = self.world.find_broker()
         if broker is None:
             self.process.clock.sleep(0.1)
@@ -106,14 +107,12 @@ class _Batch:
             found.append(Row(value, key, None if appended.duplicate else told_us))
         return found
 
-    def send(self, broker: Broker) -> Appended:
-        known = broker.ledger.topic(self.topic)
-        if known.topic_id != self.place[0]:
-            raise errors.TopicChanged(
-                topic=self.topic, expected=self.place[0], found=known.topic_id
-            )
-        ticket = broker.core.append(self.topic, self.place[1], self.payload, self.stamp)
-        (appended,) = broker.core.wait(ticket)
+    def send(self, core: Core) -> Appended:
+        topic_id = core.describe(self.topic).topic_id
+        if topic_id != self.place[0]:
+            raise errors.TopicChanged(topic=self.topic, expected=self.place[0], found=topic_id)
+        ticket = core.append(self.topic, self.place[1], self.payload, self.stamp)
+        (appended,) = core.wait(ticket)
         return appended
 
 
@@ -145,7 +144,7 @@ class Producer(Client):
     def _become_somebody(self) -> bool:
         """A new sender's name, and of an idempotent producer a new id."""
         if self._idempotent:
-            found, error = self.ask("new producer", lambda broker: broker.core.new_producer())
+            found, error = self.ask("new producer", lambda core: core.new_producer())
             if error is not None:
                 return False
             ensure(found.producer_id not in self.world.producer_ids, f"{found} was given twice")
@@ -159,7 +158,7 @@ class Producer(Client):
 
     def _prepare_some(self) -> None:
         name = self.chance.choice(self.world.topic_names)
-        info, error = self.ask("describe", lambda broker: broker.core.describe(name))
+        info, error = self.ask("describe", lambda core: core.describe(name))
         if error is not None:
             return
         count = self.chance.randint(1, min(3, len(info.partitions)))
@@ -322,9 +321,9 @@ class Query(Client):
     def _drive(self, decision: manifest.Manifest) -> wire.Adopted | None:
         """Has the batch adopted, however often that must be asked for; None: run it again."""
         self._driven[decision.batch] += 1
-        doubtful = False
+        doubtful = self._driven[decision.batch] > 1
         while True:
-            answer, error = self.ask("adopt", lambda broker: self._adopt(broker, decision))
+            answer, error = self.ask("adopt", lambda core: self._adopt(core, decision))
             if error is None:
                 break
             if doubtful and isinstance(error, errors.BadRequest):
@@ -349,16 +348,16 @@ class Query(Client):
                 self.world.history.ack_end(place, first + count)
         return adopted
 
-    def _adopt(self, broker: Broker, decision: manifest.Manifest) -> tuple[str, wire.Adopted]:
-        topic_id = broker.ledger.topic(self._topic).topic_id
-        return topic_id, broker.core.adopt(wire.Adopt(manifest=decision.path))
+    def _adopt(self, core: Core, decision: manifest.Manifest) -> tuple[str, wire.Adopted]:
+        topic_id = core.describe(self._topic).topic_id
+        return topic_id, core.adopt(wire.Adopt(manifest=decision.path))
 
     def _run_again(self, batch: int, before: wire.Adopted) -> None:
         """A driver that died just after the commit runs the batch once more."""
         decision = self._decide(batch)
         if not isinstance(decision, manifest.Manifest):
             return
-        answer, error = self.ask("adopt again", lambda broker: self._adopt(broker, decision))
+        answer, error = self.ask("adopt again", lambda core: self._adopt(core, decision))
         if error is None:
             again = answer[1]
             what = f"{decision.path} was adopted as {before} and again as {again}"
@@ -387,20 +386,20 @@ class Administrator(Client):
         while not self.world.closing:
             self.process.clock.sleep(self.chance.uniform(0.1, 1.5))
             name = self.chance.choice(self.world.topic_names)
-            changes: list[Callable[[Broker], Any]] = [
-                lambda broker: broker.core.create_topic(
+            changes: list[Callable[[Core], Any]] = [
+                lambda core: core.create_topic(
                     wire.CreateTopic(topic=name, partitions=self.chance.randint(1, 3))
                 ),
-                lambda broker: broker.core.add_partitions(
+                lambda core: core.add_partitions(
                     wire.AddPartitions(topic=name, partitions=self.chance.randint(2, 5))
                 ),
-                lambda broker: broker.core.alter(
+                lambda core: core.alter(
                     wire.AlterTopic(topic=name, config=self._config())
                 ),
-                lambda broker: broker.core.compact(name),
+                lambda core: core.compact(name),
             ]
             if name in self.world.mortal_topics:
-                changes += [lambda broker: broker.core.delete_topic(name)] * 2
+                changes += [lambda core: core.delete_topic(name)] * 2
             _, error = self.ask(f"change {name}", self.chance.choice(changes))
             ensure(not isinstance(error, errors.Corrupt), repr(error))
 

@@ -13,10 +13,11 @@ Rules of this room:
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from greenlet import getcurrent, greenlet
 
@@ -68,7 +69,7 @@ class ProcessClock:
 class Task:
     """A thread of a process. `failure` is what ended it, if that was neither its end nor its death."""
 
-    __slots__ = ("failure", "greenlet", "name", "process", "until", "wake_at")
+    __slots__ = ("failure", "greenlet", "name", "process", "thread", "until", "wake_at")
 
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
@@ -78,6 +79,7 @@ class Task:
         self.until: Callable[[], bool] | None = None
         """What it waits for, at most until `wake_at`."""
         self.failure: Exception | None = None
+        self.thread: Thread | None = None
 
     def __repr__(self) -> str:
         return f"{self.process.name}.{self.name}"
@@ -239,6 +241,37 @@ class Threading:
 
     def Event(self) -> Event:  # noqa: N802
         return Event(self._scheduler)
+
+    def Thread(  # noqa: N802
+        self, *, target: Callable[..., None], args: Iterable[Any] = (), name: str = ""
+    ) -> Thread:
+        return Thread(self._scheduler, functools.partial(target, *args), name)
+
+    def current_thread(self) -> Thread | None:
+        current = self._scheduler.current
+        return current.thread if current is not None else None
+
+
+class Thread:
+    """A task of the process that starts it."""
+
+    def __init__(self, scheduler: Scheduler, body: Callable[[], None], name: str) -> None:
+        self.daemon = False
+        self._scheduler = scheduler
+        self._body = body
+        self._name = name
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        current = self._scheduler.current
+        assert current is not None, "a process starts its threads"
+        self._task = self._scheduler.spawn(current.process, self._name, self._body)
+        self._task.thread = self
+
+    def join(self) -> None:
+        task = self._task
+        assert task is not None, "it was not started"
+        self._scheduler.wait(lambda: task.done)
 
 
 class Lock:

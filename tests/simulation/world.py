@@ -12,6 +12,7 @@ import hashlib
 import os
 import random
 import secrets
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from unittest import mock
 import pyarrow as pa
 
 from sparklog import errors, limits, wire
-from sparklog.broker import core, hot, janitor, partitions, walkeeper, writer
+from sparklog.broker.core import Core
 from sparklog.storage import table, upkeep, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import Epoch, Metadata, MetaStore
@@ -33,6 +34,7 @@ from tests.simulation.brokers import (
     REMOVED_FILE_GRACE_SECONDS,
     Broker,
     Pace,
+    simulated,
 )
 from tests.simulation.clients import Administrator, Client, Producer, Query
 from tests.simulation.faults import Disk, Faults, ProcessStore, Rates
@@ -191,9 +193,15 @@ class World:
 
     def is_replaced(self, broker: Broker) -> bool:
         """Whether a newer epoch than the broker's has been opened."""
-        metadata = self._metadata()
-        known = metadata.brokers[broker.lease.broker]
-        return metadata.controller != broker.lease.broker or known.epoch != broker.lease.epoch
+        lease, metadata = broker.lease, self._metadata()
+        if lease is None:
+            return False
+        is_newest = metadata.brokers[lease.broker].epoch == lease.epoch
+        return metadata.controller != lease.broker or not is_newest
+
+    def broker_of(self, process: Process) -> Broker:
+        """The broker that is this process."""
+        return next(each for each in self._brokers if each.process is process)
 
     def _metadata(self) -> Metadata:
         return MetaStore(self.disk.base, clock=self.scheduler.clock).reload()
@@ -216,7 +224,7 @@ class World:
         self._until(lambda: first.serving, "the first broker serves")
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
             request = wire.CreateTopic(topic=name, partitions=count)
-            self._ask(first, f"create {name}", lambda b, r=request: b.core.create_topic(r))
+            self._ask(first, f"create {name}", lambda core, r=request: core.create_topic(r))
 
     def _populate(self) -> None:
         profile = self.profile
@@ -242,7 +250,7 @@ class World:
                 if not alive or (len(alive) < self.profile.brokers and odds < 0.2):
                     self._start_broker(check_alive=self.chance.random() < 0.3)
                 elif odds > 0.97 and alive[0].serving:
-                    alive[0].call("leave", lambda broker: broker.leave())
+                    alive[0].stop()
                 self.scheduler.sleep(self.chance.uniform(0.05, 0.6))
 
         self.scheduler.spawn(operator, "operator", body)
@@ -254,19 +262,15 @@ class World:
 
     def _start_broker(self, *, check_alive: bool) -> Broker:
         broker = Broker(
-            self.scheduler,
-            self.disk,
-            self.faults,
+            self,
             name=f"broker{len(self._brokers)}",
             broker_id=self.chance.choice([1, 1, 2]),
             check_alive=check_alive,
-            pace=self.profile.pace,
-            on_failure=self._judge,
         )
         self._brokers.append(broker)
         return broker
 
-    def _judge(self, broker: Broker, error: Exception) -> None:
+    def judge(self, broker: Broker, error: Exception) -> None:
         """Only what the design names may end a broker."""
         expected = (errors.Fenced, SyncFailed, errors.BrokerClosing)
         if not broker.serving:
@@ -289,33 +293,39 @@ class World:
             lambda: all(each.serving or not each.alive for each in self._brokers),
             "brokers that have begun to start serve or end",
         )
-        last = self._start_broker(check_alive=False)
-        self._until(lambda: last.serving or not last.alive, "the last broker serves")
-        ensure(last.alive, f"the last broker does not start: {last.failure!r}")
+        last = self._replace()
         self.closing = True
         self._until(
             lambda: all(each.finished for each in self._clients), "every client gets its answers"
         )
-        self._ask(last, "publish all", lambda b: b.core.publish_all(wire.PublishNow()))
-        # A log is trimmed up to its newest checkpoint, and that comes with the next record.
-        self._ask(last, "one more", self._append_one)
+        self._ask(last, "publish all", lambda core: core.publish_all(wire.PublishNow()))
         for each in self._readers:
             each.process.alive = False
         self._until(
             lambda: not any(each.alive for each in self._brokers if each is not last),
             "brokers that were replaced notice it",
         )
+        last.process.alive = False
+        self.last = self._replace()
+        # A log is trimmed up to its newest checkpoint, and that comes with the next record.
+        self._ask(self.last, "one more", self._append_one)
         for _ in range(2):
             self._pass(3.0)
             self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
         self._pass(3.0)
-        self.last = last
 
-    def _append_one(self, broker: Broker) -> None:
-        topic_id = broker.ledger.topic(self.topic_names[0]).topic_id
+    def _replace(self) -> Broker:
+        """One more broker, which serves."""
+        last = self._start_broker(check_alive=False)
+        self._until(lambda: last.serving or not last.alive, "the last broker serves")
+        ensure(last.alive, f"the last broker does not start: {last.failure!r}")
+        return last
+
+    def _append_one(self, core: Core) -> None:
+        topic_id = core.describe(self.topic_names[0]).topic_id
         value = Value(topic_id=topic_id, sender="end", partition=0, sequence=0, nonce=self.nonce())
         batch = pa.record_batch({"value": pa.array([value.encode()], pa.binary())})
-        (found,) = broker.core.wait(broker.core.append(self.topic_names[0], 0, batch))
+        (found,) = core.wait(core.append(self.topic_names[0], 0, batch))
         row = Row(value.encode(), None, found.arrival_us)
         self.history.ack("the end", (topic_id, 0), found.base_offset, [row])
 
@@ -328,7 +338,7 @@ class World:
         end = self.scheduler.now + seconds
         self.scheduler.run(lambda: self.scheduler.now >= end)
 
-    def _ask(self, broker: Broker, what: str, body: Callable[[Broker], Any]) -> None:
+    def _ask(self, broker: Broker, what: str, body: Callable[[Core], Any]) -> None:
         call = broker.call(what, body)
         self._until(lambda: call.done or not broker.alive, what)
         ensure(call.done and call.error is None, f"{what}: {call.error!r}, {broker.failure!r}")
@@ -349,8 +359,7 @@ class World:
             snapshot = follower.refresh([name])[name]
             ends = follower.ends(snapshot)
             ensure(ends == snapshot.ends, f"{name}: the table ends at {snapshot.ends} of {ends}")
-            topic = self.last.ledger.topic(name)
-            ensure(topic.held_back is None, f"{name} is held back: {topic.held_back}")
+            told = {each.partition: each.end for each in self.last.core.describe(name).partitions}
             for partition, end in enumerate(ends):
                 place = known.topic_id, partition
                 pieces = plan(
@@ -359,12 +368,11 @@ class World:
                 read(base, self.history, "the table at the end", pieces, 0, end)
                 log = self.history.log(place, end)
                 self.history.check_log("the log at the end", place, log)
-                if partition < len(topic.partitions):
-                    place_end = topic.partitions[partition].end
-                    ensure(place_end == end, f"{place}: the broker ends at {place_end} of {end}")
+                ensure(told.get(partition, 0) == end, f"{place}: ends at {end}, told was {told}")
 
     def _check_epochs(self, metadata: Metadata) -> None:
         lease = self.last.lease
+        assert lease is not None
         own = Epoch(lease.broker, lease.epoch)
         ensure(metadata.open_epochs == (own,), f"epochs are still open: {metadata.open_epochs}")
         base = self.disk.base
@@ -418,10 +426,11 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
         def patch(target: object, name: str, value: object) -> None:
             stack.enter_context(mock.patch.object(target, name, value))
 
-        for module in (core, hot, partitions, table, writer):
-            patch(module, "threading", world.scheduler.threading)
-        for module in (janitor, walkeeper):
-            patch(module, "_log", log)
+        for name, module in sorted(sys.modules.items()):
+            if name.startswith(("sparklog.broker.", "sparklog.storage.")):
+                for known, value in (("threading", world.scheduler.threading), ("_log", log)):
+                    if hasattr(module, known):
+                        patch(module, known, value)
         for name, value in _LIMITS.items():
             patch(limits, name, value)
         # A writer goes by the default, whatever the janitor was told.
@@ -431,6 +440,7 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
         }
         patch(table.Table.__init__, "__kwdefaults__", graces)
         patch(upkeep.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
+        stack.enter_context(simulated(world))
         patch(os, "urandom", chance.randbytes)
         patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))
         yield

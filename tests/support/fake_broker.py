@@ -114,6 +114,11 @@ class FakeLog:
             raise errors.UnknownPartition(topic=name, partition=number, last=len(partitions) - 1)
         return partitions[number]
 
+    def check_id(self, topic: str, expected: str | None) -> None:
+        found = self.topic(topic).topic_id
+        if expected not in (None, found):
+            raise errors.TopicChanged(topic=topic, expected=expected, found=found)
+
     def rows(self, topic: str, partition: int = 0) -> list[dict[str, Any]]:
         """All rows of a partition, in order."""
         batches = self.partition(topic, partition).batches
@@ -276,6 +281,7 @@ class FakeBroker(flight.FlightServerBase):
     def do_get(self, context: Any, ticket: Any) -> Any:
         wanted = wire.decode(wire.ReadTicket, ticket.ticket)
         with told():
+            self.log.check_id(wanted.topic, wanted.topic_id)
             partition = self.log.partition(wanted.topic, wanted.partition)
             for offset in (wanted.start, wanted.end):
                 _check_offset(wanted.topic, wanted.partition, partition, offset)
@@ -299,6 +305,9 @@ class FakeBroker(flight.FlightServerBase):
             with self.log.changed:
                 if self._stopping:
                     raise flight.FlightUnavailableError("the broker stops")
+                with told():
+                    for each in request.positions:
+                        self.log.check_id(each.topic, each.topic_id)
                 found = self._new_rows(offsets)
                 if not found:
                     self.log.changed.wait(request.heartbeat_ms / 1000)

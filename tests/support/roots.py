@@ -53,6 +53,7 @@ class HandmadeRoot:
         )
         self._log = wal.Appender(store, broker=BROKER, epoch=EPOCH, clock=clock)
         self._log.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+        self._checkpoint = -1
         self._ends: dict[tuple[str, int], int] = {}
         self._unpublished: dict[tuple[str, int], list[Located]] = {}
 
@@ -158,6 +159,9 @@ class HandmadeRoot:
             {each.at.sequence for entries in self._unpublished.values() for each in entries}
         )
         newest = self._log.next_sequence - 1
+        if newest == self._checkpoint:
+            return
+        self._checkpoint = newest
         self._log.checkpoint(newest, needed, b"")
         checkpoint = wal.newest_checkpoint(self.store, BROKER, EPOCH)
         assert checkpoint is not None

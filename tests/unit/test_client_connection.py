@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from sparklog.client import connection as connection_module
 from sparklog.client.connection import Backoff, Connection, failure_of
 from sparklog.clock import ManualClock
 from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
+from tests.support.forks import said_in_child
 
 
 @pytest.fixture(name="broker")
@@ -248,29 +248,11 @@ def test_foreign_exceptions_are_not_hidden() -> None:
     assert "something odd" in str(failure)
 
 
-def _in_child(work: Any) -> str:
-    """What `work` says in a forked child."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            said = work()
-        except BaseException as error:
-            said = repr(error)
-        os.write(writing, said.encode())
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
-
-
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_fork_with_an_open_channel(broker: FakeBroker) -> None:
     """A child of a process with open channels is refused by name, and never hangs in gRPC."""
     with Connection.to(broker.address) as connection:
         connection.action("topics.list")
-        assert "forked" in _in_child(lambda: str(connection.action("topics.list")))
+        assert "forked" in said_in_child(lambda: connection.action("topics.list"))
         assert connection.action("topics.list").topics == []
     assert not connection_module._forked

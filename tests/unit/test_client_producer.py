@@ -23,6 +23,7 @@ from sparklog.client.producer import Producer
 from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.partitioner import murmur2, to_positive
 from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
+from tests.support.forks import said_in_child
 
 SECONDS = 20.0
 """Longer than anything here takes: a test that waits so long has failed."""
@@ -788,6 +789,40 @@ def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
         connection.close()
         broker.relay.cut()
         assert producer.send("t", b"y").exception(SECONDS) is not None
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked(broker: FakeBroker, connection: Connection) -> None:
+    """In a forked child a producer is refused, and what the parent sent is the parent's to send."""
+    broker.on_append = gate = Gate()
+    with Producer(connection) as producer:
+        future = producer.send("t", b"x")
+        assert "belongs to the parent" in said_in_child(lambda: producer.send("t", b"y"))
+        assert "for the parent to send" in said_in_child(future.result)
+        assert said_in_child(producer.close) == "None"
+        gate.opened.set()
+        assert future.result(SECONDS).offset == 0
+    assert broker.log.values("t") == [b"x"]
+
+
+def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
+    """A broker that hangs keeps nobody longer than told, and when it goes on, so does all."""
+    with Producer(
+        connection, batch_bytes=500, buffer_bytes=4_000, max_block_seconds=0.01
+    ) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        broker.relay.hold()
+        with pytest.raises(errors.TimedOut):
+            producer.send("t", b"1").result(0.01)
+        for _ in range(6):
+            producer.send("t", b"x" * 500)
+        with pytest.raises(errors.TimedOut):
+            producer.send("t", b"x" * 500)
+        with pytest.raises(errors.TimedOut):
+            producer.flush(0.01)
+        broker.relay.let_flow()
+        producer.flush(SECONDS)
+    assert broker.log.values("t")[:3] == [b"0", b"1", b"x" * 500]
 
 
 def _wait_for(is_so: Any) -> None:

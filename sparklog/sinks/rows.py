@@ -1,0 +1,113 @@
+"""Rows of a data frame to payloads of partitions. No Spark, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog import errors, limits
+from sparklog.partitioner import NO_KEY, partitions_of, spread
+from sparklog.record import PAYLOAD_SCHEMA, conform_payload
+
+
+def route(
+    rows: pa.RecordBatch, number: int, *, topic: str | None, counts: Mapping[str, int]
+) -> Iterator[tuple[str, int, pa.RecordBatch]]:
+    """The batch's rows as (topic, partition, payload), in order within each partition.
+
+    A row goes where its column `partition` says; without one, to its key's; without a key, to the
+    partition of the batch, which changes from batch to batch.
+
+    Args:
+        rows: columns of `PAYLOAD_SCHEMA`, `topic` string and `partition` int32.
+        number: of the batch, for rows without a key.
+        topic: goes before the column.
+        counts: partitions of every topic that there is.
+
+    Raises:
+        errors.WrongSchema: a row without a topic; and as `conform_payload`.
+        errors.UnknownTopic, errors.UnknownPartition: it names one that there is not.
+        errors.RecordTooLarge: key and value are over `MAX_RECORD_BYTES`.
+    """
+    names = rows.schema.names
+    payload = conform_payload(rows.select([name for name in PAYLOAD_SCHEMA.names if name in names]))
+    _check_sizes(payload)
+    partitions = rows.column("partition").cast(pa.int32()) if "partition" in names else None
+    for name, chosen in _topics(rows, topic):
+        count = counts.get(name)
+        if count is None:
+            raise errors.UnknownTopic(topic=name)
+        part = payload if chosen is None else payload.take(chosen)
+        asked = partitions if partitions is None or chosen is None else partitions.take(chosen)
+        places = _places(part, asked, number, count)
+        _check_places(name, places, count)
+        for partition, piece in _split(part, places):
+            yield name, partition, piece
+
+
+def _topics(
+    rows: pa.RecordBatch, topic: str | None
+) -> Iterator[tuple[str, npt.NDArray[np.intp] | None]]:
+    """Each topic and which rows are its own; None: all."""
+    if topic is not None:
+        yield topic, None
+        return
+    column = rows.column("topic")
+    if column.null_count:
+        raise errors.WrongSchema(reason="a row's topic is null; fill it, or set option 'topic'")
+    encoded = column.dictionary_encode()
+    names = encoded.dictionary.to_pylist()
+    codes = encoded.indices.to_numpy()
+    for code, name in enumerate(names):
+        yield name, None if len(names) == 1 else np.flatnonzero(codes == code)
+
+
+def _check_sizes(payload: pa.RecordBatch) -> None:
+    sizes = pc.fill_null(pc.binary_length(payload.column("value")), 0)
+    if "key" in payload.schema.names:
+        sizes = pc.add(sizes, pc.fill_null(pc.binary_length(payload.column("key")), 0))
+    largest = pc.max(sizes).as_py() or 0
+    if largest > limits.MAX_RECORD_BYTES:
+        raise errors.RecordTooLarge(bytes=largest, limit_bytes=limits.MAX_RECORD_BYTES)
+
+
+def _places(
+    payload: pa.RecordBatch, asked: pa.Array | None, number: int, count: int
+) -> npt.NDArray[np.int32]:
+    """The partition of each row."""
+    if asked is not None and not asked.null_count:
+        return asked.to_numpy()
+    if "key" in payload.schema.names:
+        places = partitions_of(payload.column("key"), count)
+        places[places == NO_KEY] = spread(number, count)
+    else:
+        places = np.full(payload.num_rows, spread(number, count), np.int32)
+    if asked is not None:
+        given = asked.is_valid().to_numpy(zero_copy_only=False)
+        places[given] = pc.fill_null(asked, 0).to_numpy()[given]
+    return places
+
+
+def _check_places(topic: str, places: npt.NDArray[np.int32], count: int) -> None:
+    for bound in (int(places.min(initial=0)), int(places.max(initial=0))):
+        if not 0 <= bound < count:
+            raise errors.UnknownPartition(topic=topic, partition=bound, last=count - 1)
+
+
+def _split(
+    payload: pa.RecordBatch, places: npt.NDArray[np.int32]
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    if not len(places):
+        return
+    if places[0] == places.max() == places.min():
+        yield int(places[0]), payload
+        return
+    order = np.argsort(places, kind="stable")
+    gathered, places = payload.take(order), places[order]
+    starts = np.flatnonzero(np.diff(places, prepend=-1))
+    for start, end in zip(starts, [*starts[1:], len(places)], strict=True):
+        yield int(places[start]), gathered.slice(start, end - start)

@@ -1,0 +1,549 @@
+"""The consumer against a fake broker that breaks, moves, grows and forgets."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog import errors, record, wire
+from sparklog.client.connection import Connection
+from sparklog.client.consumer import Consumer, Record
+from sparklog.client.serialize import json_deserializer, string_deserializer
+from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker
+from tests.support.forks import said_in_child
+
+SECONDS = 20.0
+"""Longer than anything here takes: a test that waits so long has failed."""
+
+
+@pytest.fixture(name="broker")
+def _broker() -> Iterator[FakeBroker]:
+    with FakeBroker() as broker:
+        broker.log.create("t", 1)
+        broker.log.create("t4", 4)
+        yield broker
+
+
+@pytest.fixture(name="connection")
+def _connection(broker: FakeBroker) -> Iterator[Connection]:
+    with Connection.to(broker.address) as connection:
+        yield connection
+
+
+def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **columns: Any) -> None:
+    """Appends values "0", "1", ... from the partition's end on."""
+    end = broker.log.partition(topic, partition).end
+    values = [b"%d" % i for i in range(end, end + rows)]
+    batch = pa.RecordBatch.from_pydict({"value": values} | columns)
+    broker.log.append(topic, wire.AppendHeader(partition=partition), batch)
+
+
+def _values(records: list[Record]) -> list[int]:
+    return [int(each.value) for each in records]
+
+
+def _poll_all(consumer: Consumer, count: int) -> list[Record]:
+    records: list[Record] = []
+    while len(records) < count:
+        polled = consumer.poll(SECONDS)
+        assert polled, f"nothing after {len(records)} of {count}"
+        records += polled
+    return records
+
+
+# ------------------------------------------------------------------------------ records
+
+
+def test_record(broker: FakeBroker, connection: Connection) -> None:
+    """A record tells all that stands in its row."""
+    when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
+    _fill(
+        broker,
+        "t",
+        1,
+        key=[b"k"],
+        timestamp=pa.array([when], record.TIMESTAMP),
+        headers=pa.array([[("h", b"1"), ("n", None)]], record.HEADERS),
+    )
+    _fill(broker, "t", 1)
+    with Consumer(connection, "t", follow=False) as consumer:
+        first, second = consumer
+    assert first == Record(
+        topic="t",
+        partition=0,
+        offset=0,
+        timestamp_us=1_714_979_289_123_456,
+        timestamp_type=record.CREATE_TIME,
+        key=b"k",
+        value=b"0",
+        headers=(("h", b"1"), ("n", None)),
+    )
+    assert (first.timestamp, first.datetime) == (1_714_979_289_123, when)
+    assert (second.key, second.headers) == (None, ())
+
+
+def test_deserializers(broker: FakeBroker, connection: Connection) -> None:
+    """Deserializers make the values, and are not asked for null."""
+    batch = pa.RecordBatch.from_pydict({"key": ["a", None], "value": [b'{"x":1}', None]})
+    broker.log.append("t", wire.AppendHeader(partition=0), batch)
+    with Consumer(
+        connection,
+        "t",
+        follow=False,
+        key_deserializer=string_deserializer,
+        value_deserializer=json_deserializer,
+    ) as consumer:
+        assert [(each.key, each.value) for each in consumer] == [("a", {"x": 1}), (None, None)]
+
+
+@pytest.mark.parametrize("polling", [False, True])
+def test_value_that_is_not_deserialized(
+    broker: FakeBroker, connection: Connection, polling: bool
+) -> None:
+    """A record that cannot be deserialized is not skipped; `seek` goes past it."""
+    values = [b"1", b"2", b"not JSON", b"4"]
+    batch = pa.RecordBatch.from_pydict({"value": values})
+    broker.log.append("t", wire.AppendHeader(partition=0), batch)
+    with Consumer(connection, "t", value_deserializer=json_deserializer) as consumer:
+
+        def take() -> list[Any]:
+            records = consumer.poll(SECONDS) if polling else [next(consumer)]
+            return [each.value for each in records]
+
+        assert take() + ([] if polling else take()) == [1, 2]
+        for _ in range(2):
+            with pytest.raises(ValueError, match="JSON"):
+                take()
+            assert consumer.position("t") == 2
+        consumer.seek("t", 0, 3)
+        assert take() == [4]
+
+
+def test_batches(broker: FakeBroker, connection: Connection) -> None:
+    """Batches have the schema of rows, all rows in order, and tell their topic."""
+    _fill(broker, "t", 2 * SLICE_ROWS + 10)
+    with Consumer(connection, "t", follow=False) as consumer:
+        batches = list(consumer.batches())
+    assert all(batch.schema.equals(record.ROW_SCHEMA) for batch in batches)
+    assert {batch.schema.metadata[b"topic"] for batch in batches} == {b"t"}
+    offsets = pa.Table.from_batches(batches).column("offset").to_pylist()
+    assert offsets == list(range(2 * SLICE_ROWS + 10))
+
+
+def test_records_and_batches_mixed(broker: FakeBroker, connection: Connection) -> None:
+    """Records, polls and batches go on where the others stopped."""
+    _fill(broker, "t", 100)
+    with Consumer(connection, "t", follow=False, max_poll_rows=10) as consumer:
+        first = [each.offset for each in islice(consumer, 7)]
+        second = [each.offset for each in consumer.poll(SECONDS)]
+        assert consumer.position("t") == 17
+        third = [each for batch in consumer.batches() for each in batch["offset"].to_pylist()]
+        assert consumer.poll(SECONDS) == []
+    assert [first, second, third] == [list(range(7)), list(range(7, 17)), list(range(17, 100))]
+
+
+def test_columns(broker: FakeBroker, connection: Connection) -> None:
+    """Only the columns asked for come, in that order; records have None for the others."""
+    _fill(broker, "t", 3, key=[b"a", b"b", b"c"])
+    with Consumer(connection, "t", follow=False, columns=["value", "partition"]) as consumer:
+        [batch] = consumer.batches()
+        assert batch.schema.names == ["value", "partition"]
+    for follow in (False, True):
+        with Consumer(connection, "t", follow=follow, columns=["key"]) as consumer:
+            found = [(each.key, each.value, each.offset) for each in islice(consumer, 3)]
+            assert found == [(b"a", None, 0), (b"b", None, 1), (b"c", None, 2)]
+
+
+def test_unknown_column(connection: Connection) -> None:
+    """A column that rows do not have is refused by name."""
+    with pytest.raises(errors.WrongSchema, match="vlaue"):
+        Consumer(connection, "t", columns=["vlaue"])
+
+
+def test_unknown_topic(connection: Connection) -> None:
+    """A topic that does not exist is refused when the consumer is made."""
+    with pytest.raises(errors.UnknownTopic):
+        Consumer(connection, ["t", "nope"])
+
+
+# ------------------------------------------------------------------------------ where to begin
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize(
+    ("start", "first"),
+    [
+        ("earliest", 0),
+        (30, 30),
+        (datetime.fromtimestamp(5, UTC), 50),
+        (datetime.fromtimestamp(4.95, UTC), 50),
+        ({("t", 0): 12}, 12),
+        ({"t": {0: 12}}, 12),
+        ({("t", 0): "earliest"}, 0),
+        ({"t": {0: datetime.fromtimestamp(9, UTC)}}, 90),
+        ({}, 0),
+    ],
+)
+def test_start(
+    broker: FakeBroker, connection: Connection, follow: bool, start: Any, first: int
+) -> None:
+    """A consumer begins at the offset or time that it is told, and goes to the end."""
+    times = pa.array([100 * i for i in range(100)], pa.timestamp("ms", tz="UTC"))
+    _fill(broker, "t", 100, timestamp=times)
+    with Consumer(connection, "t", start=start, follow=follow) as consumer:
+        assert consumer.position("t") == first
+        assert _values(_poll_all(consumer, 100 - first)) == list(range(first, 100))
+
+
+def test_start_latest(broker: FakeBroker, connection: Connection) -> None:
+    """From the latest on, only what comes after the consumer was made is read."""
+    _fill(broker, "t", 10)
+    with Consumer(connection, "t", start="latest") as consumer:
+        assert consumer.poll(0) == []
+        _fill(broker, "t", 5)
+        assert _values(_poll_all(consumer, 5)) == list(range(10, 15))
+
+
+def test_start_after_all_times(broker: FakeBroker, connection: Connection) -> None:
+    """A time after all records is the end."""
+    _fill(broker, "t", 10)
+    late = datetime.now(UTC) + timedelta(days=9999)
+    with Consumer(connection, "t", start=late, follow=False) as consumer:
+        assert list(consumer) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "failure"),
+    [
+        ("newest", errors.BadOption),
+        (True, errors.BadOption),
+        (1.5, errors.BadOption),
+        (datetime(2024, 1, 1), errors.BadOption),  # noqa: DTZ001
+        ({("other", 0): 1}, errors.BadOption),
+        ({"t": 5}, errors.BadOption),
+        ({("t", 1): 5}, errors.UnknownPartition),
+    ],
+)
+def test_bad_start(connection: Connection, start: Any, failure: type[Exception]) -> None:
+    """What is no place to begin is refused by name."""
+    with pytest.raises(failure):
+        Consumer(connection, "t", start=start)
+
+
+@pytest.mark.parametrize(("offset", "follow"), [(4, False), (4, True), (99, True)])
+def test_start_out_of_range(
+    broker: FakeBroker, connection: Connection, offset: int, follow: bool
+) -> None:
+    """An offset that does not exist, or not any more, is an error that names what does."""
+    _fill(broker, "t", 20)
+    broker.log.trim("t", 0, 5)
+    with Consumer(connection, "t", start=offset, follow=follow) as consumer:
+        with pytest.raises(errors.OffsetOutOfRange) as raised:
+            consumer.poll(SECONDS)
+        assert (raised.value.offset, raised.value.start, raised.value.end) == (offset, 5, 20)
+        consumer.seek("t", 0, "earliest")
+        assert consumer.poll(SECONDS)[0].offset == 5
+
+
+def test_start_beyond_the_end(broker: FakeBroker, connection: Connection) -> None:
+    """A consumer that does not follow has nothing to read beyond the end, and says so at once."""
+    _fill(broker, "t", 20)
+    with pytest.raises(errors.OffsetOutOfRange, match="0 to 20"):
+        Consumer(connection, "t", start=21, follow=False)
+    with Consumer(connection, "t", start=20, follow=False) as consumer:
+        assert list(consumer) == []
+        with pytest.raises(errors.OffsetOutOfRange, match="0 to 20"):
+            consumer.seek("t", 0, 21)
+
+
+def test_offsets(broker: FakeBroker, connection: Connection) -> None:
+    """Beginning, end and times are told for each partition."""
+    times = pa.array([100 * i for i in range(10)], pa.timestamp("ms", tz="UTC"))
+    _fill(broker, "t4", 10, partition=2, timestamp=times)
+    broker.log.trim("t4", 2, 3)
+    with Consumer(connection, "t4") as consumer:
+        assert consumer.beginning_offsets() == {("t4", i): 3 if i == 2 else 0 for i in range(4)}
+        assert consumer.end_offsets() == {("t4", i): 10 if i == 2 else 0 for i in range(4)}
+        found = consumer.offsets_for_times(datetime.fromtimestamp(0.7, UTC))
+        assert found == {("t4", i): 7 if i == 2 else 0 for i in range(4)}
+
+
+# ------------------------------------------------------------------------------ following
+
+
+def test_stops_at_the_end(broker: FakeBroker, connection: Connection) -> None:
+    """Without following, the records that stood at the start are read, and no more."""
+    for partition in range(4):
+        _fill(broker, "t4", 2_500, partition)
+    with Consumer(connection, "t4", follow=False) as consumer:
+        _fill(broker, "t4", 100)
+        records = list(consumer)
+        assert consumer.poll() == []
+    for partition in range(4):
+        mine = [each for each in records if each.partition == partition]
+        assert _values(mine) == list(range(2_500))
+
+
+def test_follows(broker: FakeBroker, connection: Connection) -> None:
+    """Following, new records of all topics come as they are written, each once."""
+    with Consumer(connection, ["t", "t4"]) as consumer:
+        for round_ in range(5):
+            _fill(broker, "t", 10)
+            _fill(broker, "t4", 10, partition=round_ % 4)
+            records = _poll_all(consumer, 20)
+            assert {each.topic for each in records} == {"t", "t4"}
+        assert consumer.poll(0.01) == []
+        assert consumer.position("t") == 50
+
+
+def test_waits_no_longer_than_told(connection: Connection) -> None:
+    """A poll returns nothing after its time."""
+    with Consumer(connection, "t") as consumer:
+        assert consumer.poll(0) == []
+        assert consumer.poll(0.01) == []
+
+
+def test_poll_is_bounded(broker: FakeBroker, connection: Connection) -> None:
+    """A poll gives no more records than `max_poll_rows`."""
+    _fill(broker, "t", 95)
+    with Consumer(connection, "t", max_poll_rows=10, follow=False) as consumer:
+        sizes = [len(consumer.poll(SECONDS)) for _ in range(11)]
+    assert sizes == [10] * 9 + [5, 0]
+
+
+def test_buffer_is_bounded(broker: FakeBroker, connection: Connection) -> None:
+    """Reading ahead stops when the buffer is full, and goes on when there is room."""
+    _fill(broker, "t", 50 * SLICE_ROWS)
+    with Consumer(connection, "t", buffer_bytes=1) as consumer:
+        records = _poll_all(consumer, SLICE_ROWS)
+        assert len(consumer._feed._chunks) <= 2
+        records += _poll_all(consumer, 49 * SLICE_ROWS)
+    assert _values(records) == list(range(50 * SLICE_ROWS))
+
+
+def test_new_partitions(broker: FakeBroker, connection: Connection) -> None:
+    """Partitions that are added are followed from their first record, whatever the start was."""
+    with Consumer(connection, "t", start="latest", metadata_age_seconds=0.02) as consumer:
+        assert consumer.poll(0.01) == []
+        connection.action("topics.add_partitions", wire.AddPartitions(topic="t", partitions=3))
+        _fill(broker, "t", 5, partition=2)
+        _fill(broker, "t", 5, partition=0)
+        records = _poll_all(consumer, 10)
+    assert {each.partition for each in records} == {0, 2}
+
+
+def test_topic_made_anew(broker: FakeBroker, connection: Connection) -> None:
+    """A topic that was deleted and made again is another: reading on is refused."""
+    _fill(broker, "t", 5)
+    with Consumer(connection, "t") as consumer:
+        _poll_all(consumer, 5)
+        broker.log.create("t")
+        broker.relay.cut()
+        with pytest.raises(errors.TopicChanged):
+            consumer.poll(SECONDS)
+
+
+# ------------------------------------------------------------------------------ moving about
+
+
+def test_seek(broker: FakeBroker, connection: Connection) -> None:
+    """After a seek the next record is the one at that offset, in both directions."""
+    _fill(broker, "t", 5_000)
+    with Consumer(connection, "t") as consumer:
+        for offset in (4_000, 10, 2_345, 2_345):
+            consumer.seek("t", 0, offset)
+            assert consumer.position("t") == offset
+            assert next(consumer).offset == offset
+        consumer.seek("t", 0, "latest")
+        assert consumer.position("t") == 5_000
+        consumer.seek("t", 0, 4_999)
+        assert [each.offset for each in consumer.poll(SECONDS)] == [4_999]
+
+
+def test_seek_leaves_others_alone(broker: FakeBroker, connection: Connection) -> None:
+    """A seek in one partition neither repeats nor skips records of another."""
+    for partition in range(4):
+        _fill(broker, "t4", 3_000, partition)
+    with Consumer(connection, "t4", max_poll_rows=100) as consumer:
+        records = _poll_all(consumer, 1_000)
+        consumer.seek("t4", 1, 0)
+        records = [each for each in records if each.partition != 1]
+        records += _poll_all(consumer, 12_000 - len(records))
+    for partition in range(4):
+        mine = [each for each in records if each.partition == partition]
+        assert _values(mine) == list(range(3_000))
+
+
+def test_seek_elsewhere(connection: Connection) -> None:
+    """A partition that is not consumed has no position."""
+    with Consumer(connection, "t") as consumer:
+        with pytest.raises(errors.BadOption, match="t-1"):
+            consumer.seek("t", 1, 0)
+        with pytest.raises(errors.BadOption, match="t4-0"):
+            consumer.position("t4")
+
+
+def test_pause_and_resume(broker: FakeBroker, connection: Connection) -> None:
+    """Paused partitions give nothing, whatever was read ahead, and then go on where they were."""
+    for partition in range(4):
+        _fill(broker, "t4", 2_000, partition)
+    with Consumer(connection, "t4", max_poll_rows=50) as consumer:
+        before = _poll_all(consumer, 500)
+        consumer.pause("t4", 0, 2)
+        during = _poll_all(consumer, 4_000 - sum(each.partition in (1, 3) for each in before))
+        assert {each.partition for each in during} <= {1, 3}
+        assert consumer.poll(0.02) == []
+        consumer.resume("t4")
+        after = _poll_all(consumer, 8_000 - len(before) - len(during))
+    for partition in range(4):
+        mine = [each for each in before + during + after if each.partition == partition]
+        assert _values(mine) == list(range(2_000))
+
+
+def test_pause_all(broker: FakeBroker, connection: Connection) -> None:
+    """A whole topic can be paused, in the middle of a batch too."""
+    _fill(broker, "t", 100)
+    with Consumer(connection, "t") as consumer:
+        assert next(consumer).offset == 0
+        consumer.pause("t")
+        assert consumer.poll(0.01) == []
+        consumer.resume("t")
+        assert next(consumer).offset == 1
+
+
+# ------------------------------------------------------------------------------ faults
+
+
+@pytest.mark.parametrize("follow", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_each_once_over_broken_connections(
+    broker: FakeBroker, connection: Connection, follow: bool, seed: int
+) -> None:
+    """However often connections break, each record comes once and in order."""
+    random = Random(seed)
+
+    def drop() -> None:
+        if random.random() < 0.2:
+            raise DropBefore
+
+    broker.on_read = drop
+    for partition in range(4):
+        _fill(broker, "t4", 5 * SLICE_ROWS, partition)
+    with Consumer(connection, "t4", follow=follow) as consumer:
+        records = _poll_all(consumer, 20 * SLICE_ROWS)
+    for partition in range(4):
+        mine = [each for each in records if each.partition == partition]
+        assert _values(mine) == list(range(5 * SLICE_ROWS))
+
+
+def test_broker_that_moves(broker: FakeBroker) -> None:
+    """A consumer that follows finds the broker that took over."""
+    _fill(broker, "t", 10)
+    addresses = [broker.address]
+    with (
+        FakeBroker(broker.log) as second,
+        Connection(lambda: addresses[0]) as connection,
+        Consumer(connection, "t") as consumer,
+    ):
+        _poll_all(consumer, 10)
+        addresses[0] = second.address
+        broker.relay.close()
+        _fill(broker, "t", 10)
+        assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
+
+
+def test_leaders(broker: FakeBroker) -> None:
+    """Each partition is read from the broker that leads it, also after it has moved."""
+    log = broker.log
+    for partition in range(4):
+        _fill(broker, "t4", 10, partition)
+    log.topics["t4"].partitions[1].leader = 7
+    with (
+        FakeBroker(log, broker=7) as other,
+        Connection.to(broker.address) as connection,
+        Consumer(connection, "t4", metadata_age_seconds=0.02) as consumer,
+    ):
+        _poll_all(consumer, 40)
+        assert [each.partition for each in other.tails[0].positions] == [1]
+        log.topics["t4"].partitions[1].leader = 0
+        log.topics["t4"].partitions[3].leader = 7
+        for partition in range(4):
+            _fill(broker, "t4", 10, partition)
+        records = _poll_all(consumer, 40)
+    for partition in range(4):
+        mine = [each for each in records if each.partition == partition]
+        assert _values(mine) == list(range(10, 20))
+
+
+def test_refused_reading(broker: FakeBroker, connection: Connection) -> None:
+    """What a broker refuses for good is raised, after all that came before."""
+    _fill(broker, "t", 10)
+    with Consumer(connection, "t", metadata_age_seconds=1e6) as consumer:
+        _poll_all(consumer, 10)
+        del broker.log.topics["t"]
+        broker.relay.cut()
+        for _ in range(2):
+            with pytest.raises(errors.UnknownTopic):
+                consumer.poll(SECONDS)
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+def test_closed(connection: Connection) -> None:
+    """A closed consumer says so, and has no threads."""
+    consumer = Consumer(connection, "t")
+    threads = consumer._feed._reading.threads
+    consumer.close()
+    with pytest.raises(errors.BadRequest, match="closed"):
+        consumer.poll(0)
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_closed_by_another_thread(connection: Connection) -> None:
+    """Whoever waits in a poll is woken when the consumer is closed."""
+    consumer = Consumer(connection, "t")
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            consumer.poll()
+        except errors.BadRequest as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    consumer.close()
+    thread.join(SECONDS)
+    assert len(raised) == 1
+
+
+def test_dropped(connection: Connection) -> None:
+    """A consumer that is dropped is collected, and its threads end."""
+    consumer = Consumer(connection, "t")
+    threads = consumer._feed._reading.threads
+    gone = weakref.ref(consumer)
+    del consumer
+    gc.collect()
+    assert gone() is None
+    for thread in threads:
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked(broker: FakeBroker, connection: Connection) -> None:
+    """In a forked child a consumer is refused; the parent's goes on."""
+    _fill(broker, "t", 10)
+    with Consumer(connection, "t") as consumer:
+        assert "belongs to the parent" in said_in_child(lambda: consumer.poll(SECONDS))
+        assert len(_poll_all(consumer, 10)) == 10

@@ -1,0 +1,286 @@
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import errors, limits
+from sparklog.record import (
+    CREATE_TIME,
+    HEADERS,
+    LOG_APPEND_TIME,
+    PAYLOAD_SCHEMA,
+    ROW_SCHEMA,
+    TIMESTAMP,
+    check_topic_name,
+    conform_payload,
+    rows,
+    rows_of_run,
+    timestamp_range_us,
+)
+from tests.support.brokers import payload
+
+VALUE = pa.array([b"v"], pa.binary())
+
+
+def one_row(**columns: pa.Array) -> pa.RecordBatch:
+    """A batch of one row, with a value unless one is given."""
+    return pa.record_batch({"value": VALUE, **columns})
+
+
+def stamps(kind: pa.DataType, *values: int) -> pa.RecordBatch:
+    """One row for each time, counted in the units of `kind`."""
+    times = pa.array(values, pa.int64()).view(kind)
+    return pa.record_batch({"value": pa.array([b"v"] * len(values)), "timestamp": times})
+
+
+def times_us(batch: pa.RecordBatch) -> list[int | None]:
+    """The timestamps, in µs."""
+    times: list[int | None] = batch.column("timestamp").view(pa.int64()).to_pylist()
+    return times
+
+
+# ------------------------------------------------------------------------------ topic names
+
+
+@pytest.mark.parametrize("name", ["a", "A.b-c_9", "...", "a" * 249])
+def test_a_topic_name_by_kafkas_rule(name: str) -> None:
+    """Letters, digits, dots, dashes and underscores make a name, up to 249 of them."""
+    assert check_topic_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "a" * 250, "a/b", "a b", "ä", "a\n", "../a", "a\0", None, 7]
+)
+def test_no_topic_name(name: object) -> None:
+    """Everything else is refused, and the refusal says what was given."""
+    with pytest.raises(errors.BadTopicName) as refused:
+        check_topic_name(name)
+    assert refused.value.topic == name
+
+
+# ------------------------------------------------------------------------------ conforming
+
+
+def test_what_conforms_is_not_copied() -> None:
+    """Columns of the right types keep their memory."""
+    batch = payload([b"a", None], key=[b"k", None], timestamp=[1, None], headers=[None, []])
+    conformed = conform_payload(batch)
+    assert conformed.equals(batch)
+    for before, after in zip(batch.columns, conformed.columns, strict=True):
+        found = [each and each.address for each in after.buffers()]
+        assert found == [each and each.address for each in before.buffers()]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["v"]),
+        pa.array(["v"], pa.large_string()),
+        pa.array(["v"], pa.string_view()),
+        pa.array([b"v"], pa.large_binary()),
+        pa.array([b"v"], pa.binary_view()),
+        pa.array([b"v"]).dictionary_encode(),
+        pa.array(["v"]).dictionary_encode(),
+    ],
+    ids=lambda column: str(column.type),
+)
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_texts_and_blobs_become_binary(name: str, column: pa.Array) -> None:
+    """Strings go as UTF-8, and large, view and dictionary types as the plain one."""
+    conformed = conform_payload(one_row(**{name: column}))
+    assert conformed.schema.field(name) == PAYLOAD_SCHEMA.field(name)
+    assert conformed.column(name).to_pylist() == [b"v"]
+
+
+@pytest.mark.parametrize("name", ["key", "value", "timestamp", "headers"])
+def test_a_column_of_type_null_is_all_nulls(name: str) -> None:
+    """A column whose type nobody knew because it has no value has no value."""
+    conformed = conform_payload(one_row(**{name: pa.nulls(1)}))
+    assert conformed.schema.field(name) == PAYLOAD_SCHEMA.field(name)
+    assert conformed.column(name).null_count == 1
+
+
+def headers_as(kind: pa.DataType) -> pa.Array:
+    """One row with a header k=v, of that type."""
+    if pa.types.is_struct(kind.value_type):
+        return pa.array([[{"key": "k", "value": "v"}]], kind)
+    return pa.array([[1]], kind)
+
+
+KEY, VALUE_FIELD = pa.field("key", pa.string()), pa.field("value", pa.string())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.large_list(pa.struct([KEY, VALUE_FIELD])),
+        pa.list_(pa.struct([VALUE_FIELD, KEY])),
+        pa.list_(pa.struct([pa.field("key", pa.large_string()), pa.field("value", pa.binary())])),
+        pa.list_(pa.field("element", pa.struct([KEY, VALUE_FIELD]), nullable=False)),
+    ],
+    ids=str,
+)
+def test_headers_of_another_spelling(kind: pa.DataType) -> None:
+    """Lists of structs with key and value are headers, whatever their order and widths."""
+    conformed = conform_payload(one_row(headers=headers_as(kind)))
+    assert conformed.schema.field("headers").type == HEADERS
+    assert conformed.column("headers").to_pylist() == [[{"key": "k", "value": b"v"}]]
+
+
+WRONG: dict[str, pa.RecordBatch] = {
+    "no value": pa.record_batch({"key": VALUE}),
+    "a column that is unknown": one_row(topic=VALUE),
+    "an offset": one_row(offset=pa.array([1])),
+    "a column twice": pa.RecordBatch.from_arrays([VALUE, VALUE], ["value", "value"]),
+    "a number as value": one_row(value=pa.array([1])),
+    "bytes of a fixed size": one_row(value=pa.array([b"v"], pa.binary(1))),
+    "an extension type": one_row(
+        key=pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16)))
+    ),
+    "run ends": one_row(value=pa.RunEndEncodedArray.from_arrays([1], VALUE)),
+    "a list as key": one_row(key=pa.array([[b"k"]])),
+    "a dictionary of numbers": one_row(key=pa.array([1]).dictionary_encode()),
+    "a number as time": one_row(timestamp=pa.array([1])),
+    "a date as time": one_row(timestamp=pa.array([dt.date(2024, 1, 1)])),
+    "a text as time": one_row(timestamp=pa.array(["2024-01-01"])),
+    "a text as headers": one_row(headers=pa.array(["k=v"])),
+    "a list of numbers as headers": one_row(headers=headers_as(pa.list_(pa.int64()))),
+    "a map as headers": one_row(
+        headers=pa.array([[("k", b"v")]], pa.map_(pa.string(), pa.binary()))
+    ),
+    "headers with other names": one_row(headers=pa.array([[{"name": "k", "value": b"v"}]])),
+    "headers with more": one_row(headers=pa.array([[{"key": "k", "value": b"v", "note": b""}]])),
+    "headers without a value": one_row(headers=pa.array([[{"key": "k"}]])),
+    "a header that is null": one_row(headers=pa.array([[None]], HEADERS)),
+    "a header whose key is null": one_row(headers=pa.array([[{"key": None}]], HEADERS)),
+    "a header key that is no UTF-8": one_row(headers=pa.array([[{"key": b"\xff", "value": b"v"}]])),
+    "a time before the year 1": stamps(TIMESTAMP, limits.TIMESTAMP_MIN_US - 1),
+    "a time after the year 9999": stamps(TIMESTAMP, 0, limits.TIMESTAMP_MAX_US + 1),
+    "seconds beyond what µs can count": stamps(pa.timestamp("s"), 2**63 // 1_000_000 + 1),
+    "milliseconds beyond the year 9999": stamps(pa.timestamp("ms"), 253_402_300_800_000),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_no_payload(what: str) -> None:
+    """What is no payload is refused as a wrong schema, and never becomes other data."""
+    with pytest.raises(errors.WrongSchema):
+        conform_payload(WRONG[what])
+
+
+@pytest.mark.parametrize("bound", [limits.TIMESTAMP_MIN_US, limits.TIMESTAMP_MAX_US])
+def test_the_first_and_the_last_time(bound: int) -> None:
+    """The bounds of Spark's TIMESTAMP are times."""
+    assert times_us(conform_payload(stamps(TIMESTAMP, bound))) == [bound]
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "us"),
+    [
+        (pa.timestamp("s"), -1, -1_000_000),
+        (pa.timestamp("ms", "Europe/Berlin"), 1_234, 1_234_000),
+        (pa.timestamp("us"), 1_234, 1_234),
+        (pa.timestamp("us", "+02:00"), 1_234, 1_234),
+        (pa.timestamp("ns"), 1_234_999, 1_234),
+        (pa.timestamp("ns", "UTC"), 1_700_000_000_000_000_001, 1_700_000_000_000_000),
+    ],
+    ids=str,
+)
+def test_times_become_microseconds_utc(kind: pa.DataType, value: int, us: int) -> None:
+    """Any timestamp is taken, one without a zone as UTC; nanoseconds are cut."""
+    assert times_us(conform_payload(stamps(kind, value))) == [us]
+
+
+# ------------------------------------------------------------------------------ rows
+
+texts = st.none() | st.binary(max_size=5)
+times = st.integers(limits.TIMESTAMP_MIN_US, limits.TIMESTAMP_MAX_US)
+headers = st.none() | st.lists(
+    st.fixed_dictionaries({"key": st.text(max_size=3), "value": texts}), max_size=2
+)
+
+
+@st.composite
+def payloads(draw: st.DrawFn) -> pa.RecordBatch:
+    """Payloads of few rows, with any of the columns."""
+    count = draw(st.integers(1, 4))
+
+    def column(values: st.SearchStrategy[Any]) -> Sequence[Any]:
+        return draw(st.lists(values, min_size=count, max_size=count))
+
+    columns: dict[str, Sequence[Any]] = {}
+    if draw(st.booleans()):
+        columns["timestamp"] = column(st.none() | times)
+    if draw(st.booleans()):
+        columns["key"] = column(texts)
+    if draw(st.booleans()):
+        columns["headers"] = column(headers)
+    return payload(column(texts), **columns)
+
+
+def test_rows_have_every_column() -> None:
+    """What a payload lacks is null, but the time, which is that of its arrival."""
+    batch = rows(
+        payload([b"a", b"b"]),
+        partition=3,
+        base_offset=7,
+        timestamp_us=5,
+        timestamp_type=LOG_APPEND_TIME,
+    )
+    assert batch.schema == ROW_SCHEMA
+    assert batch.select(["partition", "offset", "timestampType", "key", "value"]).to_pydict() == {
+        "partition": [3, 3],
+        "offset": [7, 8],
+        "timestampType": [1, 1],
+        "key": [None, None],
+        "value": [b"a", b"b"],
+    }
+    assert times_us(batch) == [5, 5]
+
+
+def test_only_a_missing_time_is_filled() -> None:
+    """A row's own time stays beside one that has none."""
+    batch = payload([b"a", b"b"], timestamp=[-9, None])
+    found = rows(batch, partition=0, base_offset=0, timestamp_us=5, timestamp_type=CREATE_TIME)
+    assert times_us(found) == [-9, 5]
+
+
+@given(st.lists(st.tuples(payloads(), st.integers(0, 9), st.integers(0, 1)), min_size=1))
+def test_a_run_is_its_batches_one_after_another(
+    run: list[tuple[pa.RecordBatch, int, int]],
+) -> None:
+    """Payloads that are joined give the same rows as each alone."""
+    placed = []
+    offset = 5
+    for batch, arrival_us, kind in run:
+        placed.append((offset, arrival_us, kind, batch))
+        offset += batch.num_rows
+    alone = [
+        rows(batch, partition=1, base_offset=first, timestamp_us=arrival_us, timestamp_type=kind)
+        for first, arrival_us, kind, batch in placed
+    ]
+    joined = rows_of_run(placed, partition=1)
+    assert pa.Table.from_batches(joined) == pa.Table.from_batches(alone)
+
+
+def test_small_neighbours_are_joined() -> None:
+    """A thousand records sent one by one come out as one batch."""
+    run = [(offset, 5, CREATE_TIME, payload([b"v"])) for offset in range(1_000)]
+    assert [batch.num_rows for batch in rows_of_run(run, partition=0)] == [1_000]
+
+
+@given(payloads(), times)
+def test_the_range_of_times_holds_each_row(batch: pa.RecordBatch, arrival_us: int) -> None:
+    """Least and greatest time are those of the rows, arrivals included."""
+    low, high = timestamp_range_us(batch, arrival_us)
+    found = times_us(
+        rows(batch, partition=0, base_offset=0, timestamp_us=arrival_us, timestamp_type=0)
+    )
+    known = [time for time in found if time is not None]
+    assert (low, high) == (min(known), max(known))

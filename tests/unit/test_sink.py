@@ -1,0 +1,359 @@
+"""The Spark sink without Spark: where rows go, what is refused, and batches that stand once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import StructType
+
+import sparklog
+from sparklog import errors, limits
+from sparklog.client import Log
+from sparklog.clock import SystemClock
+from sparklog.partitioner import murmur2, to_positive
+from sparklog.sinks import commit as commits
+from sparklog.sinks import datasink
+from sparklog.sinks.datasink import Staged, Target
+from sparklog.sinks.options import parse
+from sparklog.sinks.rows import route
+from sparklog.sources import datasource
+from sparklog.storage import manifest
+from sparklog.storage.manifest import Section, StagingWriter
+from sparklog.storage.objects import LocalStore
+
+TYPES: Mapping[str, pa.DataType] = {
+    "key": pa.string(),
+    "value": pa.string(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "timestamp": pa.timestamp("us", tz="Europe/Berlin"),
+}
+
+
+def frame(**columns: Sequence[Any]) -> pa.RecordBatch:
+    """A batch as Spark hands it to a task."""
+    schema = pa.schema([(name, TYPES[name]) for name in columns])
+    return pa.record_batch(
+        [pa.array(values, TYPES[name]) for name, values in columns.items()], schema=schema
+    )
+
+
+def schema_of(ddl: str) -> StructType:
+    """Spark's schema, without a Spark session."""
+    fields = [part.strip().rsplit(" ", 1) for part in ddl.split(";")]
+    described = [
+        {"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in fields
+    ]
+    return StructType.fromJson({"type": "struct", "fields": described})
+
+
+# ------------------------------------------------------------------------------ where rows go
+
+ROWS = st.lists(
+    st.tuples(
+        st.none() | st.text(max_size=5),
+        st.sampled_from(["a", "b"]),
+        st.none() | st.integers(0, 2),
+    ),
+    max_size=40,
+)
+
+
+@settings(deadline=None)
+@given(rows=ROWS, number=st.integers(0, 10), given=st.sampled_from([None, "a"]))
+def test_every_row_goes_to_one_partition(
+    rows: list[tuple[str | None, str, int | None]], number: int, given: str | None
+) -> None:
+    """By its column, else by its key's murmur2, else by the batch; the order is kept."""
+    counts = {"a": 3, "b": 4}
+    values = [str(index) for index in range(len(rows))]
+    keys, topics, asked = ([row[column] for row in rows] for column in range(3))
+    batch = frame(key=keys, value=values, topic=topics, partition=asked)
+    wanted: dict[tuple[str, int], list[bytes]] = {}
+    for value, (key, column, partition) in zip(values, rows, strict=True):
+        topic = given or column
+        if partition is None:
+            partition = number if key is None else to_positive(murmur2(key.encode()))
+        place = topic, partition % counts[topic]
+        wanted.setdefault(place, []).append(value.encode())
+    found = {
+        (topic, partition): payload["value"].to_pylist()
+        for topic, partition, payload in route(batch, number, topic=given, counts=counts)
+    }
+    assert found == wanted
+
+
+def test_a_payload_has_its_own_columns_and_types() -> None:
+    """Strings become binary, timestamps UTC, and topic and partition stay behind."""
+    batch = frame(timestamp=[7], value=["v"], topic=["t"], partition=[0])
+    ((_, _, payload),) = route(batch, 0, topic=None, counts={"t": 1})
+    assert payload.to_pydict()["value"] == [b"v"]
+    assert payload.schema.names == ["timestamp", "value"]
+    assert payload["timestamp"].type == pa.timestamp("us", tz="UTC")
+
+
+@pytest.mark.parametrize(
+    ("columns", "error", "message"),
+    [
+        ({"topic": ["t", None]}, errors.WrongSchema, "topic is null"),
+        ({"topic": ["t", "u"]}, errors.UnknownTopic, "'u'"),
+        ({"topic": ["t", "t"], "partition": [0, 2]}, errors.UnknownPartition, "0 to 1, not 2"),
+        ({"topic": ["t", "t"], "partition": [-1, 0]}, errors.UnknownPartition, "not -1"),
+        ({"topic": ["t", "t"], "partition": [None, -1]}, errors.UnknownPartition, "not -1"),
+    ],
+)
+def test_a_row_that_has_no_place_is_refused(
+    columns: dict[str, Any], error: type[errors.Invalid], message: str
+) -> None:
+    """A task ends at the first of them, and nothing of the batch is appended."""
+    batch = frame(value=["x", "y"], **columns)
+    with pytest.raises(error, match=message):
+        list(route(batch, 0, topic=None, counts={"t": 2}))
+
+
+def test_a_record_over_the_limit_is_refused() -> None:
+    """Key and value count together, as at the broker's door."""
+    half = "x" * (limits.MAX_RECORD_BYTES // 2)
+    fits = frame(key=[half, None], value=[half, None])
+    assert sum(part.num_rows for *_, part in route(fits, 0, topic="t", counts={"t": 1})) == 2
+    over = frame(key=[half], value=[half + "x"])
+    with pytest.raises(errors.RecordTooLarge):
+        list(route(over, 0, topic="t", counts={"t": 1}))
+
+
+# ------------------------------------------------------------------------------ what is refused
+
+
+def test_options_name_the_batch() -> None:
+    """A key is one batch for each topic; without a key each write is a batch of its own."""
+    named = {"root": "memory://x", "idempotencykey": "2013-01", "topic": "t"}
+    assert parse(named, streaming=False).query == "2013-01@t"
+    del named["topic"]
+    assert parse(named, streaming=False).query == "2013-01"
+    assert parse({"root": "memory://x"}, streaming=False).query is None
+
+
+@pytest.mark.parametrize(
+    ("given", "streaming", "message"),
+    [
+        ({"topik": "t"}, False, "did you mean 'topic'"),
+        ({"idempotencyKey": "a/b"}, False, "expected up to 200"),
+        ({"idempotencyKey": ".a"}, False, "expected up to 200"),
+        ({"idempotencyKey": "k" * 200, "topic": "t" * 60}, False, "250 with the topic"),
+        ({"idempotencyKey": "a"}, True, "known by its checkpoint"),
+        ({"checkpointLocation": "/x"}, False, "no option 'checkpointLocation'"),
+        ({"topic": "a/b"}, True, "a/b"),
+    ],
+)
+def test_a_wrong_option_is_refused(given: dict[str, str], streaming: bool, message: str) -> None:
+    """The refusal names the option and what would be right."""
+    with pytest.raises(errors.Invalid, match=message):
+        parse({"root": "memory://x", **given}, streaming=streaming)
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path: Path) -> Iterator[Log]:
+    with sparklog.connect(tmp_path) as log:
+        log.create_topic("t", partitions=2)
+        yield log
+
+
+@pytest.mark.parametrize(
+    ("ddl", "options", "message"),
+    [
+        ("key binary", {}, "needs a column 'value'"),
+        ("value integer", {}, "column 'value' is int, not binary or string"),
+        ("value string; partition long", {}, "column 'partition' is bigint, not int"),
+        ("value string; timestamp timestamp_ntz", {}, "'timestamp' is timestamp_ntz"),
+        ("value string; topic binary", {}, "'topic' is binary, not string"),
+        ("value string; offset long", {}, "no column 'offset'; it has key, value"),
+        ("value string", {"topic": ""}, "topic name"),
+        ("value string", {"topic": "u"}, "no topic named 'u'"),
+    ],
+)
+def test_a_frame_is_judged_before_a_task_starts(
+    log: Log, tmp_path: Path, ddl: str, options: dict[str, str], message: str
+) -> None:
+    """Wrong columns, types and topics are refused on the driver, by name."""
+    given = {"root": str(tmp_path), "topic": "t"} | options
+    with pytest.raises(errors.Invalid, match=message):
+        datasink.batch_writer(given, schema_of(ddl), overwrite=False)
+
+
+def test_a_row_s_topic_comes_from_option_or_column(log: Log, tmp_path: Path) -> None:
+    """One of the two must be there."""
+    with pytest.raises(errors.WrongSchema, match="set option 'topic'"):
+        datasink.batch_writer({"root": str(tmp_path)}, schema_of("value string"), overwrite=False)
+    with_column = schema_of("value string; topic string")
+    datasink.batch_writer({"root": str(tmp_path)}, with_column, overwrite=False)
+
+
+def test_a_log_is_not_overwritten(log: Log, tmp_path: Path) -> None:
+    """Mode overwrite, and a stream's complete mode, are refused."""
+    given = {"root": str(tmp_path), "topic": "t"}
+    with pytest.raises(errors.BadOption, match="only appended to"):
+        datasink.stream_writer(given, schema_of("value string"), overwrite=True)
+
+
+# ------------------------------------------------------------------------------ once
+
+
+class Sink:
+    """One batch of a query, staged and committed as Spark would."""
+
+    def __init__(self, root: Path, query: str = "query", batch: int = 0) -> None:
+        self.store = LocalStore(root)
+        self.target = Target(root=self.store.uri, storage={}, topic="t", counts={"t": 2})
+        self.query = query
+        self.batch = batch
+
+    def stage(self, *values: str) -> Staged:
+        """What one task stages."""
+        rows = iter([frame(value=list(values), key=list(values))])
+        return datasink._stage(self.target, self.query, self.batch, rows)
+
+    def commit(self, *staged: Staged) -> None:
+        datasink._commit(self.target, staged)
+
+    def files(self) -> set[str]:
+        return {
+            stat.name.rpartition("/")[2]
+            for stat in self.store.walk(f"staging/{self.query}/{self.batch}")
+        }
+
+
+def values_of(log: Log) -> list[str]:
+    """Every value of topic `t`, sorted."""
+    return sorted(value.decode() for value in log.read("t")["value"].to_pylist())
+
+
+def test_a_batch_is_all_of_its_tasks(log: Log, tmp_path: Path) -> None:
+    """What several tasks staged is appended together, and readable at once."""
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage("a", "b"), sink.stage("c"))
+    assert values_of(log) == ["a", "b", "c"]
+
+
+def test_a_staged_batch_is_read_from_log_and_table_alike(log: Log, tmp_path: Path) -> None:
+    """A reader without a broker finds the rows where they were staged, and later in the table."""
+    sink = Sink(tmp_path)
+    options = {"root": str(tmp_path), "subscribe": "t", "columns": "value,offset,partition"}
+
+    def read() -> list[Any]:
+        reader = datasource.batch_reader(options, datasource.schema(options))
+        found: list[Any] = []
+        for partition in reader.partitions():
+            for batch in reader.read(partition):
+                found += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        return sorted(found)
+
+    sink.commit(sink.stage("a", "b", "c", "d"))
+    staged = read()
+    assert {row[0] for row in staged} == {b"a", b"b", b"c", b"d"}
+    log.flush_to_table()
+    assert read() == staged
+
+
+def test_a_committed_batch_is_not_appended_again(log: Log, tmp_path: Path) -> None:
+    """A rerun finds the manifest, and takes away what it staged for nothing."""
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage("a"))
+    before = sink.files()
+    sink.commit(sink.stage("a"))
+    assert values_of(log) == ["a"]
+    assert sink.files() == before
+
+
+def test_a_rerun_drives_the_manifest_that_stands(log: Log, tmp_path: Path) -> None:
+    """A driver that died after its decision is finished by the next, whatever that one has."""
+    for batch, rerun in enumerate(["other", None]):
+        sink = Sink(tmp_path, batch=batch)
+        decided = tuple(sink.stage(f"decided {batch}").sections)
+        known = manifest.Manifest(query=sink.query, batch=batch, sections=decided)
+        manifest.write(sink.store, known, SystemClock())
+        sink.commit(
+            Staged(query=sink.query, batch=batch, encoded=b"\x90"),
+            *([sink.stage(rerun)] if rerun else []),
+        )
+    assert values_of(log) == ["decided 0", "decided 1"]
+
+
+def test_an_empty_batch_leaves_nothing(log: Log, tmp_path: Path) -> None:
+    """A micro-batch without rows costs no manifest."""
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage())
+    assert not sink.files()
+
+
+def test_a_given_up_batch_is_refused(log: Log, tmp_path: Path) -> None:
+    """What the sweeper refused is not appended, and the error says what to do."""
+    sink = Sink(tmp_path)
+    staged = sink.stage("a")
+    manifest.refuse(sink.store, f"staging/{sink.query}/{sink.batch}", clock=SystemClock())
+    with pytest.raises(errors.BadRequest, match="as a new batch"):
+        sink.commit(staged)
+    assert values_of(log) == []
+
+
+def test_the_same_batch_of_two_queries_is_two_batches(log: Log, tmp_path: Path) -> None:
+    """Query and number name a batch together."""
+    for query in ("one", "two"):
+        sink = Sink(tmp_path, query=query)
+        sink.commit(sink.stage(query))
+    assert values_of(log) == ["one", "two"]
+
+
+def test_a_large_batch_of_many_sections_is_appended_once(log: Log, tmp_path: Path) -> None:
+    """Several sections of one partition follow one another; all are skipped together."""
+    sink = Sink(tmp_path)
+    numbers = np.arange(300_000).astype(str)
+    keys = pa.array(["k"] * len(numbers))
+    rows = pa.record_batch([keys, pa.array(numbers)], names=["key", "value"])
+    staged = datasink._stage(sink.target, "query", 0, iter([rows]))
+    assert len(staged.sections) == 3
+    sink.commit(staged)
+    sink.commit(staged)
+    table = log.read("t")
+    assert table["value"].cast(pa.string()).to_pylist() == numbers.tolist()
+    assert table["offset"].to_pylist() == list(range(len(numbers)))
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_abort_removes_only_what_nobody_tried_to_commit(
+    log: Log, tmp_path: Path, failed: bool
+) -> None:
+    """Where every task has ended well a commit may have been tried, so its files stay."""
+    sink = Sink(tmp_path)
+    staged = sink.stage("a")
+    datasink._abort(sink.target, [staged, None] if failed else [staged])
+    assert bool(sink.files()) is not failed
+
+
+def test_a_failing_task_takes_its_files_along(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it had put is removed before the error goes on."""
+    monkeypatch.setitem(StagingWriter.__init__.__kwdefaults__, "file_bytes", 1)
+    sink = Sink(tmp_path)
+
+    def rows() -> Iterator[pa.RecordBatch]:
+        yield frame(value=["x" * 100])
+        assert sink.files()
+        raise RuntimeError("the task's input failed")
+
+    with pytest.raises(RuntimeError, match="input failed"):
+        datasink._stage(sink.target, sink.query, sink.batch, rows())
+    assert not sink.files()
+
+
+def test_no_broker_is_asked_for_nothing(tmp_path: Path) -> None:
+    """An empty commit starts no broker; its root need not even have one."""
+    commits.commit(str(tmp_path), {}, query="q", batch=0, sections=list[Section]())
+    assert not list(tmp_path.iterdir())
