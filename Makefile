@@ -51,6 +51,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@tools/check-java
 	@python=$$(tools/find-python $(PYTHON)) && { \
 	    $(BIN)/python -m pip --version >/dev/null 2>&1 || "$$python" -m venv --clear $(VENV); }
+	@echo "installing what requirements.lock pins into $(VENV); the first time takes some minutes"
 	@$(PIP) install --require-hashes --requirement requirements.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@

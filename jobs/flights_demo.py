@@ -59,6 +59,7 @@ PACE_PER_SECOND: Final = 20_000
 _PACE_RECORDS: Final = 1_000
 """What is sent at once when it is paced."""
 _SAMPLE_EVERY: Final = 50
+_LEAST_FLIGHTS: Final = 10_000
 _RECORDS_PER_TRIGGER: Final = 50_000
 _CATCH_UP_SECONDS: Final = 120.0
 _COMPACTION_SECONDS: Final = 20.0
@@ -592,7 +593,7 @@ def send_year(log: Log, flights: Flights, board: Board, query: StreamingQuery) -
             log, flights, rows, pace_per_second=pace_per_second, on_progress=board.show_sent
         )
 
-    first, half, end = min(_PACE_RECORDS, len(flights)), len(flights) // 2, len(flights)
+    first, half, end = _PACE_RECORDS, len(flights) // 2, len(flights)
     send_rows(range(first), pace_per_second=None)
     board.wait_until_counted(first, query)
     return (
@@ -618,8 +619,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, help="keep the data there; else it is removed")
     parser.add_argument("--limit", type=int, help="only the first so many flights")
     options = parser.parse_args(arguments)
+    if options.limit is not None and options.limit < _LEAST_FLIGHTS:
+        parser.error(f"--limit: at least {_LEAST_FLIGHTS}")
     console = Console(highlight=False)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
     try:
         with tempfile.TemporaryDirectory(prefix="sparklog-demo-") as scratch:
             root = options.root or Path(scratch, "root")

@@ -23,8 +23,7 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.reading import Batch, LogReader
-from sparklog.broker.writer import Append, Appended, Writer
-from sparklog.broker.writer import Ticket as Ticket
+from sparklog.broker.writer import Append, Appended, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.record import CREATE_TIME, check_topic_name
 from sparklog.storage import compaction, manifest
@@ -40,6 +39,9 @@ from sparklog.storage.table import (
     table_folder,
 )
 from sparklog.version import VERSION
+
+__all__ = ["Batch", "Core", "Ticket", "TopicDefaults"]
+"""What a door knows of this broker."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +128,7 @@ class Core:
         try:
             found = manifest.read(self._store, request.manifest)
         except errors.BadRequest:
-            # Once all of a batch is published it is swept, and whoever asks again still asks for it.
+            # It may have been swept, being published; whoever got no answer still asks for it.
             before = self._adopted_before(manifest.batch_of(request.manifest))
             if not before.ranges:
                 raise
@@ -384,9 +386,15 @@ class Core:
         """
         with self._changing(f"deletion of topic {name}"):
             topic = self._ledger.topic(name)
-            self._change_topics(
-                lambda topics: {key: each for key, each in topics.items() if key != name}
-            )
+            try:
+                self._change_topics(
+                    lambda topics: {key: each for key, each in topics.items() if key != name}
+                )
+            except errors.OutcomeUnknown as error:
+                # The topic may be gone, and then nothing more must be acked for it; or not, and
+                # then nothing of it must be trimmed. A restart will know.
+                self._writer.fail(error)
+                raise
             self._ledger.remove_topic(topic)
             self._publisher.forget(topic)
             self._reader.forget(topic)

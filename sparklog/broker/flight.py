@@ -22,9 +22,8 @@ import pyarrow.flight as flight
 import structlog
 
 from sparklog import errors, wire
-from sparklog.broker.core import Core, Ticket
+from sparklog.broker.core import Batch, Core, Ticket
 from sparklog.broker.producers import NO_PRODUCER, Stamp
-from sparklog.broker.reading import Batch
 from sparklog.record import ROW_SCHEMA
 
 _log = structlog.get_logger("sparklog.flight")

@@ -30,6 +30,9 @@ from sparklog.record import HEADERS, LOG_APPEND_TIME, PAYLOAD_SCHEMA, TIMESTAMP
 Header = tuple[str, bytes | None]
 Callback = tuple[int, Callable[["RecordFuture"], object]]
 """A row, and what is called when it is decided."""
+Split = tuple[dict[int, "Part"], npt.NDArray[np.int32] | None]
+"""Parts by partition, and the partition of each row where there are several."""
+
 OnDelivery = Callable[["errors.SparklogError | None", "RecordMetadata | None"], object]
 
 RECORD_OVERHEAD_BYTES: Final = 64
@@ -211,8 +214,8 @@ class Batch:
 
     # -------------------------------------------------------------------------- splitting
 
-    def split(self, partition_count: int, sticky: int) -> list[Part]:
-        """Makes the parts.
+    def split(self, partition_count: int, sticky: int) -> Split:
+        """The parts, not yet its own: that takes no lock, and `adopt` does.
 
         Args:
             partition_count: of the topic, for keys.
@@ -222,23 +225,25 @@ class Batch:
         where = self._where(payload, partition_count, sticky)
         if where is None or (where == where[0]).all():
             partition = sticky if where is None else int(where[0])
-            parts = {partition: Part(self, partition, payload, None)}
-        else:
-            self.partition_of = where
-            parts = self._parted(payload, where)
-        self.parts = parts
-        self.open_parts = len(parts)
+            return {partition: Part(self, partition, payload, None)}, None
+        return self._parted(payload, where), where
+
+    def adopt(self, split: Split) -> Iterable[Part]:
+        """The parts, which are its own now."""
+        self.parts, self.partition_of = split
+        self.open_parts = len(self.parts)
         # The bytes live on in the parts, until those are acked; timestamps are asked for later.
         self.values, self.keys, self.headers, self.table = [], [], [], None
-        return list(parts.values())
+        return self.parts.values()
 
-    def fail_unsplit(self, error: errors.SparklogError) -> None:
+    def fail_unsplit(self, error: errors.SparklogError) -> Part:
         """Ends a batch, as one part that went nowhere."""
         nothing = pa.RecordBatch.from_arrays([pa.nulls(0, pa.binary())], names=["value"])
         part = Part(self, NO_KEY, nothing, None)
         part.fail(error)
         self.parts, self.partition_of = {NO_KEY: part}, None
         self.open_parts = 1
+        return part
 
     def only_part(self) -> Part:
         assert self.parts is not None

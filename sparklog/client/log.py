@@ -5,6 +5,7 @@ Everything here blocks, in plain threads: it works in a notebook, where an event
 
 from __future__ import annotations
 
+import contextlib
 import html
 import inspect
 import weakref
@@ -142,14 +143,14 @@ class Log(Admin):
 
     def close(self) -> None:
         """Flushes and closes the producers, closes the consumers and the connection."""
-        try:
+        with contextlib.ExitStack() as stack:
+            # In reverse, and each one whatever becomes of the others.
+            if self._on_close is not None:
+                stack.callback(self._on_close)
+                self._on_close = None
+            stack.callback(self.connection.close)
             for made in list(self._made):
-                made.close()
-        finally:
-            self.connection.close()
-            on_close, self._on_close = self._on_close, None
-            if on_close is not None:
-                on_close()
+                stack.callback(made.close)
 
     def __enter__(self) -> Self:
         return self

@@ -397,7 +397,7 @@ class TopicSender:
         closed = errors.BadRequest(reason="the producer is closed")
         with self.lock:
             self._closed = closed
-            self.seal()
+            self.seal(signal=False)
             self._give_up(_NEVER, closed)
             self._ending = True
             self._signal()
@@ -516,6 +516,7 @@ class TopicSender:
             _log.exception("the sender of topic %s failed", self.topic)
             with self.lock:
                 self._closed = errors.SparklogError(reason=f"the producer failed: {error!r}")
+                self.seal(signal=False)
                 self._give_up(_NEVER, errors.OutcomeUnknown(what="records", reason=repr(error)))
 
     def _retire_streams(self) -> None:
@@ -607,16 +608,16 @@ class TopicSender:
         count = self.partition_count
         failure: errors.SparklogError | None = None
         try:
-            parts = batch.split(count, spread(self._batch_number, count))
+            split = batch.split(count, spread(self._batch_number, count))
         except (pa.ArrowException, ValueError) as error:
             failure = errors.WrongSchema(reason=f"the records do not become columns: {error}")
         with self.lock:
-            failure = failure or self._closed
-            if failure is not None:
-                batch.fail_unsplit(failure)
-                self._decided(batch.only_part())
+            if batch.is_done():
                 return
-            for part in parts:
+            if failure is not None:
+                self._fail_unsplit(batch, failure)
+                return
+            for part in batch.adopt(split):
                 self._columns |= frozenset(part.payload.schema.names)
                 partition = self._partition(part.partition)
                 partition.lane.add(part)
@@ -713,28 +714,34 @@ class TopicSender:
 
     def _write_run(self, route: _Route, stream: _Stream) -> None:
         """Writes the next parts in one go: the answer to one with `more` may wait for the next."""
+        try:
+            run = self._take_run(route, stream)
+            for written, (part, payload) in enumerate(run, start=1):
+                stream.write(part, payload, more=written < len(run))
+        except (pa.ArrowException, OSError) as error:
+            _log.debug("a stream to %s broke: %s", stream.channel.address, error)
+            run = []
+        except BaseException:
+            # Somebody interrupted a caller who writes himself.
+            stream.retire()
+            raise
+        if not run and route.stream is stream:
+            # What is to be sent needs a wider stream, or this one broke. The reading thread sees it
+            # end, and learns what was not answered.
+            stream.retire()
+
+    def _take_run(self, route: _Route, stream: _Stream) -> list[tuple[Part, pa.RecordBatch]]:
+        """The next parts that go onto `stream`, now in flight; nothing: it does not fit them."""
         run: list[tuple[Part, pa.RecordBatch]] = []
         with self.lock:
-            if route.stream is not stream or not route.may_write:
-                return
-            while len(run) < _RUN_PARTS and route.may_write_here:
+            while len(run) < _RUN_PARTS and route.stream is stream and route.may_write_here:
                 partition = route.line[0]
                 part = partition.lane.send()
                 stream.awaiting.append((partition, part))
                 route.line.rotate(-1)
                 # A part that is given up meanwhile lets its payload go.
                 run.append((part, part.payload))
-        if not run:
-            # Something is to be sent, but it needs a wider stream.
-            stream.retire()
-            return
-        try:
-            for written, (part, payload) in enumerate(run, start=1):
-                stream.write(part, payload, more=written < len(run))
-        except (pa.ArrowException, OSError) as error:
-            # The reading thread learns why, and what is to be sent again.
-            _log.debug("a stream to %s broke: %s", stream.channel.address, error)
-            stream.retire()
+        return run
 
     # -------------------------------------------------------------------------- callers who wait
 
@@ -864,10 +871,13 @@ class TopicSender:
                 part.fail(failure)
                 self._decided(part)
             self._line_up(partition)
-        for batch in [each for each in self._sealed if each.deadline <= now]:
-            self._sealed.remove(batch)
-            batch.fail_unsplit(reason)
-            self._decided(batch.only_part())
+        for batch in [each for each in self._unfinished if each.deadline <= now]:
+            if batch is not self.open and batch.parts is None:
+                self._fail_unsplit(batch, reason)
+        self._sealed = [batch for batch in self._sealed if not batch.is_done()]
+
+    def _fail_unsplit(self, batch: Batch, failure: errors.SparklogError) -> None:
+        self._decided(batch.fail_unsplit(failure))
 
     def _abandon(self, route: _Route) -> None:
         """Leaves a stream that does not answer; its reading thread ends whenever it may."""

@@ -8,6 +8,7 @@ newer writer has added are ignored.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -167,7 +168,8 @@ class MetaStore:
     def change(self, decide: Callable[[Metadata], Metadata | None]) -> Metadata:
         """Puts what `decide` makes of the newest version; asks it again whenever another was first.
 
-        `decide` returns None where nothing is to be changed, and raises to refuse.
+        `decide` returns None where nothing is to be changed, and raises to refuse. Raises
+        `OutcomeUnknown` where the change may have been made, and what the store raises where not.
         """
         while True:
             before = self.reload()
@@ -179,9 +181,14 @@ class MetaStore:
             path = _path(version)
             if not claim(self._store, path, msgspec.json.encode(after), clock=self._clock):
                 continue
-            if self._counts(version):
+            try:
+                counts = self._counts(version)
+            except errors.Retriable as error:
+                raise errors.OutcomeUnknown(what=f"put of {path}", reason=str(error)) from error
+            if counts:
                 self.current = after
-                self._prune(version)
+                with contextlib.suppress(errors.Retriable):  # the next time will do as well
+                    self._prune(version)
                 return after
             self._store.delete([path])
 

@@ -2,16 +2,18 @@
 
 A batch with a manifest is touched only once all of it is published. One without may still get its
 manifest from a driver that is only slow; so before its files go, the sweeper wins the manifest's
-place with a refusal, which a late driver then meets instead.
+place with a refusal, which a late driver then meets instead. The refusal stays for as long as a
+batch is remembered: a driver later than that would decide for files that are gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage import manifest
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import Stat, Store
 
 IsPublished = Callable[[str, int, str, int], bool]
 """(topic, partition, query, batch) → whether the batch's records there are in the table."""
@@ -20,46 +22,52 @@ IsPublished = Callable[[str, int, str, int], bool]
 def sweep(
     store: Store, *, is_published: IsPublished, abandoned_seconds: float, clock: Clock
 ) -> int:
-    """Removes the files of published and of abandoned batches; how many batches."""
+    """Removes the files of published and of abandoned batches; how many files."""
     swept = 0
     for query in store.folders("staging"):
         for batch in store.folders(f"staging/{query}"):
             folder = f"staging/{query}/{batch}"
-            if _is_done(
+            gone = _unneeded(
                 store,
                 folder,
                 is_published=is_published,
                 abandoned_seconds=abandoned_seconds,
                 clock=clock,
-            ):
-                names = [stat.name for stat in store.list_after(folder)]
-                store.delete(f"{folder}/{name}" for name in names if name != manifest.NAME)
-                store.delete([f"{folder}/{manifest.NAME}"])
-                swept += 1
+            )
+            # The manifest goes last: without it the rest would seem to wait for one.
+            gone.sort(key=lambda name: name == manifest.NAME)
+            store.delete([f"{folder}/{name}" for name in gone])
+            swept += len(gone)
     return swept
 
 
-def _is_done(
+def _unneeded(
     store: Store,
     folder: str,
     *,
     is_published: IsPublished,
     abandoned_seconds: float,
     clock: Clock,
-) -> bool:
+) -> list[str]:
+    """The names in the folder that may go now; a batch that was abandoned is refused first."""
     stats = store.list_after(folder)
-    horizon_us = clock.now_us() - round(abandoned_seconds * 1e6)
-    is_old = all(stat.modified_us < horizon_us for stat in stats)
-    if any(stat.name == manifest.NAME for stat in stats):
-        found = manifest.load(store, f"{folder}/{manifest.NAME}")
-        if found.refused:
-            return is_old
-        return all(
-            is_published(each.topic, each.partition, found.query, found.batch)
-            for each in found.sections
-            if each.rows
-        )
-    if stats and is_old:
-        # The refusal stays until it is old itself.
-        manifest.refuse(store, folder, clock=clock)
-    return False
+    names = [stat.name for stat in stats]
+    if manifest.NAME not in names:
+        if stats and _are_old(stats, abandoned_seconds, clock):
+            manifest.refuse(store, folder, clock=clock)
+        return []
+    found = manifest.load(store, f"{folder}/{manifest.NAME}")
+    if found.refused:
+        is_over = _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock)
+        return [name for name in names if is_over or name != manifest.NAME]
+    is_done = all(
+        is_published(each.topic, each.partition, found.query, found.batch)
+        for each in found.sections
+        if each.rows
+    )
+    return names if is_done else []
+
+
+def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:
+    horizon_us = clock.now_us() - round(age_seconds * 1e6)
+    return all(stat.modified_us < horizon_us for stat in stats)

@@ -12,7 +12,6 @@ Rules of this room:
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -258,8 +257,6 @@ class Query(Client):
         self._contents: dict[tuple[str, int], list[Row]] = {}
         """The rows of every section ever staged, by its place."""
         self._adopted: list[tuple[int, wire.Adopted]] = []
-        self._driven: Counter[int] = Counter()
-        """How many decisions of each batch were driven."""
         self.start(self._run)
 
     def _run(self) -> None:
@@ -267,8 +264,8 @@ class Query(Client):
             decision = self._decide(self._batch)
             if isinstance(decision, errors.BadRequest):
                 self._batch += 1
-            elif decision is not None and (adopted := self._drive(decision)) is not None:
-                self._adopted.append((self._batch, adopted))
+            elif decision is not None:
+                self._adopted.append((self._batch, self._drive(decision)))
                 self._batch += 1
             if self._adopted and self.chance.random() < 0.2:
                 self._run_again(*self.chance.choice(self._adopted[-3:]))
@@ -318,19 +315,10 @@ class Query(Client):
         )
         return Row(value.encode(), None, None)  # by which rule it gets its time is not told
 
-    def _drive(self, decision: manifest.Manifest) -> wire.Adopted | None:
-        """Has the batch adopted, however often that must be asked for; None: run it again."""
-        self._driven[decision.batch] += 1
-        doubtful = self._driven[decision.batch] > 1
-        while True:
-            answer, error = self.ask("adopt", lambda core: self._adopt(core, decision))
-            if error is None:
-                break
-            if doubtful and isinstance(error, errors.BadRequest):
-                return None  # adopted, published and swept before we were told
-            is_final = isinstance(error, errors.Invalid | errors.Corrupt)
-            ensure(not is_final, f"{decision.path} is refused: {error!r}")
-            doubtful = doubtful or not isinstance(error, errors.Retriable)
+    def _drive(self, decision: manifest.Manifest) -> wire.Adopted:
+        """Has the batch adopted, however often that must be asked for."""
+        while (answer := self._try_to_adopt(decision)) is None:
+            pass
         topic_id, adopted = answer
         for partition, (first, count) in adopted.ranges.get(self._topic, {}).items():
             rows = [
@@ -341,12 +329,18 @@ class Query(Client):
             ]
             ensure(len(rows) == count, f"{decision.path}: {count} rows of {len(rows)}")
             self.world.disk.note("adopted", topic_id, partition, first, count)
-            place = topic_id, partition
-            if self._driven[decision.batch] == 1:
-                self.world.history.ack(self.name, place, first, rows)
-            else:  # which of our tries stands is not told
-                self.world.history.ack_end(place, first + count)
+            self.world.history.ack(self.name, (topic_id, partition), first, rows)
         return adopted
+
+    def _try_to_adopt(self, decision: manifest.Manifest) -> tuple[str, wire.Adopted] | None:
+        """(topic id, answer), or None where there was none."""
+        call = self.send("adopt", lambda core: self._adopt(core, decision))
+        answer, error = self.receive(call)
+        if isinstance(error, errors.Invalid | errors.Corrupt):
+            # One that was replaced does not know what its successor has adopted and swept.
+            is_old = call is not None and self.world.is_replaced(call.broker)
+            ensure(is_old, f"{decision.path} is refused: {error!r}")
+        return answer
 
     def _adopt(self, core: Core, decision: manifest.Manifest) -> tuple[str, wire.Adopted]:
         topic_id = core.describe(self._topic).topic_id
@@ -355,13 +349,10 @@ class Query(Client):
     def _run_again(self, batch: int, before: wire.Adopted) -> None:
         """A driver that died just after the commit runs the batch once more."""
         decision = self._decide(batch)
-        if not isinstance(decision, manifest.Manifest):
-            return
-        answer, error = self.ask("adopt again", lambda core: self._adopt(core, decision))
-        if error is None:
-            again = answer[1]
-            what = f"{decision.path} was adopted as {before} and again as {again}"
-            ensure(again.ranges == before.ranges and (again.skipped or not again.ranges), what)
+        if isinstance(decision, manifest.Manifest) and (again := self._try_to_adopt(decision)):
+            what = f"{decision.path} was adopted as {before} and again as {again[1]}"
+            is_skipped = again[1].skipped or not again[1].ranges
+            ensure(is_skipped and again[1].ranges == before.ranges, what)
 
 
 def _payload(rows: list[Row], chance: random.Random) -> pa.RecordBatch:

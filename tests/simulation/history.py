@@ -98,12 +98,8 @@ class History:
     def ack(self, who: str, place: Place, first: int, rows: Sequence[Row]) -> None:
         """Somebody was told that `rows` stand durably from `first` on."""
         self.saw(f"{who}, acked", place, enumerate(rows, first))
-        self.ack_end(place, first + len(rows))
+        self.acked[place] = max(self.acked[place], first + len(rows))
         self.acks += len(rows)
-
-    def ack_end(self, place: Place, end: int) -> None:
-        """Somebody was told that everything below `end` stands durably."""
-        self.acked[place] = max(self.acked[place], end)
 
     def saw(self, who: str, place: Place, rows: Iterable[tuple[int, Row]]) -> None:
         """Somebody saw `rows` at these offsets."""

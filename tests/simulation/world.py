@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits, wire
 from sparklog.broker.core import Core
-from sparklog.storage import table, upkeep, wal
+from sparklog.storage import manifest, table, upkeep, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import Epoch, Metadata, MetaStore
 from sparklog.storage.objects import SyncFailed
@@ -397,8 +397,12 @@ class World:
             }
             ensure(named <= stored, f"{topic}: these are gone: {sorted(named - stored)}")
             ensure(stored <= named, f"{topic}: these are orphans: {sorted(stored - named)}")
-        staged = [stat.name for stat in base.walk("staging")]
-        ensure(not staged, f"still staged: {staged}")
+        staged = [f"staging/{stat.name}" for stat in base.walk("staging")]
+        ensure(all(map(self._is_refusal, staged)), f"still staged: {staged}")
+
+    def _is_refusal(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
+        return name == manifest.NAME and manifest.load(self.disk.base, path).refused
 
 
 # ------------------------------------------------------------------------------ determinism

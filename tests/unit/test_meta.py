@@ -193,7 +193,7 @@ def test_an_ambiguous_change_is_made_once(
 
 
 def test_old_versions_are_pruned(store: MemoryStore, clock: ManualClock) -> None:
-    """The newest hundred versions stay, some ten more at most, and a reader of any age catches up."""
+    """The newest hundred stay, some ten more at most, and a reader of any age catches up."""
     meta, old = opened(store, clock), opened(store, clock)
     meta.change(count_up)
     assert old.refresh().version == 1
@@ -240,34 +240,32 @@ def test_who_slept_through_the_pruning_changes_the_newest(
     assert versions == list(range(versions[0], after.version + 1))
 
 
-class PrunedHalf(NoFaults):
-    """The first version is put again by a sleeper while the pruner is between two deletions."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.wake = wake
-
-    def after(self, operation: Operation, path: str, /) -> None:
-        if operation == "delete" and path == f"meta/{1:020d}.json":
-            self.wake()
-
-
 def test_the_first_version_is_not_made_twice(store: MemoryStore, clock: ManualClock) -> None:
-    """A sleeper that wakes amid the pruning does not take the first version for its own."""
-    results: list[Metadata] = []
+    """A sleeper that wakes amid the pruning does not take its put of version 1 for the first."""
+    died = errors.StorageUnavailable(operation="delete", path="?", reason="died")
+    fault = Fault(operation="delete", error=died, moment="after", prefix="meta")
+    others = opened(store.view(ScriptedFaults(fault)), clock)
 
-    def wake() -> None:
-        # What the sleeper has decided long ago: version 1, upon nothing.
-        meta = MetaStore(store, clock=clock)
-        store.put_new(f"meta/{1:020d}.json", msgspec.json.encode(Metadata(version=1)))
-        results.append(meta.current)
-        assert not meta._counts(1)
-        store.delete([f"meta/{1:020d}.json"])
+    def meanwhile() -> None:
+        for _ in range(limits.META_VERSIONS_KEPT + 10):
+            others.change(count_up)
+        assert paths(store, "meta")[0] == f"{2:020d}.json"
 
-    meta = opened(store.view(PrunedHalf(wake)), clock)
-    for _ in range(120):
-        meta.change(count_up)
-    assert results
-    assert meta.reload().next_producer_id == 120
+    after = opened(store.view(Sleeper(meanwhile)), clock).change(count_up)
+    assert (after.version, after.next_producer_id) == (limits.META_VERSIONS_KEPT + 11,) * 2
+    assert MetaStore(store, clock=clock).reload() == after
+
+
+def test_a_change_that_was_put_is_never_said_to_have_failed(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Where it cannot be told whether the put counts, the outcome is unknown."""
+    down = errors.StorageUnavailable(operation="list", path="meta", reason="down")
+    # The first listing looks for the newest version, the second for what became of the put.
+    fault = Fault(operation="list_after", error=down, count=2, prefix="meta")
+    with pytest.raises(errors.OutcomeUnknown):
+        opened(store.view(ScriptedFaults(fault)), clock).change(count_up)
+    assert MetaStore(store, clock=clock).reload().version == 1
 
 
 # ------------------------------------------------------------------------------ heartbeats

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -340,7 +341,7 @@ def test_a_failing_task_takes_its_files_along(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it had put is removed before the error goes on."""
-    monkeypatch.setitem(StagingWriter.__init__.__kwdefaults__, "file_bytes", 1)
+    monkeypatch.setattr(datasink, "StagingWriter", partial(StagingWriter, file_bytes=1))
     sink = Sink(tmp_path)
 
     def rows() -> Iterator[pa.RecordBatch]:

@@ -1,0 +1,294 @@
+"""spark.read and readStream of a root: what was sent is what Spark sees, each record once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparklog
+from sparklog.client import Log
+
+pytestmark = pytest.mark.spark
+
+KAFKA_SCHEMA = (
+    "key binary, value binary, topic string, partition int, offset bigint,"
+    " timestamp timestamp, timestampType int"
+)
+AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture(name="log")
+def _log(root: Path) -> Iterator[Log]:
+    with sparklog.connect(root) as log:
+        log.create_topic("t", partitions=2)
+        yield log
+
+
+def send(log: Log, first: int, end: int, topic: str = "t") -> None:
+    """Records `first` … `end`, in turn to each of two partitions."""
+    with log.producer() as producer:
+        for number in range(first, end):
+            producer.send(
+                topic,
+                key=b"k%d" % number,
+                value=b"v%d" % number,
+                partition=number % 2,
+                timestamp=AT,
+                headers=[("h", b"%d" % number)],
+            )
+
+
+def read(spark: SparkSession, root: Path, **options: str) -> DataFrame:
+    """A batch read of topic `t`."""
+    given = {"root": str(root), "subscribe": "t"} | options
+    return spark.read.format("sparklog").options(**given).load()
+
+
+def stream(spark: SparkSession, root: Path, **options: str) -> DataFrame:
+    """A stream of topic `t` from its beginning."""
+    given = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
+    return spark.readStream.format("sparklog").options(**given).load()
+
+
+def values(frame: DataFrame) -> list[str]:
+    """The frame's values, sorted by number."""
+    rows = frame.selectExpr("cast(value as string) as value").collect()
+    return sorted((row.value for row in rows), key=lambda value: int(value[1:]))
+
+
+def sent(first: int, end: int) -> list[str]:
+    """What `values` should give."""
+    return [f"v{number}" for number in range(first, end)]
+
+
+class Collected:
+    """What a query gave to its batches; `rows` are (partition, offset, value)."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, str]] = []
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        del number
+        found = batch.selectExpr("partition", "offset", "cast(value as string)").collect()
+        self.rows += [tuple(row) for row in found]
+        self.sizes.append(len(found))
+
+    def once(self) -> list[str]:
+        """The values, after checking that no place came twice and that offsets are whole."""
+        places = sorted(row[:2] for row in self.rows)
+        assert len(set(places)) == len(places)
+        return sorted((row[2] for row in self.rows), key=lambda value: int(value[1:]))
+
+
+def start(
+    frame: DataFrame, checkpoint: Path, sink: Callable[[DataFrame, int], None], **trigger: Any
+) -> StreamingQuery:
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start() if trigger else writer.start()
+
+
+# ------------------------------------------------------------------------------ batch
+
+
+def test_rows_are_those_of_spark_s_kafka_source(spark: SparkSession, root: Path, log: Log) -> None:
+    """Names, types and values are what `format("kafka")` would give."""
+    send(log, 0, 4)
+    expected = spark.createDataFrame(
+        [
+            (b"k%d" % number, b"v%d" % number, "t", number % 2, number // 2, AT, 0)
+            for number in range(4)
+        ],
+        KAFKA_SCHEMA,
+    )
+    assert_df_equality(read(spark, root), expected, ignore_row_order=True)
+
+
+def test_headers_and_single_columns_are_a_choice(spark: SparkSession, root: Path, log: Log) -> None:
+    """includeHeaders adds the column of Spark's Kafka source; columns takes only some."""
+    send(log, 0, 2)
+    with_headers = read(spark, root, includeHeaders="true").select("headers", "offset")
+    expected = spark.createDataFrame(
+        [([("h", bytearray(b"0"))], 0), ([("h", bytearray(b"1"))], 0)],
+        "headers array<struct<key:string,value:binary>>, offset bigint",
+    )
+    assert_df_equality(with_headers, expected, ignore_row_order=True)
+    assert read(spark, root, columns="offset,topic").columns == ["offset", "topic"]
+    assert read(spark, root, columns="topic").count() == 2
+
+
+def test_reading_needs_nobody_but_the_root(spark: SparkSession, root: Path, log: Log) -> None:
+    """Not yet published, published, or without any broker: the same rows."""
+    send(log, 0, 50)
+    assert values(read(spark, root)) == sent(0, 50)
+    log.flush_to_table()
+    send(log, 50, 60)
+    assert values(read(spark, root)) == sent(0, 60)
+    log.close()
+    assert values(read(spark, root)) == sent(0, 60)
+
+
+def test_a_batch_has_the_bounds_that_it_was_given(
+    spark: SparkSession, root: Path, log: Log
+) -> None:
+    """startingOffsets and endingOffsets cut each partition by itself."""
+    send(log, 0, 40)
+    bounds = {
+        "startingOffsets": json.dumps({"t": {"0": 3, "1": -2}}),
+        "endingOffsets": json.dumps({"t": {"0": -1, "1": 4}}),
+    }
+    found = read(spark, root, **bounds).groupBy("partition").agg({"offset": "min", "*": "count"})
+    assert {tuple(row) for row in found.collect()} == {(0, 3, 17), (1, 0, 4)}
+
+
+def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) -> None:
+    """SQL asks it like any table."""
+    send(log, 0, 10)
+    spark.sql(
+        "create or replace temporary view flights using sparklog"
+        f" options (root '{root}', subscribe 't')"
+    )
+    (row,) = spark.sql("select count(*) as n, max(offset) as last from flights").collect()
+    assert (row.n, row.last) == (10, 4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"),
+        ({"subscribe": "u"}, "no topic named 'u'"),
+        ({"startingOffsets": "latest"}, "a batch that begins there has no records"),
+        ({"maxOffsetsPerTrigger": "5"}, "a batch has no triggers"),
+        ({"root": "/nowhere"}, "is no sparklog root"),
+    ],
+)
+def test_a_wrong_option_is_told_by_name(
+    spark: SparkSession, root: Path, log: Log, options: dict[str, str], message: str
+) -> None:
+    """The user reads our own message, from `load` or the first use."""
+    with pytest.raises(AnalysisException, match=message):
+        read(spark, root, **options).collect()
+
+
+# ------------------------------------------------------------------------------ stream
+
+
+def test_a_stream_sees_what_is_appended(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Records come while it runs, from log and table, and from partitions that are added."""
+    collected = Collected()
+    send(log, 0, 10)
+    query = start(stream(spark, root), tmp_path / "checkpoint", collected)
+    try:
+        query.processAllAvailable()
+        assert collected.once() == sent(0, 10)
+        send(log, 10, 20)
+        log.flush_to_table()
+        send(log, 20, 30)
+        query.processAllAvailable()
+        assert collected.once() == sent(0, 30)
+        log.add_partitions("t", 3)
+        with log.producer() as producer:
+            producer.send("t", value=b"v30", partition=2)
+        query.processAllAvailable()
+        assert collected.once() == sent(0, 31)
+        progress = query.lastProgress
+        assert progress is not None
+        source = progress["sources"][0]
+        assert json.loads(source["latestOffset"])["t"]["offsets"] == {"0": 15, "1": 15, "2": 1}
+    finally:
+        query.stop()
+
+
+def test_a_restarted_stream_gives_each_record_once(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """From its checkpoint, in steps of maxOffsetsPerTrigger, whatever table and log did meanwhile."""
+    collected = Collected()
+    limited = {"maxOffsetsPerTrigger": "7"}
+    send(log, 0, 25)
+    for _ in range(2):
+        query = start(
+            stream(spark, root, **limited), tmp_path / "checkpoint", collected, availableNow=True
+        )
+        assert query.awaitTermination(60)
+        log.flush_to_table()
+        send(log, 25, 40)
+    assert collected.once()[:25] == sent(0, 25)
+    assert max(collected.sizes) <= 7
+    assert len(collected.rows) == 40
+
+
+def test_available_now_reads_what_there_is_and_ends(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """One run reads all and stops; the next has nothing to do."""
+    collected = Collected()
+    send(log, 0, 12)
+    for _ in range(2):
+        query = start(stream(spark, root), tmp_path / "checkpoint", collected, availableNow=True)
+        assert query.awaitTermination(60)
+    assert collected.once() == sent(0, 12)
+
+
+def test_a_new_query_begins_at_the_end(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Without startingOffsets a stream gives what comes, as Spark's Kafka source does."""
+    collected = Collected()
+    send(log, 0, 5)
+    given = {"root": str(root), "subscribe": "t"}
+    frame = spark.readStream.format("sparklog").options(**given).load()
+    query = start(frame, tmp_path / "checkpoint", collected)
+    try:
+        query.processAllAvailable()
+        send(log, 5, 9)
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert collected.once() == sent(5, 9)
+
+
+def test_a_topic_that_was_created_again_ends_the_query(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Its records are other records; with failOnDataLoss=false they are read from the start."""
+    collected = Collected()
+    send(log, 0, 10)
+    query = start(stream(spark, root), tmp_path / "checkpoint", collected, availableNow=True)
+    assert query.awaitTermination(60)
+    log.delete_topic("t")
+    log.create_topic("t", partitions=2)
+    send(log, 10, 13)
+    query = start(stream(spark, root), tmp_path / "checkpoint", collected, availableNow=True)
+    with pytest.raises(StreamingQueryException, match="'t' was deleted and created again"):
+        query.awaitTermination(60)
+    again = Collected()
+    going_on = stream(spark, root, failOnDataLoss="false")
+    query = start(going_on, tmp_path / "checkpoint", again, availableNow=True)
+    assert query.awaitTermination(60)
+    assert again.once() == sent(10, 13)
+
+
+def test_a_stream_s_wrong_option_is_told_by_name(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """What only a running stream can refuse is the query's own error."""
+    query = start(stream(spark, root, endingOffsets="latest"), tmp_path / "checkpoint", Collected())
+    with pytest.raises(StreamingQueryException, match="a stream has no end"):
+        query.awaitTermination(60)
