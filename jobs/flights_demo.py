@@ -378,9 +378,10 @@ class Board:
         self._sending = Progress(
             TextColumn("flights sent"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         )
-        self._task = self._sending.add_task("", total=total)
+        self._task = self._sending.add_task("", total=total, start=False)
 
     def show_sent(self, count: int) -> None:
+        self._sending.start_task(self._task)
         self._sending.update(self._task, completed=count)
 
     def show_result(self, delays: Mapping[str, Delays]) -> None:
@@ -561,7 +562,8 @@ def run(places: Places, flights: Flights, console: Console) -> bool:
 
         if not any(Path.home().glob(".ivy2*/jars/*delta-spark*")):
             console.print("Spark downloads Delta's jars first, once: half a minute")
-        spark = stack.enter_context(spark_session(places))
+        with console.status("Spark starts"):
+            spark = stack.enter_context(spark_session(places))
         board = Board(total=len(flights))
         with delay_query(spark, places, board.show_result) as query, shown(board, console):
             steady, burst = send_year(log, flights, board, query)
@@ -572,13 +574,14 @@ def run(places: Places, flights: Flights, console: Console) -> bool:
             soft_wrap=True,
         )
 
-        log.flush_to_table(TOPIC)
-        checks = [
-            check_records(log, flights),
-            check_delays(board.delays, delays_by_pandas(flights)),
-            *check_table(spark, places.table, len(flights)),
-            check_disk(disk_after_compaction(places.table), flights.json_bytes),
-        ]
+        with console.status("everything is checked"):
+            log.flush_to_table(TOPIC)
+            checks = [
+                check_records(log, flights),
+                check_delays(board.delays, delays_by_pandas(flights)),
+                *check_table(spark, places.table, len(flights)),
+                check_disk(disk_after_compaction(places.table), flights.json_bytes),
+            ]
     for check in checks:
         mark = "[green]right[/]  " if check.holds else "[bold red]WRONG[/]  "
         console.print(f"{mark}  {check.what}: {check.found}", soft_wrap=True)
@@ -636,7 +639,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         console.print("interrupted; everything that was started is stopped")
         return 130
     if options.root is not None:
-        console.print(f"kept in {places.root}: sparklog topics describe {TOPIC} --root {root}")
+        told = f"kept: sparklog topics describe {TOPIC} --root {places.root}"
+        console.print(told, soft_wrap=True)
     return 0 if all_right else 1
 
 

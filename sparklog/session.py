@@ -130,8 +130,14 @@ class _RootSession:
         return found[1] if found is not None else None
 
     def _start_here(self) -> str:
-        from sparklog.broker.agent import Agent  # heavy, and not needed where a broker lives
+        # Heavy, and not needed where a broker lives.
+        import structlog
 
+        from sparklog.broker.agent import Agent
+        from sparklog.broker.logging import configure
+
+        if not structlog.is_configured():
+            configure(self._settings.log)  # by default it writes between the program's own output
         agent = Agent(self._settings, store=self._store, replaces=False)
         agent.start()
         self._agent = agent

@@ -12,7 +12,7 @@ from sparklog.settings import LogSettings
 
 
 def configure(settings: LogSettings) -> None:
-    """For a process that is a broker; an embedded one leaves the program's own logging alone."""
+    """For a process that is a broker, or holds one and has not configured structlog itself."""
     as_console = settings.format == "console" or (settings.format == "auto" and sys.stderr.isatty())
     renderer: Any = (
         structlog.dev.ConsoleRenderer() if as_console else structlog.processors.JSONRenderer()

@@ -191,6 +191,7 @@ class Ledger:
 
     def wrote(self, written: WalObject) -> None:
         """Our WAL's next object stands durably."""
+        carried: dict[Partition, dict[int, Located]] = {}
         with self.grown:
             self.applied_sequence = written.at.sequence
             for each in written.located:
@@ -203,13 +204,15 @@ class Ledger:
                 partition = topic.partitions[entry.partition]
                 partition.remember(entry)
                 if entry.carried:
-                    self._replace(partition, each)
+                    carried.setdefault(partition, {})[entry.base_offset] = each
                     continue
                 assert entry.base_offset == partition.end, (
                     f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
                 )
                 partition.end = entry.end
                 self._need(topic, partition, each)
+            for partition, copies in carried.items():
+                self._replace(partition, copies)
             self.grown.notify_all()
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
@@ -237,13 +240,16 @@ class Ledger:
         topic.unpublished_bytes += size
         self.unpublished_bytes += size
 
-    def _replace(self, partition: Partition, carried: Located) -> None:
-        for index, each in enumerate(partition.unpublished):
-            if each.entry.base_offset == carried.entry.base_offset:
+    def _replace(self, partition: Partition, copies: dict[int, Located]) -> None:
+        """Puts copies, by base offset, in the place of what has not been published meanwhile."""
+        kept: deque[Located] = deque()
+        for each in partition.unpublished:
+            copy = copies.get(each.entry.base_offset)
+            if copy is not None:
                 self._drop_need(each.at)
-                partition.unpublished[index] = carried
-                self._needs[carried.at] = self._needs.get(carried.at, 0) + 1
-                return
+                self._needs[copy.at] = self._needs.get(copy.at, 0) + 1
+            kept.append(copy or each)
+        partition.unpublished = kept
 
     def _release(self, topic: Topic, done: Iterable[Located]) -> None:
         for each in done:

@@ -39,6 +39,15 @@ class _Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Spoiled:
+    """An entry that cannot be read, and so not be published."""
+
+    partition: Partition
+    end: int
+    error: errors.SparklogError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """What one commit came to."""
 
@@ -113,17 +122,18 @@ class Publisher:
             return Published()
         files: list[TableFile] = []
         written: list[_Run] = []
-        spoiled: errors.SparklogError | None = None
+        spoiled: list[_Spoiled] = []
         for run in runs:
-            sound, error = self._write(topic, run, files)
-            spoiled = spoiled or error
+            sound = self._write(topic, run, files, spoiled)
             if sound is not None:
                 written.append(sound)
-        if written:
-            snapshot = self._commit(topic, written, files)
-            self._settle(topic, snapshot)
-        if spoiled is not None:
-            raise spoiled
+        # What cannot be read may be gone because a predecessor has published it since.
+        table = self.table(topic)
+        snapshot = self._commit(topic, written, files) if written else table.refresh()
+        self._settle(topic, snapshot)
+        for each in spoiled:
+            if each.partition.published < each.end:
+                raise each.error
         return Published(
             rows=sum(file.rows or 0 for file in files),
             files=len(files),
@@ -152,13 +162,12 @@ class Publisher:
     # -------------------------------------------------------------------------- writing
 
     def _write(
-        self, topic: Topic, run: _Run, files: list[TableFile]
-    ) -> tuple[_Run | None, errors.SparklogError | None]:
-        """Writes the rows of `run`; what comes after a corrupt entry is left out of it."""
+        self, topic: Topic, run: _Run, files: list[TableFile], spoiled: list[_Spoiled]
+    ) -> _Run | None:
+        """Writes the rows of `run`, up to its first spoiled entry; what was written of it."""
         sound = 0
         size = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
-        error: errors.SparklogError | None = None
 
         def write() -> None:
             nonlocal size
@@ -169,15 +178,16 @@ class Publisher:
                 size = 0
 
         for located in run.entries:
+            entry = located.entry
             try:
                 payload = self._payload(located)
-            except errors.CorruptObject as found:
-                error = found
+            except errors.CorruptObject as error:
+                spoiled.append(_Spoiled(partition=run.partition, end=entry.end, error=error))
                 break
-            except ObjectMissing as found:
-                error = errors.MissingObject(path=found.path, reason="it is not published yet")
+            except ObjectMissing as missing:
+                gone = errors.MissingObject(path=missing.path, reason="it is not published yet")
+                spoiled.append(_Spoiled(partition=run.partition, end=entry.end, error=gone))
                 break
-            entry = located.entry
             skip = max(run.first - entry.base_offset, 0)
             payloads.append(
                 (
@@ -193,8 +203,8 @@ class Publisher:
                 write()
         write()
         if not sound:
-            return None, error
-        return _Run(partition=run.partition, first=run.first, entries=run.entries[:sound]), error
+            return None
+        return _Run(partition=run.partition, first=run.first, entries=run.entries[:sound])
 
     def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
         return write_file(

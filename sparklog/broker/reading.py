@@ -7,7 +7,7 @@ was read, because what came later is in the WAL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,13 +16,13 @@ import pyarrow as pa
 
 from sparklog import errors, limits, wire
 from sparklog.broker.hot import HotBatch, HotTail
-from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.clock import Clock
 from sparklog.record import ROW_SCHEMA, rows_of_run
-from sparklog.storage import plan
+from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import read_slice
-from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.storage.snapshot import Slice, Source, TableSnapshot
 from sparklog.storage.table import Table
 
 _PLAN_ATTEMPTS: Final = 5
@@ -119,7 +119,7 @@ class LogReader:
     def _some(
         self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
     ) -> Iterator[Batch]:
-        """The next batches from `start`: hot ones, or those of one planned slice; one at least."""
+        """The next batches from `start`, one at least: hot ones, or what a plan finds."""
         count = min(end - start, wish.batch_rows)
         hot = self._hot.run(topic.topic_id, partition.number, start, rows=count)
         if hot:
@@ -131,36 +131,51 @@ class LogReader:
     ) -> Iterator[Batch]:
         start = hot[0].entry.base_offset
         run = [(e.base_offset, e.arrival_us, e.timestamp_type, payload) for e, payload in hot]
-        for whole in rows_of_run(run, partition=partition.number):
-            wanted = whole.slice(0, end - start)
-            for at in range(0, wanted.num_rows, wish.batch_rows):
-                rows = wanted.slice(at, wish.batch_rows)
-                first, start = start, start + rows.num_rows
-                yield _batch(topic, partition, first, start, wish.select(rows))
+        for rows in _cut(rows_of_run(run, partition=partition.number), wish.batch_rows):
+            wanted = rows.slice(0, end - start)
+            if wanted.num_rows:
+                first, start = start, start + wanted.num_rows
+                yield _batch(topic, partition, first, start, wish.select(wanted))
 
     def _planned_rows(
         self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
     ) -> Iterator[Batch]:
+        """Batches up to `end`, or to the first slice that makes `batch_rows` offsets full."""
+        enough = min(start + wish.batch_rows, end)
         for _ in range(_PLAN_ATTEMPTS):
             pieces = self._plan(topic, partition, start, end)
-            # Whatever a slice lacks up to its end is a gap; so is all, where there is no slice.
-            stop = pieces[0].end if pieces else end
             try:
-                for piece in pieces[:1]:
-                    for rows in read_slice(
-                        self._store, piece, columns=wish.with_offset, batch_rows=wish.batch_rows
-                    ):
+                for run in _runs(pieces, wish.batch_rows):
+                    for rows in self._rows_of(run, wish):
                         first, start = start, rows.column("offset")[-1].as_py() + 1
                         yield _batch(topic, partition, first, start, wish.select(rows))
+                    if run[-1].end >= enough:
+                        end = run[-1].end
+                        break
             except ObjectMissing as missing:
                 gone = missing.path
                 self._refresh(topic)
                 continue
-            if start < stop:
+            if start < end:  # what no slice has is a gap
                 nothing = wish.select(ROW_SCHEMA.empty_table().to_batches()[0])
-                yield _batch(topic, partition, start, stop, nothing)
+                yield _batch(topic, partition, start, end, nothing)
             return
         raise errors.MissingObject(path=gone, reason="the log names it still")
+
+    def _rows_of(self, run: Sequence[Slice], wish: _Wish) -> Iterator[pa.RecordBatch]:
+        """The rows of a file's slice, or of entries that follow one another."""
+        if run[0].source is Source.FILES:
+            return read_slice(
+                self._store, run[0], columns=wish.with_offset, batch_rows=wish.batch_rows
+            )
+        parts = []
+        for piece in run:
+            assert piece.entry is not None
+            entry = piece.entry.entry
+            payload = wal.decode_payload(entry, wal.read_payload(self._store, piece.entry))
+            wanted = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
+            parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
+        return _cut(rows_of_run(parts, partition=run[0].partition), wish.batch_rows)
 
     # -------------------------------------------------------------------------- planning
 
@@ -307,6 +322,31 @@ def _batch(topic: Topic, partition: Partition, first: int, end: int, rows: pa.Re
         high_watermark=partition.end,
         rows=rows,
     )
+
+
+def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of so many at most."""
+    for batch in batches:
+        for at in range(0, batch.num_rows, batch_rows):
+            yield batch.slice(at, batch_rows)
+
+
+def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
+    """Slices to be read in one go: a file alone, small neighbours in the WAL together."""
+    run: list[Slice] = []
+    size = 0
+    for piece in pieces:
+        if run and not (
+            piece.source is run[0].source is Source.WAL
+            and piece.end - run[0].first <= batch_rows
+            and size <= limits.FLUSH_MAX_BYTES
+        ):
+            yield run
+            run, size = [], 0
+        run.append(piece)
+        size += payload_bytes(piece.entry.entry) if piece.entry is not None else 0
+    if run:
+        yield run
 
 
 def _check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:

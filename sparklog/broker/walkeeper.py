@@ -59,6 +59,8 @@ class WalKeeper:
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(lease.inherited)
+        self._damaged: set[Located] = set()
+        """Entries that cannot be carried, and whose objects must stay for a person to look at."""
         # What closed epochs left behind goes after a grace, whoever closed them.
         self._retire_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
@@ -135,19 +137,21 @@ class WalKeeper:
         Wait for the ticket. None where nothing has waited too long.
         """
         horizon_us = self._clock.now_us() - round(self._bounds.carry_after_seconds * 1e6)
-        held = [each for each in self._ledger.waiting_since(horizon_us) if self._is_old(each)]
-        if not held:
-            return None
         chosen: list[Carry] = []
         size = 0
-        for each in held:
+        for each in self._ledger.waiting_since(horizon_us):
+            if not self._is_old(each) or each in self._damaged:
+                continue
             size += payload_bytes(each.entry) if each.entry.staged is None else 0
-            if chosen and size > self._bounds.carry_bytes:
+            if len(chosen) == limits.FLUSH_MAX_ENTRIES or (
+                chosen and size > self._bounds.carry_bytes
+            ):
                 break
             try:
                 chosen.append(Carry(located=each, payload=self._payload(each)))
             except (errors.CorruptObject, ObjectMissing) as error:
                 _log.error("cannot carry an entry", entry=repr(each), reason=str(error))
+                self._damaged.add(each)
         return self._writer.submit(chosen) if chosen else None
 
     def _is_old(self, located: Located) -> bool:

@@ -713,25 +713,32 @@ class TopicSender:
             ).start()
 
     def _write_run(self, route: _Route, stream: _Stream) -> None:
-        """Writes the next parts in one go: the answer to one with `more` may wait for the next."""
+        """Writes the next parts in one go: the answer to one with `more` may wait for the next.
+
+        Where the next part has other columns, the stream is ended instead, for a wider one.
+        """
         try:
             run = self._take_run(route, stream)
             for written, (part, payload) in enumerate(run, start=1):
                 stream.write(part, payload, more=written < len(run))
         except (pa.ArrowException, OSError) as error:
             _log.debug("a stream to %s broke: %s", stream.channel.address, error)
-            run = []
         except BaseException:
             # Somebody interrupted a caller who writes himself.
             stream.retire()
             raise
-        if not run and route.stream is stream:
-            # What is to be sent needs a wider stream, or this one broke. The reading thread sees it
-            # end, and learns what was not answered.
-            stream.retire()
+        else:
+            if run or not self._needs_wider(route, stream):
+                return
+        # The reading thread sees the stream end, and learns what was not answered.
+        stream.retire()
+
+    def _needs_wider(self, route: _Route, stream: _Stream) -> bool:
+        with self.lock:
+            return route.stream is stream and route.may_write and not route.may_write_here
 
     def _take_run(self, route: _Route, stream: _Stream) -> list[tuple[Part, pa.RecordBatch]]:
-        """The next parts that go onto `stream`, now in flight; nothing: it does not fit them."""
+        """The next parts that go onto `stream`, now in flight."""
         run: list[tuple[Part, pa.RecordBatch]] = []
         with self.lock:
             while len(run) < _RUN_PARTS and route.stream is stream and route.may_write_here:

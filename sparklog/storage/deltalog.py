@@ -291,6 +291,10 @@ _COLUMNS: Final[dict[str, type[Action]]] = {
     "metaData": Metadata,
     "protocol": Protocol,
 }
+_FIELDS: Final[dict[type[Action], tuple[msgspec.structs.FieldInfo, ...]]] = {
+    Format: msgspec.structs.fields(Format),
+    **{kind: msgspec.structs.fields(kind) for kind in _COLUMNS.values()},
+}
 _V2_COLUMNS: Final = ("checkpointMetadata", "sidecar")
 
 
@@ -327,7 +331,7 @@ def decode_checkpoint(source: pa.NativeFile | pa.Buffer, path: str) -> Actions:
         wanted = [
             name if kind in (Metadata, Protocol) else f"{name}.{each.encode_name}"
             for name, kind in _COLUMNS.items()
-            for each in msgspec.structs.fields(kind)
+            for each in _FIELDS[kind]
         ]
         table = parquet.read(columns=[*wanted, *_V2_COLUMNS], use_threads=False)
         found = {
@@ -356,7 +360,7 @@ def _actions(column: pa.ChunkedArray, kind: type[Action]) -> list[Any]:
 def _structs(array: pa.StructArray, kind: type[Action]) -> list[Any]:
     """Column by column, because a table of thousands of files is opened by this."""
     columns: dict[str, list[Any]] = {}
-    for each in msgspec.structs.fields(kind):
+    for each in _FIELDS[kind]:
         name = each.encode_name
         column = array.field(name) if array.type.get_field_index(name) >= 0 else None
         if each.required and (column is None or column.null_count):

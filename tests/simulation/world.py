@@ -310,9 +310,9 @@ class World:
         # A log is trimmed up to its newest checkpoint, and that comes with the next record.
         self._ask(self.last, "one more", self._append_one)
         for _ in range(2):
-            self._pass(3.0)
+            self._pass(1.5)
             self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
-        self._pass(3.0)
+        self._pass(1.5)
 
     def _replace(self) -> Broker:
         """One more broker, which serves."""

@@ -808,7 +808,7 @@ def test_forked(broker: FakeBroker, connection: Connection) -> None:
 def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
     """A broker that hangs keeps nobody longer than told, and when it goes on, so does all."""
     with Producer(
-        connection, batch_bytes=500, buffer_bytes=4_000, max_block_seconds=0.01
+        connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.01
     ) as producer:
         producer.send("t", b"0").result(SECONDS)
         broker.relay.hold()

@@ -139,7 +139,8 @@ def logs(draw: st.DrawFn) -> tuple[TableSnapshot, tuple[Located, ...], set[int]]
         files.append(table_file(first, last, f"{number}:{sorted(inside)}"))
         offsets |= inside
         at += count + draw(st.integers(0, 2))
-    if files and draw(st.booleans()):
+    overlaps = draw(st.booleans())
+    if files and overlaps:
         # Another engine wrote two files of overlapping offsets.
         files.append(table_file(0, max(at - 1, 0), "wide:[]"))
     published = at

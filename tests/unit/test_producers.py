@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 import pytest
@@ -138,4 +137,3 @@ def test_whatever_is_sent_again_stands_once(steps: list[tuple[int, list[int]]]) 
             else:
                 with pytest.raises(errors.OutOfOrderSequence):
                     judge(state, stamp, again.count)
-    assert dataclasses.astuple(log[0]) == (LAST - 6, steps[0][0]) if log else True

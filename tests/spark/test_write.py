@@ -1,0 +1,252 @@
+"""write and writeStream into topics: every row of a batch once, whatever is run again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.errors import AnalysisException, PythonException
+from pyspark.sql import DataFrame, SparkSession
+
+import sparklog
+from sparklog.client import Log
+from sparklog.partitioner import murmur2, to_positive
+from sparklog.storage.meta import read_heartbeats
+from sparklog.storage.objects import LocalStore
+
+pytestmark = pytest.mark.spark
+
+RECORD = (
+    "key string, value string, headers array<struct<key:string,value:binary>>, timestamp timestamp"
+)
+AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    return tmp_path / "root"
+
+
+@pytest.fixture(name="log")
+def _log(root: Path) -> Iterator[Log]:
+    with sparklog.connect(root) as log:
+        log.create_topic("t", partitions=3)
+        log.create_topic("u", partitions=2)
+        yield log
+
+
+def numbers(spark: SparkSession, count: int) -> DataFrame:
+    """Keyed records, in two partitions of Spark's."""
+    return spark.range(count, numPartitions=2).selectExpr(
+        "cast(id as string) as key", "concat('v', id) as value"
+    )
+
+
+def write(frame: DataFrame, root: Path, /, **options: str) -> None:
+    """A batch write."""
+    frame.write.format("sparklog").options(root=str(root), **options).mode("append").save()
+
+
+def read(spark: SparkSession, root: Path, topic: str) -> DataFrame:
+    """All of a topic."""
+    given = {"root": str(root), "subscribe": topic, "includeHeaders": "true"}
+    return spark.read.format("sparklog").options(**given).load()
+
+
+def values(log: Log, topic: str = "t") -> list[str]:
+    """The topic's values as the client reads them, sorted."""
+    return sorted(value.decode() for value in log.read(topic)["value"].to_pylist())
+
+
+def staged_files(root: Path) -> list[str]:
+    """What lies staged, but for manifests."""
+    return [
+        stat.name
+        for stat in LocalStore(root).walk("staging")
+        if not stat.name.endswith("manifest.json")
+    ]
+
+
+# ------------------------------------------------------------------------------ batch
+
+
+def test_what_is_written_is_what_is_read(spark: SparkSession, root: Path, log: Log) -> None:
+    """Key, value, headers and timestamp come back as they were; offsets are whole."""
+    rows = [
+        ("k1", "v1", [("h", bytearray(b"x"))], AT),
+        (None, "v2", None, AT),
+        ("k3", None, [], AT),
+    ]
+    frame = spark.createDataFrame(rows, RECORD)
+    write(frame, root, topic="u")
+    back = read(spark, root, "u")
+    same = back.selectExpr(
+        "cast(key as string) as key", "cast(value as string) as value", "headers", "timestamp"
+    )
+    assert_df_equality(same, frame, ignore_row_order=True)
+    places = [tuple(row) for row in back.select("partition", "offset").collect()]
+    assert all((partition, offset - 1) in places for partition, offset in places if offset)
+
+
+def test_keys_go_where_kafka_s_producers_send_them(
+    spark: SparkSession, root: Path, log: Log
+) -> None:
+    """A key's partition is murmur2 mod count; the column `partition` goes before."""
+    write(numbers(spark, 300), root, topic="t")
+    for row in read(spark, root, "t").collect():
+        assert row.partition == to_positive(murmur2(bytes(row.key))) % 3
+    write(numbers(spark, 5).selectExpr("key", "value", "1 as partition"), root, topic="u")
+    assert {row.partition for row in read(spark, root, "u").collect()} == {1}
+
+
+def test_rows_may_choose_their_topic(spark: SparkSession, root: Path, log: Log) -> None:
+    """One write feeds several topics."""
+    frame = numbers(spark, 10).selectExpr("value", "if(cast(key as int) < 4, 't', 'u') as topic")
+    write(frame, root)
+    assert (len(values(log, "t")), len(values(log, "u"))) == (4, 6)
+
+
+def test_a_named_batch_is_written_once(spark: SparkSession, root: Path, log: Log) -> None:
+    """With idempotencyKey a second write is skipped, for each topic by itself."""
+    for _ in range(2):
+        write(numbers(spark, 20), root, topic="t", idempotencyKey="2013-01")
+        write(numbers(spark, 20), root, topic="u", idempotencyKey="2013-01")
+    assert (len(values(log, "t")), len(values(log, "u"))) == (20, 20)
+    write(numbers(spark, 20), root, topic="t")
+    assert len(values(log, "t")) == 40
+
+
+def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log) -> None:
+    """No row of the batch appears, and what the other tasks staged goes."""
+    frame = numbers(spark, 100).selectExpr("value", "if(key = '99', null, 't') as topic")
+    with pytest.raises(PythonException, match="topic is null"):
+        write(frame, root)
+    assert values(log) == []
+    assert staged_files(root) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "message"),
+    [
+        (["value"], {"topic": "nowhere"}, "no topic named 'nowhere'"),
+        (["value"], {"topik": "t"}, "did you mean 'topic'"),
+        (["value"], {}, "set option 'topic'"),
+        (["key"], {"topic": "t"}, "a record needs a column 'value'"),
+        (["1.5 as value"], {"topic": "t"}, r"column 'value' is decimal\(2,1\)"),
+        (["value", "1L as offset"], {"topic": "t"}, "a record has no column 'offset'"),
+    ],
+)
+def test_a_wrong_write_is_refused_before_it_begins(
+    spark: SparkSession,
+    root: Path,
+    log: Log,
+    columns: list[str],
+    options: dict[str, str],
+    message: str,
+) -> None:
+    """The user reads our own message, and no task has run."""
+    with pytest.raises(AnalysisException, match=message):
+        write(numbers(spark, 3).selectExpr(*columns), root, **options)
+
+
+def test_a_log_is_only_appended_to(spark: SparkSession, root: Path, log: Log) -> None:
+    """Mode overwrite is refused."""
+    writer = numbers(spark, 3).write.format("sparklog").options(root=str(root), topic="t")
+    with pytest.raises(AnalysisException, match="a log is only appended to"):
+        writer.mode("overwrite").save()
+
+
+# ------------------------------------------------------------------------------ stream
+
+
+def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -> None:
+    """Runs the query that copies what is new in `t` to `u`."""
+    source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
+    frame = spark.readStream.format("sparklog").options(**source).load().select("key", "value")
+    query = (
+        frame.writeStream.format("sparklog")
+        .options(root=str(root), topic="u", checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(100)
+
+
+def test_a_stream_writes_each_record_once(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """In several batches and over a restart, what goes in comes out, each once."""
+    write(numbers(spark, 50), root, topic="t")
+    copy(spark, root, tmp_path / "checkpoint", maxOffsetsPerTrigger="20")
+    assert values(log, "u") == values(log, "t")
+    write(numbers(spark, 10), root, topic="t")
+    copy(spark, root, tmp_path / "checkpoint")
+    assert values(log, "u") == values(log, "t")
+    assert len(values(log, "u")) == 60
+
+
+def test_a_batch_that_is_run_again_is_skipped(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """A query that dies between our commit and its own log of it repeats the batch, unnoticed."""
+    checkpoint = tmp_path / "checkpoint"
+    write(numbers(spark, 30), root, topic="t")
+    copy(spark, root, checkpoint)
+    files = staged_files(root)
+    for forgotten in (checkpoint / "commits").iterdir():
+        forgotten.unlink()
+    copy(spark, root, checkpoint)
+    assert values(log, "u") == values(log, "t")
+    assert sorted(staged_files(root)) == sorted(files)
+
+
+def test_a_stream_s_complete_mode_is_refused(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """It would replace what stands; the query ends with our message."""
+    source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
+    write(numbers(spark, 3), root, topic="t")
+    counts = spark.readStream.format("sparklog").options(**source).load().groupBy("key").count()
+    query = (
+        counts.selectExpr("cast(count as string) as value")
+        .writeStream.format("sparklog")
+        .options(root=str(root), topic="u", checkpointLocation=str(tmp_path / "checkpoint"))
+        .outputMode("complete")
+        .trigger(availableNow=True)
+        .start()
+    )
+    with pytest.raises(Exception, match="a log is only appended to"):
+        query.awaitTermination(60)
+
+
+# ------------------------------------------------------------------------------ no broker
+
+
+@pytest.fixture(name="left_alone")
+def _left_alone(root: Path) -> Iterator[Path]:
+    """A root with a topic and no broker; the one that is started is ended with the test."""
+    with sparklog.connect(root) as log:
+        log.create_topic("t", partitions=3)
+    yield root
+    for heartbeat in read_heartbeats(LocalStore(root)).values():
+        if not heartbeat.stopped and heartbeat.pid != os.getpid():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(heartbeat.pid, signal.SIGTERM)
+
+
+def test_a_sink_without_a_broker_starts_one(spark: SparkSession, left_alone: Path) -> None:
+    """The detached broker appends the batch, and serves the next."""
+    write(numbers(spark, 10), left_alone, topic="t")
+    write(numbers(spark, 10), left_alone, topic="t")
+    assert read(spark, left_alone, "t").count() == 20
+    brokers = [
+        each for each in read_heartbeats(LocalStore(left_alone)).values() if not each.stopped
+    ]
+    assert len(brokers) == 1
+    assert brokers[0].pid != os.getpid()

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from jobs import flights_demo as demo
+from jobs.flights_demo import Delays, Disk, Flights
+from sparklog.client import Log
+from sparklog.record import ROW_SCHEMA
+
+CARRIERS = ["UA", "AA", "UA", "B6", "AA", "UA"]
+PARTITION_OF = {"UA": 3, "AA": 0, "B6": 0}
+
+FLIGHTS = Flights(
+    carriers=CARRIERS,
+    delays_minutes=pd.Series([1.0, 2.0, 4.0, math.nan, 5.0, math.nan]),
+    values=[b'{"n":%d}' % number for number in range(6)],
+    times_ms=[1_000 * number for number in range(6)],
+)
+
+
+class ReadLog:
+    """A log that gives these rows to whoever reads it."""
+
+    def __init__(self, rows: list[dict[str, object]]) -> None:
+        self.rows = rows
+
+    def read(self, _topic: str) -> pa.Table:
+        return pa.Table.from_pylist(self.rows, ROW_SCHEMA)
+
+
+def stored() -> list[dict[str, object]]:
+    """The rows of `FLIGHTS` as a log keeps them."""
+    ends = dict.fromkeys(range(demo.PARTITIONS), 0)
+    rows: list[dict[str, object]] = []
+    for carrier, value, time_ms in zip(CARRIERS, FLIGHTS.values, FLIGHTS.times_ms, strict=True):
+        partition = PARTITION_OF[carrier]
+        rows.append(
+            {
+                "partition": partition,
+                "offset": ends[partition],
+                "timestamp": time_ms * 1_000,
+                "key": carrier.encode(),
+                "value": value,
+            }
+        )
+        ends[partition] += 1
+    return rows
+
+
+def holds(rows: list[dict[str, object]]) -> bool:
+    """Whether the demonstration would be content with these."""
+    return demo.check_records(cast("Log", ReadLog(rows)), FLIGHTS).holds
+
+
+def test_right_records() -> None:
+    """What was sent, in order, is right."""
+    assert holds(stored())
+
+
+def _change_value(rows: list[dict[str, object]]) -> None:
+    rows[0]["value"] = b"{}"
+
+
+def _change_time(rows: list[dict[str, object]]) -> None:
+    rows[0]["timestamp"] = 17
+
+
+def _swap_order(rows: list[dict[str, object]]) -> None:
+    rows[0]["value"], rows[2]["value"] = rows[2]["value"], rows[0]["value"]
+
+
+def _swap_offsets(rows: list[dict[str, object]]) -> None:
+    rows[0]["offset"], rows[2]["offset"] = rows[2]["offset"], rows[0]["offset"]
+
+
+def _lose_last(rows: list[dict[str, object]]) -> None:
+    del rows[-1]
+
+
+def _lose_carrier(rows: list[dict[str, object]]) -> None:
+    rows[:] = [row for row in rows if row["partition"] != 0]
+
+
+def _double_one(rows: list[dict[str, object]]) -> None:
+    rows.append({**rows[-1], "offset": 3})
+
+
+def _split_carrier(rows: list[dict[str, object]]) -> None:
+    rows[-1].update(partition=2, offset=0)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _change_value,
+        _change_time,
+        _swap_order,
+        _swap_offsets,
+        _lose_last,
+        _lose_carrier,
+        _double_one,
+        _split_carrier,
+    ],
+)
+def test_wrong_records(spoil: Callable[[list[dict[str, object]]], None]) -> None:
+    """A record that is changed, lost, doubled, out of order or out of place is noticed."""
+    rows = stored()
+    spoil(rows)
+    assert not holds(rows)
+
+
+def test_delays_by_pandas() -> None:
+    """Cancelled flights count as flights and not as delays."""
+    found = demo.delays_by_pandas(FLIGHTS)
+    assert found["UA"] == Delays(flights=3, mean_minutes=2.5, worst_minutes=4.0)
+    assert found["B6"].flights == 1
+    assert math.isnan(found["B6"].mean_minutes)
+
+
+def test_delays_are_compared() -> None:
+    """Figures may differ by the order of additions and by nothing else; no carrier may lack."""
+    right = demo.delays_by_pandas(FLIGHTS)
+    assert demo.check_delays(dict(right), right).holds
+    almost = Delays(flights=3, mean_minutes=2.5 + 1e-15, worst_minutes=4.0)
+    assert demo.check_delays({**right, "UA": almost}, right).holds
+    for wrong in (
+        Delays(flights=2, mean_minutes=2.5, worst_minutes=4.0),
+        Delays(flights=3, mean_minutes=2.6, worst_minutes=4.0),
+        Delays(flights=3, mean_minutes=2.5, worst_minutes=math.nan),
+    ):
+        check = demo.check_delays({**right, "UA": wrong}, right)
+        assert (check.holds, check.found) == (False, "differ for UA")
+    assert not demo.check_delays({"UA": right["UA"]}, right).holds
+    assert not demo.check_delays({**right, "XX": right["UA"]}, right).holds
+
+
+def test_disk_use(tmp_path: Path) -> None:
+    """What was published counts by its commits, what stands by the last of them."""
+    log = tmp_path / "_delta_log"
+    log.mkdir()
+    commits: list[list[dict[str, object]]] = [
+        [{"add": {"path": "a", "size": 100, "dataChange": True}}],
+        [{"add": {"path": "b", "size": 50, "dataChange": True}}, {"txn": {"version": 1}}],
+        [
+            {"remove": {"path": "a", "dataChange": False}},
+            {"remove": {"path": "b", "dataChange": False}},
+            {"add": {"path": "c", "size": 120, "dataChange": False}},
+        ],
+    ]
+    for version, actions in enumerate(commits):
+        lines = "\n".join(json.dumps(action) for action in actions)
+        (log / f"{version:020d}.json").write_text(lines)
+    found = demo.disk_use(tmp_path)
+    assert found == Disk(published_files=2, published_bytes=150, files=1, bytes=120)
+    assert demo.check_disk(found, 1_000).holds
+    assert not demo.check_disk(found, 900).holds

@@ -1,0 +1,398 @@
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import errors, wire
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import (
+    Fault,
+    Faults,
+    MemoryStore,
+    PutUnresolved,
+    ScriptedFaults,
+    Store,
+)
+from sparklog.storage.snapshot import BatchId
+from sparklog.storage.table import Change, Table
+from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
+
+LOG = "topics/t/_delta_log"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topic t of two partitions, and nothing in memory."""
+    found = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    found.create("t", 2)
+    return found
+
+
+def publish_once(rig: Rig) -> tuple[int, int]:
+    """Rows and files of one commit."""
+    published = rig.publisher.publish(rig.ledger.topic("t"))
+    return published.rows, published.files
+
+
+def table(rig: Rig, partition: int = 0) -> list[Row]:
+    """What the table holds."""
+    return rows_of_table(rig.store, rig.clock, partition=partition)
+
+
+def faulty(rig: Rig, *script: Fault) -> None:
+    """The publisher's own requests fail so from now on."""
+    assert isinstance(rig.store, MemoryStore)
+    faults: Faults = ScriptedFaults(*script)
+    rig.publisher._store = rig.store.view(faults)
+    for each in rig.publisher._tables.values():
+        each.store = rig.publisher._store
+
+
+def files(store: Store) -> list[str]:
+    """The data files that stand, named or not."""
+    return [name for name in paths(store, "topics/t") if name.endswith(".parquet")]
+
+
+# ------------------------------------------------------------------------------ what is due
+
+
+def test_nothing_is_due_without_records(rig: Rig) -> None:
+    """A topic without anything new is left alone, and publishing it does nothing."""
+    assert rig.publisher.due(interval_seconds=0.0, publish_bytes=0) == []
+    before = paths(rig.store, LOG)
+    assert publish_once(rig) == (0, 0)
+    assert paths(rig.store, LOG) == before
+
+
+def test_what_waits_long_or_weighs_much_is_due(rig: Rig, clock: ManualClock) -> None:
+    """A topic is due after the interval, or when so many bytes wait."""
+    topic = rig.ledger.topic("t")
+    rig.append(["a"])
+    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
+    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1) == [topic]
+    clock.advance(1.0)
+    rig.append(["b"], partition=1)
+    assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20) == [topic]
+    rig.publish()
+    assert rig.publisher.due(interval_seconds=0.0, publish_bytes=0) == []
+
+
+def test_records_from_the_future_are_due(store: MemoryStore) -> None:
+    """What a predecessor with a fast clock took does not wait until our clock has come so far."""
+    ahead, ours = ManualClock(2_000_000_000_000_000), ManualClock(1_999_000_000_000_000)
+    first = Rig(store, ahead)
+    first.create()
+    first.append(["a"])
+    second = Rig(store, ours)
+    assert len(second.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20)) == 1
+
+
+# ------------------------------------------------------------------------------ one commit
+
+
+def test_a_commit_holds_what_waited(rig: Rig) -> None:
+    """Each partition gets one file in offset order, from memory or from the log alike."""
+    for number in range(3):
+        rig.append([f"{number}a", f"{number}b"], partition=number % 2)
+    assert publish_once(rig) == (6, 2)
+    assert table(rig) == [(0, b"0a"), (1, b"0b"), (2, b"2a"), (3, b"2b")]
+    assert table(rig, 1) == [(0, b"1a"), (1, b"1b")]
+    snapshot = Table(rig.store, "t", clock=rig.clock).refresh()
+    assert (snapshot.ends, rig.ledger.unpublished_bytes) == ((4, 2), 0)
+
+
+def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
+    """A large backlog goes in several commits, and a large commit in several files."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0, commit_bytes=1_200, file_bytes=500))
+    rig.create()
+    for number in range(6):
+        rig.append([b"%d" % number * 100])
+    commits = []
+    while any(each.unpublished for each in rig.ledger.topic("t").partitions):
+        commits.append(publish_once(rig))
+    assert sum(rows for rows, _ in commits) == 6
+    assert len(commits) > 1
+    assert max(count for _, count in commits) > 1
+    assert [offset for offset, _ in table(rig)] == list(range(6))
+
+
+def test_an_entry_larger_than_a_commit_is_published(store: MemoryStore, clock: ManualClock) -> None:
+    """One entry of a partition goes, however large it is."""
+    rig = Rig(store, clock, options=RigOptions(commit_bytes=1))
+    rig.create()
+    rig.append([b"x" * 1_000])
+    rig.append([b"y" * 1_000])
+    assert publish_once(rig) == (1, 1)
+    assert publish_once(rig) == (1, 1)
+
+
+batches = st.lists(
+    st.tuples(
+        st.integers(0, 2),
+        st.lists(st.integers(0, 2), min_size=1, max_size=4),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@given(batches, st.integers(1, 3_000))
+def test_no_commit_splits_a_querys_batch(
+    appended: list[tuple[int, list[int], bool]], commit_bytes: int
+) -> None:
+    """At every version of the table a batch is in all of its partitions, or in none."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    rig = Rig(store, clock, options=RigOptions(commit_bytes=commit_bytes))
+    topic = rig.create("t", 3)
+    entries: dict[BatchId, list[tuple[int, int, int]]] = {}
+    expected: list[list[bytes]] = [[], [], []]
+    for number, (size, partitions, staged) in enumerate(appended):
+        value = f"{number}" * 10**size
+        if not staged:
+            rig.append([value], partition=partitions[0])
+            expected[partitions[0]].append(value.encode())
+            continue
+        placed = rig.adopt([(partition, [value]) for partition in partitions], batch=number)
+        for partition, result in zip(partitions, placed, strict=True):
+            expected[partition].append(value.encode())
+            span = partition, result.base_offset, result.base_offset + 1
+            entries.setdefault(BatchId("q", number), []).append(span)
+    while any(each.unpublished for each in topic.partitions):
+        rig.publisher.publish(topic)
+        ends = Table(store, "t", clock=clock).refresh().ends
+        for spans in entries.values():
+            assert len({ends[partition] >= end for partition, _, end in spans}) == 1
+    for partition in range(3):
+        found = rows_of_table(store, clock, partition=partition)
+        assert [value for _, value in found] == expected[partition]
+
+
+def test_added_partitions_are_published(rig: Rig) -> None:
+    """Records of a partition that the publisher's view of the table does not have yet get there."""
+    rig.append(["a"])
+    rig.publish()
+    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=3))
+    rig.append(["b"], partition=2)
+    rig.append(["c"])
+    assert publish_once(rig) == (2, 2)
+    assert table(rig, 2) == [(0, b"b")]
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+def damage_entry(rig: Rig, number: int) -> None:
+    """Flips a byte of that unpublished entry of partition 0."""
+    located = list(rig.ledger.topic("t").partition(0).unpublished)[number]
+    path = f"wal/1/0000000001/{located.at.sequence:020d}"
+    flip(rig.store, path, located.origin + located.entry.start + located.entry.length - 20)
+
+
+def test_what_precedes_a_corrupt_entry_is_published(rig: Rig) -> None:
+    """The entry is named with its object, the partition stops there, and the other goes on."""
+    for value in ("a", "b", "c"):
+        rig.append([value])
+    rig.append(["x"], partition=1)
+    damage_entry(rig, 1)
+    for _ in range(2):
+        with pytest.raises(errors.CorruptObject) as corrupt:
+            publish_once(rig)
+        assert corrupt.value.path.startswith("wal/1/0000000001/")
+        assert "offsets 1 to 2 of partition 0" in corrupt.value.check
+    assert (table(rig), table(rig, 1)) == ([(0, b"a")], [(0, b"x")])
+    damage_entry(rig, 0)
+    assert publish_once(rig) == (2, 1)
+    assert table(rig) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_a_missing_object_is_named(rig: Rig) -> None:
+    """An object that is gone before its records are in the table is no silence."""
+    placed = rig.append(["a"])
+    assert placed.base_offset == 0
+    (located,) = rig.ledger.topic("t").partition(0).unpublished
+    path = f"wal/1/0000000001/{located.at.sequence:020d}"
+    rig.store.delete([path])
+    with pytest.raises(errors.MissingObject) as missing:
+        publish_once(rig)
+    assert missing.value.path == path
+
+
+def test_a_corrupt_staged_file_stops_its_partition(rig: Rig) -> None:
+    """A staged file that is not what the manifest said is named, and the other partition goes on."""
+    rig.adopt([(0, ["a"]), (1, ["b"])], batch=1)
+    name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
+    flip(rig.store, f"staging/{name}", 100)
+    with pytest.raises(errors.CorruptObject) as corrupt:
+        publish_once(rig)
+    assert corrupt.value.path == f"staging/{name}"
+    assert (table(rig), table(rig, 1)) == ([], [(0, b"b")])
+
+
+def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:
+    """Sound bytes of a wrong type stop the partition, and not the broker."""
+    (append,) = rig.stage([(0, ["a"])], batch=1)
+    assert append.staged is not None
+    sink = pa.BufferOutputStream()
+    batch = pa.record_batch({"value": pa.array([7])})
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    from dataclasses import replace
+
+    import crc32c
+    import msgspec
+
+    data = sink.getvalue()
+    rig.store.put(append.staged.path, data)
+    staged = msgspec.structs.replace(
+        append.staged, length=data.size, crc32c=crc32c.crc32c(data.to_pybytes())
+    )
+    rig.writer.wait(rig.writer.submit([replace(append, staged=staged)]))
+    with pytest.raises(errors.CorruptObject) as corrupt:
+        publish_once(rig)
+    assert corrupt.value.path == append.staged.path
+
+
+def test_a_table_torn_by_another_writer_holds_back(rig: Rig, store: MemoryStore) -> None:
+    """Nothing is published above a torn commit, and everything once it is mended."""
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    torn = f"{LOG}/{2:020d}.json"
+    store.put(torn, b'{"commitInfo": {"timest')
+    for _ in range(2):
+        with pytest.raises(errors.CorruptObject) as corrupt:
+            publish_once(rig)
+        assert corrupt.value.path == torn
+    rig.append(["c"])
+    assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+    store.delete([torn])
+    assert publish_once(rig) == (2, 1)
+    assert table(rig) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"sparklog.topicId": None}, {"sparklog.topicId": "other"}, {"sparklog.partitions": "1"}],
+    ids=str,
+)
+def test_a_table_that_is_no_longer_ours_is_named(
+    rig: Rig, store: MemoryStore, properties: dict[str, str | None]
+) -> None:
+    """Somebody who changes what the table says of the topic is found out, and leaves no orphans."""
+    Table(store, "t", clock=rig.clock).commit(lambda _: Change(properties=properties))
+    rig.append(["a"])
+    with pytest.raises(errors.ForeignTable) as foreign:
+        publish_once(rig)
+    assert foreign.value.topic == "t"
+    assert files(store) == []
+
+
+# ------------------------------------------------------------------------------ races
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("prefix", [LOG, "topics/t/partition=0"])
+def test_an_ambiguous_put_doubles_nothing(rig: Rig, moment: str, prefix: str) -> None:
+    """File or commit without an answer: each record is in the table once."""
+    rig.append(["a", "b"])
+    error = PutUnresolved("?", "no answer")
+    faulty(rig, Fault(operation="put_new", error=error, moment=moment, prefix=prefix))  # type: ignore[arg-type]
+    publish_once(rig)
+    assert table(rig) == [(0, b"a"), (1, b"b")]
+    assert rig.ledger.topic("t").partition(0).published == 2
+
+
+def test_a_commit_of_unknown_outcome_is_looked_for(rig: Rig) -> None:
+    """After a commit that may have landed, the next round finds where the table ends."""
+    rig.append(["a"])
+    down = errors.StorageUnavailable(operation="stat", path="?", reason="down")
+    faulty(rig, Fault(operation="stat", error=down, prefix=LOG))
+    with pytest.raises(errors.OutcomeUnknown):
+        publish_once(rig)
+    rig.append(["b"])
+    rig.publish()
+    assert table(rig) == [(0, b"a"), (1, b"b")]
+
+
+@given(st.lists(st.sampled_from(["append", "old", "new"]), max_size=12))
+def test_a_predecessor_that_still_publishes_does_no_harm(steps: list[str]) -> None:
+    """Whoever of the two commits when, each record is in the table once and in order."""
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    old = Rig(store, clock, options=RigOptions(commit_bytes=1))
+    old.create()
+    for number in range(4):
+        old.append([f"{number}"])
+    new = old.successor()
+    count = 4
+    for step in steps:
+        if step == "append":
+            new.append([f"{count}"])
+            count += 1
+        else:
+            publish_once(old if step == "old" else new) if step == "new" else _try(old)
+    new.publish()
+    assert rows_of_table(store, clock) == [(n, b"%d" % n) for n in range(count)]
+
+
+def _try(rig: Rig) -> None:
+    """A fenced broker's round; it may find out that it is one."""
+    try:
+        rig.publisher.publish(rig.ledger.topic("t"))
+    except errors.PublisherFenced as fenced:
+        assert fenced.found > fenced.end
+
+
+def test_a_table_ahead_of_all_we_know_is_a_successors(rig: Rig) -> None:
+    """When the table ends beyond our own end, somebody newer writes it, and we stop."""
+    rig.append(["a"])
+    successor = rig.successor()
+    successor.append(["b"])
+    successor.publish()
+    with pytest.raises(errors.PublisherFenced) as fenced:
+        publish_once(rig)
+    assert (fenced.value.topic, fenced.value.partition) == ("t", 0)
+    assert (fenced.value.end, fenced.value.found) == (1, 2)
+
+
+def test_losing_to_another_engine_loses_nothing(rig: Rig, store: MemoryStore) -> None:
+    """A commit of somebody else in between is rebased over, and the file is not written again."""
+    rig.append(["a"])
+    other = Table(store, "t", clock=rig.clock)
+    other.commit(lambda _: Change(operation="SOMETHING ELSE"))
+    assert publish_once(rig) == (1, 1)
+    assert table(rig) == [(0, b"a")]
+    assert len(files(store)) == 1
+
+
+def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStore) -> None:
+    """What was written for a topic that is gone is removed again, and nobody stops."""
+    rig.append(["a"])
+    topic = rig.ledger.topic("t")
+    real = rig.publisher._write_file
+
+    def deleting(*args: object, **options: object) -> object:
+        written = real(*args, **options)  # type: ignore[arg-type]
+        rig.core.delete_topic("t")
+        return written
+
+    rig.publisher._write_file = deleting  # type: ignore[method-assign,assignment]
+    rig.publisher.publish(topic)
+    assert files(store) == []
+    assert (topic.unpublished_bytes, rig.ledger.unpublished_bytes) == (0, 0)

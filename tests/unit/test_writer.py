@@ -1,0 +1,637 @@
+from __future__ import annotations
+
+import dataclasses
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from sparklog import errors, limits
+from sparklog.broker.writer import Append, Appended, Ticket, WriterLimits, largest_record_bytes
+from sparklog.clock import ManualClock, SystemClock
+from sparklog.record import TIMESTAMP
+from sparklog.storage.objects import (
+    Fault,
+    Faults,
+    MemoryStore,
+    NoFaults,
+    ScriptedFaults,
+    Store,
+    SyncFailed,
+)
+from sparklog.storage.objects.memory import Operation
+from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
+
+OURS = "wal/1/0000000001"
+UNAVAILABLE = errors.StorageUnavailable(operation="put", path="?", reason="down")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topic t of two partitions."""
+    found = Rig(store, clock)
+    found.create("t", 2)
+    return found
+
+
+def rig_with(store: Store, clock: ManualClock, **bounds: float) -> Rig:
+    """A broker whose writer is bounded so, with topic t of two partitions."""
+    options = RigOptions(writer=WriterLimits(**bounds))  # type: ignore[arg-type]
+    found = Rig(store, clock, options=options)
+    found.create("t", 2)
+    return found
+
+
+def faulty(rig: Rig, faults: Faults) -> None:
+    """The writer's own puts fail so from now on."""
+    assert isinstance(rig.store, MemoryStore)
+    rig.appender._store = rig.store.view(faults)
+
+
+def failing(error: BaseException, **where: object) -> Faults:
+    """The next put of a log object fails so."""
+    return ScriptedFaults(Fault(operation="put_new", error=error, **where))  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------ group commit
+
+
+def test_what_has_queued_shares_one_put(rig: Rig, store: MemoryStore) -> None:
+    """Appends of any topic-partitions become one object, in the order in which they came."""
+    before = len(paths(store, OURS))
+    tickets = [rig.submit([f"{number}"], partition=number % 2) for number in range(6)]
+    results = [rig.core.wait(ticket)[0] for ticket in reversed(tickets)]
+    assert [each.base_offset for each in reversed(results)] == [0, 0, 1, 1, 2, 2]
+    assert len(paths(store, OURS)) == before + 1
+    assert rig.read(partition=0) == [(0, b"0"), (1, b"2"), (2, b"4")]
+
+
+def test_an_ack_follows_the_put(rig: Rig) -> None:
+    """Nothing of a flush is to be seen before its object stands."""
+    seen: list[int] = []
+
+    class Looking(NoFaults):
+        def after(self, operation: Operation, path: str, /) -> None:
+            if operation == "put_new":
+                seen.append(rig.end())
+
+    faulty(rig, Looking())
+    rig.append(["a", "b"])
+    assert seen == [0]
+    assert rig.end() == 2
+
+
+@pytest.mark.parametrize(
+    ("bounds", "objects"),
+    [({"flush_max_entries": 2}, 3), ({"flush_max_bytes": 1}, 6), ({}, 1)],
+    ids=str,
+)
+def test_a_flush_is_bounded(
+    store: MemoryStore, clock: ManualClock, bounds: dict[str, float], objects: int
+) -> None:
+    """An object takes so many entries or bytes, but one append at least."""
+    rig = rig_with(store, clock, **bounds)
+    before = len(paths(store, OURS))
+    tickets = [rig.submit([f"{number}"]) for number in range(6)]
+    assert [rig.core.wait(each)[0].base_offset for each in tickets] == list(range(6))
+    assert len(paths(store, OURS)) == before + objects
+
+
+def test_a_lingering_writer_waits_for_company(store: MemoryStore, clock: ManualClock) -> None:
+    """On a far store a flush begins when the linger is over."""
+    rig = rig_with(store, clock, linger_seconds=0.25)
+    began = clock.monotonic()
+    rig.append(["a"])
+    assert clock.monotonic() == began + 0.25
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def test_a_failed_flush_leaves_no_trace(rig: Rig) -> None:
+    """When the store refuses, all that was in the flush may be sent again, and stands once."""
+    faulty(rig, failing(UNAVAILABLE))
+    stamped = {"stamp": (5, 0, 0)}
+    tickets = [rig.submit(["a"], **stamped), rig.submit(["b"], partition=1)]  # type: ignore[arg-type]
+    for ticket in tickets:
+        with pytest.raises(errors.StorageUnavailable):
+            rig.core.wait(ticket)
+    assert (rig.end(partition=0), rig.end(partition=1)) == (0, 0)
+    assert not rig.append(["a"], **stamped).duplicate
+    assert rig.append(["b"], partition=1).base_offset == 0
+    assert rig.read() == [(0, b"a")]
+
+
+def test_a_poisoned_append_is_refused_alone(rig: Rig) -> None:
+    """What one ticket is refused for is no concern of the others in its flush."""
+    first = rig.submit(["a"], stamp=(1, 0, 0))
+    poisoned = rig.submit(["gap"], stamp=(1, 0, 5))
+    third = rig.submit(["b"], stamp=(1, 0, 1))
+    assert rig.core.wait(third)[0].base_offset == 1
+    with pytest.raises(errors.OutOfOrderSequence):
+        rig.core.wait(poisoned)
+    assert rig.core.wait(first)[0].base_offset == 0
+    assert rig.read() == [(0, b"a"), (1, b"b")]
+
+
+def misplaced(append: Append) -> Append:
+    """The same for a partition that nobody has."""
+    return dataclasses.replace(append, partition=7)
+
+
+def test_appends_of_one_ticket_stand_or_fall_together(rig: Rig) -> None:
+    """If one of them is refused, none is written, and the offsets are free for the next."""
+    appends = rig.stage([(0, ["a"]), (1, ["b"])], batch=1)
+    (bad,) = rig.stage([(0, ["x"])], batch=2)
+    refused = rig.writer.submit([*appends, misplaced(bad)])
+    behind = rig.submit(["next"])
+    with pytest.raises(errors.UnknownPartition):
+        rig.writer.wait(refused)
+    assert rig.core.wait(behind)[0].base_offset == 0
+    assert (rig.end(partition=0), rig.end(partition=1)) == (1, 0)
+
+
+def test_an_unknown_partition_is_named(rig: Rig) -> None:
+    """A partition that the topic does not have is refused before anything is queued."""
+    for partition in (-1, 2):
+        with pytest.raises(errors.UnknownPartition) as refused:
+            rig.submit(["a"], partition=partition)
+        assert (refused.value.topic, refused.value.last) == ("t", 1)
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_named(rig: Rig) -> None:
+    """What was queued for a topic when it was deleted is refused by the topic's name."""
+    ticket = rig.submit(["a"])
+    rig.core.delete_topic("t")
+    with pytest.raises(errors.UnknownTopic) as refused:
+        rig.core.wait(ticket)
+    assert refused.value.topic == "t"
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (payload([]), errors.BadRequest),
+        (pa.record_batch({"key": pa.array([b"k"])}), errors.WrongSchema),
+        (payload([b"x" * 11]), errors.RecordTooLarge),
+        (payload([b"x" * 4], key=[b"x" * 7]), errors.RecordTooLarge),
+        (payload([b"x"], headers=[[{"key": "k" * 5, "value": b"x" * 5}]]), errors.RecordTooLarge),
+        (payload([b"x" * 10] * 10), errors.BatchTooLarge),
+    ],
+    ids=["empty", "wrong schema", "value", "key and value", "headers", "batch"],
+)
+def test_a_batch_that_cannot_be_taken(
+    store: MemoryStore, clock: ManualClock, batch: pa.RecordBatch, error: type[Exception]
+) -> None:
+    """It is refused by name before it is queued, and nothing is written."""
+    rig = rig_with(store, clock, max_record_bytes=10, max_batch_bytes=100)
+    before = paths(store, OURS)
+    with pytest.raises(error) as refused:
+        rig.core.append("t", 0, batch)
+    if error in (errors.RecordTooLarge, errors.BatchTooLarge):
+        assert refused.value.bytes > refused.value.limit_bytes  # type: ignore[attr-defined]
+    assert paths(store, OURS) == before
+    assert rig.append(["x" * 10]).base_offset == 0
+
+
+def test_a_batch_of_too_many_records_is_refused(rig: Rig) -> None:
+    """Records that weigh nothing are counted as well."""
+    many = pa.record_batch({"value": pa.nulls(limits.MAX_BATCH_ROWS + 1, pa.binary())})
+    with pytest.raises(errors.BadRequest):
+        rig.core.append("t", 0, many)
+
+
+@pytest.mark.parametrize("stamp", [(1, -1, 0), (1, 0, -1)])
+def test_a_stamp_below_zero_is_refused(rig: Rig, stamp: tuple[int, int, int]) -> None:
+    """A producer that counts must begin to."""
+    with pytest.raises(errors.BadRequest):
+        rig.submit(["a"], stamp=stamp)
+
+
+def broken_offsets() -> pa.RecordBatch:
+    """Values that meet a gigabyte behind their buffer."""
+    offsets = pa.py_buffer(np.array([0, 2**30, 8], np.int32))
+    return pa.record_batch(
+        {"value": pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"x" * 8)])}
+    )
+
+
+def broken_dictionary() -> pa.RecordBatch:
+    """An index beyond its dictionary."""
+    indices = pa.array([7], pa.int32())
+    return pa.record_batch(
+        {"value": pa.DictionaryArray.from_arrays(indices, pa.array([b"x"]), safe=False)}
+    )
+
+
+def broken_list() -> pa.RecordBatch:
+    """Headers that lie where there are none."""
+    child = pa.array([{"key": "k", "value": b"v"}])
+    offsets = pa.py_buffer(np.array([0, 2**16, 1], np.int32))
+    headers = pa.Array.from_buffers(pa.list_(child.type), 2, [None, offsets], children=[child])
+    return pa.record_batch({"value": pa.array([b"x", b"y"]), "headers": headers})
+
+
+def broken_text() -> pa.RecordBatch:
+    """A header key that is said to be UTF-8."""
+    kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    keys = pa.Array.from_buffers(
+        pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+    )
+    child = pa.StructArray.from_arrays([keys, pa.array([b"v"])], fields=list(kind.value_type))
+    headers = pa.ListArray.from_arrays(pa.array([0, 1], pa.int32()), child)
+    return pa.record_batch({"value": pa.array([b"x"]), "headers": headers})
+
+
+@pytest.mark.parametrize(
+    "make", [broken_offsets, broken_dictionary, broken_list, broken_text], ids=lambda f: f.__name__
+)
+def test_buffers_that_point_nowhere_are_refused(
+    rig: Rig, make: Callable[[], pa.RecordBatch]
+) -> None:
+    """A batch that would be read outside its memory is a wrong schema, and no crash."""
+    with pytest.raises(errors.WrongSchema):
+        rig.core.append("t", 0, make())
+
+
+def test_the_largest_record_is_found() -> None:
+    """Key, value and headers of a record count together, nulls for nothing, in a slice as well."""
+    batch = payload(
+        [b"", b"xx", None, b"x"],
+        key=[b"k" * 9, None, b"k", b""],
+        headers=[
+            None,
+            [{"key": "ab", "value": b"123"}, {"key": "c", "value": None}],
+            [],
+            [{"key": "abcd", "value": b"12"}],
+        ],
+    )
+    assert largest_record_bytes(batch) == 9
+    assert largest_record_bytes(batch.slice(1)) == 8
+    assert largest_record_bytes(batch.slice(2)) == 7
+    assert largest_record_bytes(batch.slice(2, 1)) == 1
+
+
+# ------------------------------------------------------------------------------ whose time
+
+
+def test_a_record_without_a_time_gets_its_arrivals(rig: Rig, clock: ManualClock) -> None:
+    """The broker's time of the append stands for the times that are missing, and only for those."""
+    placed = rig.append(["a", "b"], timestamp=[5, None])
+    assert placed.arrival_us == clock.now_us()
+    (batch,) = rig.core.read("t", 0, 0, 2)
+    assert batch.rows.column("timestamp").view(pa.int64()).to_pylist() == [5, clock.now_us()]
+    assert batch.rows.column("timestampType").to_pylist() == [0, 0]
+
+
+def test_log_append_time_is_the_brokers(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
+    """In a topic of LogAppendTime each record, staged or not, has the time of its append."""
+    rig.create("l", 1, message_timestamp_type="LogAppendTime")
+    placed = rig.append(["a"], topic="l", timestamp=[5])
+    assert (placed.timestamp_type, placed.arrival_us) == (1, clock.now_us())
+    rig.adopt([(0, ["b"])], batch=1, topic="l")
+    rig.publish()
+    for reader in (rig, rig.successor()):
+        (batch, *rest) = reader.core.read("l", 0, 0, 2)
+        rows = pa.Table.from_batches([batch.rows, *[each.rows for each in rest]])
+        assert (
+            rows.column("timestamp").to_pylist()
+            == pa.array([clock.now_us()] * 2, TIMESTAMP).to_pylist()
+        )
+        assert rows.column("timestampType").to_pylist() == [1, 1]
+
+
+# ------------------------------------------------------------------------------ once only
+
+
+def test_a_retry_in_the_same_flush_waits_for_the_first(rig: Rig) -> None:
+    """A batch that is sent again while it is in flight stands once, and both get its offset."""
+    tickets = [rig.submit(["a", "b"], stamp=(1, 0, 0)) for _ in range(3)]
+    results = [rig.core.wait(ticket)[0] for ticket in tickets]
+    assert [each.base_offset for each in results] == [0, 0, 0]
+    assert [each.duplicate for each in results] == [False, True, True]
+    assert rig.end() == 2
+
+
+def test_a_retry_of_a_flush_that_fails_fails(rig: Rig) -> None:
+    """Nobody is told that a batch stands because somebody tried to write it."""
+    faulty(rig, failing(UNAVAILABLE))
+    tickets = [rig.submit(["a"], stamp=(1, 0, 0)) for _ in range(2)]
+    for ticket in tickets:
+        with pytest.raises(errors.StorageUnavailable):
+            rig.core.wait(ticket)
+    assert rig.end() == 0
+
+
+def test_a_retry_after_the_ack_writes_nothing(rig: Rig, store: MemoryStore) -> None:
+    """A duplicate is acked with its first offset and time, without another object."""
+    first = rig.append(["a"], stamp=(1, 0, 0))
+    before = paths(store, OURS)
+    assert isinstance(rig.clock, ManualClock)
+    rig.clock.advance(5)
+    again = rig.append(["a"], stamp=(1, 0, 0))
+    assert (again.base_offset, again.arrival_us, again.duplicate) == (0, first.arrival_us, True)
+    assert paths(store, OURS) == before
+
+
+def test_a_refused_first_batch_keeps_the_second_back(rig: Rig) -> None:
+    """Of two first batches under way, the second does not stand when the first was refused."""
+    faulty(rig, failing(UNAVAILABLE))
+    with pytest.raises(errors.StorageUnavailable):
+        rig.append(["a"], stamp=(1, 0, 0))
+    with pytest.raises(errors.OutOfOrderSequence):
+        rig.append(["b"], stamp=(1, 0, 1))
+    rig.append(["a"], stamp=(1, 0, 0))
+    rig.append(["b"], stamp=(1, 0, 1))
+    assert rig.read() == [(0, b"a"), (1, b"b")]
+
+
+def test_producers_are_told_apart_by_partition(rig: Rig) -> None:
+    """The same sequence in another partition is another batch."""
+    assert not rig.append(["a"], stamp=(1, 0, 0)).duplicate
+    assert not rig.append(["a"], stamp=(1, 0, 0), partition=1).duplicate
+
+
+def test_a_querys_batch_stands_once(rig: Rig) -> None:
+    """A batch that is adopted again is skipped, in the same flush and later, all its parts."""
+    sections = [(0, ["a"]), (0, ["b", "c"]), (1, ["d"])]
+    first, retry = (rig.writer.submit(rig.stage(sections, batch=1)) for _ in range(2))
+    placed = [(each.base_offset, each.duplicate) for each in rig.writer.wait(retry)]
+    assert placed == [(0, True), (0, True), (0, True)]
+    assert [each.base_offset for each in rig.writer.wait(first)] == [0, 1, 0]
+    assert all(each.duplicate for each in rig.adopt(sections, batch=1))
+    assert not any(each.duplicate for each in rig.adopt(sections, batch=2))
+    assert [value for _, value in rig.read()] == [b"a", b"b", b"c"] * 2
+
+
+def test_a_refused_batch_of_a_query_does_not_stand(rig: Rig) -> None:
+    """A retry behind a refused ticket in the same flush is no duplicate of it."""
+    good = rig.stage([(0, ["a"])], batch=1)
+    (bad,) = rig.stage([(0, ["x"])], batch=9)
+    refused = rig.writer.submit([*good, misplaced(bad)])
+    retry = rig.writer.submit(good)
+    with pytest.raises(errors.UnknownPartition):
+        rig.writer.wait(refused)
+    (placed,) = rig.writer.wait(retry)
+    assert (placed.base_offset, placed.duplicate) == (0, False)
+
+
+# ------------------------------------------------------------------------------ bounds
+
+
+class Blocked(NoFaults):
+    """Puts of log objects wait until they are let go."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.go = threading.Event()
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if operation == "put_new":
+            self.entered.set()
+            assert self.go.wait(30)
+
+
+def test_a_full_queue_refuses(store: MemoryStore, clock: ManualClock) -> None:
+    """While a flush is under way and the queue is full, more is refused retriably, by name."""
+    rig = rig_with(store, clock, queue_bytes=1)
+    blocked = Blocked()
+    faulty(rig, blocked)
+    with ThreadPoolExecutor(1) as pool:
+        leading = pool.submit(rig.append, ["a"])
+        assert blocked.entered.wait(30)
+        queued = rig.submit(["b"])
+        with pytest.raises(errors.QueueFull) as full:
+            rig.submit(["c"])
+        assert full.value.setting == "writer.queue_bytes"
+        blocked.go.set()
+        assert leading.result().base_offset == 0
+    assert rig.core.wait(queued)[0].base_offset == 1
+    assert rig.append(["c"]).base_offset == 2
+
+
+def test_who_finds_the_queue_full_makes_room(store: MemoryStore, clock: ManualClock) -> None:
+    """Where nobody leads a flush, whoever needs room does; one stream alone may fill the queue."""
+    rig = rig_with(store, clock, queue_bytes=1)
+    tickets = [rig.submit([f"{number}"]) for number in range(20)]
+    assert [rig.core.wait(each)[0].base_offset for each in tickets] == list(range(20))
+
+
+def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: ManualClock) -> None:
+    """When publishing falls behind by so much, writes are refused until it has caught up."""
+    rig = rig_with(store, clock, unpublished_bytes=1)
+    rig.append(["a"])
+    with pytest.raises(errors.QueueFull) as full:
+        rig.submit(["b"])
+    assert full.value.setting == "publisher.unpublished_bytes"
+    rig.publish()
+    assert rig.append(["b"]).base_offset == 1
+
+
+def test_room_that_comes_in_time_is_taken(store: MemoryStore, clock: ManualClock) -> None:
+    """Who waits for room goes on when the publisher has made some."""
+    rig = rig_with(store, clock, unpublished_bytes=1)
+    rig.append(["a"])
+    append = rig.writer.prepare(rig.ledger.topic("t"), 0, payload(["b"]), None)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rig.writer.submit, [append], timeout_seconds=30)
+        rig.publish()
+        rig.writer.published_more()
+        ticket = waiting.result()
+    assert rig.writer.wait(ticket)[0].base_offset == 1
+
+
+def test_a_held_back_topic_refuses_alone(store: MemoryStore, clock: ManualClock) -> None:
+    """A topic whose table cannot be written takes so many bytes, and then tells the reason."""
+    rig = rig_with(store, clock, topic_held_bytes=1)
+    rig.create("u")
+    topic = rig.ledger.topic("t")
+    topic.held_back = "its table is torn"
+    rig.append(["a"])
+    with pytest.raises(errors.TopicHeldBack) as refused:
+        rig.append(["b"])
+    assert (refused.value.topic, refused.value.reason) == ("t", "its table is torn")
+    rig.append(["c"], topic="u")
+    rig.publish()
+    assert rig.append(["b"]).base_offset == 1
+
+
+class SmallDisk(MemoryStore):
+    """A disk whose free space the test sets."""
+
+    free: int | None = None
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+def test_a_full_disk_refuses_records_only(clock: ManualClock) -> None:
+    """Below the reserve records are refused retriably; publishing goes on, and so do records."""
+    disk = SmallDisk(clock)
+    rig = rig_with(disk, clock, free_space_reserve_bytes=1_000)
+    rig.append(["a"])
+    disk.free = 999
+    with pytest.raises(errors.StorageFull) as full:
+        rig.append(["b"])
+    assert (full.value.free_bytes, full.value.reserve_bytes) == (999, 1_000)
+    rig.publish()
+    rig.trim()
+    rig.janitor.tick()
+    assert rig.writer.failure is None
+    disk.free = 1_000
+    assert rig.append(["b"]).base_offset == 1
+
+
+# ------------------------------------------------------------------------------ the end
+
+
+def test_a_failed_sync_ends_the_writer(rig: Rig) -> None:
+    """When the disk fails to keep an object nobody knows what stands, and nothing more is taken."""
+    faulty(rig, failing(SyncFailed("?", "EIO"), moment="between"))
+    behind = rig.submit(["a"])
+    ticket = rig.submit(["b"])
+    for each in (behind, ticket):
+        with pytest.raises(errors.OutcomeUnknown):
+            rig.core.wait(each)
+    assert isinstance(rig.writer.failure, SyncFailed)
+    with pytest.raises(SyncFailed):
+        rig.submit(["c"])
+
+
+def test_a_fenced_writer_ends(rig: Rig) -> None:
+    """What a successor's fence keeps out had no effect, and the writer takes nothing more."""
+    rig.append(["a"])
+    successor = rig.successor()
+    for _ in range(2):
+        with pytest.raises(errors.BrokerFenced):
+            rig.append(["b"])
+    assert isinstance(rig.writer.failure, errors.BrokerFenced)
+    assert successor.append(["c"]).base_offset == 1
+    assert rows_of_root(rig.store, rig.clock) == [(0, b"a"), (1, b"c")]
+
+
+def test_failing_answers_everybody(rig: Rig) -> None:
+    """Nobody who has queued, or waits for room, is left without an answer."""
+    tickets = [rig.submit(["a"]) for _ in range(3)]
+    rig.writer.fail(errors.BrokerClosing(broker=1))
+    rig.writer.fail(errors.BrokerFenced(broker=1, epoch=1))
+    for ticket in tickets:
+        with pytest.raises(errors.BrokerClosing):
+            rig.core.wait(ticket)
+    with pytest.raises(errors.BrokerClosing):
+        rig.submit(["b"])
+
+
+def test_closing_writes_what_has_queued(rig: Rig) -> None:
+    """A writer that closes refuses what comes, and keeps what it has taken."""
+    tickets = [rig.submit([f"{number}"]) for number in range(3)]
+    rig.writer.close(errors.BrokerClosing(broker=1))
+    with pytest.raises(errors.BrokerClosing):
+        rig.submit(["late"])
+    assert rig.end() == 3
+    assert [rig.core.wait(each)[0].base_offset for each in tickets] == [0, 1, 2]
+
+
+def test_closing_waits_for_the_flush_under_way(rig: Rig) -> None:
+    """Nobody publishes the last records before the last flush has ended."""
+    blocked = Blocked()
+    faulty(rig, blocked)
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(rig.append, ["a"])
+        assert blocked.entered.wait(30)
+        rig.submit(["b"])
+        closing = pool.submit(rig.writer.close, errors.BrokerClosing(broker=1))
+        assert not closing.done()
+        blocked.go.set()
+        closing.result(timeout=30)
+        assert leading.result().base_offset == 0
+    assert rig.end() == 2
+
+
+# ------------------------------------------------------------------------------ many at once
+
+
+class Slow(NoFaults):
+    """Puts take a moment, now and then, so that queues form; some are refused."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if operation == "put_new":
+            drawn = self.chance.random()
+            if drawn < 0.02:
+                raise UNAVAILABLE
+            if drawn < 0.3:
+                time.sleep(0.000_5)
+
+
+def test_nobody_sleeps_through_his_ack() -> None:
+    """Eight threads with thousands of tiny appends all get their answers, each record once."""
+    clock = SystemClock()
+    store = MemoryStore(clock)
+    options = RigOptions(writer=WriterLimits(flush_max_entries=5, queue_bytes=2_000))
+    rig = Rig(store, clock, options=options)
+    rig.create("t", 2)
+    faulty(rig, Slow(random.Random(5)))
+    threads, each_thread = 8, 400
+
+    def work(thread: int) -> list[tuple[int, int, str]]:
+        chance = random.Random(thread)
+        done = []
+        waiting: list[tuple[str, Ticket]] = []
+
+        def settle() -> None:
+            value, ticket = waiting.pop(0)
+            while True:
+                try:
+                    (result,) = rig.writer.wait(ticket)
+                    break
+                except errors.StorageUnavailable:
+                    ticket = submit(value)
+            done.append((thread % 2, result.base_offset, value))
+
+        def submit(value: str) -> Ticket:
+            append = rig.writer.prepare(rig.ledger.topic("t"), thread % 2, payload([value]), None)
+            return rig.writer.submit([append], timeout_seconds=30)
+
+        for number in range(each_thread):
+            value = f"{thread}:{number}"
+            waiting.append((value, submit(value)))
+            while waiting and chance.random() < 0.6:
+                settle()
+        while waiting:
+            settle()
+        return done
+
+    with ThreadPoolExecutor(threads) as pool:
+        found = [each for part in pool.map(work, range(threads)) for each in part]
+    assert len({value for _, _, value in found}) == threads * each_thread
+    for partition in (0, 1):
+        acked = sorted((offset, value.encode()) for p, offset, value in found if p == partition)
+        assert acked == rig.read(partition=partition)
+        assert [offset for offset, _ in acked] == list(range(len(acked)))
+
+
+def test_a_result_says_where_an_append_stands(rig: Rig) -> None:
+    """An ack carries the first offset, the count, and whose time counts."""
+    assert rig.append(["a", "b"]) == Appended(
+        base_offset=0, count=2, arrival_us=rig.clock.now_us(), timestamp_type=0
+    )
