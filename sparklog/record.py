@@ -68,7 +68,10 @@ def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
     an unknown column, another type, a timestamp outside what the table can hold, or a header
     without a key.
     """
-    names = batch.schema.names
+    try:
+        names = batch.schema.names
+    except UnicodeDecodeError as error:  # nobody has looked at what a peer has sent
+        raise errors.WrongSchema(reason=f"a column's name is no UTF-8: {error}") from error
     if "value" not in names:
         raise errors.WrongSchema(reason="a batch of records needs a column 'value'")
     if len(set(names)) != len(names):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -75,7 +76,10 @@ def connect(
         return Log(Connection(lambda: place))
     session = _RootSession(place, detached=detached, storage_options=storage_options or {})
     session.resolve()
-    return Log(Connection(session.resolve), root=place, on_close=session.close)
+    log = Log(Connection(session.resolve), root=place, on_close=session.close)
+    # A notebook rarely closes what it opened: the embedded broker leaves with the log, or at exit.
+    weakref.finalize(log, session.close)
+    return log
 
 
 class _RootSession:

@@ -261,6 +261,6 @@ def decode(kind: type[Message], data: bytes | memoryview | None) -> Message:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
         message: Message = decoder.decode(data or b"")
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise errors.BadRequest(reason=f"not a {kind.__name__}: {error}") from error
     return message

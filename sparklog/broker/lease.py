@@ -130,6 +130,7 @@ def recover(
     for name, known in metadata.topics.items():
         table = tables[name] = Table(store, name, clock=clock)
         snapshot, held_back = _look_at(table, known)
+        table.settle()
         topic = Topic(name, known.topic_id, known.config)
         topic.held_back = held_back
         ledger.add_topic(topic)

@@ -267,6 +267,8 @@ class Publisher:
                 raise errors.PublisherFenced(
                     topic=topic.name, partition=partition.number, end=partition.end, found=end
                 )
+        # The WAL is trimmed by what the ledger says, and a dying predecessor may have committed it.
+        self.table(topic).settle()
         self._ledger.published(topic, snapshot.ends)
 
 

@@ -157,8 +157,8 @@ class LogReader:
                 self._refresh(topic)
                 continue
             if start < end:  # what no slice has is a gap
-                nothing = wish.select(ROW_SCHEMA.empty_table().to_batches()[0])
-                yield _batch(topic, partition, start, end, nothing)
+                nothing = pa.RecordBatch.from_pylist([], ROW_SCHEMA)
+                yield _batch(topic, partition, start, end, wish.select(nothing))
             return
         raise errors.MissingObject(path=gone, reason="the log names it still")
 
@@ -188,7 +188,7 @@ class LogReader:
         snapshot = self._table(topic).snapshot
         if not _reaches(snapshot, topic, number, published):
             snapshot = self._refresh(topic)
-        if snapshot.topic_id != topic.topic_id:
+        if self._is_gone(topic):
             raise errors.UnknownTopic(topic=topic.name)
         if not _reaches(snapshot, topic, number, published):
             reason = f"offsets of partition {number} below {published} were in it, and are not now"

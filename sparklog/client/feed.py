@@ -43,11 +43,11 @@ class Place:
     topic: str
     partition: int
     fetched: int
-    """The next offset to be fetched,"""
+    """The next offset to fetch."""
     position: int
-    """and to be consumed."""
+    """The next offset to consume."""
     end: int | None
-    """Read up to here and no further; None: for ever."""
+    """Where to stop; None: never."""
     is_paused: bool = False
 
     @property
@@ -245,9 +245,17 @@ class Feed:
                 self._start(reading, self._read_to_end, waiting)
 
     def _start(self, reading: _Reading, target: Any, *arguments: Any) -> None:
-        thread = threading.Thread(
-            target=target, args=(reading, *arguments), name="sparklog-read", daemon=True
-        )
+        def read() -> None:
+            try:
+                target(reading, *arguments)
+            except errors.SparklogError as error:
+                self._fail(reading, error)
+            except Exception as error:
+                # A fault of ours must not leave anybody waiting.
+                _log.exception("reading failed")
+                self._fail(reading, errors.SparklogError(reason=f"reading failed: {error!r}"))
+
+        thread = threading.Thread(target=read, name="sparklog-read", daemon=True)
         reading.threads.append(thread)
         thread.start()
 
@@ -278,18 +286,15 @@ class Feed:
     # -------------------------------------------------------------------------- bounded
 
     def _read_to_end(self, reading: _Reading, waiting: deque[Place]) -> None:
-        try:
-            while waiting and not reading.over.is_set():
-                # The threads of a reading share the line; taking from a deque is atomic.
+        """One of several threads that share the places in `waiting`."""
+        while not reading.over.is_set():
+            try:
                 place = waiting.popleft()
-                if not self._read_place(reading, place):
-                    return
-        except IndexError:
-            return
-        except errors.SparklogError as error:
-            self._fail(reading, error)
+            except IndexError:
+                return
+            self._read_place(reading, place)
 
-    def _read_place(self, reading: _Reading, place: Place) -> bool:
+    def _read_place(self, reading: _Reading, place: Place) -> None:
         assert place.end is not None
         batches = read_range(
             self._connection,
@@ -301,9 +306,10 @@ class Feed:
         )
         for rows in batches:
             if not self._put(reading, place, rows, rows.column("offset")[-1].as_py() + 1):
-                return False
+                return
+        # Behind the last record there may be a gap.
         nothing = pa.RecordBatch.from_pylist([], pa.schema([pa.field("offset", pa.int64())]))
-        return self._put(reading, place, nothing, place.end)
+        self._put(reading, place, nothing, place.end)
 
     # -------------------------------------------------------------------------- following
 
@@ -317,8 +323,7 @@ class Feed:
                 if reading.over.is_set():
                     return
                 if not may_pass(error):
-                    self._fail(reading, error)
-                    return
+                    raise
                 _log.warning("reading broke off, and begins again: %s", error)
                 if isinstance(error, errors.NotLeader):
                     self._fresh_until = 0.0

@@ -8,6 +8,7 @@ once, in the order of sending in its partition, or its future tells what is know
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 import time
@@ -196,6 +197,7 @@ class Producer:
         if partition is None and self._partitioner is not None:
             partition = self._partitioner(sender.topic, key, sender.partition_count)
         if partition is not None:
+            partition = _whole_number(partition)
             sender.check_partition(partition)
         callbacks = [
             delivery_callback(each) for each in (self._on_delivery, on_delivery) if each is not None
@@ -269,7 +271,9 @@ class Producer:
         index = payload.schema.get_field_index("key")
         keys = payload.column(index).to_pylist() if index >= 0 else [None] * payload.num_rows
         for row in np.flatnonzero(chosen == NO_KEY):
-            partition = self._partitioner(sender.topic, keys[row], sender.partition_count)
+            partition = _whole_number(
+                self._partitioner(sender.topic, keys[row], sender.partition_count)
+            )
             sender.check_partition(partition)
             chosen[row] = partition
         return chosen
@@ -378,6 +382,13 @@ def _bytes_of(what: str, value: Any, serializer: Serializer | None) -> bytes | N
         reason=f"a record's {what} is bytes, not {type(value).__name__}; encode it, or give the"
         f" producer a {what}_serializer"
     )
+
+
+def _whole_number(partition: Any) -> int:
+    try:
+        return operator.index(partition)
+    except TypeError as error:
+        raise errors.WrongSchema(reason=f"a partition is an int, not {partition!r}") from error
 
 
 def _pairs(headers: Headers) -> list[Header]:

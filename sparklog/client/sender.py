@@ -116,7 +116,6 @@ class _Stream:
         "awaiting",
         "channel",
         "columns",
-        "has_answered",
         "reader",
         "retiring",
         "schema",
@@ -130,7 +129,6 @@ class _Stream:
         self.schema = pa.schema([field for field in PAYLOAD_SCHEMA if field.name in columns])
         self.awaiting: deque[tuple[_Partition, Part]] = deque()
         """Sent, not answered; answers come in this order."""
-        self.has_answered = False
         self.retiring = False
         self.write_lock = threading.Lock()
         self.writer, self.reader = channel.append(topic, self.schema)
@@ -805,7 +803,6 @@ class TopicSender:
         with self.lock:
             if route.stream is not stream:
                 return
-            stream.has_answered = True
             partition, part = stream.awaiting.popleft()
             if reply.error is None:
                 if partition.lane.acked(part):
@@ -843,10 +840,10 @@ class TopicSender:
         awaiting = list(stream.awaiting)
         stream.awaiting.clear()
         rejects = isinstance(error, errors.Invalid | errors.Corrupt)
-        if rejects and (len(awaiting) == 1 or not stream.has_answered):
-            for partition, part in awaiting:
-                self._refused(partition, part, error)
+        if rejects and len(awaiting) == 1:
+            self._refused(*awaiting[0], error)
         else:
+            # Of several, some may have been appended before the one that ended the stream.
             for partition, _ in awaiting:
                 partition.lane.broke()
             route.careful = rejects

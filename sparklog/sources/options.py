@@ -83,7 +83,8 @@ class SourceOptions:
     def check_stream(self) -> None:
         """Raises `BadOption` for what only a batch has."""
         if self.ending is not None:
-            raise _bad("endingOffsets", "…", "a stream has no end; see trigger(availableNow=True)")
+            reason = "a stream has no end; to read what there is, trigger(availableNow=True)"
+            raise _bad("endingOffsets", _shown(self.ending), reason)
 
 
 def parse(given: Mapping[str, str]) -> SourceOptions:
@@ -137,6 +138,10 @@ def _bound(options: Options, name: str, topics: tuple[str, ...]) -> Bound | None
                 reason = f"{topic}: an offset is 0 and up, -2 (earliest) or -1 (latest)"
                 raise _bad(name, value, reason)
     return bound
+
+
+def _shown(bound: Bound) -> object:
+    return next((word for word, meant in _WORDS.items() if meant == bound), bound)
 
 
 def _bad(option: str, value: object, reason: str) -> errors.BadOption:

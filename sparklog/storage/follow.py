@@ -81,8 +81,6 @@ class RootFollower:
         began = self._clock.monotonic()
         relist = began - self._listed_at > limits.TRIM_GRACE_SECONDS / 2
         metadata = self._meta.reload() if relist else self._meta.refresh()
-        if relist:
-            self._listed_at = began
         wanted = {metadata.topic(name).topic_id for name in names}
         if not wanted <= self._followed:
             # Entries of these have been passed over so far.
@@ -100,6 +98,8 @@ class RootFollower:
             for each in follower.poll(relist=relist):
                 for located in each.located:
                     self._keep(located)
+        if relist:  # not before all of it is done: what fails on the way has listed nothing
+            self._listed_at = began
 
     def _keep(self, located: Located) -> None:
         entry = located.entry

@@ -93,29 +93,42 @@ def _opened(store: Store, piece: Slice, file: TableFile) -> Iterator[pq.ParquetF
     path = data_path(piece.topic, file)
     try:
         with store.open(path) as source:
-            yield pq.ParquetFile(
+            parquet = pq.ParquetFile(
                 source,
                 pre_buffer=not store.is_local,
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit="us",
             )
+            count = parquet.metadata.num_rows
+            if file.rows is not None and count != file.rows:
+                raise errors.CorruptObject(
+                    path=path, check=f"holds {count} rows, and the table's log says {file.rows}"
+                )
+            yield parquet
+    except errors.SparklogError:
+        raise
     except FileNotFoundError as error:
         raise ObjectMissing(path) from error
-    except (pa.ArrowException, OSError, KeyError) as error:
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
 
 
 def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
-    """Row groups that may hold offsets of the slice, by their statistics."""
+    """Row groups that may hold offsets of the slice, by their statistics.
+
+    A footer has no checksum: statistics that leave too few offsets for the rows do not count.
+    """
     metadata = parquet.metadata
     leaves = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
     index = leaves["offset"]
     found = []
     for number in range(metadata.num_row_groups):
-        statistics = metadata.row_group(number).column(index).statistics
+        group = metadata.row_group(number)
+        statistics = group.column(index).statistics
         if (
             statistics is None
             or not statistics.has_min_max
+            or statistics.max - statistics.min + 1 < group.num_rows
             or (statistics.min < piece.end and statistics.max >= piece.first)
         ):
             found.append(number)

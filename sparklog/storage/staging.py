@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import manifest
 from sparklog.storage.objects import Stat, Store
@@ -22,11 +22,21 @@ IsPublished = Callable[[str, int, str, int], bool]
 def sweep(
     store: Store, *, is_published: IsPublished, abandoned_seconds: float, clock: Clock
 ) -> int:
-    """Removes the files of published and of abandoned batches; how many files."""
+    """Removes the files of published and of abandoned batches; how many files.
+
+    Where a batch cannot be judged the others are, before this raises `BadRequest`, or what the
+    store has raised. A folder that no query made is left alone.
+    """
     swept = 0
-    for query in store.folders("staging"):
-        for batch in store.folders(f"staging/{query}"):
-            folder = f"staging/{query}/{batch}"
+    failure: errors.SparklogError | None = None
+    folders = [
+        f"staging/{query}/{batch}"
+        for query in store.folders("staging")
+        for batch in store.folders(f"staging/{query}")
+        if batch.isdecimal()
+    ]
+    for folder in folders:
+        try:
             gone = _unneeded(
                 store,
                 folder,
@@ -38,6 +48,10 @@ def sweep(
             gone.sort(key=lambda name: name == manifest.NAME)
             store.delete([f"{folder}/{name}" for name in gone])
             swept += len(gone)
+        except errors.SparklogError as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
     return swept
 
 

@@ -359,6 +359,7 @@ class Table:
         self.checkpoint_version = -1
         """The newest checkpoint that this table has started from or written."""
         self._replay = _Replay()
+        self._is_settled = False
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
@@ -392,6 +393,17 @@ class Table:
                 raise
             return self._observe()
 
+    def settle(self) -> None:
+        """What was read survives a power cut after this.
+
+        Whoever put a commit may have died before it was durable, and it is seen by then. So this
+        comes before anything that cannot be undone is built on it.
+        """
+        with self._lock:
+            if not self._is_settled:
+                self.store.settle(self.log_folder)
+                self._is_settled = True
+
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:
             self._snapshot = self._replay.snapshot(self.topic)
@@ -409,6 +421,7 @@ class Table:
                 if self._stands(version - 1) or not self._load():
                     return
             else:
+                self._is_settled = False
                 self._apply(version, deltalog.decode_commit(data, path))
 
     def _apply(self, version: int, actions: Actions) -> None:
@@ -445,6 +458,7 @@ class Table:
                     if version <= self._replay.version:
                         return False
                     self._replay = _Replay()
+                    self._is_settled = False
                     self._apply(version, actions)
                     return True
         raise failure
@@ -520,6 +534,7 @@ class Table:
                 change = decide(snapshot)
                 if change is None:
                     return snapshot
+                self.settle()
                 if self._put(snapshot.version + 1, change):
                     return self._observe()
                 snapshot = self.refresh()
@@ -550,8 +565,9 @@ class Table:
                 self._apply(version, actions)
                 return True
             self._load()
-            if self._replay.version >= version:  # a checkpoint hides whether we stand below it
-                return False
+            if self._replay.version >= version:
+                # A checkpoint hides whether we stand below it, but names what we have added.
+                return any(self.is_named(unquote(file.path)) for file in change.adds)
             self._advance()
         except (errors.Retriable, errors.Corrupt) as error:
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error

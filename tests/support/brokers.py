@@ -123,13 +123,6 @@ class Rig:
             clock=clock,
             bounds=options.keeper,
         )
-        self.janitor = Janitor(
-            store,
-            self.ledger,
-            options.janitor,
-            clock=clock,
-            bury=lambda name: self.core.bury(name),
-        )
         self.core = Core(
             store,
             self.meta,
@@ -141,6 +134,13 @@ class Rig:
             clock=clock,
             defaults=options.topics,
             submit_timeout_seconds=0.0,
+        )
+        self.janitor = Janitor(
+            store,
+            self.ledger,
+            options.janitor,
+            clock=clock,
+            bury=self.core.bury,
         )
         self.core.publish_now = self.publish
         self.writer.open()
@@ -277,7 +277,13 @@ def plan_of_table(topic: str, snapshot: TableSnapshot, partition: int) -> list[S
 
 def rows_of_root(store: Store, clock: Clock, topic: str = "t", partition: int = 0) -> list[Row]:
     """What a reader without a broker sees: table and write-ahead logs."""
-    follower = RootFollower(store, clock=clock)
+    return rows_followed(RootFollower(store, clock=clock), store, topic, partition)
+
+
+def rows_followed(
+    follower: RootFollower, store: Store, topic: str = "t", partition: int = 0
+) -> list[Row]:
+    """The same by somebody who may have been looking for long."""
     snapshot = follower.refresh([topic])[topic]
     end = follower.ends(snapshot)[partition]
     slices = follower.plan(topic, snapshot, partition, snapshot.starts[partition], end)

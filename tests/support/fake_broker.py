@@ -10,7 +10,6 @@ as a program, it prints its port and serves; with `--sink` it acks batches and k
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections import defaultdict, deque
@@ -195,6 +194,8 @@ class FakeBroker(flight.FlightServerBase):
         self.on_append: Fault = _no_fault
         self.on_action: Callable[[str], None] = _no_fault
         self.on_read: Callable[[], None] = _no_fault
+        self.ends_streams = False
+        """A batch refused for good ends its stream with an error, instead of being answered so."""
         self.actions: list[str] = []
         self.appended: list[tuple[str, wire.AppendHeader]] = []
         self.tails: list[wire.TailRequest] = []
@@ -225,10 +226,6 @@ class FakeBroker(flight.FlightServerBase):
     # -------------------------------------------------------------------------- append
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        with contextlib.suppress(flight.FlightError):
-            self._take_stream(descriptor, reader, writer)
-
-    def _take_stream(self, descriptor: Any, reader: Any, writer: Any) -> None:
         topic = wire.decode(wire.AppendStream, descriptor.command).topic
         self.streams.append(reader.schema.names)
         held: list[wire.AppendReply] = []
@@ -245,6 +242,10 @@ class FakeBroker(flight.FlightServerBase):
             except (DropBefore, DropAfter):
                 self.relay.cut()
                 return
+            refusal = held[-1].error
+            if self.ends_streams and refusal is not None:
+                with told():
+                    raise refusal.exception()
             if not header.more:
                 for reply in held:
                     writer.write(pa.py_buffer(wire.encode(reply)))

@@ -17,6 +17,7 @@ import pytest
 from sparklog import errors, record, wire
 from sparklog.client.connection import Connection
 from sparklog.client.consumer import Consumer, Record
+from sparklog.client.feed import Feed
 from sparklog.client.serialize import json_deserializer, string_deserializer
 from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker
 from tests.support.forks import said_in_child
@@ -369,6 +370,19 @@ def test_seek(broker: FakeBroker, connection: Connection) -> None:
         assert [each.offset for each in consumer.poll(SECONDS)] == [4_999]
 
 
+def test_batches_of_a_reading_that_is_over(broker: FakeBroker, connection: Connection) -> None:
+    """What was on its way before a seek comes too late, and is dropped."""
+    _fill(broker, "t", 10)
+    with Consumer(connection, "t") as consumer:
+        feed = consumer._feed
+        before = feed._reading
+        consumer.pause("t")
+        [rows] = broker.log.partition("t", 0).batches
+        assert not feed._put(before, feed.places["t", 0], rows, 10)
+        consumer.resume("t")
+        assert _values(_poll_all(consumer, 10)) == list(range(10))
+
+
 def test_seek_leaves_others_alone(broker: FakeBroker, connection: Connection) -> None:
     """A seek in one partition neither repeats nor skips records of another."""
     for partition in range(4):
@@ -432,7 +446,7 @@ def test_each_once_over_broken_connections(
     random = Random(seed)
 
     def drop() -> None:
-        if random.random() < 0.2:
+        if random.random() < 0.05:
             raise DropBefore
 
     broker.on_read = drop
@@ -482,6 +496,45 @@ def test_leaders(broker: FakeBroker) -> None:
     for partition in range(4):
         mine = [each for each in records if each.partition == partition]
         assert _values(mine) == list(range(10, 20))
+
+
+def test_leader_that_dies(broker: FakeBroker) -> None:
+    """When a leader dies, its partitions are read from the broker that leads them then."""
+    log = broker.log
+    log.topics["t"].partitions[0].leader = 7
+    with (
+        FakeBroker(log, broker=7) as other,
+        Connection.to(broker.address) as connection,
+        Consumer(connection, "t") as consumer,
+    ):
+        _fill(broker, "t", 10)
+        _poll_all(consumer, 10)
+        other.relay.close()
+        log.topics["t"].partitions[0].leader = 0
+        _fill(broker, "t", 10)
+        assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
+
+
+@pytest.mark.parametrize(("follow", "step"), [(True, "_follow_chunk"), (False, "_read_place")])
+def test_fault_of_ours(
+    broker: FakeBroker,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    follow: bool,
+    step: str,
+) -> None:
+    """Whatever goes wrong in a thread that reads is raised where records are waited for."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Feed, step, fail)
+    _fill(broker, "t", 1)
+    with (
+        Consumer(connection, "t", follow=follow) as consumer,
+        pytest.raises(errors.SparklogError, match="ZeroDivisionError"),
+    ):
+        consumer.poll(SECONDS)
 
 
 def test_refused_reading(broker: FakeBroker, connection: Connection) -> None:

@@ -295,7 +295,7 @@ class Simulation:
             self.arrive_late()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_exactly_once_over_any_faults(random: Random) -> None:
     """What was acked stands once and in order, what failed does not, and nothing stands twice."""

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits, wire
-from sparklog.client.batch import RecordFuture, RecordMetadata
+from sparklog.client.batch import Batch, RecordFuture, RecordMetadata
 from sparklog.client.connection import Connection
+from sparklog.client.lane import Lane
 from sparklog.client.producer import Producer
 from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.partitioner import murmur2, to_positive
@@ -300,6 +301,7 @@ def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None
         ({"value": b"v", "timestamp": True}, errors.WrongSchema),
         ({"value": b"v", "timestamp": 2**60}, errors.WrongSchema),
         ({"value": b"v", "timestamp": datetime(2024, 1, 1)}, errors.BadOption),  # noqa: DTZ001
+        ({"value": b"v", "partition": "0"}, errors.WrongSchema),
         ({"value": b"v", "partition": 4}, errors.UnknownPartition),
         ({"value": b"v", "partition": -1}, errors.UnknownPartition),
         ({"value": b"v" * 1_001}, errors.RecordTooLarge),
@@ -424,7 +426,7 @@ def test_full_buffer_blocks(broker: FakeBroker, connection: Connection) -> None:
     """When the buffer is full `send` waits, raises after `max_block_seconds`, and has no effect."""
     broker.on_append = gate = Gate()
     with Producer(
-        connection, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=0.05
+        connection, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=0.5
     ) as producer:
         for _ in range(7):
             producer.send("t", b"x" * 100)
@@ -611,6 +613,28 @@ def test_poisoned_batch_fails_alone(broker: FakeBroker, connection: Connection) 
     assert broker.log.values("t") == [b"%d" % i for i in (0, 1, 4, 5, 6, 7, 8, 9)]
 
 
+def test_poisoned_batch_that_ends_streams(broker: FakeBroker, connection: Connection) -> None:
+    """Where a refusal ends the stream, the batches on it go again one by one, to find the cause."""
+    broker.ends_streams = True
+    gate = Gate()
+
+    def fault(topic: str, header: wire.AppendHeader) -> None:
+        if header.base_sequence > 0:
+            gate(topic, header)
+        if header.base_sequence == 3 and header.producer_id == 1:
+            raise errors.WrongSchema(reason="poison")
+
+    broker.on_append = fault
+    with Producer(connection, batch_rows=1) as producer:
+        producer.send("t", b"0").result(SECONDS)
+        futures = [producer.send("t", b"%d" % i) for i in range(1, 10)]
+        gate.opened.set()
+        producer.flush(SECONDS)
+        assert [i for i, each in enumerate(futures, 1) if each.exception()] == [3]
+        assert isinstance(futures[2].exception(), errors.WrongSchema)
+    assert broker.log.values("t") == [b"%d" % i for i in range(10) if i != 3]
+
+
 def test_refused_stream(broker: FakeBroker, connection: Connection) -> None:
     """Where the door refuses a whole stream, what was sent on it fails with that refusal."""
 
@@ -663,6 +687,18 @@ def test_leaders(broker: FakeBroker) -> None:
             producer.flush(SECONDS)
     assert {header.partition for _, header in other.appended} == {1, 2}
     assert all(log.values("t4", number) == [b"a", b"b"] for number in range(4))
+
+
+def test_leader_that_dies(broker: FakeBroker) -> None:
+    """When a leader dies, its partitions' batches go to the broker that leads them then."""
+    log = broker.log
+    log.topics["t"].partitions[0].leader = 7
+    with Connection.to(broker.address) as connection, Producer(connection) as producer:
+        with FakeBroker(log, broker=7):
+            producer.send("t", b"a").result(SECONDS)
+        future = producer.send("t", b"b")
+        log.topics["t"].partitions[0].leader = 0
+        assert future.result(SECONDS).offset == 1
 
 
 def test_late_delivery_that_was_never_sent(broker: FakeBroker) -> None:
@@ -791,6 +827,36 @@ def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
         assert producer.send("t", b"y").exception(SECONDS) is not None
 
 
+def test_closed_in_the_middle(
+    connection: Connection, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch that was given up while it was being split is not sent, nor counted twice."""
+    entered, left = threading.Event(), threading.Event()
+    split = Batch.split
+
+    def slow_split(batch: Batch, *arguments: int) -> Any:
+        entered.set()
+        left.wait(SECONDS)
+        return split(batch, *arguments)
+
+    monkeypatch.setattr(Batch, "split", slow_split)
+    producer = Producer(connection, linger_ms=0)
+    future = producer.send("t", b"x")
+    assert entered.wait(SECONDS)
+
+    def close() -> None:
+        with pytest.raises(errors.TimedOut):
+            producer.close(0)
+
+    closer = threading.Thread(target=close)
+    closer.start()
+    assert isinstance(future.exception(SECONDS), errors.BadRequest)
+    left.set()
+    closer.join()
+    assert producer._pool._used_bytes == 0
+    assert "producers.new" not in broker.actions
+
+
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked(broker: FakeBroker, connection: Connection) -> None:
     """In a forked child a producer is refused, and what the parent sent is the parent's to send."""
@@ -805,10 +871,24 @@ def test_forked(broker: FakeBroker, connection: Connection) -> None:
     assert broker.log.values("t") == [b"x"]
 
 
+def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong in the sender leaves nobody waiting, and stops the producer."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Lane, "send", fail)
+    with Producer(connection) as producer:
+        with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
+            producer.send("t", b"x").result(SECONDS)
+        with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
+            producer.send("t", b"y")
+
+
 def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
     """A broker that hangs keeps nobody longer than told, and when it goes on, so does all."""
     with Producer(
-        connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.01
+        connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.5
     ) as producer:
         producer.send("t", b"0").result(SECONDS)
         broker.relay.hold()

@@ -1,0 +1,164 @@
+"""What `wire` says, said by plain Arrow Flight: a client that knows no mercy and never retries."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import pyarrow as pa
+import pyarrow.flight as flight
+
+from sparklog import errors, wire
+from sparklog.client.connection import failure_of
+from tests.support.brokers import payload
+
+
+class Door:
+    """One channel to a broker. What the broker refuses is raised as the broker's own error."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.flight = flight.FlightClient(
+            f"grpc://{address}", generic_options=[("grpc.use_local_subchannel_pool", 1)]
+        )
+
+    def close(self) -> None:
+        self.flight.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def action(self, name: str, request: msgspec.Struct | None = None) -> Any:
+        """The reply."""
+        return wire.decode(
+            wire.ACTIONS[name][1], self.raw_action(name, wire.encode(request or wire.Empty()))
+        )
+
+    def raw_action(self, name: str, body: bytes) -> bytes:
+        """The reply's bytes."""
+        try:
+            (result,) = self.flight.do_action(flight.Action(name, body))
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self.address) from None
+        return result.body.to_pybytes()
+
+    def create(self, topic: str = "t", partitions: int = 1, **config: str) -> wire.TopicInfo:
+        """A topic; underscores in keys of `config` stand for dots."""
+        named = {key.replace("_", "."): value for key, value in config.items()}
+        request = wire.CreateTopic(topic=topic, partitions=partitions, config=named)
+        info: wire.TopicInfo = self.action("topics.create", request)
+        return info
+
+    def describe(self, topic: str = "t") -> wire.TopicInfo:
+        info: wire.TopicInfo = self.action("topics.describe", wire.TopicName(topic=topic))
+        return info
+
+    def append(
+        self, values: Sequence[str | bytes | None], *, topic: str = "t", partition: int = 0
+    ) -> wire.AppendReply:
+        """One batch, in a stream of its own. Raises what refused it."""
+        batch = payload(values)
+        with Stream(self, topic, batch.schema) as stream:
+            return stream.append(batch, wire.AppendHeader(partition=partition))
+
+    def read(
+        self, start: int, end: int, *, topic: str = "t", partition: int = 0, **options: Any
+    ) -> pa.Table:
+        """Rows of a range."""
+        ticket = wire.ReadTicket(topic=topic, partition=partition, start=start, end=end, **options)
+        return self.raw_read(wire.encode(ticket))
+
+    def raw_read(self, ticket: bytes) -> pa.Table:
+        """Whatever a ticket gives."""
+        try:
+            return self.flight.do_get(flight.Ticket(ticket)).read_all()
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self.address) from None
+
+    def values(self, topic: str = "t", partition: int = 0) -> list[bytes | None]:
+        """All values of a partition; asserts that its offsets rise by one from 0."""
+        end = self.describe(topic).partitions[partition].end
+        rows = self.read(0, end, topic=topic, partition=partition)
+        assert rows.column("offset").to_pylist() == list(range(end))
+        found: list[bytes | None] = rows.column("value").to_pylist()
+        return found
+
+    def tail(self, request: wire.TailRequest) -> Iterator[tuple[pa.RecordBatch, wire.TailHeader]]:
+        """What comes, for as long as somebody takes it."""
+        descriptor = flight.FlightDescriptor.for_command(wire.encode(request))
+        writer, reader = self.flight.do_exchange(descriptor)
+        try:
+            while True:
+                chunk = reader.read_chunk()
+                yield chunk.data, wire.decode(wire.TailHeader, memoryview(chunk.app_metadata))
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self.address) from None
+        finally:
+            reader.cancel()
+            with contextlib.suppress(pa.ArrowException):
+                writer.close()
+
+
+class Stream:
+    """A DoPut of one topic."""
+
+    def __init__(self, door: Door, topic: str, schema: pa.Schema) -> None:
+        self._address = door.address
+        command = wire.encode(wire.AppendStream(topic=topic))
+        descriptor = flight.FlightDescriptor.for_command(command)
+        self.writer, self.reader = door.flight.do_put(descriptor, schema)
+
+    def send(self, batch: pa.RecordBatch, header: wire.AppendHeader) -> None:
+        """A batch whose answer is read later."""
+        self.writer.write_with_metadata(batch, wire.encode(header))
+
+    def reply(self) -> wire.AppendReply:
+        """The next answer. Raises what refused the batch."""
+        try:
+            answer = self.reader.read()
+            if answer is None:
+                self.writer.close()  # which knows why
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self._address) from None
+        if answer is None:
+            raise errors.BrokerUnavailable(address=self._address, reason="the stream has ended")
+        found = wire.decode(wire.AppendReply, memoryview(answer))
+        if found.error is not None:
+            raise found.error.exception()
+        return found
+
+    def append(self, batch: pa.RecordBatch, header: wire.AppendHeader) -> wire.AppendReply:
+        """One batch and its answer."""
+        try:
+            self.send(batch, header)
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self._address) from None
+        return self.reply()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.writer.close()
+        except (pa.ArrowException, OSError):
+            if error is None:
+                raise

@@ -1,0 +1,851 @@
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog import errors, limits, wire
+from sparklog.broker.core import Batch, Core, TopicDefaults
+from sparklog.broker.writer import WriterLimits
+from sparklog.clock import ManualClock
+from sparklog.record import ROW_SCHEMA
+from sparklog.settings import JanitorSettings
+from sparklog.storage import manifest
+from sparklog.storage.meta import MetaStore
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
+from sparklog.storage.objects.memory import Operation
+from sparklog.storage.publish import write_file
+from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import Change, Table, table_folder
+from tests.support.brokers import (
+    Rig,
+    RigOptions,
+    flip,
+    paths,
+    payload,
+    rows_of,
+    rows_of_root,
+    rows_of_table,
+)
+
+LOG = "topics/t/_delta_log"
+COLD = RigOptions(hot_bytes=0)
+DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topic t of one partition."""
+    found = Rig(store, clock)
+    found.create()
+    return found
+
+
+def create_request(topic: str, partitions: int = 1, **options: object) -> wire.CreateTopic:
+    """A request for a topic."""
+    return wire.CreateTopic(topic=topic, partitions=partitions, **options)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------ topics
+
+
+def test_a_topic_is_a_table_from_the_start(rig: Rig, store: MemoryStore) -> None:
+    """Who creates a topic is told all about it, and its table stands."""
+    config = {"message.timestamp.type": "LogAppendTime"}
+    info = rig.core.create_topic(create_request("u", 3, config=config))
+    assert (info.topic, info.config, len(info.partitions)) == ("u", config, 3)
+    assert info.table_uri == f"{store.uri}/topics/u"
+    assert all((each.start, each.end, each.leader) == (0, 0, 1) for each in info.partitions)
+    snapshot = Table(store, "u", clock=rig.clock).refresh()
+    assert (snapshot.topic_id, snapshot.partitions) == (info.topic_id, 3)
+    assert snapshot.config == config
+    assert rig.core.topics().topics == ["t", "u"]
+    assert rig.core.describe("u") == info
+
+
+def test_partitions_have_a_default(store: MemoryStore, clock: ManualClock) -> None:
+    """Who does not say how many partitions gets the broker's default."""
+    rig = Rig(store, clock, options=RigOptions(topics=TopicDefaults(partitions=6)))
+    assert len(rig.core.create_topic(create_request("t", -1)).partitions) == 6
+
+
+def test_a_topic_is_created_once(rig: Rig, store: MemoryStore) -> None:
+    """A second creation is refused, or skipped if that is asked for, and changes nothing."""
+    before = paths(store, "")
+    known = rig.core.describe("t")
+    with pytest.raises(errors.TopicExists):
+        rig.core.create_topic(create_request("t", 5))
+    assert rig.core.create_topic(create_request("t", 5, if_absent=True)) == known
+    assert paths(store, "") == before
+
+
+BAD_TOPICS: dict[str, tuple[wire.CreateTopic, type[errors.SparklogError]]] = {
+    "name": (create_request("a/b"), errors.BadTopicName),
+    "no partitions": (create_request("u", 0), errors.BadPartitionCount),
+    "too many": (create_request("u", limits.PARTITIONS_PER_TOPIC + 1), errors.BadPartitionCount),
+    "below the default": (create_request("u", -2), errors.BadPartitionCount),
+    "unknown key": (create_request("u", config={"retention": "1"}), errors.UnknownOption),
+    "bad value": (
+        create_request("u", config={"message.timestamp.type": "Never"}),
+        errors.BadOption,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD_TOPICS)
+def test_a_topic_that_cannot_be(rig: Rig, store: MemoryStore, what: str) -> None:
+    """It is refused by what is wrong with it, and leaves no trace."""
+    request, error = BAD_TOPICS[what]
+    before = paths(store, "")
+    with pytest.raises(error):
+        rig.core.create_topic(request)
+    assert paths(store, "") == before
+    assert rig.core.topics().topics == ["t"]
+
+
+def test_a_topic_that_is_unknown(rig: Rig) -> None:
+    """Whatever is asked of a topic that is not there, the answer names it."""
+    core = rig.core
+    times = wire.OffsetsForTimes(topic="u", timestamps_us={0: 0})
+    attempts: list[Callable[[], object]] = [
+        lambda: core.append("u", 0, payload(["a"])),
+        lambda: core.read("u", 0, 0, 0),
+        lambda: core.tail([wire.TailPosition(topic="u", partition=0, offset=0)]),
+        lambda: core.describe("u"),
+        lambda: core.delete_topic("u"),
+        lambda: core.compact("u"),
+        lambda: core.alter(wire.AlterTopic(topic="u", config={})),
+        lambda: core.add_partitions(wire.AddPartitions(topic="u", partitions=2)),
+        lambda: core.offsets_for_times(times),
+        lambda: core.publish_all(wire.PublishNow(topics=["t", "u"])),
+    ]
+    for attempt in attempts:
+        with pytest.raises(errors.UnknownTopic) as refused:
+            attempt()
+        assert refused.value.topic == "u"
+
+
+def test_auto_creation_is_for_writers(store: MemoryStore, clock: ManualClock) -> None:
+    """Where it is allowed, a topic begins with its first record, under Kafka's rule of names."""
+    options = RigOptions(topics=TopicDefaults(auto_create=True, partitions=2))
+    rig = Rig(store, clock, options=options)
+    with pytest.raises(errors.UnknownTopic):
+        rig.core.read("t", 0, 0, 0)
+    assert rig.append(["a"], partition=1).base_offset == 0
+    with pytest.raises(errors.BadTopicName):
+        rig.append(["a"], topic="no/name")
+    with pytest.raises(errors.UnknownPartition):
+        rig.append(["a"], topic="u", partition=2)
+
+
+def test_a_configuration_changes_by_key(rig: Rig) -> None:
+    """A value is set, None takes it back, and a key that nobody knows is refused with a hint."""
+    key = "message.timestamp.type"
+    config = {key: "LogAppendTime"}
+    assert rig.core.alter(wire.AlterTopic(topic="t", config=dict(config))).config == config
+    assert rig.successor().core.describe("t").config == config
+    rig = rig.successor()
+    for value in ("CreateTime", None):
+        with pytest.raises(errors.UnknownOption) as refused:
+            rig.core.alter(wire.AlterTopic(topic="t", config={"message.timestamp.typ": value}))
+        assert key in refused.value.hint
+    with pytest.raises(errors.BadOption):
+        rig.core.alter(wire.AlterTopic(topic="t", config={key: "Sometimes"}))
+    assert rig.core.alter(wire.AlterTopic(topic="t", config={key: None})).config == {}
+
+
+def test_partitions_are_only_added(rig: Rig, store: MemoryStore) -> None:
+    """New partitions begin empty, and the old ones keep what they have."""
+    rig.append(["a"])
+    for count in (0, 1, limits.PARTITIONS_PER_TOPIC + 1):
+        with pytest.raises(errors.BadPartitionCount):
+            rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=count))
+    info = rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=3))
+    assert [each.end for each in info.partitions] == [1, 0, 0]
+    rig.append(["b"], partition=2)
+    assert (rig.read(), rig.read(partition=2)) == ([(0, b"a")], [(0, b"b")])
+    assert rows_of_root(store, rig.clock, partition=2) == [(0, b"b")]
+    rig.publish()
+    successor = rig.successor(hot_bytes=0)
+    assert (successor.read(), successor.read(partition=2)) == ([(0, b"a")], [(0, b"b")])
+
+
+def test_new_partitions_are_read_from_the_table(store: MemoryStore, clock: ManualClock) -> None:
+    """A reader that knew the table before finds the partitions that were added since."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a"])
+    rig.publish()
+    assert rig.read() == [(0, b"a")]
+    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
+    rig.append(["b"], partition=1)
+    assert rig.read(partition=1) == [(0, b"b")]
+    rig.publish()
+    assert rig.read(partition=1) == [(0, b"b")]
+
+
+@pytest.mark.parametrize("cut_at", ["put_new", "list_after"])
+def test_an_addition_that_was_cut_short_is_repeated(
+    rig: Rig, store: MemoryStore, cut_at: str
+) -> None:
+    """Where the table has the partitions and the metadata not, asking again completes it."""
+    fault = Fault(operation=cut_at, error=DOWN, prefix="meta", count=1)  # type: ignore[arg-type]
+    rig.core._meta = MetaStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
+    request = wire.AddPartitions(topic="t", partitions=4)
+    with pytest.raises(errors.StorageUnavailable):
+        rig.core.add_partitions(request)
+    assert Table(store, "t", clock=rig.clock).refresh().partitions == 4
+    for _ in range(2):
+        assert len(rig.core.describe("t").partitions) == 1
+        rig.append(["a"])
+        rig.publish()
+        rig = rig.successor()
+    rig.core.alter(wire.AlterTopic(topic="t", config={}))
+    with pytest.raises(errors.BadPartitionCount):
+        rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=3))
+    assert len(rig.core.add_partitions(request).partitions) == 4
+    assert rig.append(["b"], partition=3).base_offset == 0
+
+
+def test_a_deleted_topic_is_gone(rig: Rig, store: MemoryStore) -> None:
+    """Its records, its table's rows and its place in the log go; the name is free."""
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    rig.core.delete_topic("t")
+    assert rig.core.topics().topics == []
+    assert rig.ledger.unpublished_bytes == 0
+    assert Table(store, "t", clock=rig.clock).refresh().topic_id is None
+    rig.create()
+    assert rig.append(["c"]).base_offset == 0
+    for broker in (rig, rig.successor(), rig.successor(hot_bytes=0)):
+        assert broker.read() == [(0, b"c")]
+    assert rows_of_root(store, rig.clock) == [(0, b"c")]
+
+
+@pytest.mark.parametrize("operation", ["put_new", "get", "list_after"])
+def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None:
+    """Wherever it breaks off, there is either the topic or nothing that is in its way."""
+    failures = 0
+    for count in range(1, 12):
+        clock = ManualClock()
+        store = MemoryStore(clock)
+        rig = Rig(store, clock)
+        faulty = store.view(ScriptedFaults(Fault(operation=operation, error=DOWN, count=count)))
+        rig.core._store, rig.core._meta = faulty, MetaStore(faulty, clock=clock)
+        try:
+            rig.core.create_topic(create_request("t", 2))
+        except (errors.StorageUnavailable, errors.OutcomeUnknown):
+            failures += 1
+            assert rig.core.topics().topics == []
+        rig = rig.successor()
+        rig.core.create_topic(create_request("t", 2, if_absent=True))
+        assert rig.append(["a"], partition=1).base_offset == 0
+        rig.publish()
+        assert rig.successor().read(partition=1) == [(0, b"a")]
+    assert 0 < failures < 11
+
+
+def test_a_deletion_whose_table_stands_says_so(rig: Rig, store: MemoryStore) -> None:
+    """When the topic is gone and its table could not be ended, nobody calls that a failure."""
+    rig.append(["a"])
+    rig.core._store = store.view(ScriptedFaults(Fault(operation="put_new", error=DOWN, prefix=LOG)))
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.core.delete_topic("t")
+    assert rig.core.topics().topics == []
+    rig.core._store = store
+    rig.create()
+    assert rig.append(["b"]).base_offset == 0
+    assert rig.successor().read() == [(0, b"b")]
+
+
+def test_a_deletion_of_unknown_outcome_stops_the_broker(rig: Rig, store: MemoryStore) -> None:
+    """Nothing more is acked for a topic that may be gone."""
+    fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
+    rig.core._meta = MetaStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.core.delete_topic("t")
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.append(["a"])
+    assert rig.core.failure is not None
+
+
+def test_a_disk_that_fails_an_administrator_stops_the_broker(rig: Rig, store: MemoryStore) -> None:
+    """Whoever meets a failed flush, no record is taken any more."""
+    failed = Fault(operation="put_new", error=SyncFailed("?", "EIO"), moment="between")
+    changes: list[Callable[[Core], object]] = [
+        lambda core: core.create_topic(create_request("u")),
+        lambda core: core.new_producer(),
+        lambda core: core.delete_topic("t"),
+    ]
+    for change in changes:
+        broker = rig.successor()
+        faulty = store.view(ScriptedFaults(failed))
+        broker.core._store, broker.core._meta = faulty, MetaStore(faulty, clock=rig.clock)
+        with pytest.raises(errors.OutcomeUnknown):
+            change(broker.core)
+        assert isinstance(broker.core.failure, SyncFailed)
+
+
+def test_producer_ids_are_given_once(rig: Rig) -> None:
+    """Nobody gets the id of another, from this broker or the next."""
+    found = [rig.core.new_producer().producer_id for _ in range(3)]
+    found += [rig.successor().core.new_producer().producer_id for _ in range(3)]
+    assert found == [0, 1, 2, 3, 4, 5]
+
+
+def test_the_cluster_names_itself(rig: Rig, store: MemoryStore) -> None:
+    """A client learns the root, its identity and where the broker is."""
+    found = rig.core.cluster()
+    assert (found.root, found.cluster_id) == (store.uri, rig.lease.cluster.cluster_id)
+    assert [(each.broker, each.epoch, each.address) for each in found.brokers] == [
+        (1, 1, "127.0.0.1:1")
+    ]
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+class Reading:
+    """The same records in table, log and memory, by what has happened to them."""
+
+    def __init__(self, store: MemoryStore, clock: ManualClock, hot_bytes: int) -> None:
+        self.rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+        self.rig.create()
+        for number in range(8):
+            self.rig.append([f"{number}:{index}" for index in range(3)], timestamp=[1, None, 3])
+            if number == 2:
+                self.rig.publish()
+            if number == 4:
+                self.rig.publish()
+                self.rig.trim()
+        self.expected = [
+            (3 * number + index, f"{number}:{index}".encode())
+            for number in range(8)
+            for index in range(3)
+        ]
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 5_000, 1 << 20])
+def test_any_range_is_served(store: MemoryStore, clock: ManualClock, hot_bytes: int) -> None:
+    """Wherever its records lie, a range comes whole, in order, and nothing else with it."""
+    reading = Reading(store, clock, hot_bytes)
+    core = reading.rig.core
+    for start in range(25):
+        for end in range(start, 25):
+            assert rows_of(core.read("t", 0, start, end)) == reading.expected[start:end]
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+def test_chosen_columns_come_in_their_order(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int
+) -> None:
+    """Any columns may be asked for, with or without the offset, from table, log and memory."""
+    core = Reading(store, clock, hot_bytes).rig.core
+    for columns in (["value"], ["timestampType", "partition"], ["offset", "key"], ["headers"]):
+        for batch in core.read("t", 0, 0, 24, columns=columns):
+            assert batch.rows.schema == pa.schema([ROW_SCHEMA.field(name) for name in columns])
+
+
+def test_batches_have_a_bound(rig: Rig) -> None:
+    """A tail's batches have no more rows than asked for, however many were sent at once."""
+    rig.append([f"{number}" for number in range(10)])
+    rig.publish()
+    rig.append([f"{number}" for number in range(10, 20)])
+    for broker in (rig, rig.successor(hot_bytes=0)):
+        tail = broker.core.tail(positions(0), batch_rows=4, idle_seconds=0.0)
+        batches = list(until_idle(tail))
+        assert all(batch.rows.num_rows <= 4 for batch in batches)
+        assert [offset for offset, _ in rows_of(batches)] == list(range(20))
+
+
+def test_a_range_that_does_not_exist_is_refused_at_once(rig: Rig) -> None:
+    """Before the first batch, by what is wrong with it."""
+    rig.append(["a", "b"])
+    for start, end in ((-1, 1), (0, 3), (3, 3)):
+        with pytest.raises(errors.OffsetOutOfRange) as refused:
+            rig.core.read("t", 0, start, end)
+        assert (refused.value.start, refused.value.end) == (0, 2)
+    with pytest.raises(errors.UnknownPartition):
+        rig.core.read("t", 1, 0, 0)
+    with pytest.raises(errors.TopicChanged) as changed:
+        rig.core.read("t", 0, 0, 0, topic_id="another")
+    assert changed.value.expected == "another"
+    for offset in (-1, 3):
+        with pytest.raises(errors.OffsetOutOfRange):
+            rig.core.tail(positions(offset))
+    assert rows_of(rig.core.read("t", 0, 2, 2)) == []
+
+
+def test_many_small_entries_are_read_together(store: MemoryStore, clock: ManualClock) -> None:
+    """A cold log of single records is one batch, and planned once."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    tickets = [rig.submit([f"{number}"]) for number in range(500)]
+    for ticket in tickets:
+        rig.core.wait(ticket)
+    (batch,) = rig.core.read("t", 0, 0, 500)
+    assert batch.rows.num_rows == 500
+
+
+@pytest.mark.parametrize("moment", ["opened", "while reading"])
+def test_files_that_are_compacted_meanwhile_are_planned_again(
+    store: MemoryStore, clock: ManualClock, moment: str
+) -> None:
+    """A reader that began with files which have gone since gets every record once all the same."""
+    options = RigOptions(
+        hot_bytes=0, janitor=JanitorSettings(removed_file_grace_seconds=0.0, compact_files=2)
+    )
+    rig = Rig(store, clock, options=options)
+    rig.create()
+    for number in range(6):
+        rig.append([f"{number}"])
+        rig.publish()
+    batches = rig.core.read("t", 0, 0, 6)
+    found: list[Batch] = []
+    if moment == "while reading":
+        found.append(next(batches))
+    rig.core.compact("t")
+    clock.advance(1.0)
+    names = [name for name in paths(store, "topics/t") if name.endswith(".parquet")]
+    snapshot = Table(store, "t", clock=clock).refresh()
+    active = {file.path for file in snapshot.files[0]}
+    store.delete([f"topics/t/{name}" for name in names if name not in active])
+    assert rows_of([*found, *batches]) == [(n, b"%d" % n) for n in range(6)]
+
+
+def test_records_that_are_published_meanwhile_are_found(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """A reader whose log objects have been published and trimmed goes on in the table."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    for number in range(6):
+        rig.append([f"{number}"])
+        if number == 2:
+            rig.publish()
+    batches = rig.core.read("t", 0, 0, 6)
+    found = [next(batches)]
+    rig.publish()
+    rig.trim()
+    assert rows_of([*found, *batches]) == [(n, b"%d" % n) for n in range(6)]
+
+
+def test_a_missing_file_is_named(store: MemoryStore, clock: ManualClock) -> None:
+    """A data file that the table names and that is not there is no silence."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a"])
+    rig.publish()
+    (file,) = Table(store, "t", clock=clock).refresh().files[0]
+    store.delete([f"topics/t/{file.path}"])
+    with pytest.raises(errors.MissingObject) as missing:
+        rig.read()
+    assert missing.value.path == f"topics/t/{file.path}"
+
+
+def test_a_damaged_file_is_named(store: MemoryStore, clock: ManualClock) -> None:
+    """Whichever byte of a data file changes, its rows are right or the file is refused by name."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["some value", "another"], key=[b"k", b"l"])
+    rig.publish()
+    sound = rig.read()
+    (file,) = Table(store, "t", clock=clock).refresh().files[0]
+    path = f"topics/t/{file.path}"
+    refused = 0
+    for position in range(file.size_bytes):
+        flip(store, path, position)
+        try:
+            found = rig.read()
+        except errors.CorruptObject as error:
+            refused += error.path == path
+        else:
+            assert found == sound
+        flip(store, path, position)
+    assert refused > file.size_bytes / 3, (refused, file.size_bytes)
+
+
+@pytest.mark.parametrize("kept", [[0, 2, 5], [3], [0], []], ids=str)
+def test_what_somebody_has_deleted_is_a_gap(
+    store: MemoryStore, clock: ManualClock, kept: list[int]
+) -> None:
+    """Rows that another engine has taken out of the table are missing, and all others are there."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append([f"{number}" for number in range(6)])
+    rig.publish()
+    rig.append(["6"])
+    table = Table(store, "t", clock=clock)
+    topic_id = table.refresh().topic_id
+    assert topic_id is not None
+    adds: tuple[TableFile, ...] = ()
+    if kept:
+        (batch,) = rig.core.read("t", 0, 0, 6)
+        rows = batch.rows.take(pa.array(kept))
+        adds = (
+            write_file(
+                store, topic="t", topic_id=topic_id, partition=0, batches=[rows], clock=clock
+            ),
+        )
+    table.commit(lambda before: Change(adds=adds, removes=before.files[0], operation="DELETE"))
+    expected = [(number, b"%d" % number) for number in [*kept, 6]]
+    rig = rig.successor()
+    for start in range(7):
+        found = rows_of(rig.core.read("t", 0, start, 7))
+        assert found == [row for row in expected if row[0] >= start]
+    assert rows_of_root(store, clock) == expected
+    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    assert rows_of(until_idle(tail)) == expected
+
+
+def test_a_table_torn_by_another_writer_is_read_as_far_as_it_goes(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Old records from the table, new ones from the log, also for a reader that comes later."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    store.put(f"{LOG}/{2:020d}.json", b'{"add"')
+    assert rig.read() == [(0, b"a"), (1, b"b")]
+    times = wire.OffsetsForTimes(topic="t", timestamps_us={0: 0})
+    assert rig.core.offsets_for_times(times).offsets == {0: 0}
+    with pytest.raises(errors.CorruptObject):
+        rig.publish()
+    assert rig.read() == [(0, b"a"), (1, b"b")]
+
+
+def test_a_table_that_was_set_back_is_refused(store: MemoryStore, clock: ManualClock) -> None:
+    """Records that were published and are no longer in the table are not taken for a gap."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a"])
+    rig.publish()
+    store.delete([f"{LOG}/{1:020d}.json"])
+    with pytest.raises(errors.ForeignTable):
+        rig.read()
+
+
+# ------------------------------------------------------------------------------ as it comes
+
+
+def positions(*offsets: int, topic: str = "t") -> list[wire.TailPosition]:
+    """One for each partition."""
+    return [
+        wire.TailPosition(topic=topic, partition=number, offset=offset)
+        for number, offset in enumerate(offsets)
+    ]
+
+
+def until_idle(tail: Iterator[Batch | None]) -> Iterator[Batch]:
+    """What is there now."""
+    for batch in tail:
+        if batch is None:
+            return
+        yield batch
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+def test_a_tail_goes_on_through_everything(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int
+) -> None:
+    """Through commits, trims and compaction a tail gives each record of each partition once."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+    rig.create("t", 2)
+    rig.append(["0"])
+    tail = rig.core.tail(positions(0, 0), idle_seconds=0.0)
+    found: dict[int, list[tuple[int, bytes | None]]] = {0: [], 1: []}
+    for number in range(1, 13):
+        rig.append([f"{number}"], partition=number % 2)
+        if number % 3 == 0:
+            rig.publish()
+        if number % 4 == 0:
+            rig.trim()
+        if number % 6 == 0:
+            rig.core.compact("t")
+        if number % 5 == 0:
+            for batch in until_idle(tail):
+                found[batch.partition] += rows_of([batch])
+                assert batch.high_watermark == rig.end(partition=batch.partition)
+    for batch in until_idle(tail):
+        found[batch.partition] += rows_of([batch])
+    assert found[0] == [(n, b"%d" % (2 * n)) for n in range(7)]
+    assert found[1] == [(n, b"%d" % (2 * n + 1)) for n in range(6)]
+
+
+def test_a_tail_tells_when_nothing_comes(rig: Rig) -> None:
+    """Where nothing is new the reader is told so, and the tail goes on afterwards."""
+    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    assert next(tail) is None
+    rig.append(["a"])
+    assert rows_of([next(tail)]) == [(0, b"a")]
+    assert next(tail) is None
+
+
+def test_a_tail_ends_with_its_topic(rig: Rig) -> None:
+    """When the topic is deleted, or made anew, its reader is told."""
+    rig.append(["a"])
+    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    assert next(tail) is not None
+    rig.core.delete_topic("t")
+    rig.create()
+    rig.append(["another"])
+    with pytest.raises(errors.UnknownTopic):
+        next(tail)
+
+
+def test_a_read_ends_with_its_topic(store: MemoryStore, clock: ManualClock) -> None:
+    """A reader whose topic is deleted and made anew meanwhile gets nothing of the new one."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    batches = rig.core.read("t", 0, 0, 2)
+    first = next(batches)
+    rig.core.delete_topic("t")
+    rig.create()
+    rig.append(["other", "other"])
+    rig.publish()
+    assert rows_of([first]) == [(0, b"a")]
+    found = []
+    with contextlib.suppress(errors.UnknownTopic, errors.MissingObject):
+        found += rows_of(batches)
+    assert found in ([], [(1, b"b")])
+
+
+def test_a_tail_ends_with_its_broker(rig: Rig) -> None:
+    """A broker that stops lets its readers go, and takes nothing more."""
+    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    assert next(tail) is None
+    rig.core.close()
+    assert list(tail) == []
+    with pytest.raises(errors.BrokerClosing):
+        rig.append(["a"])
+
+
+# ------------------------------------------------------------------------------ by time
+
+times = st.lists(
+    st.lists(st.one_of(st.none(), st.integers(-5, 5)), min_size=1, max_size=3), max_size=6
+)
+
+
+@settings(max_examples=60)
+@given(times, st.sets(st.integers(0, 5)), st.integers(-6, 6))
+def test_the_first_offset_that_late(
+    batches: list[list[int | None]], publish_after: set[int], wanted: int
+) -> None:
+    """It is the least offset whose time is at or after the one asked for, wherever it lies."""
+    clock = ManualClock(now_us=0)
+    rig = Rig(MemoryStore(clock), clock, options=COLD)
+    rig.create()
+    expected = []
+    for number, stamps in enumerate(batches):
+        clock.advance(0.000_001)
+        rig.append(["v"] * len(stamps), timestamp=stamps)
+        expected += [clock.now_us() if stamp is None else stamp for stamp in stamps]
+        if number in publish_after:
+            rig.publish()
+    late = [offset for offset, stamp in enumerate(expected) if stamp >= wanted]
+    request = wire.OffsetsForTimes(topic="t", timestamps_us={0: wanted})
+    assert rig.core.offsets_for_times(request).offsets == {0: late[0] if late else -1}
+
+
+def test_times_of_an_unknown_partition(rig: Rig) -> None:
+    """A partition that the topic does not have is named."""
+    with pytest.raises(errors.UnknownPartition):
+        rig.core.offsets_for_times(wire.OffsetsForTimes(topic="t", timestamps_us={1: 0}))
+
+
+# ------------------------------------------------------------------------------ publishing
+
+
+def test_publishing_now_returns_when_it_is_done(rig: Rig, store: MemoryStore) -> None:
+    """What was acked before is in the tables then, of the topics that were named."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.append(["b"], topic="u")
+    asked = []
+
+    def publish_t() -> None:
+        asked.append(1)
+        rig.publisher.publish(rig.ledger.topic("t"))
+
+    rig.core.publish_now = publish_t
+    rig.core.publish_all(wire.PublishNow(topics=["t"]))
+    assert asked == [1]
+    assert rows_of_table(store, rig.clock) == [(0, b"a")]
+    with pytest.raises(errors.TimedOut):
+        rig.core.publish_all(wire.PublishNow(timeout_seconds=1.0))
+
+
+def test_publishing_that_is_held_back_says_why(rig: Rig) -> None:
+    """Who waits in vain learns the reason."""
+    rig.append(["a"])
+    rig.ledger.topic("t").held_back = "its table is torn"
+    rig.core.publish_now = lambda: None
+    with pytest.raises(errors.TimedOut) as timed_out:
+        rig.core.publish_all(wire.PublishNow(timeout_seconds=1.0))
+    assert "t: its table is torn" in timed_out.value.what
+
+
+def test_publishing_ends_with_the_broker(rig: Rig) -> None:
+    """Who waits when the broker stops is told to connect again."""
+    rig.append(["a"])
+    rig.core.publish_now = rig.core.close
+    with pytest.raises(errors.BrokerClosing):
+        rig.core.publish_all(wire.PublishNow())
+
+
+def test_compacting_merges_what_is_small(rig: Rig, store: MemoryStore) -> None:
+    """Many small files become one, and the records stay what they are."""
+    for number in range(5):
+        rig.append([f"{number}"])
+        rig.publish()
+    assert rig.core.describe("t").table_files == 5
+    assert rig.core.compact("t").table_files == 1
+    assert rows_of_table(store, rig.clock) == [(n, b"%d" % n) for n in range(5)]
+
+
+# ------------------------------------------------------------------------------ staged batches
+
+
+def stage(
+    rig: Rig, sections: list[tuple[str, int, pa.RecordBatch]], *, batch: int = 1
+) -> wire.Adopt:
+    """A batch of query q with its manifest, as tasks and driver leave it."""
+    writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=rig.clock)
+    for topic, partition, rows in sections:
+        writer.add(topic, partition, rows)
+    found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
+    return wire.Adopt(manifest=manifest.write(rig.store, found, rig.clock).path)
+
+
+def test_a_staged_batch_is_appended_by_reference(rig: Rig, store: MemoryStore) -> None:
+    """Its records get offsets, are read at once, and are in the table after the next commit."""
+    rig.create("u", 2)
+    rig.append(["before"])
+    request = stage(
+        rig,
+        [
+            ("t", 0, payload(["a", "b"])),
+            ("u", 1, payload(["c"])),
+            ("t", 0, payload(["d"], key=[b"k"])),
+        ],
+    )
+    adopted = rig.core.adopt(request)
+    assert adopted == wire.Adopted(ranges={"t": {0: (1, 3)}, "u": {1: (0, 1)}})
+    expected = [(0, b"before"), (1, b"a"), (2, b"b"), (3, b"d")]
+    assert rig.read() == rows_of_root(store, rig.clock) == expected
+    rig.publish()
+    assert rows_of_table(store, rig.clock) == expected
+    assert rows_of_table(store, rig.clock, "u", 1) == [(0, b"c")]
+
+
+def test_a_staged_batch_is_adopted_once(rig: Rig) -> None:
+    """A second commit is skipped and told where the first one stands, also by a successor."""
+    request = stage(rig, [("t", 0, payload(["a"])), ("t", 0, payload(["b"], key=[b"k"]))])
+    first = rig.core.adopt(request)
+    for broker in (rig, rig.successor()):
+        again = broker.core.adopt(request)
+        assert (again.ranges, again.skipped) == (first.ranges, True)
+    assert broker.end() == 2
+
+
+def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> None:
+    """The bounds of an entry hold the times that its rows brought, the epoch's first among them."""
+    rig.core.adopt(stage(rig, [("t", 0, payload(["a", "b"], timestamp=[0, None]))]))
+    (located,) = rig.ledger.topic("t").partition(0).unpublished
+    entry = located.entry
+    assert (entry.min_timestamp_us, entry.max_timestamp_us) == (0, clock.now_us())
+
+
+def test_an_empty_batch_is_nothing(rig: Rig) -> None:
+    """A batch without rows is adopted without a trace."""
+    assert rig.core.adopt(stage(rig, [])) == wire.Adopted(ranges={})
+    assert rig.end() == 0
+
+
+STAGED_AT = "staging/q/1"
+
+
+def test_a_batch_that_cannot_be_adopted(rig: Rig, store: MemoryStore) -> None:
+    """What is wrong with it is named, and none of it is appended."""
+    good = payload(["a"])
+    cases: list[tuple[wire.Adopt, type[errors.SparklogError]]] = [
+        (wire.Adopt(manifest=f"{STAGED_AT}/manifest.json"), errors.BadRequest),
+        (wire.Adopt(manifest="topics/t/_delta_log/0.json"), errors.BadRequest),
+        (wire.Adopt(manifest="../elsewhere/manifest.json"), errors.BadRequest),
+        (stage(rig, [("t", 0, good), ("gone", 0, good)], batch=2), errors.UnknownTopic),
+        (stage(rig, [("t", 0, good), ("t", 1, good)], batch=3), errors.UnknownPartition),
+    ]
+    lost = stage(rig, [("t", 0, good)], batch=4)
+    name = next(name for name in paths(store, "staging/q/4") if name != "manifest.json")
+    store.delete([f"staging/q/4/{name}"])
+    cut = stage(rig, [("t", 0, good)], batch=5)
+    name = next(name for name in paths(store, "staging/q/5") if name != "manifest.json")
+    store.put(f"staging/q/5/{name}", b"short")
+    cases += [(lost, errors.MissingObject), (cut, errors.CorruptObject)]
+    for request, error in cases:
+        with pytest.raises(error):
+            rig.core.adopt(request)
+    assert rig.end() == 0
+
+
+# ------------------------------------------------------------------------------ a full disk
+
+
+class SmallDisk(MemoryStore):
+    """A disk whose free space the test sets."""
+
+    free: int | None = None
+
+    def free_bytes(self) -> int | None:
+        return self.free
+
+
+def test_a_full_disk_heals(clock: ManualClock) -> None:
+    """Everything but records goes on below the reserve, and records go on when there is space."""
+    disk = SmallDisk(clock)
+    options = RigOptions(writer=WriterLimits(free_space_reserve_bytes=1_000))
+    rig = Rig(disk, clock, options=options)
+    rig.create()
+    rig.append(["a"])
+    disk.free = 10
+    request = stage(rig, [("t", 0, payload(["x"]))])
+    for refused in (lambda: rig.append(["b"]), lambda: rig.core.adopt(request)):
+        with pytest.raises(errors.StorageFull):
+            refused()
+    rig.core.create_topic(create_request("u"))
+    rig.core.compact("t")
+    rig.core.delete_topic("u")
+    assert rig.read() == [(0, b"a")]
+    rig.publish()
+    disk.free = 1_000
+    assert rig.append(["b"]).base_offset == 1
+    rig.core.adopt(request)
+    assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"x")]
+
+
+def test_the_folder_of_a_topic_is_its_name() -> None:
+    """Anybody finds the table of a topic by its name alone."""
+    assert table_folder("t") == "topics/t"

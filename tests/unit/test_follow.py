@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sparklog import errors
+from sparklog.clock import ManualClock
+from sparklog.storage import wal
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects.memory import Operation
+from tests.support.brokers import Rig, RigOptions, flip, rows_followed
+
+DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topics t and u, and nothing in memory."""
+    found = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    found.create("t")
+    found.create("u")
+    return found
+
+
+def test_a_place_without_a_root_is_refused(store: MemoryStore, clock: ManualClock) -> None:
+    """A reader makes no root."""
+    with pytest.raises(errors.NotARoot):
+        RootFollower(store, clock=clock)
+
+
+def test_every_acked_record_is_seen_at_once(rig: Rig) -> None:
+    """Published or not, trimmed or not, under whatever broker."""
+    follower = RootFollower(rig.store, clock=rig.clock)
+    expected = []
+    for number in range(12):
+        rig.append([f"{number}"])
+        expected.append((number, b"%d" % number))
+        if number % 3 == 0:
+            rig.publish()
+        if number % 4 == 0:
+            rig.trim()
+        if number % 5 == 0:
+            rig = rig.successor()
+        assert rows_followed(follower, rig.store) == expected
+
+
+def test_a_topic_may_be_asked_for_later(rig: Rig) -> None:
+    """What was appended to it before anybody asked is seen all the same."""
+    follower = RootFollower(rig.store, clock=rig.clock)
+    rig.append(["a"])
+    rig.append(["x"], topic="u")
+    assert rows_followed(follower, rig.store) == [(0, b"a")]
+    rig.append(["y"], topic="u")
+    assert rows_followed(follower, rig.store, "u") == [(0, b"x"), (1, b"y")]
+    assert rows_followed(follower, rig.store) == [(0, b"a")]
+
+
+def test_what_nobody_asks_for_is_not_kept(rig: Rig) -> None:
+    """A reader of one topic does not pile up the others' entries, nor those that are published."""
+    follower = RootFollower(rig.store, clock=rig.clock)
+    for number in range(5):
+        rig.append([f"{number}"])
+        rig.append([f"{number}"], topic="u")
+        follower.refresh(["t"])
+    assert {key: len(entries) for key, entries in follower._entries.items()} == {
+        (rig.ledger.topic("t").topic_id, 0): 5
+    }
+    rig.publish()
+    follower.refresh(["t"])
+    assert sum(map(len, follower._entries.values())) == 0
+
+
+def test_an_unknown_topic_is_named(rig: Rig) -> None:
+    """A topic that is not there, or no longer, is an error and no silence."""
+    follower = RootFollower(rig.store, clock=rig.clock)
+    with pytest.raises(errors.UnknownTopic):
+        follower.refresh(["v"])
+    rig.append(["a"])
+    follower.refresh(["t"])
+    rig.core.delete_topic("t")
+    with pytest.raises(errors.UnknownTopic) as refused:
+        follower.refresh(["t", "u"])
+    assert refused.value.topic == "t"
+
+
+def test_a_topic_that_is_made_anew_is_another(rig: Rig) -> None:
+    """A reader of the name sees the new topic's records, and none of the old one's."""
+    follower = RootFollower(rig.store, clock=rig.clock)
+    rig.append(["old", "old"])
+    assert len(rows_followed(follower, rig.store)) == 2
+    rig.core.delete_topic("t")
+    rig.create()
+    assert rows_followed(follower, rig.store) == []
+    rig.append(["new"])
+    assert rows_followed(follower, rig.store) == [(0, b"new")]
+
+
+class Flaky(NoFaults):
+    """The n-th request fails."""
+
+    def __init__(self) -> None:
+        self.left = 0
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise DOWN
+
+
+def test_a_failed_look_misses_nothing(store: MemoryStore, clock: ManualClock) -> None:
+    """Whichever request fails, the next look sees all that there is."""
+    failures = 0
+    for count in range(1, 40):
+        store = MemoryStore(clock)
+        rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
+        rig.create()
+        rig.append(["0"])
+        flaky = Flaky()
+        follower = RootFollower(store.view(flaky), clock=clock)
+        follower.refresh(["t"])
+        expected = [(0, b"0")]
+        for number in range(1, 4):
+            rig.append([f"{number}"])
+            expected.append((number, b"%d" % number))
+        rig.publish()
+        rig = rig.successor()
+        rig.append(["4"])
+        flaky.left = count
+        try:
+            follower.refresh(["t"])
+        except errors.StorageUnavailable:
+            failures += 1
+        flaky.left = 0
+        assert rows_followed(follower, store) == [*expected, (4, b"4")]
+    assert failures > 10
+
+
+class Pausing(NoFaults):
+    """While the reader is between two requests, something happens."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.armed = False
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        if self.armed and path.startswith("meta"):
+            self.armed = False
+            self.meanwhile()
+
+
+def test_a_reader_that_pauses_looks_again(store: MemoryStore, clock: ManualClock) -> None:
+    """What was handed on, published and cleared away amid a slow look is not missed."""
+    pausing = Pausing()
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    rig.append(["a"])
+    follower = RootFollower(store.view(pausing), clock=clock)
+    rig.append(["b"])
+
+    def hand_over() -> None:
+        second = rig.successor()
+        second.publish()
+        second.trim()
+        second.append(["c"])
+        second.publish()
+        second.trim()
+        second.append(["d"])
+
+    pausing.meanwhile, pausing.armed = hand_over, True
+    expected = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d")]
+    assert rows_followed(follower, store) == expected
+
+
+def test_what_precedes_a_corrupt_object_is_seen(rig: Rig, store: MemoryStore) -> None:
+    """A reader gets as far as the log is sound, and is then told where it is not."""
+    rig.append(["a"])
+    rig.append(["b"])
+    located = rig.ledger.topic("t").partition(0).unpublished[1]
+    flip(store, wal.object_path(located.at), 20)
+    follower = RootFollower(store, clock=rig.clock)
+    assert rows_followed(follower, store) == [(0, b"a")]
+    with pytest.raises(errors.CorruptObject) as corrupt:
+        follower.refresh(["t"])
+    assert corrupt.value.path == wal.object_path(located.at)

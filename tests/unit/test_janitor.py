@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import pytest
+
+from sparklog import errors, limits, wire
+from sparklog.broker import janitor as janitors
+from sparklog.clock import ManualClock
+from sparklog.settings import JanitorSettings
+from sparklog.storage import manifest
+from sparklog.storage.objects import (
+    Fault,
+    Faults,
+    MemoryStore,
+    PutUnresolved,
+    ScriptedFaults,
+    SyncFailed,
+)
+from sparklog.storage.table import Table
+from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
+
+GRACES = JanitorSettings(
+    compact_files=3,
+    removed_file_grace_seconds=60.0,
+    orphan_grace_seconds=120.0,
+    staging_abandoned_seconds=1_000.0,
+    table_checkpoint_every=5,
+)
+SWEEP = limits.SWEEP_EVERY_SECONDS + 1
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topics t and u."""
+    found = Rig(store, clock, options=RigOptions(hot_bytes=0, janitor=GRACES))
+    found.create("t")
+    found.create("u")
+    return found
+
+
+def files(rig: Rig, topic: str = "t") -> int:
+    """Data files that stand, named or not."""
+    return len([name for name in paths(rig.store, f"topics/{topic}") if name.endswith(".parquet")])
+
+
+def fill(rig: Rig, count: int, topic: str = "t") -> None:
+    """So many records, each in a file of its own."""
+    for number in range(count):
+        rig.append([f"{number}"], topic=topic)
+        rig.publish()
+
+
+def faulty(rig: Rig, *script: Fault) -> None:
+    """The janitor's own requests fail so."""
+    assert isinstance(rig.store, MemoryStore)
+    faults: Faults = ScriptedFaults(*script)
+    rig.janitor._store = rig.store.view(faults)
+
+
+class Complaints:
+    """Takes the place of the log, and keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, object]] = []
+
+    def warning(self, event: str, **facts: object) -> None:
+        self.events.append((event, facts.get("topic")))
+
+
+@pytest.fixture(autouse=True)
+def complaints(monkeypatch: pytest.MonkeyPatch) -> Complaints:
+    """What the janitor says."""
+    found = Complaints()
+    monkeypatch.setattr(janitors, "_log", found)
+    return found
+
+
+def test_small_files_are_merged(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
+    """Neighbours become one file, the replaced ones go after their grace, the records stay."""
+    fill(rig, 3)
+    rig.janitor.tick()
+    (file,) = Table(rig.store, "t", clock=clock).refresh().files[0]
+    assert (file.first, file.last, files(rig)) == (0, 2, 4)
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert files(rig) == 1
+    assert rig.read() == rows_of_table(rig.store, clock) == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert complaints.events == []
+
+
+def test_few_files_are_left_alone(rig: Rig, clock: ManualClock) -> None:
+    """Below the number that is worth a merge nothing is written."""
+    fill(rig, 2)
+    before = paths(rig.store, "topics")
+    rig.janitor.tick()
+    assert paths(rig.store, "topics") == before
+
+
+def test_a_checkpoint_comes_after_so_many_commits(rig: Rig) -> None:
+    """Readers of the table need not replay all of its commits."""
+    fill(rig, 5)
+    rig.janitor.tick()
+    assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
+    assert not any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/u"))
+
+
+def test_one_topics_trouble_is_no_others(
+    rig: Rig, clock: ManualClock, complaints: Complaints
+) -> None:
+    """A topic whose upkeep fails is named and left alone for a while; the others are tended."""
+    fill(rig, 3)
+    fill(rig, 3, "u")
+    torn = f"topics/t/_delta_log/{4:020d}.json"
+    rig.store.put(torn, b'{"add"')
+    rig.janitor.tick()
+    assert (files(rig), files(rig, "u")) == (3, 4)
+    assert complaints.events == [("upkeep failed", "t")]
+    rig.store.delete([torn])
+    rig.janitor.tick()
+    assert files(rig) == 3
+    clock.advance(limits.UPKEEP_RETRY_SECONDS)
+    rig.janitor.tick()
+    assert files(rig) == 4
+
+
+@pytest.mark.parametrize("operation", ["put", "get", "list_after", "put_new", "delete", "walk"])
+def test_a_store_that_fails_stops_no_janitor(rig: Rig, clock: ManualClock, operation: str) -> None:
+    """Whatever a request of the upkeep meets, it is made up for later."""
+    down = errors.StorageUnavailable(operation=operation, path="?", reason="down")
+    error = PutUnresolved("?", "no answer") if operation == "put" else down
+    fill(rig, 6)
+    script = [
+        Fault(operation=operation, error=error, count=count, prefix="topics")  # type: ignore[arg-type]
+        for count in (1, 2, 4, 8)
+    ]
+    faulty(rig, *script)
+    for _ in range(12):
+        rig.janitor.tick()
+        clock.advance(SWEEP)
+    assert files(rig) <= 2
+    assert rows_of_table(rig.store, clock) == [(n, b"%d" % n) for n in range(6)]
+
+
+def test_a_disk_that_fails_is_not_shrugged_off(rig: Rig) -> None:
+    """A failed flush is for the broker to stop at."""
+    fill(rig, 3)
+    faulty(rig, Fault(operation="put_new", error=SyncFailed("?", "EIO"), moment="between"))
+    with pytest.raises(SyncFailed):
+        rig.janitor.tick()
+
+
+def test_a_janitor_that_is_told_to_stops(rig: Rig) -> None:
+    """Between any two pieces of work it looks whether it is to leave."""
+    fill(rig, 3)
+    rig.janitor.tick(should_stop=lambda: True)
+    assert files(rig) == 3
+
+
+def test_orphans_go(rig: Rig, clock: ManualClock) -> None:
+    """A file that was put and never committed is removed once nobody can commit it any more."""
+    fill(rig, 1)
+    known = Table(rig.store, "t", clock=clock).refresh()
+    orphan = f"topics/t/partition=0/{known.topic_id}-5-9-{7:016x}.parquet"
+    rig.store.put(orphan, b"")
+    rig.janitor.tick()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert files(rig) == 1
+    assert rig.read() == [(0, b"0")]
+
+
+# ------------------------------------------------------------------------------ staged files
+
+
+def stage(rig: Rig, partitions: int = 1, *, batch: int = 1, sections: int = 1) -> str:
+    """A batch with its manifest; the manifest's path."""
+    writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=rig.clock)
+    for partition in range(partitions):
+        for number in range(sections):
+            columns = {"key": [b"k"]} if number % 2 else {}
+            writer.add("t", partition, payload([f"{batch}:{number}"], **columns))
+    found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
+    return manifest.write(rig.store, found, rig.clock).path
+
+
+def adopt(rig: Rig, path: str) -> None:
+    """Appends the batch."""
+    rig.core.adopt(wire.Adopt(manifest=path))
+
+
+def test_a_batch_goes_once_all_of_it_is_published(rig: Rig, clock: ManualClock) -> None:
+    """Before that nobody touches its files: not when it is new, nor when it is adopted."""
+    path = stage(rig, sections=3)
+    for step in (None, lambda: adopt(rig, path)):
+        if step is not None:
+            step()
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+        assert "q/1/manifest.json" in paths(rig.store, "staging")
+        assert len(paths(rig.store, "staging")) == 2
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+    assert rig.read() == [(0, b"1:0"), (1, b"1:1"), (2, b"1:2")]
+
+
+def test_a_half_published_batch_stays(store: MemoryStore, clock: ManualClock) -> None:
+    """A batch of several sections is not done when the first of them is in the table."""
+    options = RigOptions(hot_bytes=0, janitor=GRACES)
+    rig = Rig(store, clock, options=options)
+    rig.create("t")
+    adopt(rig, stage(rig, sections=3))
+    name = next(name for name in paths(store, "staging") if name.endswith(".arrow"))
+    whole = bytes(store.get(f"staging/{name}"))
+    # The last section is damaged, so that the first two are published without it.
+    store.put(f"staging/{name}", whole[:-30] + bytes(30))
+    with pytest.raises(errors.CorruptObject):
+        rig.publish()
+    assert rows_of_table(store, clock) == [(0, b"1:0"), (1, b"1:1")]
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert len(paths(store, "staging")) == 2
+    store.put(f"staging/{name}", whole)
+    rig.publish()
+    assert rows_of_table(store, clock) == [(0, b"1:0"), (1, b"1:1"), (2, b"1:2")]
+    for broker in (rig, rig.successor()):
+        clock.advance(SWEEP)
+        broker.janitor.tick()
+    assert paths(store, "staging") == []
+
+
+def test_a_batch_of_a_topic_that_is_gone_goes(rig: Rig, clock: ManualClock) -> None:
+    """Nobody waits for records of a deleted topic."""
+    adopt(rig, stage(rig))
+    rig.core.delete_topic("t")
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def test_an_abandoned_batch_is_refused_first(rig: Rig, clock: ManualClock) -> None:
+    """Files without a manifest go when they are old, and a driver that comes then is refused."""
+    writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=clock)
+    writer.add("t", 0, payload(["a"]))
+    sections = tuple(writer.finish())
+    for _ in range(3):
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+        assert len(paths(rig.store, "staging")) == 1
+    for _ in range(3):
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+    assert paths(rig.store, "staging") == ["q/1/manifest.json"]
+    late = manifest.Manifest(query="q", batch=1, sections=sections)
+    with pytest.raises(errors.BadRequest):
+        manifest.write(rig.store, late, clock)
+
+
+def test_a_batch_with_a_manifest_is_never_abandoned(rig: Rig, clock: ManualClock) -> None:
+    """However late its driver comes, what was decided is still there."""
+    path = stage(rig)
+    for _ in range(20):
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+    adopt(rig, path)
+    assert rig.read() == [(0, b"1:0")]
+
+
+def test_a_damaged_batch_is_in_nobodys_way(
+    rig: Rig, clock: ManualClock, complaints: Complaints
+) -> None:
+    """What makes no sense below the staging folder is named, and the other batches are swept."""
+    rig.store.put("staging/a/1/manifest.json", b"torn")
+    rig.store.put("staging/a/notes/x", b"")
+    adopt(rig, stage(rig))
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == ["a/1/manifest.json", "a/notes/x"]
+    assert [event for event, _ in complaints.events] == ["sweeping of staged files failed"]

@@ -1,0 +1,55 @@
+"""The package by which Spark finds the format: it must never be the one that fails to import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(program: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "pyspark.sql.datasource"])
+def test_without_spark_there_is_no_source(missing: str) -> None:
+    """Where Spark, or its support for Python sources, is missing, the import still works."""
+    program = f"""
+import sys
+sys.modules[{missing!r}] = None
+import pyspark_sparklog
+print(hasattr(pyspark_sparklog, "DefaultSource"))
+"""
+    assert run(program) == "False"
+
+
+@pytest.mark.parametrize("missing", ["pyarrow", "msgspec", "numpy", "sparklog"])
+def test_what_is_missing_is_told_when_the_format_is_used(missing: str) -> None:
+    """Other Python sources of the session are still found; this one names what it lacks."""
+    program = f"""
+import sys
+sys.modules[{missing!r}] = None
+from pyspark_sparklog import DefaultSource
+from pyspark.sql.datasource import DataSource
+assert issubclass(DefaultSource, DataSource) and DefaultSource.name() == "sparklog"
+try:
+    DefaultSource({{"subscribe": "t"}}).schema()
+except ImportError as error:
+    print(error.name)
+"""
+    assert run(program).partition(".")[0] == missing
+
+
+def test_the_lookup_loads_nothing_of_ours() -> None:
+    """Every session of Spark looks the sources up, so that must cost nothing."""
+    program = """
+import sys
+import pyspark_sparklog
+print(sorted(name for name in sys.modules if name.startswith(("sparklog", "pyarrow", "obstore"))))
+"""
+    assert run(program) == "[]"
