@@ -22,7 +22,7 @@ demo: setup ## flights through a log and back out of its table, with Spark
 	@$(BIN)/python -m jobs.flights_demo $(ARGS)
 
 test: setup ## all tests that take minutes (ARGS="-k name" for some)
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
 check: setup ## format, lint, types, direction of imports
 	@$(BIN)/ruff format --check

@@ -11,6 +11,7 @@ Three ways to reach a log:
 
 from __future__ import annotations
 
+import atexit
 import os
 import re
 import socket
@@ -77,9 +78,20 @@ def connect(
     session = _RootSession(place, detached=detached, storage_options=storage_options or {})
     session.resolve()
     log = Log(Connection(session.resolve), root=place, on_close=session.close)
-    # A notebook rarely closes what it opened: the embedded broker leaves with the log, or at exit.
-    weakref.finalize(log, session.close)
+    _open[session] = weakref.ref(log)
+    # Last in, first out: Flight closes its server at exit too, and waits for our streams.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
     return log
+
+
+_open: dict[_RootSession, weakref.ref[Log]] = {}
+"""What this process has not closed yet: a notebook rarely does."""
+
+
+def _close_all() -> None:
+    for session, log in list(_open.items()):
+        (log() or session).close()
 
 
 class _RootSession:
@@ -108,7 +120,6 @@ class _RootSession:
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._agent: Agent | None = None
-        self._process: subprocess.Popen[bytes] | None = None
 
     def resolve(self) -> str:
         """The Flight address of the root's live broker."""
@@ -126,8 +137,6 @@ class _RootSession:
             raise faster
 
     def _live(self) -> str | None:
-        if self._process is not None:
-            self._process.poll()  # or a dead child's id would still count as a process
         found = find_live_broker(
             self._store, clock=self._clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS
         )
@@ -159,7 +168,7 @@ class _RootSession:
         command += ["--id", str(settings.id), "--flight", settings.flight.listen]
         # A file, because nobody reads a pipe once we are gone, and the broker may still complain.
         with tempfile.TemporaryFile() as complaints:
-            self._process = process = subprocess.Popen(
+            process = subprocess.Popen(
                 command,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -167,6 +176,8 @@ class _RootSession:
                 stderr=complaints,
                 start_new_session=True,  # outlives us: that is the point
             )
+            # Or, if it dies before us, its id would still count as a process.
+            threading.Thread(target=process.wait, name="sparklog-reaper", daemon=True).start()
             deadline = self._clock.monotonic() + _START_SECONDS
             while self._clock.monotonic() < deadline:
                 address = self._live()
@@ -185,6 +196,7 @@ class _RootSession:
 
     def close(self) -> None:
         """Stops the embedded broker, if there is one: everything is published first."""
+        _open.pop(self, None)
         with self._lock:
             agent, self._agent = self._agent, None
         if agent is not None:

@@ -18,6 +18,13 @@ hypothesis.settings.register_profile("sparklog", deadline=None)
 hypothesis.settings.load_profile("sparklog")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need Spark go to one worker of xdist, so that a run pays for one session."""
+    for item in items:
+        if item.get_closest_marker("spark"):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark session for the whole run: two local cores, Delta, UTC, nothing on the network.

@@ -33,6 +33,8 @@ _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
 _CUTS: Final = 30
+_PEERS_FAULTS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
+"""What Flight raises when the peer has gone, or has sent what is no Arrow; a store raises ours."""
 
 
 class FlightDoor(flight.FlightServerBase):
@@ -228,7 +230,7 @@ class _Call:
             return
         if isinstance(error, errors.SparklogError):
             reply = wire.ErrorReply.of(error)
-        elif isinstance(error, pa.ArrowException):  # the peer went, or sent what is no Arrow
+        elif isinstance(error, _PEERS_FAULTS):
             reply = wire.ErrorReply.of(errors.BadRequest(reason=str(error)))
         elif isinstance(error, Exception):
             _log.error("call failed", exc_info=error)

@@ -1,7 +1,7 @@
 """Seeded simulation: sparklog's real code as many processes in one thread, with a checked history.
 
-A seed decides everything: who runs next, when time passes, what the store refuses, loses or answers
-too late, who freezes, who dies, and when the power goes. The same seed is the same run, to the byte.
+A seed decides everything: who runs next, when time passes, what the store refuses, loses or
+answers too late, who freezes, who dies, and when the power goes. The same seed is the same run.
 
 | room | job |
 |---|---|
@@ -9,6 +9,7 @@ too late, who freezes, who dies, and when the power goes. The same seed is the s
 | `faults` | what a seed lets go wrong, and the store as each process sees it |
 | `brokers` | a broker put together as `sparklog.broker.agent` does it, without sockets |
 | `clients` | producers that retry, queries that stage, administrators |
+| `engines` | another engine that rewrites the tables' files |
 | `readers` | followers of the root that need no broker |
 | `history` | what was acked and what was seen, and what may never be otherwise |
 | `world` | one run: calm start, chaos, recovery, and the checks at the end |

@@ -25,11 +25,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", "--seeds", type=_seeds, required=True, help="one, or FIRST-LAST")
     parser.add_argument("--trace", action="store_true", help="every step of the run")
+    parser.add_argument("--digest", action="store_true", help="only each seed's digest")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     arguments = parser.parse_args()
     began, total, failures = time.monotonic(), Counter[str](), 0
     for seed in arguments.seed:
         outcome = run(seed)
+        if arguments.digest:
+            print(seed, outcome.digest)  # noqa: T201
+            continue
         if arguments.trace:
             _show_trace(outcome)
         total.update(outcome.injected)
@@ -39,6 +43,8 @@ def main() -> int:
             print(f"seed {seed}: {outcome.violation[-1200:]}", flush=True)  # noqa: T201
             if not arguments.keep_going:
                 break
+    if arguments.digest:
+        return 0
     seconds = time.monotonic() - began
     print(f"{dict(sorted(total.items()))}, {total['seeds'] / seconds:.1f} seeds/s")  # noqa: T201
     return 1 if failures else 0

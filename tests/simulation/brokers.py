@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import random
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from tests.simulation.world import World
 
 REMOVED_FILE_GRACE_SECONDS = 0.5
-ORPHAN_GRACE_SECONDS = 2.0
+ORPHAN_GRACE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +88,7 @@ class Pace:
             },
             publisher={
                 "commit_bytes": commit_bytes,
-                "file_bytes": chance.choice([200, 1_000_000]),
+                "file_bytes": chance.choice([1_000, 1_000_000]),
             },
             flush_max_entries=chance.choice([1, 6, 4_096]),
         )
@@ -232,7 +233,7 @@ def simulated(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(agents, name, value))
-        stack.enter_context(mock.patch.object(agents.sys, "setswitchinterval"))
+        stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(leases, "acquire", acquire_boldly))
         _world = world
         try:

@@ -106,12 +106,14 @@ class _Batch:
             found.append(Row(value, key, None if appended.duplicate else told_us))
         return found
 
-    def send(self, core: Core) -> Appended:
+    def send(self, world: World, core: Core) -> Appended:
+        is_deleted = world.is_deleted(self.place[0])
         topic_id = core.describe(self.topic).topic_id
         if topic_id != self.place[0]:
             raise errors.TopicChanged(topic=self.topic, expected=self.place[0], found=topic_id)
         ticket = core.append(self.topic, self.place[1], self.payload, self.stamp)
         (appended,) = core.wait(ticket)
+        ensure(not is_deleted, f"{self.place}: acked long after the topic was deleted")
         return appended
 
 
@@ -199,9 +201,12 @@ class Producer(Client):
             times_us=times_us,
         )
 
+    def _append(self, batch: _Batch) -> Callable[[Core], Appended]:
+        return lambda core: batch.send(self.world, core)
+
     def _send_pending(self) -> None:
         batches = list(self._pending.values())
-        calls = [self.send("append", batch.send) for batch in batches]
+        calls = [self.send("append", self._append(batch)) for batch in batches]
         for batch, call in zip(batches, calls, strict=True):
             appended, error = self.receive(call)
             if error is None:
@@ -238,7 +243,7 @@ class Producer(Client):
 
     def _repeat(self, batch: _Batch, before: Appended) -> None:
         """Sends a batch again that stands already."""
-        again, error = self.ask("append again", batch.send)
+        again, error = self.ask("append again", self._append(batch))
         if error is None:
             what = f"{self.name}: {batch.values[0]!r} stands at {before.base_offset} and {again}"
             ensure(again.duplicate and again.base_offset == before.base_offset, what)
@@ -298,9 +303,7 @@ class Query(Client):
         )
         rows: dict[int, list[Row]] = {}
         for partition in (0, 1):
-            rows[partition] = [
-                self._row(partition, batch) for _ in range(shape.choice([0, 1, 3]))
-            ]
+            rows[partition] = [self._row(partition, batch) for _ in range(shape.choice([0, 1, 3]))]
             if rows[partition]:
                 writer.add(self._topic, partition, _payload(rows[partition], shape))
         sections = writer.finish()
@@ -377,24 +380,28 @@ class Administrator(Client):
         while not self.world.closing:
             self.process.clock.sleep(self.chance.uniform(0.1, 1.5))
             name = self.chance.choice(self.world.topic_names)
-            changes: list[Callable[[Core], Any]] = [
-                lambda core: core.create_topic(
-                    wire.CreateTopic(topic=name, partitions=self.chance.randint(1, 3))
-                ),
-                lambda core: core.add_partitions(
-                    wire.AddPartitions(topic=name, partitions=self.chance.randint(2, 5))
-                ),
-                lambda core: core.alter(
-                    wire.AlterTopic(topic=name, config=self._config())
-                ),
-                lambda core: core.compact(name),
-            ]
-            if name in self.world.mortal_topics:
-                changes += [lambda core: core.delete_topic(name)] * 2
-            _, error = self.ask(f"change {name}", self.chance.choice(changes))
+            if name in self.world.mortal_topics and self.chance.random() < 0.3:
+                call = self.send(f"delete {name}", self._delete(name))
+                if call is not None:
+                    self.world.deletions.append(call)
+            else:
+                call = self.send(f"change {name}", self._change(name))
+            _, error = self.receive(call)
             ensure(not isinstance(error, errors.Corrupt), repr(error))
 
-    def _config(self) -> dict[str, str | None]:
-        return {
+    def _delete(self, name: str) -> Callable[[Core], Any]:
+        return lambda core: core.delete_topic(name)
+
+    def _change(self, name: str) -> Callable[[Core], Any]:
+        """Any change but the last."""
+        few, more = self.chance.randint(1, 3), self.chance.randint(2, 5)
+        config: dict[str, str | None] = {
             "message.timestamp.type": self.chance.choice([None, "CreateTime", "LogAppendTime"])
         }
+        changes: list[Callable[[Core], Any]] = [
+            lambda core: core.create_topic(wire.CreateTopic(topic=name, partitions=few)),
+            lambda core: core.add_partitions(wire.AddPartitions(topic=name, partitions=more)),
+            lambda core: core.alter(wire.AlterTopic(topic=name, config=config)),
+            lambda core: core.compact(name),
+        ]
+        return self.chance.choice(changes)

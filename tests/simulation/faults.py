@@ -45,21 +45,42 @@ class Rates:
     unresolved: float = 0.0
     late: float = 0.0
     sync_failed: float = 0.0
+    outage: float = 0.0
 
     @classmethod
     def draw(cls, chance: random.Random, *, is_local: bool) -> Rates:
         """Some kinds, each rare or frequent."""
         impossible = _REMOTE_ONLY if is_local else _LOCAL_ONLY
         found = {}
-        for each in fields(cls):
+        for kind in cls.kinds():
             is_on, rate = chance.random() < 0.5, 10 ** chance.uniform(-3.2, -1.7)
-            if is_on and each.name not in impossible:
-                found[each.name] = rate * _WEIGHTS.get(each.name, 1.0)
+            if is_on and kind not in impossible:
+                found[kind] = rate * _WEIGHTS.get(kind, 1.0)
         return cls(**found)
+
+    @classmethod
+    def kinds(cls) -> list[str]:
+        """The names of all kinds of faults."""
+        return [each.name for each in fields(cls)]
 
 
 _LOCAL_ONLY = frozenset({"power_cut", "sync_failed"})
 _REMOTE_ONLY = frozenset({"unresolved", "late"})
+AIMS = (
+    "after delete",
+    "after put_new meta",
+    "after put_new topics",
+    "after put_new wal",
+    "before put_new topics",
+    "between put_new topics",
+    "between put_new wal",
+    "checkpoint",
+    "staging",
+)
+"""Steps that are worth a death or a long pause."""
+_AIMED = 10.0
+"""How much more often that happens there, if the run aims at it."""
+_PLACES = ("meta", "staging", "topics/t0", "topics/t0/_delta_log", "topics/t1", "wal")
 _WEIGHTS = {"power_cut": 0.2, "crash": 0.6, "sync_failed": 0.3, "unresolved": 3.0, "late": 2.0}
 
 
@@ -67,14 +88,17 @@ class Faults:
     """Decides at every step at the store, while it is `active`."""
 
     def __init__(
-        self, scheduler: Scheduler, chance: random.Random, rates: Rates, disk: Disk
+        self, scheduler: Scheduler, chance: random.Random, rates: Rates, aim: str, disk: Disk
     ) -> None:
         self.active = False
         self.injected: Counter[str] = Counter()
         self._scheduler = scheduler
         self._chance = chance
         self._rates = rates
+        self._aim = aim
         self._disk = disk
+        self._outages: list[tuple[str, float]] = []
+        """Where the store does not answer at the moment, and until when."""
 
     def strike(self, process: Process, moment: Moment, operation: Operation, path: str) -> None:
         """Raises what goes wrong, or lets it happen to the process."""
@@ -84,26 +108,33 @@ class Faults:
         if self._hits("power_cut", rates.power_cut):
             self._disk.power_cut()
             raise Crashed
-        if self._hits("crash", rates.crash):
+        is_aimed_at = self._aim and self._aim in f"{moment} {operation} {path}"
+        weight = (_AIMED if is_aimed_at else 0.0) if self._aim else 1.0
+        if self._hits("crash", weight * rates.crash):
             process.alive = False
             raise Crashed
-        if self._hits("freeze", rates.freeze):
+        if self._hits("freeze", weight * rates.freeze):
             process.frozen_until = self._scheduler.now + self._duration_seconds()
             self._scheduler.sleep(0)
-        if self._hits("stall", rates.stall):
+        if self._hits("stall", weight * rates.stall):
             self._scheduler.sleep(self._duration_seconds())
         if self._hits("jump", rates.jump):
             self._scheduler.clock.advance(self._duration_seconds())
         if self._hits("skew", rates.skew):
             bound_us = round(SKEW_SECONDS * 1e6)
             process.skew_us = self._chance.randint(-bound_us, bound_us)
+        if self._hits("outage", rates.outage):
+            until = self._scheduler.now + self._duration_seconds()
+            self._outages.append((self._chance.choice(_PLACES), until))
         self._refuse(moment, operation, path)
 
     def _refuse(self, moment: Moment, operation: Operation, path: str) -> None:
         rates = self._rates
         is_put = operation in _PUTS
         if moment == "before":
-            if self._hits("unavailable", rates.unavailable):
+            now = self._scheduler.now
+            is_out = any(path.startswith(place) and now < until for place, until in self._outages)
+            if is_out or self._hits("unavailable", rates.unavailable):
                 raise errors.StorageUnavailable(operation=operation, path=path, reason="simulated")
             if is_put and self._hits("full", rates.full):
                 raise errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
@@ -146,6 +177,8 @@ class Disk:
         self.processes: list[Process] = []
         self.zombies: set[str] = set()
         """Objects that stand again although they were removed, or that landed late."""
+        self.late_puts = 0
+        """How many have not landed yet."""
         self.network = Process(scheduler, "network")
         self.base = MemoryStore(scheduler.clock, name="simulation", is_local=is_local)
         self._chance = chance
@@ -176,9 +209,11 @@ class Disk:
 
     def land_later(self, path: str, data: bytes, seconds: float) -> None:
         """A put that takes effect when nobody waits for it any more."""
+        self.late_puts += 1
 
         def body() -> None:
             self.scheduler.sleep(seconds)
+            self.late_puts -= 1
             try:
                 self.base.put_new(path, data)
             except ObjectExists:

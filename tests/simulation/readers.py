@@ -82,9 +82,7 @@ class Reader:
             if self._chance.random() < 0.2:
                 self._read_table(topic, snapshot, partition)
             pieces = follower.plan(topic, snapshot, partition, start, end)
-            reached = read(
-                self._machine.store, self._world.history, self._name, pieces, start, end
-            )
+            reached = read(self._machine.store, self._world.history, self._name, pieces, start, end)
         except ObjectMissing as gone:
             self._world.disk.note("plans again", gone.path)
             return

@@ -67,7 +67,7 @@ class ProcessClock:
 
 
 class Task:
-    """A thread of a process. `failure` is what ended it, if that was neither its end nor its death."""
+    """A thread of a process. `failure` is the error that ended it, if one did."""
 
     __slots__ = ("failure", "greenlet", "name", "process", "thread", "until", "wake_at")
 
@@ -79,7 +79,7 @@ class Task:
         self.until: Callable[[], bool] | None = None
         """What it waits for, at most until `wake_at`."""
         self.failure: Exception | None = None
-        self.thread: Thread | None = None
+        self.thread: _Thread | None = None
 
     def __repr__(self) -> str:
         return f"{self.process.name}.{self.name}"
@@ -230,29 +230,29 @@ class Threading:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def Lock(self) -> Lock:  # noqa: N802 - the module's own names
-        return Lock(self._scheduler, reentrant=False)
+    def Lock(self) -> _Lock:  # noqa: N802 - the module's own names
+        return _Lock(self._scheduler, reentrant=False)
 
-    def RLock(self) -> Lock:  # noqa: N802
-        return Lock(self._scheduler, reentrant=True)
+    def RLock(self) -> _Lock:  # noqa: N802
+        return _Lock(self._scheduler, reentrant=True)
 
-    def Condition(self, lock: Lock | None = None) -> Condition:  # noqa: N802
-        return Condition(self._scheduler, lock or self.RLock())
+    def Condition(self, lock: _Lock | None = None) -> _Condition:  # noqa: N802
+        return _Condition(self._scheduler, lock or self.RLock())
 
-    def Event(self) -> Event:  # noqa: N802
-        return Event(self._scheduler)
+    def Event(self) -> _Event:  # noqa: N802
+        return _Event(self._scheduler)
 
     def Thread(  # noqa: N802
         self, *, target: Callable[..., None], args: Iterable[Any] = (), name: str = ""
-    ) -> Thread:
-        return Thread(self._scheduler, functools.partial(target, *args), name)
+    ) -> _Thread:
+        return _Thread(self._scheduler, functools.partial(target, *args), name)
 
-    def current_thread(self) -> Thread | None:
+    def current_thread(self) -> _Thread | None:
         current = self._scheduler.current
         return current.thread if current is not None else None
 
 
-class Thread:
+class _Thread:
     """A task of the process that starts it."""
 
     def __init__(self, scheduler: Scheduler, body: Callable[[], None], name: str) -> None:
@@ -274,7 +274,7 @@ class Thread:
         self._scheduler.wait(lambda: task.done)
 
 
-class Lock:
+class _Lock:
     """A lock, reentrant or not; as in the real module, anybody may release one that is not."""
 
     def __init__(self, scheduler: Scheduler, *, reentrant: bool) -> None:
@@ -321,10 +321,10 @@ class Lock:
         self.release()
 
 
-class Condition:
+class _Condition:
     """A condition on `lock`."""
 
-    def __init__(self, scheduler: Scheduler, lock: Lock) -> None:
+    def __init__(self, scheduler: Scheduler, lock: _Lock) -> None:
         self._scheduler = scheduler
         self._lock = lock
         self._notified = 0
@@ -359,7 +359,7 @@ class Condition:
         self._lock.release()
 
 
-class Event:
+class _Event:
     """A flag that can be waited for."""
 
     def __init__(self, scheduler: Scheduler) -> None:

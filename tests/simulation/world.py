@@ -8,6 +8,7 @@ table, every inherited epoch is closed, and nothing is left lying about past its
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import random
@@ -33,11 +34,13 @@ from tests.simulation.brokers import (
     ORPHAN_GRACE_SECONDS,
     REMOVED_FILE_GRACE_SECONDS,
     Broker,
+    Call,
     Pace,
     simulated,
 )
 from tests.simulation.clients import Administrator, Client, Producer, Query
-from tests.simulation.faults import Disk, Faults, ProcessStore, Rates
+from tests.simulation.engines import NAME, Engine
+from tests.simulation.faults import AIMS, Disk, Faults, ProcessStore, Rates
 from tests.simulation.history import History, Row, Value, Violation, ensure
 from tests.simulation.readers import Reader, read
 from tests.simulation.scheduler import Process, ProcessClock, Scheduler
@@ -64,6 +67,8 @@ class Profile:
 
     is_local: bool
     rates: Rates
+    aim: str
+    """Where crashes, freezes and stalls hit, if not anywhere."""
     pace: Pace
     brokers: int
     partitions: tuple[int, ...]
@@ -72,6 +77,7 @@ class Profile:
     simple: int
     queries: int
     readers: int
+    engines: int
     administrators: int
     switch_rate: float
     steps: int
@@ -82,6 +88,7 @@ class Profile:
         return cls(
             is_local=is_local,
             rates=Rates.draw(chance, is_local=is_local),
+            aim=chance.choice(AIMS) if chance.random() < 0.3 else "",
             pace=Pace.draw(chance),
             brokers=chance.choice([1, 2, 3]),
             partitions=(2, *(chance.randint(1, 3) for _ in range(chance.choice([0, 1])))),
@@ -89,9 +96,10 @@ class Profile:
             simple=chance.choice([0, 0, 1]),
             queries=chance.choice([0, 0, 1]),
             readers=chance.choice([0, 1, 1, 2]),
+            engines=chance.choice([0, 0, 1]),
             administrators=chance.choice([0, 1]),
             switch_rate=chance.choice([0.3, 0.7, 1.0]),
-            steps=chance.randint(300, 1200),
+            steps=chance.randint(250, 900) * (4 if chance.random() < 0.05 else 1),
         )
 
 
@@ -122,10 +130,10 @@ class Outcome:
         return hashlib.sha256(repr(self.trace).encode()).hexdigest()
 
 
-def run(seed: int) -> Outcome:
-    """The seed's run, from an empty root to the last check."""
+def run(seed: int, change: Callable[[Profile], Profile] = lambda drawn: drawn) -> Outcome:
+    """The seed's run, from an empty root to the last check, in the world that it draws."""
     chance = random.Random(seed)
-    profile = Profile.draw(chance)
+    profile = change(Profile.draw(chance))
     world = World(chance, profile)
     violation = None
     with _deterministic(world, random.Random(seed + 1)):
@@ -150,6 +158,10 @@ def run(seed: int) -> Outcome:
     )
 
 
+def _create(request: wire.CreateTopic, core: Core) -> wire.TopicInfo:
+    return core.create_topic(request)
+
+
 class World:
     """Everything there is in one run."""
 
@@ -158,15 +170,17 @@ class World:
         self.profile = profile
         self.scheduler = Scheduler(chance, switch_rate=profile.switch_rate)
         self.disk = Disk(self.scheduler, chance, is_local=profile.is_local)
-        self.faults = Faults(self.scheduler, chance, profile.rates, self.disk)
+        self.faults = Faults(self.scheduler, chance, profile.rates, profile.aim, self.disk)
         self.history = History()
         self.closing = False
         self._is_operated = True
         self.producer_ids: set[int] = set()
+        self.deletions: list[Call] = []
+        """Of topics, as they were asked for."""
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
         self.mortal_topics = self.topic_names[1:]
         self._brokers: list[Broker] = []
-        self._readers: list[Reader] = []
+        self._others: list[Reader | Engine] = []
         self._clients: list[Client] = []
         self._nonce = 0
 
@@ -199,6 +213,12 @@ class World:
         is_newest = metadata.brokers[lease.broker].epoch == lease.epoch
         return metadata.controller != lease.broker or not is_newest
 
+    def is_deleted(self, topic_id: str) -> bool:
+        """Whether the topic is gone, by a deletion that is over."""
+        if any(not call.done and call.broker.alive for call in self.deletions):
+            return False
+        return all(known.topic_id != topic_id for known in self._metadata().topics.values())
+
     def broker_of(self, process: Process) -> Broker:
         """The broker that is this process."""
         return next(each for each in self._brokers if each.process is process)
@@ -224,7 +244,7 @@ class World:
         self._until(lambda: first.serving, "the first broker serves")
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
             request = wire.CreateTopic(topic=name, partitions=count)
-            self._ask(first, f"create {name}", lambda core, r=request: core.create_topic(r))
+            self._ask(first, f"create {name}", functools.partial(_create, request))
 
     def _populate(self) -> None:
         profile = self.profile
@@ -244,7 +264,7 @@ class World:
 
         def body() -> None:
             while self._is_operated:
-                self._restart_readers()
+                self._replenish()
                 alive = [each for each in self._brokers if each.alive]
                 odds = self.chance.random()
                 if not alive or (len(alive) < self.profile.brokers and odds < 0.2):
@@ -255,10 +275,13 @@ class World:
 
         self.scheduler.spawn(operator, "operator", body)
 
-    def _restart_readers(self) -> None:
-        self._readers = [each for each in self._readers if each.process.alive]
-        while len(self._readers) < self.profile.readers:
-            self._readers.append(Reader(self, f"reader{self.nonce()}"))
+    def _replenish(self) -> None:
+        """Others take the places of readers and engines that have died."""
+        self._others = [each for each in self._others if each.process.alive]
+        for kind, count in ((Reader, self.profile.readers), (Engine, self.profile.engines)):
+            alive = sum(isinstance(each, kind) for each in self._others)
+            for _ in range(count - alive):
+                self._others.append(kind(self, f"{kind.__name__.lower()}{self.nonce()}"))
 
     def _start_broker(self, *, check_alive: bool) -> Broker:
         broker = Broker(
@@ -272,9 +295,14 @@ class World:
 
     def judge(self, broker: Broker, error: Exception) -> None:
         """Only what the design names may end a broker."""
-        expected = (errors.Fenced, SyncFailed, errors.BrokerClosing)
+        expected: tuple[type[Exception], ...] = (
+            errors.BrokerClosing,
+            errors.Fenced,
+            errors.OutcomeUnknown,  # of a change of the metadata: it no longer knows its topics
+            SyncFailed,
+        )
         if not broker.serving:
-            expected += (errors.Retriable, errors.OutcomeUnknown, errors.BrokerAlive)
+            expected += (errors.Retriable, errors.BrokerAlive)
         if isinstance(error, errors.Corrupt) and self.is_replaced(broker):
             return  # its successor tidied up behind it
         if not isinstance(error, expected):
@@ -299,8 +327,9 @@ class World:
             lambda: all(each.finished for each in self._clients), "every client gets its answers"
         )
         self._ask(last, "publish all", lambda core: core.publish_all(wire.PublishNow()))
-        for each in self._readers:
-            each.process.alive = False
+        for other in self._others:
+            other.process.alive = False
+        self._until(lambda: not self.disk.late_puts, "all late puts have landed")
         self._until(
             lambda: not any(each.alive for each in self._brokers if each is not last),
             "brokers that were replaced notice it",
@@ -395,6 +424,8 @@ class World:
                 for stat in base.walk(f"topics/{topic}")
                 if stat.name.endswith(".parquet") and "_delta_log" not in stat.name
             }
+            # What another engine has put and not committed is for its own VACUUM.
+            stored = {path for path in stored if path in named or f"/{NAME}" not in path}
             ensure(named <= stored, f"{topic}: these are gone: {sorted(named - stored)}")
             ensure(stored <= named, f"{topic}: these are orphans: {sorted(stored - named)}")
         staged = [f"staging/{stat.name}" for stat in base.walk("staging")]
@@ -435,8 +466,8 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                 for known, value in (("threading", world.scheduler.threading), ("_log", log)):
                     if hasattr(module, known):
                         patch(module, known, value)
-        for name, value in _LIMITS.items():
-            patch(limits, name, value)
+        for name, bound in _LIMITS.items():
+            patch(limits, name, bound)
         # A writer goes by the default, whatever the janitor was told.
         graces = {
             "orphan_grace_seconds": ORPHAN_GRACE_SECONDS,

@@ -119,7 +119,10 @@ class Stream:
         self._address = door.address
         command = wire.encode(wire.AppendStream(topic=topic))
         descriptor = flight.FlightDescriptor.for_command(command)
-        self.writer, self.reader = door.flight.do_put(descriptor, schema)
+        try:
+            self.writer, self.reader = door.flight.do_put(descriptor, schema)
+        except (pa.ArrowException, OSError) as error:
+            raise failure_of(error, self._address) from None
 
     def send(self, batch: pa.RecordBatch, header: wire.AppendHeader) -> None:
         """A batch whose answer is read later."""

@@ -1,0 +1,161 @@
+"""Deliberate mistakes in the real code: each must be noticed, or the checks are blind.
+
+A mutation takes one line of defence away and leaves the rest. It comes with the world in which it
+should hurt soon; which seed shows it first is not said, because that changes with every edit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from sparklog.broker import publisher as publishers
+from sparklog.broker import writer as writers
+from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.publisher import Publisher
+from sparklog.storage import compaction, wal
+from sparklog.storage.objects import base
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import Change, Table, end_app_id
+from tests.simulation.faults import Rates
+from tests.simulation.world import Profile
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutation:
+    """A mistake, and the world that brings it to light."""
+
+    name: str
+    patches: tuple[tuple[Any, str, Any], ...]
+    """(where, attribute, what stands there instead)."""
+    rates: Rates
+    aim: str = ""
+    profile: tuple[tuple[str, Any], ...] = ()
+
+    @contextlib.contextmanager
+    def applied(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for target, attribute, value in self.patches:
+                stack.enter_context(mock.patch.object(target, attribute, value))
+            yield
+
+    def change(self, profile: Profile) -> Profile:
+        """The same profile, with this mutation's rates, and what else it asks for."""
+        return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **dict(self.profile))
+
+
+def _fence_nothing(store: Any, follower: wal.Follower, *, clock: Any) -> list[wal.WalObject]:
+    return follower.poll(relist=True)
+
+
+def _put_nothing(_appender: wal.Appender, _path: str, _pieces: Any) -> None:
+    """An ack that is not waited for: the object never comes."""
+
+
+def _commit_blindly(
+    publisher: Publisher, topic: Topic, runs: Sequence[Any], files: Sequence[TableFile]
+) -> TableSnapshot:
+    """Adds what was written to whatever version it meets."""
+    return publisher.table(topic).commit(
+        lambda before: (
+            Change(
+                adds=tuple(files),
+                txns={
+                    end_app_id(topic.topic_id, run.partition.number): max(
+                        run.end, before.ends[run.partition.number]
+                    )
+                    for run in runs
+                },
+            )
+            if before.topic_id == topic.topic_id
+            else None
+        )
+    )
+
+
+def _needs_nothing(_ledger: Ledger, _broker: int, _epoch: int) -> list[int]:
+    return []
+
+
+def _remembers_nothing(_ledger: Ledger, **_: Any) -> bytes:
+    return b"\x90"  # msgpack's empty list
+
+
+def _always(answer: Any) -> Callable[..., Any]:
+    return lambda *_, **__: answer
+
+
+_RESTARTS = Rates(crash=0.01)
+_RIVALS = Rates(stall=0.02, freeze=0.01)
+_DOUBTS = Rates(unresolved=0.03, crash=0.004)
+
+MUTATIONS = (
+    Mutation(
+        name="no fence",
+        patches=((wal, "fence", _fence_nothing),),
+        rates=_RIVALS,
+        profile=(("brokers", 3),),
+    ),
+    Mutation(
+        name="ack before the put",
+        patches=((wal.Appender, "_claim", _put_nothing),),
+        rates=_RESTARTS,
+    ),
+    Mutation(
+        name="a checkpoint forgets what is needed",
+        patches=((Ledger, "needed", _needs_nothing),),
+        rates=_RESTARTS,
+    ),
+    Mutation(
+        name="a checkpoint forgets who wrote what",
+        patches=((Ledger, "encode_state", _remembers_nothing),),
+        rates=_RESTARTS,
+    ),
+    Mutation(
+        name="the publisher takes no look at the table's ends",
+        patches=((publishers.Publisher, "_commit", _commit_blindly),),
+        rates=_RIVALS,
+        profile=(("brokers", 3),),
+    ),
+    Mutation(
+        name="producers are not remembered",
+        patches=((writers, "find_duplicate", _always(None)),),
+        rates=_DOUBTS,
+    ),
+    Mutation(
+        name="batches of queries are not remembered",
+        patches=((Partition, "find_batch", _always(None)),),
+        rates=_DOUBTS,
+        profile=(("queries", 1),),
+    ),
+    Mutation(
+        name="compaction takes no look at what is active",
+        patches=((compaction, "_are_active", _always(True)), (Table, "_check", _always(None))),
+        rates=Rates(stall=0.02),
+        profile=(("administrators", 1), ("engines", 1)),
+    ),
+    Mutation(
+        name="files are added at any age",
+        patches=((Table, "_check", _always(None)),),
+        rates=Rates(stall=0.05, jump=0.01),
+        aim="after put_new topics",
+        profile=(("steps", 1_500),),
+    ),
+    Mutation(
+        name="whatever stands at a path is taken for ours",
+        patches=((base, "_is_equal", _always(True)),),
+        rates=_RIVALS,
+        profile=(("brokers", 3),),
+    ),
+    Mutation(
+        name="what a dead broker committed is not made durable",
+        patches=((Table, "settle", _always(None)),),
+        rates=Rates(crash=0.03, power_cut=0.005),
+        aim="between put_new topics",
+        profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
+    ),
+)

@@ -1,0 +1,79 @@
+"""Seeds that must pass, the same run from the same seed, and checks that notice every mistake."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.world import Outcome, run
+
+_SEEDS = 1_000
+_SEEDS_PER_TEST = 50
+_SEEDS_PER_MUTATION = 60
+_SOAK_BEGINS_AT = 1_000_000
+_ROOT = Path(__file__).parents[2]
+
+
+def _replay(outcome: Outcome) -> str:
+    """What to type to see the failure again."""
+    command = f"{sys.executable} -m tests.simulation --seed {outcome.seed} --trace"
+    return f"seed {outcome.seed} breaks a promise: {outcome.violation}\nreplay it with: {command}"
+
+
+@pytest.mark.parametrize("first", range(0, _SEEDS, _SEEDS_PER_TEST))
+def test_promises_hold(first: int) -> None:
+    """Whatever a seed does to brokers, clients, readers and store, no promise is broken."""
+    for seed in range(first, first + _SEEDS_PER_TEST):
+        outcome = run(seed)
+        assert outcome.violation is None, _replay(outcome)
+
+
+def test_runs_are_not_empty() -> None:
+    """Seeds do much, and every kind of fault occurs among a few of them."""
+    outcomes = [run(seed) for seed in range(80)]
+    injected = sum((outcome.injected for outcome in outcomes), Counter[str]())
+    assert sum(outcome.acks for outcome in outcomes) > 10 * len(outcomes)
+    assert sum(outcome.seen for outcome in outcomes) > 30 * len(outcomes)
+    assert sum(outcome.steps for outcome in outcomes) > 500 * len(outcomes)
+    kinds = outcomes[0].profile.rates.kinds()
+    assert not [kind for kind in kinds if not injected[kind]]
+
+
+@pytest.mark.parametrize("seed", [3, 14, 15])
+def test_a_seed_is_one_run(seed: int) -> None:
+    """The same seed gives the same run, step by step, within a process and in another one."""
+    digest = run(seed).digest
+    assert run(seed).digest == digest
+    command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--digest"]
+    # Another order of everything that is hashed.
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
+    answer = subprocess.run(
+        command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == [str(seed), digest]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_mistake_is_noticed(mutation: Mutation) -> None:
+    """Where one line of defence is taken away, some seed soon breaks a promise."""
+    with mutation.applied():
+        assert any(run(seed, mutation.change).violation for seed in range(_SEEDS_PER_MUTATION))
+
+
+@pytest.mark.soak
+def test_promises_hold_for_long() -> None:
+    """No promise is broken by any seed that there is time for (`SPARKLOG_SOAK_MINUTES`)."""
+    deadline = time.monotonic() + 60 * float(os.environ.get("SPARKLOG_SOAK_MINUTES", "1"))
+    # Workers that run beside each other, and runs on other days, take other seeds.
+    seed = _SOAK_BEGINS_AT + time.time_ns() // 1_000_000 % 10**9 * 1_000
+    while time.monotonic() < deadline:
+        outcome = run(seed)
+        assert outcome.violation is None, _replay(outcome)
+        seed += 1
