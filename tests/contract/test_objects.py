@@ -14,7 +14,8 @@ import boto3
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from moto.server import ThreadedMotoServer
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import make_server
 
 from sparklog import errors
 from sparklog.clock import ManualClock
@@ -35,12 +36,17 @@ BUCKET = "sparklog-contract"
 
 @pytest.fixture(scope="session")
 def s3_options() -> Iterator[dict[str, str]]:
-    """The options that open a bucket on a server of this machine."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
+    """The options that open a bucket on a server of this machine.
+
+    It answers one request after another: moto looks and then puts, and between two of its threads
+    a conditional put may have two winners.
+    """
+    app = DomainDispatcherApplication(create_backend_app)
+    server = make_server("127.0.0.1", 0, app, threaded=False)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
     options = {
-        "aws_endpoint": f"http://{host}:{port}",
+        "aws_endpoint": f"http://127.0.0.1:{server.server_port}",
         "aws_access_key_id": "test",
         "aws_secret_access_key": "test",
         "aws_region": "us-east-1",
@@ -55,7 +61,9 @@ def s3_options() -> Iterator[dict[str, str]]:
     )
     client.create_bucket(Bucket=BUCKET)
     yield options
-    server.stop()
+    server.shutdown()
+    thread.join()
+    server.server_close()
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
