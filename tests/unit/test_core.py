@@ -18,7 +18,7 @@ from sparklog.storage import manifest
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.publish import write_file
+from sparklog.storage.publish import encode, write_file
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import Change, Table, table_folder
 from tests.support.brokers import (
@@ -508,11 +508,27 @@ def test_what_somebody_has_deleted_is_a_gap(
     expected = [(number, b"%d" % number) for number in [*kept, 6]]
     rig = rig.successor()
     for start in range(7):
-        found = rows_of(rig.core.read("t", 0, start, 7))
-        assert found == [row for row in expected if row[0] >= start]
+        for end in range(start, 8):
+            found = rows_of(rig.core.read("t", 0, start, end))
+            assert found == [row for row in expected if start <= row[0] < end]
     assert rows_of_root(store, clock) == expected
     tail = rig.core.tail(positions(0), idle_seconds=0.0)
     assert rows_of(until_idle(tail)) == expected
+
+
+def test_a_file_of_other_rows_is_named(store: MemoryStore, clock: ManualClock) -> None:
+    """A sound file that holds fewer rows than the table's log says is no gap."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    rig.append(["a", "b"])
+    rig.publish()
+    (file,) = Table(store, "t", clock=clock).refresh().files[0]
+    (batch,) = rig.core.read("t", 0, 0, 2)
+    shorter = encode([batch.rows.slice(1)])
+    store.put(f"topics/t/{file.path}", shorter.data)
+    with pytest.raises(errors.CorruptObject) as corrupt:
+        rig.read()
+    assert corrupt.value.path == f"topics/t/{file.path}"
 
 
 def test_a_table_torn_by_another_writer_is_read_as_far_as_it_goes(

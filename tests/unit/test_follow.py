@@ -150,14 +150,14 @@ def test_a_failed_look_misses_nothing(store: MemoryStore, clock: ManualClock) ->
 
 
 class Pausing(NoFaults):
-    """While the reader is between two requests, something happens."""
+    """Before the reader first looks into a log, something happens."""
 
     def __init__(self) -> None:
         self.meanwhile: Callable[[], None] = lambda: None
         self.armed = False
 
-    def after(self, operation: Operation, path: str, /) -> None:
-        if self.armed and path.startswith("meta"):
+    def before(self, operation: Operation, path: str, /) -> None:
+        if self.armed and path.startswith("wal"):
             self.armed = False
             self.meanwhile()
 

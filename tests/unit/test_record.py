@@ -174,7 +174,7 @@ WRONG: dict[str, pa.RecordBatch] = {
     "a header key that is no UTF-8": one_row(headers=pa.array([[{"key": b"\xff", "value": b"v"}]])),
     "a time before the year 1": stamps(TIMESTAMP, limits.TIMESTAMP_MIN_US - 1),
     "a time after the year 9999": stamps(TIMESTAMP, 0, limits.TIMESTAMP_MAX_US + 1),
-    "seconds beyond what µs can count": stamps(pa.timestamp("s"), 2**63 // 1_000_000 + 1),
+    "seconds that wrap around in µs": stamps(pa.timestamp("s"), 2**64 // 1_000_000 + 1),
     "milliseconds beyond the year 9999": stamps(pa.timestamp("ms"), 253_402_300_800_000),
 }
 

@@ -1,0 +1,29 @@
+"""`kill -9` of a real broker at any moment, with producers and readers at work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.killing import Consumer, Follower, Witness, survive
+
+
+def witnesses() -> list[Witness]:
+    """A new one of each kind."""
+    return [Follower(), Consumer()]
+
+
+@pytest.mark.slow
+def test_nothing_acked_is_lost_or_doubled(tmp_path: Path) -> None:
+    """Through three kills each acked record stands once, in order, and the table is the log."""
+    survive(tmp_path, kills=3, minutes=0.0, seed=7, witnesses=witnesses())
+
+
+@pytest.mark.soak
+def test_nothing_acked_is_ever_lost_or_doubled(tmp_path: Path) -> None:
+    """The same for twenty kills, and for as many minutes as are given."""
+    minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
+    seed = int.from_bytes(os.urandom(4))
+    survive(tmp_path, kills=20, minutes=minutes, seed=seed, witnesses=witnesses())

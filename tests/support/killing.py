@@ -1,0 +1,278 @@
+"""A real broker that is killed again and again while people write and read; and what must hold.
+
+Nothing acked is lost, none is doubled, the order of each producer is kept, and in the end the table
+is the log. Who wants to know whether a reader of his stands it too brings a `Witness`: it begins
+before the first record and ends after the last, and is then told what the log is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import sparklog
+from sparklog.client.producer import RecordFuture
+from sparklog.clock import SystemClock
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import LocalStore, ObjectMissing
+from sparklog.storage.read import read_slice
+from tests.support.brokers import Row, rows_followed, rows_of_table
+
+TOPIC = "t"
+PARTITIONS = 2
+PRODUCERS = 3
+PATIENCE_SECONDS = 60.0
+
+_EAGER = {
+    "SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "0.2",
+    "SPARKLOG_JANITOR_INTERVAL_SECONDS": "0.2",
+    "SPARKLOG_JANITOR_COMPACT_FILES": "3",
+    "SPARKLOG_JANITOR_TABLE_CHECKPOINT_EVERY": "5",
+    "SPARKLOG_WRITER_CHECKPOINT_EVERY_SECONDS": "0.3",
+    "SPARKLOG_WRITER_TRIM_GRACE_SECONDS": "1",
+    "SPARKLOG_LOG_LEVEL": "warning",
+}
+"""Everything happens often, so that a kill meets all of it."""
+
+Log = Sequence[Sequence[Row]]
+"""Per partition: offset and value of every record."""
+
+
+class Witness(Protocol):
+    """A reader that lives through it all."""
+
+    def begin(self, root: Path, address: str) -> None:
+        """The topic is there and empty."""
+        ...
+
+    def end(self, log: Log) -> None:
+        """Nothing more will come, and this is all; asserts that it was seen exactly so."""
+        ...
+
+
+# ------------------------------------------------------------------------------ the broker
+
+
+class BrokerProcess:
+    """`sparklog broker` on a root, always at the same address."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it serves."""
+        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
+        command += ["--id", "1", "--flight", self.address]
+        self._process = subprocess.Popen(
+            command, env={**os.environ, **_EAGER}, stdout=subprocess.PIPE
+        )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, "the broker did not start"
+
+    def kill(self) -> None:
+        """The process ends amid whatever it does."""
+        assert self._process is not None
+        assert self._process.poll() is None, "the broker stopped by itself"
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """The process leaves in good order."""
+        if self._process is not None and self._process.poll() is None:
+            self._end(signal.SIGTERM)
+
+    def _end(self, how: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(how)
+        self._process.wait(PATIENCE_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+# ------------------------------------------------------------------------------ who writes
+
+
+@dataclass(slots=True)
+class _Writing:
+    """What one producer has sent to its partition, in order, and what became of each."""
+
+    producer: int
+    partition: int
+    sent: list[tuple[bytes, RecordFuture]] = field(default_factory=list)
+
+
+def _write(address: str, writing: _Writing, ended: threading.Event, chance: random.Random) -> None:
+    """Sends numbered records, one by one and in bursts, until it is told to end."""
+    with sparklog.connect(address) as log, log.producer(linger_ms=1) as producer:
+        number = 0
+        while not ended.is_set():
+            for _ in range(chance.choice([1, 1, 3, 50])):
+                value = b"%d:%d" % (writing.producer, number)
+                future = producer.send(TOPIC, value=value, partition=writing.partition)
+                writing.sent.append((value, future))
+                number += 1
+            if chance.random() < 0.3:
+                writing.sent[-1][1].exception(PATIENCE_SECONDS)
+            time.sleep(chance.random() * 0.01)
+        producer.flush(PATIENCE_SECONDS)
+
+
+# ------------------------------------------------------------------------------ the whole
+
+
+def survive(
+    root: Path, *, kills: int, minutes: float, seed: int, witnesses: Sequence[Witness]
+) -> None:
+    """Kills so many times, or for so long, at random moments; and then looks at what there is."""
+    chance = random.Random(seed)
+    broker = BrokerProcess(root)
+    broker.start()
+    with sparklog.connect(broker.address) as log:
+        log.create_topic(TOPIC, partitions=PARTITIONS)
+    ended = threading.Event()
+    writings = [_Writing(number, number % PARTITIONS) for number in range(PRODUCERS)]
+    threads = [
+        threading.Thread(
+            target=_write, args=(broker.address, each, ended, random.Random(seed + each.producer))
+        )
+        for each in writings
+    ]
+    try:
+        for witness in witnesses:
+            witness.begin(root, broker.address)
+        for thread in threads:
+            thread.start()
+        deadline = time.monotonic() + minutes * 60
+        killed = 0
+        while killed < kills or time.monotonic() < deadline:
+            time.sleep(chance.uniform(0.05, 1.2))
+            broker.kill()
+            killed += 1
+            broker.start()
+        time.sleep(0.5)
+        ended.set()
+        for thread in threads:
+            thread.join(2 * PATIENCE_SECONDS)
+        broker.stop()
+        _judge(root, writings, witnesses)
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+    finally:
+        ended.set()
+        broker.stop()
+
+
+def _judge(root: Path, writings: Sequence[_Writing], witnesses: Sequence[Witness]) -> None:
+    store, clock = LocalStore(root), SystemClock()
+    follower = RootFollower(store, clock=clock)
+    log = [rows_followed(follower, store, TOPIC, number) for number in range(PARTITIONS)]
+    for partition, rows in enumerate(log):
+        assert [offset for offset, _ in rows] == list(range(len(rows)))
+        assert len({value for _, value in rows}) == len(rows), "a record is there twice"
+        assert rows_of_table(store, clock, TOPIC, partition) == rows, "the table is not the log"
+    for writing in writings:
+        assert writing.sent, "nobody has written"
+        rows = log[writing.partition]
+        mine = [value for _, value in rows if value and value.startswith(b"%d:" % writing.producer)]
+        assert mine == [value for value, _ in writing.sent], "a record is missing, or out of order"
+        for value, future in writing.sent:
+            assert rows[future.result(0.0).offset][1] == value
+    for witness in witnesses:
+        witness.end(log)
+
+
+# ------------------------------------------------------------------------------ who reads
+
+
+class Follower:
+    """A reader of the root that needs no broker; it looks all the time."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._seen: list[list[Row]] = [[] for _ in range(PARTITIONS)]
+        self._failures: list[BaseException] = []
+        self._looks = 0
+
+    def begin(self, root: Path, address: str) -> None:
+        del address
+        self._store = LocalStore(root)
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        follower = RootFollower(self._store, clock=SystemClock())
+        try:
+            while not self._ended.is_set():
+                with contextlib.suppress(ObjectMissing):  # compacted between plan and read
+                    self._look(follower)
+                time.sleep(0.01)
+            self._look(follower)
+        except BaseException as error:
+            self._failures.append(error)
+
+    def _look(self, follower: RootFollower) -> None:
+        snapshot = follower.refresh([TOPIC])[TOPIC]
+        for partition, end in enumerate(follower.ends(snapshot)):
+            seen = self._seen[partition]
+            assert end >= len(seen), "the log became shorter"
+            found: list[Row] = []
+            for piece in follower.plan(TOPIC, snapshot, partition, len(seen), end):
+                for batch in read_slice(self._store, piece, columns=["offset", "value"]):
+                    columns = batch.to_pydict()
+                    found += zip(columns["offset"], columns["value"], strict=True)
+            seen += found
+        self._looks += 1
+
+    def end(self, log: Log) -> None:
+        self._ended.set()
+        self._thread.join(PATIENCE_SECONDS)
+        assert self._failures == []
+        assert self._looks > 10
+        assert self._seen == log
+
+
+class Consumer:
+    """A client's consumer of the whole topic."""
+
+    def __init__(self) -> None:
+        self._ended = threading.Event()
+        self._seen: list[list[Row]] = [[] for _ in range(PARTITIONS)]
+        self._failures: list[BaseException] = []
+
+    def begin(self, root: Path, address: str) -> None:
+        del root
+        self._thread = threading.Thread(target=self._consume, args=(address,), daemon=True)
+        self._thread.start()
+
+    def _consume(self, address: str) -> None:
+        try:
+            with sparklog.connect(address) as log, log.consumer(TOPIC) as consumer:
+                while not self._ended.is_set():
+                    for record in consumer.poll(0.1):
+                        self._seen[record.partition].append((record.offset, record.value))
+        except BaseException as error:
+            self._failures.append(error)
+
+    def end(self, log: Log) -> None:
+        """The broker is gone, so that the last records may not have come."""
+        self._ended.set()
+        self._thread.join(PATIENCE_SECONDS)
+        assert self._failures == []
+        for seen, rows in zip(self._seen, log, strict=True):
+            assert len(seen) > len(rows) / 2
+            assert seen == rows[: len(seen)]
