@@ -62,7 +62,7 @@ class Pace:
                 linger_ms=chance.choice([0, 0, 10]),
                 checkpoint_every_seconds=chance.choice([0.3, 1.0]),
                 trim_grace_seconds=chance.choice([0.3, 1.0]),
-                free_space_reserve_bytes=0,
+                free_space_reserve_bytes=1,
             ),
             publisher=PublisherSettings(
                 interval_seconds=chance.choice([0.02, 0.1, 0.5]), publish_bytes=commit_bytes

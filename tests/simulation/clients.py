@@ -1,4 +1,4 @@
-"""Who speaks to brokers: producers that retry, queries that stage, administrators.
+"""Who speaks to brokers: producers that retry, queries that stage, consumers, administrators.
 
 Rules of this room:
 
@@ -11,6 +11,8 @@ Rules of this room:
 
 from __future__ import annotations
 
+import functools
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,12 +23,13 @@ import pyarrow as pa
 from sparklog import errors, wire
 from sparklog.broker.core import Core
 from sparklog.broker.producers import Stamp
+from sparklog.broker.reading import Batch
 from sparklog.broker.writer import Appended
 from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
 from sparklog.storage import manifest
 from sparklog.storage.objects import SyncFailed
 from tests.simulation.brokers import Broker, Call
-from tests.simulation.history import Place, Row, Value, ensure
+from tests.simulation.history import Place, Row, Value, ensure, rows_of
 from tests.simulation.scheduler import Process
 
 if TYPE_CHECKING:
@@ -265,7 +268,9 @@ class Query(Client):
         self.start(self._run)
 
     def _run(self) -> None:
-        while not self.world.closing:
+        decision = None
+        # What seems to have failed may be decided, and whoever decides sees it through.
+        while not self.world.closing or decision is None:
             decision = self._decide(self._batch)
             if isinstance(decision, errors.BadRequest):
                 self._batch += 1
@@ -364,6 +369,71 @@ def _payload(rows: list[Row], chance: random.Random) -> pa.RecordBatch:
         times_us = [chance.choice([None, 1_600_000_000_000_000]) for _ in rows]
         columns["timestamp"] = pa.array(times_us, pa.int64()).cast(TIMESTAMP)
     return pa.record_batch(columns)
+
+
+# ------------------------------------------------------------------------------ consumers
+
+
+class Consumer(Client):
+    """Reads what brokers tell: from memory, log or table, by ranges or as it comes."""
+
+    def __init__(self, world: World, name: str) -> None:
+        super().__init__(world, name)
+        self._positions: dict[Place, int] = {}
+        self.start(self._run)
+
+    def _run(self) -> None:
+        while not self.world.closing:
+            name = self.chance.choice(self.world.topic_names)
+            way = self.chance.choice([self._read, self._read, self._tail])
+            call = self.send(f"read {name}", functools.partial(way, name))
+            _, error = self.receive(call)
+            if isinstance(error, errors.Corrupt) and call is not None:
+                ensure(self.world.is_replaced(call.broker), repr(error))
+            self.process.clock.sleep(self.chance.choice([0.02, 0.3]))
+
+    def _read(self, name: str, core: Core) -> None:
+        """One partition, from where we are to its end."""
+        info = core.describe(name)
+        each = self.chance.choice(info.partitions)
+        start = self._positions.get((info.topic_id, each.partition), each.start)
+        if self.chance.random() < 0.2:
+            start = each.start
+        if start > each.end:
+            return  # a broker that was replaced, and knows less than we
+        position = start
+        for batch in core.read(name, each.partition, start, each.end, topic_id=info.topic_id):
+            position = self._take(info.topic_id, batch, position)
+        ensure(position == each.end, f"{self.name}: {name} is read to {position} of {each.end}")
+
+    def _tail(self, name: str, core: Core) -> None:
+        """All partitions, for some batches or some silence."""
+        info = core.describe(name)
+        positions = {
+            each.partition: self._positions.get((info.topic_id, each.partition), each.start)
+            for each in info.partitions
+        }
+        if any(positions[each.partition] > each.end for each in info.partitions):
+            return
+        asked = [
+            wire.TailPosition(topic=name, partition=number, offset=offset, topic_id=info.topic_id)
+            for number, offset in positions.items()
+        ]
+        for batch in itertools.islice(core.tail(asked, batch_rows=3, idle_seconds=0.2), 4):
+            if batch is not None:
+                start = positions[batch.partition]
+                positions[batch.partition] = self._take(info.topic_id, batch, start)
+
+    def _take(self, topic_id: str, batch: Batch, start: int) -> int:
+        """Checks a batch that is to begin at `start`; its end."""
+        place = topic_id, batch.partition
+        found = list(rows_of(batch.rows))
+        expected = list(range(start, batch.end))
+        offsets = [offset for offset, _ in found]
+        ensure(offsets == expected, f"{self.name}: {place} gives {offsets} for {expected}")
+        self.world.history.saw(self.name, place, found)
+        self._positions[place] = max(self._positions.get(place, 0), batch.end)
+        return batch.end
 
 
 # ------------------------------------------------------------------------------ administrators

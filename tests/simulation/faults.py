@@ -97,6 +97,7 @@ class Faults:
         self._rates = rates
         self._aim = aim
         self._disk = disk
+        self._full_until = 0.0
         self._outages: list[tuple[str, float]] = []
         """Where the store does not answer at the moment, and until when."""
 
@@ -123,6 +124,8 @@ class Faults:
         if self._hits("skew", rates.skew):
             bound_us = round(SKEW_SECONDS * 1e6)
             process.skew_us = self._chance.randint(-bound_us, bound_us)
+        if self._hits("full", rates.full):
+            self._full_until = self._scheduler.now + self._duration_seconds()
         if self._hits("outage", rates.outage):
             until = self._scheduler.now + self._duration_seconds()
             self._outages.append((self._chance.choice(_PLACES), until))
@@ -136,7 +139,7 @@ class Faults:
             is_out = any(path.startswith(place) and now < until for place, until in self._outages)
             if is_out or self._hits("unavailable", rates.unavailable):
                 raise errors.StorageUnavailable(operation=operation, path=path, reason="simulated")
-            if is_put and self._hits("full", rates.full):
+            if is_put and self.is_full() and self._chance.random() < 0.5:
                 raise errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
             if is_put and self._hits("unresolved", rates.unresolved / 2):
                 raise PutUnresolved(path, "simulated, and lost")
@@ -145,6 +148,10 @@ class Faults:
                 raise SyncFailed(path, "simulated")
         elif is_put and self._hits("unresolved", rates.unresolved / 2):
             raise PutUnresolved(path, "simulated, and landed")
+
+    def is_full(self) -> bool:
+        """Whether only the reserve is left, and sometimes not even that."""
+        return self.active and self._scheduler.now < self._full_until
 
     def is_late(self, process: Process) -> bool:
         """Whether a put gets no answer now, and takes effect some time later."""
@@ -271,12 +278,12 @@ class ProcessStore(MemoryStore):
         self._objects = base._objects
         self._disk = disk
         self._process = process
-        self._chance = faults
+        self._fate = faults
 
     def put_new(self, path: str, data: Payload) -> None:
-        if self._chance.is_late(self._process):
+        if self._fate.is_late(self._process):
             whole = b"".join(pieces(data))
-            self._disk.land_later(path, whole, self._chance.late_by_seconds())
+            self._disk.land_later(path, whole, self._fate.late_by_seconds())
             raise PutUnresolved(path, "simulated, and late")
         super().put_new(path, data)
         self._disk.settle_removals(path.rpartition("/")[0])
@@ -285,6 +292,9 @@ class ProcessStore(MemoryStore):
         for path in paths:
             self._disk.remember_removal(path)
             super().delete([path])
+
+    def free_bytes(self) -> int | None:
+        return 0 if self._fate.is_full() else None
 
     def settle(self, folder: str) -> None:
         super().settle(folder)

@@ -126,7 +126,7 @@ class History:
     def log(self, place: Place, end: int) -> list[tuple[int, Row]]:
         """What has been seen of a partition below `end`, in order."""
         rows = self._rows[place]
-        return sorted(((offset, row) for offset, row in rows.items() if offset < end))
+        return [(offset, rows[offset]) for offset in sorted(rows) if offset < end]
 
     def check_log(self, who: str, place: Place, log: Sequence[tuple[int, Row]]) -> None:
         """`log` is all of a partition, from offset 0 on, as it was seen at the end."""

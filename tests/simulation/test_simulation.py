@@ -10,9 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
+from tests.simulation.history import ensure
 from tests.simulation.mutations import MUTATIONS, Mutation
-from tests.simulation.world import Outcome, run
+from tests.simulation.world import Outcome, World, run
 
 _SEEDS = 1_000
 _SEEDS_PER_TEST = 50
@@ -58,6 +60,34 @@ def test_a_seed_is_one_run(seed: int) -> None:
         command, cwd=_ROOT, env=environment, capture_output=True, text=True, check=True
     )
     assert answer.stdout.split() == [str(seed), digest]
+
+
+@pytest.mark.parametrize("seed", [2, 5, 7, 11, 12])
+def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
+    """In the end delta-rs finds in every topic's table exactly the log that everybody saw."""
+    compared: list[int] = []
+
+    def inspect(world: World) -> None:
+        for stat in world.disk.base.walk("topics"):
+            path = tmp_path / stat.name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(world.disk.base.get(f"topics/{stat.name}"))
+        for name, topic_id, ends in world.topics():
+            rows = DeltaTable(tmp_path / name).to_pyarrow_table(
+                columns=["partition", "offset", "value"]
+            )
+            theirs = sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+            ours = [
+                (partition, offset, row.value)
+                for partition, end in enumerate(ends)
+                for offset, row in world.history.log((topic_id, partition), end)
+            ]
+            ensure(theirs == ours, f"{name} holds {theirs} for delta-rs, and {ours} for us")
+            compared.append(len(ours))
+
+    outcome = run(seed, inspect=inspect)
+    assert outcome.violation is None, _replay(outcome)
+    assert sum(compared) > 0
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)

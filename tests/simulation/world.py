@@ -38,7 +38,7 @@ from tests.simulation.brokers import (
     Pace,
     simulated,
 )
-from tests.simulation.clients import Administrator, Client, Producer, Query
+from tests.simulation.clients import Administrator, Client, Consumer, Producer, Query
 from tests.simulation.engines import NAME, Engine
 from tests.simulation.faults import AIMS, Disk, Faults, ProcessStore, Rates
 from tests.simulation.history import History, Row, Value, Violation, ensure
@@ -76,6 +76,7 @@ class Profile:
     idempotent: int
     simple: int
     queries: int
+    consumers: int
     readers: int
     engines: int
     administrators: int
@@ -95,6 +96,7 @@ class Profile:
             idempotent=chance.choice([1, 2]),
             simple=chance.choice([0, 0, 1]),
             queries=chance.choice([0, 0, 1]),
+            consumers=chance.choice([0, 1]),
             readers=chance.choice([0, 1, 1, 2]),
             engines=chance.choice([0, 0, 1]),
             administrators=chance.choice([0, 1]),
@@ -130,8 +132,16 @@ class Outcome:
         return hashlib.sha256(repr(self.trace).encode()).hexdigest()
 
 
-def run(seed: int, change: Callable[[Profile], Profile] = lambda drawn: drawn) -> Outcome:
-    """The seed's run, from an empty root to the last check, in the world that it draws."""
+def run(
+    seed: int,
+    change: Callable[[Profile], Profile] = lambda drawn: drawn,
+    *,
+    inspect: Callable[[World], None] = lambda _world: None,
+) -> Outcome:
+    """The seed's run, from an empty root to the last check, in the world that it draws.
+
+    `inspect` may have a look of its own at what is left in the end.
+    """
     chance = random.Random(seed)
     profile = change(Profile.draw(chance))
     world = World(chance, profile)
@@ -139,6 +149,7 @@ def run(seed: int, change: Callable[[Profile], Profile] = lambda drawn: drawn) -
     with _deterministic(world, random.Random(seed + 1)):
         try:
             world.run()
+            inspect(world)
         except Violation as error:
             violation = str(error)
         except Exception:
@@ -223,6 +234,14 @@ class World:
         """The broker that is this process."""
         return next(each for each in self._brokers if each.process is process)
 
+    def topics(self) -> list[tuple[str, str, tuple[int, ...]]]:
+        """(name, id, ends) of every topic that there is."""
+        clock = self.scheduler.clock
+        return [
+            (name, known.topic_id, table.Table(self.disk.base, name, clock=clock).refresh().ends)
+            for name, known in self._metadata().topics.items()
+        ]
+
     def _metadata(self) -> Metadata:
         return MetaStore(self.disk.base, clock=self.scheduler.clock).reload()
 
@@ -254,6 +273,8 @@ class World:
             self._clients.append(Producer(self, f"simple{number}", idempotent=False))
         for number in range(profile.queries):
             self._clients.append(Query(self, f"query{number}", self.topic_names[0]))
+        for number in range(profile.consumers):
+            self._clients.append(Consumer(self, f"consumer{number}"))
         for number in range(profile.administrators):
             self._clients.append(Administrator(self, f"admin{number}"))
         self._spawn_operator()
@@ -382,8 +403,8 @@ class World:
 
     def _check_logs(self, metadata: Metadata) -> None:
         """Every topic's log, as four tell it, is one, and keeps all promises."""
-        base, clock = self.disk.base, self.scheduler.clock
-        follower = RootFollower(base, clock=clock)
+        base = self.disk.base
+        follower = RootFollower(base, clock=self.scheduler.clock)
         for name, known in metadata.topics.items():
             snapshot = follower.refresh([name])[name]
             ends = follower.ends(snapshot)
