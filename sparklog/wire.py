@@ -56,14 +56,14 @@ class AppendStream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Stands beside a batch. `producer_id` -1: not idempotent.
 
-    `more`: another batch follows at once, so the broker may read on before it acks this one.
+    `pipelined`: the producer has sent or sends others without waiting for the answer to this one.
     """
 
     partition: _Int32
     producer_id: _Int64 = -1
     producer_epoch: _Int32 = -1
     base_sequence: _Int32 = -1
-    more: bool = False
+    pipelined: bool = False
 
 
 class AppendReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

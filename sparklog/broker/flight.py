@@ -8,13 +8,13 @@ broker: they end the call that brought them.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import stat
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -26,9 +26,12 @@ from sparklog.broker.core import Batch, Core, Ticket
 from sparklog.broker.producers import NO_PRODUCER, Stamp
 from sparklog.record import ROW_SCHEMA
 
+_Append: TypeAlias = Ticket | errors.SparklogError
+"""An append that was queued, or refused."""
+
 _log = structlog.get_logger("sparklog.flight")
 _WINDOW_BATCHES: Final = 16
-"""Batches of one stream that may wait for their ack while the stream is read on."""
+"""Batches of one stream that may wait for their answer while the stream is read on."""
 _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
@@ -93,21 +96,13 @@ class FlightDoor(flight.FlightServerBase):
     ) -> None:
         with self._call():
             topic = wire.decode(wire.AppendStream, descriptor.command).topic
-            waiting: deque[Ticket | errors.SparklogError] = deque()
-            try:
+            with _Answers(lambda ticket: writer.write(wire.encode(self._reply(ticket)))) as answers:
                 for chunk in reader:
                     header = _append_header(chunk)
-                    waiting.append(self._append(topic, header, chunk.data))
-                    while waiting and not (header.more and len(waiting) < _WINDOW_BATCHES):
-                        writer.write(wire.encode(self._reply(waiting.popleft())))
-            finally:
-                # A stream that broke leaves nothing in the queue that nobody waits for.
-                for ticket in waiting:
-                    self._reply(ticket)
+                    ticket = self._append(topic, header, chunk.data)
+                    answers.add(ticket, pipelined=header.pipelined)
 
-    def _append(
-        self, topic: str, header: wire.AppendHeader, batch: pa.RecordBatch
-    ) -> Ticket | errors.SparklogError:
+    def _append(self, topic: str, header: wire.AppendHeader, batch: pa.RecordBatch) -> _Append:
         stamp = None
         if header.producer_id != NO_PRODUCER:
             stamp = Stamp(header.producer_id, header.producer_epoch, header.base_sequence)
@@ -116,11 +111,11 @@ class FlightDoor(flight.FlightServerBase):
         except errors.SparklogError as error:
             return error
 
-    def _reply(self, waiting: Ticket | errors.SparklogError) -> wire.AppendReply:
+    def _reply(self, append: _Append) -> wire.AppendReply:
         try:
-            if isinstance(waiting, errors.SparklogError):
-                raise waiting
-            result = self._core.wait(waiting)[0]
+            if isinstance(append, errors.SparklogError):
+                raise append
+            result = self._core.wait(append)[0]
         except errors.SparklogError as error:
             return wire.AppendReply(error=wire.ErrorReply.of(error))
         return wire.AppendReply(
@@ -213,6 +208,54 @@ class FlightDoor(flight.FlightServerBase):
 
     def _call(self) -> _Call:
         return _Call(self)
+
+
+class _Answers:
+    """The answers to one stream of appends, in the order of the appends.
+
+    Who waits for each answer is answered by the thread that reads the stream, and pays for no
+    hand-over. Where more is on its way, a second thread answers while the first one reads on.
+    """
+
+    def __init__(self, answer: Callable[[_Append], None]) -> None:
+        self._answer = answer
+        self._queue: queue.Queue[_Append | None] = queue.Queue(_WINDOW_BATCHES)
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, append: _Append, *, pipelined: bool) -> None:
+        """Answers now or soon; waits while a window of others is unanswered.
+
+        Raises what an earlier answer was refused with: the peer has gone.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if not pipelined and not self._queue.unfinished_tasks:
+            self._answer(append)
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="sparklog-answers", daemon=True)
+            self._thread.start()
+        self._queue.put(append)
+
+    def _run(self) -> None:
+        while (append := self._queue.get()) is not None:
+            # A stream that broke leaves nothing in the writer's queue that nobody waits for.
+            try:
+                self._answer(append)
+            except BaseException as error:
+                self._failure = self._failure or error
+            self._queue.task_done()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        if error is None and self._failure is not None:
+            raise self._failure
 
 
 class _Call:

@@ -133,7 +133,7 @@ class _Stream:
         self.write_lock = threading.Lock()
         self.writer, self.reader = channel.append(topic, self.schema)
 
-    def write(self, part: Part, payload: pa.RecordBatch, *, more: bool) -> None:
+    def write(self, part: Part, payload: pa.RecordBatch, *, pipelined: bool) -> None:
         identity = part.identity
         assert identity is not None
         header = wire.AppendHeader(
@@ -141,7 +141,7 @@ class _Stream:
             producer_id=identity.producer_id,
             producer_epoch=identity.producer_epoch,
             base_sequence=part.sequence,
-            more=more,
+            pipelined=pipelined,
         )
         if payload.schema.names != self.schema.names:
             payload = _widened(payload, self.schema)
@@ -711,14 +711,15 @@ class TopicSender:
             ).start()
 
     def _write_run(self, route: _Route, stream: _Stream) -> None:
-        """Writes the next parts in one go: the answer to one with `more` may wait for the next.
+        """Writes the next parts in one go.
 
         Where the next part has other columns, the stream is ended instead, for a wider one.
         """
         try:
             run = self._take_run(route, stream)
-            for written, (part, payload) in enumerate(run, start=1):
-                stream.write(part, payload, more=written < len(run))
+            pipelined = len(stream.awaiting) > 1
+            for part, payload in run:
+                stream.write(part, payload, pipelined=pipelined)
         except (pa.ArrowException, OSError) as error:
             _log.debug("a stream to %s broke: %s", stream.channel.address, error)
         except BaseException:

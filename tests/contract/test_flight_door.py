@@ -89,11 +89,11 @@ def test_each_batch_is_answered(door: Door, topic: str) -> None:
     assert door.values(topic, 1) == [b"0", b"x", b"1", b"x", b"2", b"x"]
 
 
-def test_batches_that_announce_more_are_answered_in_order(door: Door, topic: str) -> None:
+def test_pipelined_batches_are_answered_in_order(door: Door, topic: str) -> None:
     """Many batches may be on their way; the answers come in the order of the batches."""
     with Stream(door, topic, VALUES) as stream:
         for number in range(50):
-            stream.send(payload([f"{number}"]), header(number % 2, more=number < 49))
+            stream.send(payload([f"{number}"]), header(number % 2, pipelined=True))
         replies = [stream.reply().base_offset for _ in range(50)]
     assert replies == [number // 2 for number in range(50)]
 
@@ -119,7 +119,7 @@ def test_a_refused_batch_does_not_end_its_stream(door: Door, topic: str) -> None
                 stream.append(batch, beside)
         assert stream.append(payload(["good"]), header()).base_offset == 0
         for batch, beside, _ in bad:
-            stream.send(batch, wire.AppendHeader(partition=beside.partition, more=True))
+            stream.send(batch, wire.AppendHeader(partition=beside.partition, pipelined=True))
         stream.send(payload(["last"]), header())
         answers = []
         for _ in range(len(bad) + 1):
@@ -448,7 +448,7 @@ def recorded_conversation(agent: Agent, topic: str) -> list[bytes]:
     with Door(recorder.address) as door:
         batch = payload(["a", "b"], key=[b"k", None], headers=[[{"key": "h", "value": b"v"}], None])
         with Stream(door, topic, batch.schema) as stream:
-            stream.append(batch, header(more=False))
+            stream.append(batch, header(pipelined=False))
         door.read(0, 1, topic=topic)
         door.describe(topic)
     recorder.close()
@@ -534,7 +534,7 @@ def test_damaged_messages_stop_nobody(door: Door, topic: str, agent: Agent) -> N
     chance = random.Random(42)
     door.append(["a"] * 5, topic=topic)
     ticket = wire.encode(wire.ReadTicket(topic=topic, partition=0, start=0, end=5, columns=["key"]))
-    beside = wire.encode(header(producer_id=5, producer_epoch=0, base_sequence=0, more=True))
+    beside = wire.encode(header(producer_id=5, producer_epoch=0, base_sequence=0, pipelined=True))
     bodies = {
         "topics.describe": wire.encode(wire.TopicName(topic=topic)),
         "topics.create": wire.encode(

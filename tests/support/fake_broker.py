@@ -2,7 +2,7 @@
 
 It is strict where a broker must be, so that a client cannot lean on its kindness: sequences are
 checked as Kafka does (the first of an identity is 0), only the last five batches are known again,
-and the answer to a batch that said `more` is held until the next one is there.
+and each batch is answered before the next one is read.
 
 `FakeLog` is what survives; a `FakeBroker` is one door to it, and several may stand on one log. Run
 as a program, it prints its port and serves; with `--sink` it acks batches and keeps nothing.
@@ -228,28 +228,21 @@ class FakeBroker(flight.FlightServerBase):
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         topic = wire.decode(wire.AppendStream, descriptor.command).topic
         self.streams.append(reader.schema.names)
-        held: list[wire.AppendReply] = []
         while True:
             try:
                 chunk = reader.read_chunk()
             except StopIteration:
-                for reply in held:
-                    writer.write(pa.py_buffer(wire.encode(reply)))
                 return
             header = wire.decode(wire.AppendHeader, chunk.app_metadata)
             try:
-                held.append(self._append(topic, header, chunk.data))
+                reply = self._append(topic, header, chunk.data)
             except (DropBefore, DropAfter):
                 self.relay.cut()
                 return
-            refusal = held[-1].error
-            if self.ends_streams and refusal is not None:
+            if self.ends_streams and reply.error is not None:
                 with told():
-                    raise refusal.exception()
-            if not header.more:
-                for reply in held:
-                    writer.write(pa.py_buffer(wire.encode(reply)))
-                held.clear()
+                    raise reply.error.exception()
+            writer.write(pa.py_buffer(wire.encode(reply)))
 
     def _append(
         self, topic: str, header: wire.AppendHeader, payload: pa.RecordBatch

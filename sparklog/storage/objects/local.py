@@ -30,6 +30,7 @@ from typing import Final, TypeAlias
 import pyarrow as pa
 
 from sparklog import errors, limits
+from sparklog.storage.objects import direct
 from sparklog.storage.objects.base import (
     TEMPORARY,
     ObjectExists,
@@ -45,7 +46,6 @@ from sparklog.storage.objects.base import (
 _Show: TypeAlias = Callable[[int, str, str, str], None]
 """(folder, temporary name, name, path): makes the written file visible under its name."""
 
-_BUFFERS_PER_CALL: Final = os.sysconf("SC_IOV_MAX")
 _OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -305,22 +305,11 @@ def _put_in(
 def _write_new(folder: int, temporary: str, path: str, data: Payload, *, durable: bool) -> None:
     file = os.open(temporary, _OPEN_NEW, 0o666, dir_fd=folder)
     try:
-        _write(file, pieces(data))
+        direct.write(file, pieces(data))
         if durable:
             _flush_data(file, path)
     finally:
         os.close(file)
-
-
-def _write(file: int, views: list[memoryview]) -> None:
-    first = 0
-    while first < len(views):
-        written = os.writev(file, views[first : first + _BUFFERS_PER_CALL])
-        while first < len(views) and written >= len(views[first]):
-            written -= len(views[first])
-            first += 1
-        if written:
-            views[first] = views[first][written:]
 
 
 def _replace(folder: int, temporary: str, name: str, path: str) -> None:
