@@ -1,7 +1,8 @@
 """The agent: builds a broker in order, runs its threads, and takes it down in reverse.
 
-Four threads beside the doors' own: the publisher, the WAL's keeper, the janitor, and the heartbeat,
-which also notices that a newer broker has taken over. What ends the writer ends the broker.
+Four threads beside the doors' own: the publisher, which has others write its larger files, the
+WAL's keeper, the janitor, and the heartbeat, which also notices that a newer broker has taken over.
+What ends the writer ends the broker.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Self
 
 import pyarrow as pa
@@ -68,6 +70,10 @@ class Agent:
         self._ending = threading.Lock()
         """Held by whoever takes the broker down."""
         self._threads: list[threading.Thread] = []
+        self._pool = ThreadPoolExecutor(
+            limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
+            thread_name_prefix="sparklog-files",
+        )
         self._core: Core | None = None
         self._door: FlightDoor | None = None
         self.failure: BaseException | None = None
@@ -154,7 +160,7 @@ class Agent:
             ),
         )
         self._publisher = Publisher(
-            store, self._ledger, self._hot, clock=clock, tables=tables.values()
+            store, self._ledger, self._hot, clock=clock, tables=tables.values(), pool=self._pool
         )
         self._keeper = WalKeeper(
             store,
@@ -347,6 +353,7 @@ class Agent:
             self._core.close()
         if self._door is not None:
             self._door.close()
+        self._pool.shutdown()
         self._stopped.set()
 
     def _publish_everything(self) -> None:

@@ -9,7 +9,8 @@ run of entries begins. Otherwise it is not made, and the run is chosen anew from
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Executor, wait
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -38,13 +39,26 @@ class _Run:
         return self.entries[-1].entry.end
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spoiled:
-    """An entry that cannot be read, and so not be published."""
+@dataclass(slots=True)
+class _Written:
+    """What became of a run: files with its rows, up to an entry that cannot be read."""
 
-    partition: Partition
-    end: int
-    error: errors.SparklogError
+    run: _Run
+    sound: int = 0
+    """The number of its entries that are in `files`."""
+    files: list[TableFile] = field(default_factory=list)
+    error: errors.SparklogError | None = None
+
+    @property
+    def sound_run(self) -> _Run:
+        run = self.run
+        return _Run(partition=run.partition, first=run.first, entries=run.entries[: self.sound])
+
+    def check(self) -> None:
+        """Raises what is wrong with the first entry that is not sound, if it still waits."""
+        partition = self.run.partition
+        if self.error is not None and partition.published < self.run.entries[self.sound].entry.end:
+            raise self.error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,13 +83,16 @@ class Publisher:
         tables: Iterable[Table] = (),
         commit_bytes: int = limits.PUBLISH_MAX_BYTES,
         file_bytes: int = limits.PUBLISH_FILE_BYTES,
+        pool: Executor | None = None,
     ) -> None:
+        """`pool`: where the files of a large commit are written beside each other."""
         self._store = store
         self._ledger = ledger
         self._hot = hot
         self._clock = clock
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
+        self._pool = pool
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> Table:
@@ -120,20 +137,14 @@ class Publisher:
         runs = self._choose(topic)
         if not runs:
             return Published()
-        files: list[TableFile] = []
-        written: list[_Run] = []
-        spoiled: list[_Spoiled] = []
-        for run in runs:
-            sound = self._write(topic, run, files, spoiled)
-            if sound is not None:
-                written.append(sound)
+        written = self._write_all(topic, runs)
+        files = [file for each in written for file in each.files]
+        sound = [each.sound_run for each in written if each.sound]
         # What cannot be read may be gone because a predecessor has published it since.
-        table = self.table(topic)
-        snapshot = self._commit(topic, written, files) if written else table.refresh()
+        snapshot = self._commit(topic, sound, files) if sound else self.table(topic).refresh()
         self._settle(topic, snapshot)
-        for each in spoiled:
-            if each.partition.published < each.end:
-                raise each.error
+        for each in written:
+            each.check()
         return Published(
             rows=sum(file.rows or 0 for file in files),
             files=len(files),
@@ -161,11 +172,19 @@ class Publisher:
 
     # -------------------------------------------------------------------------- writing
 
-    def _write(
-        self, topic: Topic, run: _Run, files: list[TableFile], spoiled: list[_Spoiled]
-    ) -> _Run | None:
-        """Writes the rows of `run`, up to its first spoiled entry; what was written of it."""
-        sound = 0
+    def _write_all(self, topic: Topic, runs: Sequence[_Run]) -> list[_Written]:
+        pool = self._pool
+        size = sum(payload_bytes(each.entry) for run in runs for each in run.entries)
+        # To hand a few rows to another thread costs more than to write them.
+        if pool is None or (self._store.is_local and size < limits.PUBLISH_IN_PARALLEL_BYTES):
+            return [self._write(topic, run) for run in runs]
+        writing = [pool.submit(self._write, topic, run) for run in runs]
+        wait(writing)  # nothing is left running behind a failure
+        return [each.result() for each in writing]
+
+    def _write(self, topic: Topic, run: _Run) -> _Written:
+        """Writes the rows of `run`, up to the first entry that cannot be read."""
+        written = _Written(run)
         size = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
 
@@ -173,7 +192,7 @@ class Publisher:
             nonlocal size
             if payloads:
                 batches = rows_of_run(payloads, partition=run.partition.number)
-                files.append(self._write_file(topic, run, batches))
+                written.files.append(self._write_file(topic, run, batches))
                 payloads.clear()
                 size = 0
 
@@ -182,11 +201,11 @@ class Publisher:
             try:
                 payload = self._payload(located)
             except errors.CorruptObject as error:
-                spoiled.append(_Spoiled(partition=run.partition, end=entry.end, error=error))
+                written.error = error
                 break
             except ObjectMissing as missing:
-                gone = errors.MissingObject(path=missing.path, reason="it is not published yet")
-                spoiled.append(_Spoiled(partition=run.partition, end=entry.end, error=gone))
+                reason = "it is not published yet"
+                written.error = errors.MissingObject(path=missing.path, reason=reason)
                 break
             skip = max(run.first - entry.base_offset, 0)
             payloads.append(
@@ -197,14 +216,12 @@ class Publisher:
                     payload.slice(skip) if skip else payload,
                 )
             )
-            sound += 1
+            written.sound += 1
             size += payload_bytes(entry)
             if size >= self._file_bytes:
                 write()
         write()
-        if not sound:
-            return None
-        return _Run(partition=run.partition, first=run.first, entries=run.entries[:sound])
+        return written
 
     def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
         return write_file(
