@@ -176,6 +176,8 @@ class Producer:
             batch.bytes += size
             if row >= self._last_row or batch.bytes >= self._batch_bytes:
                 sender.seal()
+        if sender.is_eager:
+            sender.send_at_once(batch)
         return RecordFuture(batch, row)
 
     def _send_with_details(
@@ -213,6 +215,8 @@ class Producer:
             batch.bytes += size
             if row >= self._last_row or batch.bytes >= self._batch_bytes:
                 sender.seal()
+        if sender.is_eager:
+            sender.send_at_once(batch)
         return RecordFuture(batch, row)
 
     # -------------------------------------------------------------------------- tables

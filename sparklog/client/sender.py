@@ -255,6 +255,8 @@ class TopicSender:
         self.lock = threading.Lock()
         self.open: Batch | None = None
         """What callers fill."""
+        self.is_eager = options.linger_seconds == 0
+        """Whoever sends a record is to call `send_at_once`."""
         self._connection = connection
         self._identities = identities
         self._pool = pool
@@ -309,10 +311,22 @@ class TopicSender:
         if self.open is None:
             self._admit()
         if self.open is None:
+            leaves_to_caller = self.is_eager and not self._unfinished
             self.open = self._new_batch()
-            # The thread may sleep past the time when this batch is due.
-            self._changed.notify()
+            if not leaves_to_caller:
+                # The thread may sleep past the time when this batch is due.
+                self._changed.notify()
         return self.open
+
+    def send_at_once(self, batch: Batch) -> None:
+        """Sends `batch` without lingering if nothing else is on its way; else the thread does."""
+        with self.lock:
+            if batch is not self.open or len(self._unfinished) > 1:
+                return
+            mine = self._is_easy(batch)
+            self.seal(signal=not mine)
+        if mine:
+            self._send_myself()
 
     def seal(self, *, signal: bool = True) -> None:
         """Sends the open batch without waiting for more. `lock` is held."""
