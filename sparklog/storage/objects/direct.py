@@ -66,7 +66,7 @@ def _write_through(file: int, views: list[memoryview], buffer: _Bytes) -> None:
 
 def _write_blocks(file: int, blocks: _Bytes) -> None:
     try:
-        written = os.write(file, blocks) if len(blocks) else 0
+        written = os.write(file, blocks.data) if len(blocks) else 0
     except OSError:
         if not _turn(file, on=False):
             raise
