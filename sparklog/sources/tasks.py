@@ -1,7 +1,7 @@
 """Slices to tasks: few, of like size, and small enough to be sent. Pure.
 
-Every task costs some ten milliseconds and a worker process, so a micro-batch of many small entries
-is one task; a large scan is cut so that every core has something to do until the end.
+Every task costs Spark a tenth of a second of a core, so a micro-batch of many small entries is one
+task; a large scan is cut so that every core has something to do until the end.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ def pack(slices: Sequence[Slice], *, cores: int, least: int | None = None) -> li
     weights = [_weight(each) for each in slices]
     total = sum(weights)
     wanted = math.ceil(total / limits.TASK_MAX_BYTES)
+    if wanted > cores:  # in full rounds: no core is idle in the last one
+        wanted = math.ceil(wanted / cores) * cores
     wanted = max(wanted, min(limits.TASKS_PER_CORE * cores, total // limits.TASK_MIN_BYTES))
     wanted = max(wanted, least or 1)
     share = total / wanted
