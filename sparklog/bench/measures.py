@@ -11,6 +11,7 @@ from sparklog.bench.report import Figure, Options
 Measure = Callable[[Options], list[Figure]]
 
 MEASURES: Final[Mapping[str, Measure]] = {
+    "disk": writing.disk,
     "latency": writing.latency,
     "burst": writing.burst,
     "sustained": writing.sustained,

@@ -12,6 +12,8 @@ import pyarrow as pa
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import Figure, Options, Times
 from sparklog.client.log import Log
+from sparklog.limits import MIB
+from sparklog.storage.objects import open_store
 
 VALUE_BYTES = 100
 BATCH_ROWS = 10_000
@@ -24,6 +26,29 @@ def values(rows: int, *, seed: int = 0) -> pa.Array:
     data = np.random.default_rng(seed).bytes(rows * VALUE_BYTES)
     ends = np.arange(rows + 1, dtype=np.int32) * VALUE_BYTES
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+
+
+def disk(options: Options) -> list[Figure]:
+    """What the disk under the figures takes for a durable object; nothing of the log is in it."""
+    figures = []
+    with FreshRoot(options.folder) as root:
+        store = open_store(str(root))
+        for size, count in ((1_000, 500), (4_000_000, 100)):
+            data = np.random.default_rng(0).bytes(size)
+            times = Times()
+            for number in range(count):
+                began = time.perf_counter()
+                store.put_new(f"disk/{size}-{number}", data)
+                times.add(time.perf_counter() - began)
+            rate = size / times.ms(50) / 1e3
+            figures.append(
+                Figure(
+                    name=f"the disk itself: one new durable object of {size / 1e3:,.0f} kB",
+                    value=str(times),
+                    detail=f"{rate:,.0f} MB/s" if size > MIB else "",
+                )
+            )
+    return figures
 
 
 def latency(options: Options) -> list[Figure]:
