@@ -2,7 +2,7 @@
 
 Nothing acked is lost, none is doubled, the order of each producer is kept, and in the end the table
 is the log. Who wants to know whether a reader of his stands it too brings a `Witness`: it begins
-before the first record and ends after the last, and is then told what the log is.
+before the first kill and ends after the last record, and is then told what the log is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Witness(Protocol):
     """A reader that lives through it all."""
 
     def begin(self, root: Path, address: str) -> None:
-        """The topic is there and empty."""
+        """People write; the first kill comes after this."""
         ...
 
     def end(self, log: Log) -> None:
@@ -152,10 +152,10 @@ def survive(
         for each in writings
     ]
     try:
-        for witness in witnesses:
-            witness.begin(root, broker.address)
         for thread in threads:
             thread.start()
+        for witness in witnesses:
+            witness.begin(root, broker.address)
         deadline = time.monotonic() + minutes * 60
         killed = 0
         while killed < kills or time.monotonic() < deadline:
