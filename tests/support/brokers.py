@@ -7,6 +7,7 @@ over, after which the first is a zombie that may still be used: it is fenced, an
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,7 @@ class RigOptions:
     hot_bytes: int = 1 << 20
     commit_bytes: int = 1 << 20
     file_bytes: int = 1 << 20
+    pool: Executor | None = None
 
 
 class Rig:
@@ -112,6 +114,7 @@ class Rig:
             tables=tables.values(),
             commit_bytes=options.commit_bytes,
             file_bytes=options.file_bytes,
+            pool=options.pool,
         )
         self.keeper = WalKeeper(
             store,

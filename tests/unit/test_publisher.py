@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import crc32c
 import msgspec
@@ -39,10 +41,20 @@ def store(clock: ManualClock) -> MemoryStore:
     return MemoryStore(clock)
 
 
+@pytest.fixture(params=[0, 2], ids=["one thread", "two threads"])
+def pool(request: pytest.FixtureRequest) -> Iterator[Executor | None]:
+    """Where files are written beside each other, or not."""
+    if not request.param:
+        yield None
+        return
+    with ThreadPoolExecutor(request.param) as found:
+        yield found
+
+
 @pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+def rig(store: MemoryStore, clock: ManualClock, pool: Executor | None) -> Rig:
     """A broker with topic t of two partitions, and nothing in memory."""
-    found = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    found = Rig(store, clock, options=RigOptions(hot_bytes=0, pool=pool))
     found.create("t", 2)
     return found
 
@@ -224,6 +236,19 @@ def test_what_precedes_a_corrupt_entry_is_published(rig: Rig) -> None:
     damage_entry(rig, 0)
     assert publish_once(rig) == (2, 1)
     assert table(rig) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_files_that_cannot_be_written_are_no_commit(rig: Rig) -> None:
+    """Where one partition's file is refused, none is in the table; the next try has all."""
+    rig.append(["a"])
+    rig.append(["b"], partition=1)
+    full = errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
+    faulty(rig, Fault(operation="put_new", error=full, prefix="topics/t/partition=0"))
+    with pytest.raises(errors.StorageFull):
+        publish_once(rig)
+    assert (table(rig), table(rig, 1)) == ([], [])
+    assert publish_once(rig) == (2, 2)
+    assert (table(rig), table(rig, 1)) == ([(0, b"a")], [(0, b"b")])
 
 
 def test_a_missing_object_is_named(rig: Rig) -> None:
