@@ -183,19 +183,17 @@ class Batch:
         headers: list[Header] | None,
         timestamp_us: int | None,
         partition: int | None,
-        callbacks: Iterable[Callable[[RecordFuture], object]],
+        callbacks: tuple[Callable[[RecordFuture], object], ...],
     ) -> None:
         """What few records have beside key and value."""
         if headers is not None:
-            self.headers.extend(repeat(None, row - len(self.headers)))
-            self.headers.append(headers)
+            _put_at(self.headers, row, headers)
         if timestamp_us is not None:
-            self.timestamps.extend(repeat(None, row - len(self.timestamps)))
-            self.timestamps.append(timestamp_us)
+            _put_at(self.timestamps, row, timestamp_us)
         if partition is not None:
-            self.partitions.extend(repeat(NO_KEY, row - len(self.partitions)))
-            self.partitions.append(partition)
-        self.callbacks.extend((row, callback) for callback in callbacks)
+            _put_at(self.partitions, row, partition, filler=NO_KEY)
+        if callbacks:
+            self.callbacks.extend((row, callback) for callback in callbacks)
 
     def seal(self) -> None:
         if self.table is not None:
@@ -305,7 +303,7 @@ class Batch:
         return self.parts[int(self.partition_of[row])]
 
     def metadata(self, row: int, part: Part) -> RecordMetadata:
-        rank = row if part.rows is None else int(np.searchsorted(part.rows, row))
+        rank = row if part.rows is None else int(part.rows.searchsorted(row))
         own_us = None
         if self.timestamps and part.timestamp_type != LOG_APPEND_TIME:
             own_us = self.timestamps[row]
@@ -335,6 +333,13 @@ class Batch:
 @cache
 def _schema(names: tuple[str, ...]) -> pa.Schema:
     return pa.schema([PAYLOAD_SCHEMA.field(name) for name in names])
+
+
+def _put_at(column: list[Any], row: int, value: Any, *, filler: Any = None) -> None:
+    """Appends `value` as that row's, after fillers for the rows that had none."""
+    if len(column) < row:
+        column.extend(repeat(filler, row - len(column)))
+    column.append(value)
 
 
 # ------------------------------------------------------------------------------ futures

@@ -191,8 +191,11 @@ class Producer:
         partition: int | None,
         on_delivery: OnDelivery | None,
     ) -> RecordFuture:
-        pairs = None if headers is None else _pairs(headers)
-        size += sum(len(name) + len(data or b"") for name, data in pairs or ())
+        # What a record lacks costs it nothing: this runs for each one.
+        pairs = None
+        if headers is not None:
+            pairs = _pairs(headers)
+            size += sum(len(name) + len(data or b"") for name, data in pairs)
         if size > sender.max_record_bytes:
             raise errors.RecordTooLarge(bytes=size, limit_bytes=sender.max_record_bytes)
         own_us = None if timestamp is None else timestamp_us(timestamp)
@@ -201,9 +204,10 @@ class Producer:
         if partition is not None:
             partition = _whole_number(partition)
             sender.check_partition(partition)
-        callbacks = [
-            delivery_callback(each) for each in (self._on_delivery, on_delivery) if each is not None
-        ]
+        callbacks: tuple[Callable[[RecordFuture], object], ...] = ()
+        if on_delivery is not None or self._on_delivery is not None:
+            both = self._on_delivery, on_delivery
+            callbacks = tuple(delivery_callback(each) for each in both if each is not None)
         with sender.lock:
             batch = sender.open_batch()
             row = len(batch.values)
