@@ -8,7 +8,12 @@ says "failed" when the effect may have happened: that is `OutcomeUnknown`.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+_FEW_OPTIONS: Final = 16
+"""As many as an error can list and still be read."""
 
 
 class SparklogError(Exception):
@@ -164,6 +169,19 @@ class OffsetOutOfRange(Invalid):
 class UnknownOption(Invalid):
     code = "unknown_option"
     template = "{where} has no option {option!r}{hint}"
+
+    @classmethod
+    def among(cls, where: str, option: str, known: Iterable[str]) -> UnknownOption:
+        """With the nearest of the options that `where` has; where none is near, all if few."""
+        names = {name.lower(): name for name in sorted(known)}
+        nearest = difflib.get_close_matches(option.lower(), names, n=1)
+        if nearest:
+            hint = f"; did you mean {names[nearest[0]]!r}?"
+        elif len(names) <= _FEW_OPTIONS:
+            hint = f"; it has {', '.join(names.values())}"
+        else:
+            hint = ""
+        return cls(where=where, option=option, hint=hint)
 
 
 class BadOption(Invalid):

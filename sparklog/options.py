@@ -7,7 +7,6 @@ the environment's `SPARKLOG_ROOT`.
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -42,7 +41,7 @@ class Options:
             elif lowered in names:
                 self._values[names[lowered]] = value
             else:
-                raise _unknown(where, option, names)
+                raise errors.UnknownOption.among(where, option, [*names.values(), f"{_STORAGE}*"])
         self.root = self._root()
 
     def _root(self) -> str:
@@ -86,12 +85,3 @@ class Options:
         value = self._values.get(name)
         if value is not None:
             raise errors.BadOption(option=name, value=value, reason=reason)
-
-
-def _unknown(where: str, option: str, names: Mapping[str, str]) -> errors.UnknownOption:
-    nearest = difflib.get_close_matches(option.lower(), names, n=1)
-    if nearest:
-        hint = f"; did you mean {names[nearest[0]]!r}?"
-    else:
-        hint = f"; it has {', '.join(sorted(names.values()))} and {_STORAGE}*"
-    return errors.UnknownOption(where=where, option=option, hint=hint)

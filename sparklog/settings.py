@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -206,7 +206,7 @@ def _from_file(file: Path) -> dict[str, Any]:
     values = {}
     for top, entry in document.items():
         if top not in _TOP:
-            raise _unknown(str(file), top, _TOP | _KEYS.keys())
+            raise errors.UnknownOption.among(str(file), top, _TOP | _KEYS.keys())
         if top not in _TABLES:
             values[top] = _checked(top, top, entry, strict=True)
         elif not isinstance(entry, dict):
@@ -215,7 +215,7 @@ def _from_file(file: Path) -> dict[str, Any]:
             for key, value in entry.items():
                 name = f"{top}.{key}"
                 if not _is_known(name):
-                    raise _unknown(str(file), name, _KEYS)
+                    raise errors.UnknownOption.among(str(file), name, _KEYS)
                 values[name] = _checked(name, name, value, strict=True)
     return values
 
@@ -230,7 +230,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
         if name is not None:
             values[name] = _checked(variable, name, value, strict=False)
         elif _resembles_setting(variable):
-            raise _unknown("the environment", variable, _VARIABLES)
+            raise errors.UnknownOption.among("the environment", variable, _VARIABLES)
     return values
 
 
@@ -238,7 +238,7 @@ def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     values = {}
     for name, value in overrides.items():
         if not _is_known(name):
-            raise _unknown("the command line", name, _KEYS)
+            raise errors.UnknownOption.among("the command line", name, _KEYS)
         if value is not None:
             values[name] = _checked(name, name, value, strict=False)
     return values
@@ -259,12 +259,6 @@ def _resembles_setting(variable: str) -> bool:
     bare = [known.removeprefix(_PREFIX) for known in _VARIABLES]
     slip = difflib.get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=0.8)
     return of_table or bool(slip)
-
-
-def _unknown(where: str, option: str, known: Iterable[str]) -> errors.UnknownOption:
-    nearest = difflib.get_close_matches(option, sorted(known), n=1)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-    return errors.UnknownOption(where=where, option=option, hint=hint)
 
 
 # ------------------------------------------------------------------------------ the checks

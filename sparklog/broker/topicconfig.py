@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Final
 
 from sparklog import errors
@@ -46,6 +45,4 @@ def check(config: Mapping[str, str]) -> dict[str, str]:
 def check_key(key: str) -> None:
     """Raises `UnknownOption`, with the nearest key that there is."""
     if key not in KEYS:
-        near = get_close_matches(key, KEYS, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else f"; there is {', '.join(KEYS)}"
-        raise errors.UnknownOption(where="a topic", option=key, hint=hint)
+        raise errors.UnknownOption.among("a topic", key, KEYS)

@@ -20,7 +20,6 @@ from sparklog import errors, limits, wire
 from sparklog.client.admin import Admin
 from sparklog.client.connection import Connection
 from sparklog.client.consumer import Consumer
-from sparklog.client.options import check_options
 from sparklog.client.producer import Producer
 from sparklog.client.reading import Point, describe, offsets_of, read_range, wire_columns
 from sparklog.record import ROW_SCHEMA
@@ -57,7 +56,7 @@ class Log(Admin):
 
     def producer(self, **options: Any) -> Producer:
         """A producer with these options of `Producer`. Raises `UnknownOption`, `BadOption`."""
-        check_options("producer()", options, _options_of(Producer))
+        _check_options("producer()", options, Producer)
         producer = Producer(self.connection, **options)
         self._made.add(producer)
         return producer
@@ -67,7 +66,7 @@ class Log(Admin):
 
         Raises `UnknownOption`, and as `Consumer` does.
         """
-        check_options("consumer()", options, _options_of(Consumer) - {"topics"})
+        _check_options("consumer()", options, Consumer)
         consumer = Consumer(self.connection, topics, **options)
         self._made.add(consumer)
         return consumer
@@ -181,8 +180,11 @@ class Log(Admin):
         )
 
 
-def _options_of(made: type) -> set[str]:
-    return set(inspect.signature(made).parameters) - {"connection"}
+def _check_options(where: str, given: Iterable[str], made: type) -> None:
+    known = inspect.signature(made).parameters.keys() - {"connection", "topics"}
+    for option in given:
+        if option not in known:
+            raise errors.UnknownOption.among(where, option, known)
 
 
 def _bounds(
