@@ -32,8 +32,9 @@ from sparklog.client.batch import (
     delivery_callback,
 )
 from sparklog.client.connection import Connection
-from sparklog.client.sender import BufferPool, Identities, SendingOptions, TopicSender
+from sparklog.client.sender import SendingOptions, TopicSender
 from sparklog.client.serialize import Serializer
+from sparklog.client.shared import BufferPool, Identities
 from sparklog.client.times import Timestamp, timestamp_us
 from sparklog.partitioner import NO_KEY
 from sparklog.record import check_topic_name, conform_payload

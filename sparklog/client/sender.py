@@ -9,9 +9,6 @@ for a while.
 
 `lock` guards everything here but the streams' writers, and is never held over a call to the network
 or to a user's function. The lanes decide what is sent and what a refusal means (`client.lane`).
-
-A Flight stream has one schema. It is opened with the columns that its first part needs; a part that
-needs more ends it, and the next is as wide as any part so far.
 """
 
 from __future__ import annotations
@@ -20,7 +17,6 @@ import logging
 import random
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -30,15 +26,15 @@ import pyarrow as pa
 from sparklog import errors, limits, wire
 from sparklog.client.batch import Batch, Callback, Part, RecordFuture
 from sparklog.client.connection import (
-    Backoff,
     Channel,
     Connection,
     failure_of,
     is_of_the_broker,
 )
 from sparklog.client.lane import Lane
+from sparklog.client.routes import Route, SendingPartition, Stream
+from sparklog.client.shared import BufferPool, Identities
 from sparklog.partitioner import spread
-from sparklog.record import PAYLOAD_SCHEMA
 
 _log = logging.getLogger(__name__)
 
@@ -55,188 +51,6 @@ class SendingOptions:
     linger_seconds: float
     max_block_seconds: float
     delivery_timeout_seconds: float
-
-
-class BufferPool:
-    """How many bytes of all topics wait for their acks. Thread-safe."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
-        self._used_bytes = 0
-        self._room = threading.Condition()
-
-    @property
-    def is_full(self) -> bool:
-        return self._used_bytes >= self.limit_bytes
-
-    def take(self, count_bytes: int) -> None:
-        """Never waits, so the limit may be passed by the batch that was filling."""
-        with self._room:
-            self._used_bytes += count_bytes
-
-    def give_back(self, count_bytes: int) -> None:
-        with self._room:
-            self._used_bytes -= count_bytes
-            if not self.is_full:
-                self._room.notify_all()
-
-    def wait_for_room(self, timeout_seconds: float) -> bool:
-        with self._room:
-            return self._room.wait_for(lambda: not self.is_full, timeout_seconds)
-
-
-class Identities:
-    """The producer's identity, and new ones for partitions that have to leave it. Thread-safe."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._lock = threading.Lock()
-        self._shared: wire.ProducerIdentity | None = None
-
-    def shared(self, *, timeout_seconds: float) -> wire.ProducerIdentity:
-        with self._lock:
-            if self._shared is None:
-                self._shared = self.fresh(timeout_seconds=timeout_seconds)
-            return self._shared
-
-    def fresh(self, *, timeout_seconds: float) -> wire.ProducerIdentity:
-        identity: wire.ProducerIdentity = self._connection.action(
-            "producers.new", timeout_seconds=timeout_seconds
-        )
-        return identity
-
-
-# ------------------------------------------------------------------------------ streams
-
-
-class _Stream:
-    """One DoPut. `write_lock` keeps writing and closing apart, which Flight does not."""
-
-    __slots__ = (
-        "awaiting",
-        "channel",
-        "columns",
-        "reader",
-        "retiring",
-        "schema",
-        "write_lock",
-        "writer",
-    )
-
-    def __init__(self, channel: Channel, topic: str, columns: frozenset[str]) -> None:
-        self.channel = channel
-        self.columns = columns
-        self.schema = pa.schema([field for field in PAYLOAD_SCHEMA if field.name in columns])
-        self.awaiting: deque[tuple[_Partition, Part]] = deque()
-        """Sent, not answered; answers come in this order."""
-        self.retiring = False
-        self.write_lock = threading.Lock()
-        self.writer, self.reader = channel.append(topic, self.schema)
-
-    def write(self, part: Part, payload: pa.RecordBatch, *, pipelined: bool) -> None:
-        identity = part.identity
-        assert identity is not None
-        header = wire.AppendHeader(
-            partition=part.partition,
-            producer_id=identity.producer_id,
-            producer_epoch=identity.producer_epoch,
-            base_sequence=part.sequence,
-            pipelined=pipelined,
-        )
-        if payload.schema.names != self.schema.names:
-            payload = _widened(payload, self.schema)
-        with self.write_lock:
-            self.writer.write_with_metadata(payload, wire.encode(header))
-
-    def read(self) -> wire.AppendReply | None:
-        """The next answer; None: the stream ended, and `close` tells why."""
-        data = self.reader.read()
-        return None if data is None else wire.decode(wire.AppendReply, data)
-
-    def retire(self) -> None:
-        """No more batches; the reading thread sees the end after the last answer."""
-        self.retiring = True
-        with self.write_lock:
-            try:
-                self.writer.done_writing()
-            except (pa.ArrowException, OSError):
-                _log.debug("a stream to %s was broken already", self.channel.address)
-
-    def fits(self, part: Part) -> bool:
-        return self.columns.issuperset(part.payload.schema.names)
-
-    def close(self) -> errors.SparklogError | None:
-        """What ended the stream; None: we did."""
-        with self.write_lock:
-            try:
-                self.writer.close()
-            except (pa.ArrowException, OSError) as error:
-                return failure_of(error, self.channel.address)
-        return None
-
-
-def _widened(payload: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for field in schema:
-        index = payload.schema.get_field_index(field.name)
-        absent = index < 0
-        columns.append(pa.nulls(payload.num_rows, field.type) if absent else payload.column(index))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
-
-
-class _Partition:
-    """A lane, and the way it takes now."""
-
-    __slots__ = ("backoff", "in_line", "lane", "retry_at", "route")
-
-    def __init__(self, lane: Lane, route: _Route, backoff: Backoff) -> None:
-        self.lane = lane
-        self.route = route
-        self.backoff = backoff
-        self.retry_at = 0.0
-        """Held until then, monotonic seconds; 0: not held."""
-        self.in_line = False
-
-    @property
-    def may_send(self) -> bool:
-        ready = self.lane.sendable is not None or self.lane.wants_identity
-        return ready and self.retry_at == 0.0
-
-
-class _Route:
-    """The way to one broker."""
-
-    __slots__ = ("backoff", "broker", "careful", "line", "retry_at", "stream")
-
-    def __init__(self, broker: int, backoff: Backoff) -> None:
-        self.broker = broker
-        self.backoff = backoff
-        self.retry_at = 0.0
-        """Not used before then, monotonic seconds."""
-        self.stream: _Stream | None = None
-        self.line: deque[_Partition] = deque()
-        """Those that may have something to send; they take turns."""
-        self.careful = False
-        """One part at a time: the last stream was refused, and any of several may be the cause."""
-
-    @property
-    def may_write(self) -> bool:
-        """Whether the first in line may send now, whatever `retry_at` says."""
-        while self.line and not self.line[0].may_send:
-            self.line.popleft().in_line = False
-        stream = self.stream
-        if not self.line or stream is None:
-            return bool(self.line)
-        return not (stream.retiring or (self.careful and stream.awaiting))
-
-    @property
-    def may_write_here(self) -> bool:
-        """Whether the first in line may send now, on the stream as it is."""
-        part = self.line[0].lane.sendable if self.may_write else None
-        return part is not None and self.stream is not None and self.stream.fits(part)
-
-
-# ------------------------------------------------------------------------------ the sender
 
 
 class TopicSender:
@@ -281,9 +95,9 @@ class TopicSender:
         self._calls: list[tuple[Batch, list[Callback]]] = []
         self._batch_number = random.randrange(2**20)
         self._columns: frozenset[str] = frozenset({"value"})
-        self._partitions: dict[int, _Partition] = {}
-        self._routes: dict[int, _Route] = {}
-        self._held: list[_Partition] = []
+        self._partitions: dict[int, SendingPartition] = {}
+        self._routes: dict[int, Route] = {}
+        self._held: list[SendingPartition] = []
         """Wait for a moment before they try again."""
         self._next_give_up_check = 0.0
 
@@ -635,23 +449,23 @@ class TopicSender:
                 partition.lane.add(part)
                 self._line_up(partition)
 
-    def _partition(self, number: int) -> _Partition:
+    def _partition(self, number: int) -> SendingPartition:
         partition = self._partitions.get(number)
         if partition is None:
             lane = Lane(self.topic, number)
-            partition = _Partition(lane, self._route_to(number), self._connection.backoff())
+            partition = SendingPartition(lane, self._route_to(number), self._connection.backoff())
             self._partitions[number] = partition
         return partition
 
-    def _route_to(self, number: int) -> _Route:
+    def _route_to(self, number: int) -> Route:
         known = number < self.partition_count
         broker = self._info.partitions[number].leader if known else -1
         route = self._routes.get(broker)
         if route is None:
-            route = self._routes[broker] = _Route(broker, self._connection.backoff())
+            route = self._routes[broker] = Route(broker, self._connection.backoff())
         return route
 
-    def _line_up(self, partition: _Partition) -> None:
+    def _line_up(self, partition: SendingPartition) -> None:
         """Lets its route send for it, if it has something to send. `lock` is held."""
         if partition.in_line or not partition.may_send:
             return
@@ -661,14 +475,14 @@ class TopicSender:
         partition.route.line.append(partition)
         self._signal()
 
-    def _hold(self, partition: _Partition) -> None:
+    def _hold(self, partition: SendingPartition) -> None:
         if partition.retry_at == 0.0:
             partition.retry_at = time.monotonic() + partition.backoff.next_seconds()
             self._held.append(partition)
 
     # -------------------------------------------------------------------------- writing
 
-    def _write_all(self, route: _Route, *, prepares: bool = True) -> None:
+    def _write_all(self, route: Route, *, prepares: bool = True) -> None:
         """Writes all that may be sent on `route` now.
 
         Only the sender thread prepares: asks for identities and opens streams, which takes time.
@@ -688,7 +502,7 @@ class TopicSender:
             else:
                 self._write_run(route, stream)
 
-    def _identify(self, partition: _Partition) -> None:
+    def _identify(self, partition: SendingPartition) -> None:
         lane = partition.lane
         failure: errors.SparklogError | None = None
         try:
@@ -706,11 +520,11 @@ class TopicSender:
                 _log.warning("no identity for a producer to %s: %s", self.topic, failure)
                 self._hold(partition)
 
-    def _open_stream(self, route: _Route) -> None:
+    def _open_stream(self, route: Route) -> None:
         channel = None
         try:
             channel = self._connection.channel(route.broker)
-            stream = _Stream(channel, self.topic, self._columns)
+            stream = Stream(channel, self.topic, self._columns)
         except errors.SparklogError as error:
             self._lost_way(route, channel, error)
         except (pa.ArrowException, OSError) as error:
@@ -724,7 +538,7 @@ class TopicSender:
                 target=self._read_answers, args=(route, stream), name=name, daemon=True
             ).start()
 
-    def _write_run(self, route: _Route, stream: _Stream) -> None:
+    def _write_run(self, route: Route, stream: Stream) -> None:
         """Writes the next parts in one go.
 
         Where the next part has other columns, the stream is ended instead, for a wider one.
@@ -746,11 +560,11 @@ class TopicSender:
         # The reading thread sees the stream end, and learns what was not answered.
         stream.retire()
 
-    def _needs_wider(self, route: _Route, stream: _Stream) -> bool:
+    def _needs_wider(self, route: Route, stream: Stream) -> bool:
         with self.lock:
             return route.stream is stream and route.may_write and not route.may_write_here
 
-    def _take_run(self, route: _Route, stream: _Stream) -> list[tuple[Part, pa.RecordBatch]]:
+    def _take_run(self, route: Route, stream: Stream) -> list[tuple[Part, pa.RecordBatch]]:
         """The next parts that go onto `stream`, now in flight."""
         run: list[tuple[Part, pa.RecordBatch]] = []
         with self.lock:
@@ -791,7 +605,7 @@ class TopicSender:
 
     # -------------------------------------------------------------------------- answers
 
-    def _read_answers(self, route: _Route, stream: _Stream) -> None:
+    def _read_answers(self, route: Route, stream: Stream) -> None:
         failure: errors.SparklogError | None = None
         try:
             while (reply := stream.read()) is not None:
@@ -813,7 +627,7 @@ class TopicSender:
         if failure is not None:
             self._lost_way(route, stream.channel, failure)
 
-    def _answered(self, route: _Route, stream: _Stream, reply: wire.AppendReply) -> None:
+    def _answered(self, route: Route, stream: Stream, reply: wire.AppendReply) -> None:
         broke = False
         with self.lock:
             if route.stream is not stream:
@@ -837,7 +651,9 @@ class TopicSender:
             self._connection.broke(stream.channel)
             stream.retire()
 
-    def _refused(self, partition: _Partition, part: Part, error: errors.SparklogError) -> None:
+    def _refused(
+        self, partition: SendingPartition, part: Part, error: errors.SparklogError
+    ) -> None:
         failure = partition.lane.refused(part, error)
         if failure is not None:
             part.fail(failure)
@@ -850,7 +666,7 @@ class TopicSender:
         elif isinstance(error, errors.NotLeader | errors.UnknownPartition):
             self._fresh_until = 0.0
 
-    def _lose_answers(self, route: _Route, stream: _Stream, error: errors.SparklogError) -> None:
+    def _lose_answers(self, route: Route, stream: Stream, error: errors.SparklogError) -> None:
         """Decides what was sent on a stream that broke. `lock` is held."""
         awaiting = list(stream.awaiting)
         stream.awaiting.clear()
@@ -865,9 +681,7 @@ class TopicSender:
         for partition, _ in awaiting:
             self._line_up(partition)
 
-    def _lost_way(
-        self, route: _Route, channel: Channel | None, error: errors.SparklogError
-    ) -> None:
+    def _lost_way(self, route: Route, channel: Channel | None, error: errors.SparklogError) -> None:
         """Waits before `route` is tried again; what cannot be tried again is given up."""
         if channel is not None and not isinstance(error, errors.Invalid | errors.Corrupt):
             self._connection.broke(channel)
@@ -898,7 +712,7 @@ class TopicSender:
     def _fail_unsplit(self, batch: Batch, failure: errors.SparklogError) -> None:
         self._decided(batch.fail_unsplit(failure))
 
-    def _abandon(self, route: _Route) -> None:
+    def _abandon(self, route: Route) -> None:
         """Leaves a stream that does not answer; its reading thread ends whenever it may."""
         stream, route.stream = route.stream, None
         if stream is not None:
