@@ -9,7 +9,7 @@ run of entries begins. Otherwise it is not made, and the run is chosen anew from
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -179,7 +179,8 @@ class Publisher:
         if pool is None or (self._store.is_local and size < limits.PUBLISH_IN_PARALLEL_BYTES):
             return [self._write(topic, run) for run in runs]
         writing = [pool.submit(self._write, topic, run) for run in runs]
-        wait(writing)  # nothing is left running behind a failure
+        for each in writing:
+            each.exception()  # waits: nothing is left running behind a failure
         return [each.result() for each in writing]
 
     def _write(self, topic: Topic, run: _Run) -> _Written:

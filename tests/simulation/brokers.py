@@ -188,6 +188,47 @@ class _Door:
         """Requests are tasks of the process, and end with it."""
 
 
+class _Pool:
+    """Stands for `ThreadPoolExecutor`: every piece of work is a task of its own."""
+
+    def __init__(self, _size: int, *, thread_name_prefix: str) -> None:
+        self._name = thread_name_prefix
+
+    def submit(self, work: Callable[..., Any], *args: Any) -> _Future:
+        assert _world is not None
+        return _Future(_world, functools.partial(work, *args), self._name)
+
+    def shutdown(self) -> None:
+        """Nobody hands in work any more."""
+
+
+class _Future:
+    """What becomes of work in a pool."""
+
+    def __init__(self, world: World, work: Callable[[], Any], name: str) -> None:
+        self._result: Any = None
+        self._failure: BaseException | None = None
+        self._work = work
+        self._thread = world.scheduler.threading.Thread(target=self._run, name=name)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._work()
+        except Exception as error:
+            self._failure = error
+
+    def exception(self) -> BaseException | None:
+        self._thread.join()
+        return self._failure
+
+    def result(self) -> Any:
+        self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+        return self._result
+
+
 class _Host:
     """Stands for the module `socket`: no broker may ask whether another's process is alive."""
 
@@ -221,6 +262,7 @@ def simulated(world: World) -> Iterator[None]:
 
     replaced = {
         "FlightDoor": _Door,
+        "ThreadPoolExecutor": _Pool,
         "socket": _Host,
         "KeeperLimits": functools.partial(KeeperLimits, **pace.keeper),
         "Publisher": functools.partial(Publisher, **pace.publisher),

@@ -56,6 +56,10 @@ class Witness(Protocol):
         """People write; the first kill comes after this."""
         ...
 
+    def go_on(self) -> None:
+        """Returns once it has seen more than at the last kill; there will be another one."""
+        ...
+
     def end(self, log: Log) -> None:
         """Nothing more will come, and this is all; asserts that it was seen exactly so."""
         ...
@@ -159,6 +163,8 @@ def survive(
         deadline = time.monotonic() + minutes * 60
         killed = 0
         while killed < kills or time.monotonic() < deadline:
+            for witness in witnesses:
+                witness.go_on()
             time.sleep(chance.uniform(0.05, 1.2))
             broker.kill()
             killed += 1
@@ -238,6 +244,9 @@ class Follower:
             seen += found
         self._looks += 1
 
+    def go_on(self) -> None:
+        """It looks every few milliseconds."""
+
     def end(self, log: Log) -> None:
         self._ended.set()
         self._thread.join(PATIENCE_SECONDS)
@@ -267,6 +276,9 @@ class Consumer:
                         self._seen[record.partition].append((record.offset, record.value))
         except BaseException as error:
             self._failures.append(error)
+
+    def go_on(self) -> None:
+        """It polls all the time."""
 
     def end(self, log: Log) -> None:
         """The broker is gone, so that the last records may not have come."""
