@@ -166,8 +166,9 @@ class Core:
         topic = self._topic_for_write(section.topic)
         topic.partition(section.partition)
         arrival_us = self._clock.now_us()
+        timestamp_type = topic.timestamp_type
         times_us = [arrival_us]  # of rows that brought none
-        if topic.timestamp_type == CREATE_TIME:
+        if timestamp_type == CREATE_TIME:
             bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
             times_us += [each for each in bounds_us if each is not None]
         return Append(
@@ -178,7 +179,7 @@ class Core:
             arrival_us=arrival_us,
             min_timestamp_us=min(times_us),
             max_timestamp_us=max(times_us),
-            timestamp_type=topic.timestamp_type,
+            timestamp_type=timestamp_type,
             staged=section.ref(),
             batch_id=batch_id,
         )

@@ -7,6 +7,7 @@ broker: they end the call that brought them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -36,8 +37,6 @@ _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
 _CUTS: Final = 30
-_PEERS_FAULTS: Final = (pa.ArrowException, OSError, UnicodeDecodeError)
-"""What Flight raises when the peer has gone, or has sent what is no Arrow; a store raises ours."""
 
 
 class FlightDoor(flight.FlightServerBase):
@@ -96,8 +95,14 @@ class FlightDoor(flight.FlightServerBase):
     ) -> None:
         with self._call():
             topic = wire.decode(wire.AppendStream, descriptor.command).topic
-            with _Answers(lambda ticket: writer.write(wire.encode(self._reply(ticket)))) as answers:
-                for chunk in reader:
+
+            def answer(append: _Append) -> None:
+                reply = wire.encode(self._reply(append))
+                with _peers_fault():
+                    writer.write(reply)
+
+            with _Answers(answer) as answers:
+                for chunk in _chunks(reader):
                     header = _append_header(chunk)
                     ticket = self._append(topic, header, chunk.data)
                     answers.add(ticket, pipelined=header.pipelined)
@@ -157,7 +162,8 @@ class FlightDoor(flight.FlightServerBase):
         with self._call():
             request = wire.decode(wire.TailRequest, descriptor.command)
             schema = _schema(request.columns)
-            writer.begin(schema)
+            with _peers_fault():
+                writer.begin(schema)
             idle = schema.empty_table().to_batches() or [_empty(schema)]
             for batch in self._core.tail(
                 request.positions,
@@ -167,17 +173,18 @@ class FlightDoor(flight.FlightServerBase):
             ):
                 if context.is_cancelled():
                     return
-                if batch is None:
-                    writer.write_with_metadata(idle[0], wire.encode(wire.TailHeader(idle=True)))
-                    continue
-                header = wire.TailHeader(
-                    topic=batch.topic,
-                    partition=batch.partition,
-                    first=batch.first,
-                    end=batch.end,
-                    high_watermark=batch.high_watermark,
-                )
-                writer.write_with_metadata(batch.rows, wire.encode(header))
+                rows, header = idle[0], wire.TailHeader(idle=True)
+                if batch is not None:
+                    rows = batch.rows
+                    header = wire.TailHeader(
+                        topic=batch.topic,
+                        partition=batch.partition,
+                        first=batch.first,
+                        end=batch.end,
+                        high_watermark=batch.high_watermark,
+                    )
+                with _peers_fault():
+                    writer.write_with_metadata(rows, wire.encode(header))
 
     # -------------------------------------------------------------------------- admin
 
@@ -226,17 +233,27 @@ class _Answers:
     def add(self, append: _Append, *, pipelined: bool) -> None:
         """Answers now or soon; waits while a window of others is unanswered.
 
-        Raises what an earlier answer was refused with: the peer has gone.
+        Raises what an answer was refused with: the peer has gone.
         """
-        if self._failure is not None:
-            raise self._failure
         if not pipelined and not self._queue.unfinished_tasks:
             self._answer(append)
             return
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="sparklog-answers", daemon=True)
-            self._thread.start()
+        if self._thread is None and not self._start():
+            self._answer(append)
+            return
+        # First of all: whatever was queued for the writer is waited for.
         self._queue.put(append)
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="sparklog-answers", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no thread to give
+            return False
+        self._thread = thread
+        return True
 
     def _run(self) -> None:
         while (append := self._queue.get()) is not None:
@@ -273,14 +290,33 @@ class _Call:
             return
         if isinstance(error, errors.SparklogError):
             reply = wire.ErrorReply.of(error)
-        elif isinstance(error, _PEERS_FAULTS):
-            reply = wire.ErrorReply.of(errors.BadRequest(reason=str(error)))
         elif isinstance(error, Exception):
             _log.error("call failed", exc_info=error)
             reply = wire.ErrorReply(code="error", facts={"reason": repr(error)})
         else:
             return
         raise flight.FlightServerError(str(error), extra_info=wire.encode(reply)) from error
+
+
+@contextlib.contextmanager
+def _peers_fault() -> Iterator[None]:
+    """For what Flight raises when the peer has gone, or has sent what is no Arrow."""
+    try:
+        yield
+    except flight.FlightError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise errors.BadRequest(reason=str(error)) from error
+
+
+def _chunks(reader: flight.MetadataRecordBatchReader) -> Iterator[flight.FlightStreamChunk]:
+    while True:
+        with _peers_fault():
+            try:
+                chunk = reader.read_chunk()
+            except StopIteration:
+                return
+        yield chunk
 
 
 def _append_header(chunk: flight.FlightStreamChunk) -> wire.AppendHeader:

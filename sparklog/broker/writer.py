@@ -276,6 +276,7 @@ class Writer:
         Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`.
         """
         topic.partition(partition)
+        timestamp_type = topic.timestamp_type  # once: an administrator may change it meanwhile
         if stamp is not None and (stamp.epoch < 0 or stamp.base_sequence < 0):
             raise errors.BadRequest(reason=f"{stamp}: epochs and sequences begin at 0")
         try:
@@ -288,7 +289,7 @@ class Writer:
                 reason=f"a batch of {batch.num_rows} records: 1 to {limits.MAX_BATCH_ROWS} go"
             )
         batch = conform_payload(batch)
-        if topic.timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
+        if timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
         self._check_size(batch)
         arrival_us = self._clock.now_us()
@@ -301,7 +302,7 @@ class Writer:
             arrival_us=arrival_us,
             min_timestamp_us=low,
             max_timestamp_us=high,
-            timestamp_type=topic.timestamp_type,
+            timestamp_type=timestamp_type,
             payload=wal.encode_payload(batch),
             batch=batch,
             stamp=stamp,
@@ -500,7 +501,13 @@ class Writer:
             raise self.failure
 
     def _check_accepting(self) -> None:
-        self._check_running()
+        failure = self.failure
+        if isinstance(failure, errors.SparklogError):
+            raise failure
+        if failure is not None:
+            raise errors.StorageUnavailable(
+                operation="append", path="wal", reason=f"the broker stops: {failure!r}"
+            ) from failure
         if self._closed is not None:
             raise self._closed
 

@@ -98,6 +98,40 @@ def test_pipelined_batches_are_answered_in_order(door: Door, topic: str) -> None
     assert replies == [number // 2 for number in range(50)]
 
 
+def test_what_was_queued_is_waited_for_when_the_peer_has_gone() -> None:
+    """An append that came after a failed answer is seen through, and then the stream ends."""
+    seen: list[int] = []
+
+    def answer(number: int) -> None:
+        seen.append(number)
+        raise errors.BadRequest(reason="the peer has gone")
+
+    def pour() -> None:
+        with flight_door._Answers(answer) as answers:  # type: ignore[arg-type]
+            for number in range(50):
+                answers.add(number, pipelined=True)  # type: ignore[arg-type]
+                time.sleep(0.01)
+
+    with pytest.raises(errors.BadRequest):
+        pour()
+    assert seen == list(range(len(seen)))
+    assert 2 <= len(seen) < 50
+
+
+def test_a_system_without_threads_answers_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no second thread is to be had, the first one answers."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    seen: list[int] = []
+    with flight_door._Answers(seen.append) as answers:  # type: ignore[arg-type]
+        for number in range(3):
+            answers.add(number, pipelined=True)  # type: ignore[arg-type]
+            assert seen[-1] == number
+
+
 def test_a_refused_batch_does_not_end_its_stream(door: Door, topic: str) -> None:
     """It is answered in its turn with what is wrong, and the next one is taken."""
     bad: list[tuple[pa.RecordBatch, wire.AppendHeader, type[errors.SparklogError]]] = [

@@ -46,6 +46,18 @@ def numbered(size: int) -> bytes:
     return b"".join(at.to_bytes(8) for at in range(size // 8 + 1))[:size]
 
 
+def test_forks_do_not_share_buffers(tmp_path: Path) -> None:
+    """What a process has at hand for writing is its own, and no child's."""
+    written(tmp_path, [numbered(BUFFER)])
+    (buffer,) = direct._idle
+    child = os.fork()
+    if child == 0:
+        buffer[:] = 0
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert bytes(buffer) == numbered(BUFFER)
+
+
 @anywhere
 @given(st.lists(sizes, max_size=4))
 def test_a_file_holds_what_was_written(tmp_path: Path, lengths: list[int]) -> None:

@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors, limits, wire
 from sparklog.broker.writer import Append, Appended, Ticket, WriterLimits, largest_record_bytes
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.record import TIMESTAMP
+from sparklog.record import CREATE_TIME, TIMESTAMP, conform_payload
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -511,8 +511,43 @@ def test_a_failed_sync_ends_the_writer(rig: Rig) -> None:
         with pytest.raises(errors.OutcomeUnknown):
             rig.core.wait(each)
     assert isinstance(rig.writer.failure, SyncFailed)
-    with pytest.raises(SyncFailed):
-        rig.submit(["c"])
+    with pytest.raises(errors.StorageUnavailable, match="EIO"):
+        rig.submit(["c"])  # it surely had no effect
+
+
+def test_a_disk_that_does_not_tell_its_space_ends_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked before the put may fail, and be asked again."""
+
+    def free_bytes() -> int:
+        raise UNAVAILABLE
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rig.store, "free_bytes", free_bytes)
+        with pytest.raises(errors.StorageUnavailable):
+            rig.append(["a"])
+    assert rig.append(["b"]).base_offset == 0
+
+
+def test_a_change_of_time_amid_an_append_leaves_it_whole(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An append keeps the kind of time that it began with, in its entry and in its rows."""
+
+    def meanwhile(batch: pa.RecordBatch) -> pa.RecordBatch:
+        request = wire.AlterTopic(topic="t", config={"message.timestamp.type": "LogAppendTime"})
+        rig.core.alter(request)
+        return conform_payload(batch)
+
+    monkeypatch.setattr("sparklog.broker.writer.conform_payload", meanwhile)
+    times = pa.array([1_000_000], TIMESTAMP)
+    batch = pa.record_batch({"timestamp": times, "value": pa.array([b"a"], pa.binary())})
+    (append,) = rig.core.append("t", 0, batch).appends
+    assert isinstance(append, Append)
+    assert append.timestamp_type == CREATE_TIME
+    assert append.batch is not None
+    assert append.batch.schema.names == ["timestamp", "value"]
 
 
 def test_a_fenced_writer_ends(rig: Rig) -> None:

@@ -1,7 +1,8 @@
 """Writing past the page cache (`O_DIRECT`), for objects so large that the copy into it is dear.
 
-Nobody reads a large object of the log soon: consumers and the publisher have its rows in memory.
-Through the cache its bytes cost a fresh page each, and push out what readers could use.
+Through the cache, bytes cost a fresh page each, whether anybody reads them again or not: a quarter
+of all that a burst costs. Of large objects few are read soon, because consumers and the publisher
+have their rows in memory; whoever reads one pays for its pages then.
 
 The kernel wants addresses, lengths and places in the file that are multiples of a block. So bytes
 go through a buffer that is, and what is left after the last whole block goes through the cache.
@@ -34,15 +35,20 @@ def write(file: int, views: list[memoryview]) -> None:
     if sum(map(len, views)) < limits.DIRECT_WRITE_BYTES or not _turn(file, on=True):
         _write_cached(file, views)
         return
-    buffer = _idle.pop() if _idle else np.frombuffer(_pages(), np.uint8)
+    try:
+        buffer = _idle.pop()
+    except IndexError:
+        buffer = _new_buffer()
     try:
         _write_through(file, views, buffer)
     finally:
         _idle.append(buffer)
 
 
-def _pages() -> mmap.mmap:
-    return mmap.mmap(-1, limits.DIRECT_BUFFER_BYTES)
+def _new_buffer() -> _Bytes:
+    # Private: what Python takes by default, a process and its forks would write into together.
+    pages = mmap.mmap(-1, limits.DIRECT_BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, np.uint8)
 
 
 def _write_through(file: int, views: list[memoryview], buffer: _Bytes) -> None:

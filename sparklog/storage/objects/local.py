@@ -268,7 +268,10 @@ class LocalStore:
         place = self.root
         while not os.path.isdir(place):
             place = os.path.dirname(place)
-        space = os.statvfs(place)
+        try:
+            space = os.statvfs(place)
+        except OSError as error:
+            raise self._refusal("statvfs", "", error) from error
         return space.f_bavail * space.f_frsize
 
     # -------------------------------------------------------------------------- small things
