@@ -69,9 +69,13 @@ def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
     without a key.
     """
     try:
-        names = batch.schema.names
+        return _conform(batch)
     except UnicodeDecodeError as error:  # nobody has looked at what a peer has sent
         raise errors.WrongSchema(reason=f"a column's name is no UTF-8: {error}") from error
+
+
+def _conform(batch: pa.RecordBatch) -> pa.RecordBatch:
+    names = batch.schema.names
     if "value" not in names:
         raise errors.WrongSchema(reason="a batch of records needs a column 'value'")
     if len(set(names)) != len(names):

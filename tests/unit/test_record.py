@@ -133,22 +133,25 @@ def test_headers_of_another_spelling(kind: pa.DataType) -> None:
     assert conformed.column("headers").to_pylist() == [[{"key": "k", "value": b"v"}]]
 
 
-def misnamed() -> pa.RecordBatch:
-    """A batch as a peer may send it, with a column whose name is no UTF-8."""
+def misnamed(batch: pa.RecordBatch, name: bytes) -> pa.RecordBatch:
+    """The batch as a peer may send it, with a name in it that is no UTF-8."""
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, one_row(key=VALUE).schema) as stream:
-        stream.write_batch(one_row(key=VALUE))
-    data = sink.getvalue().to_pybytes().replace(b"key", b"k\xffy")
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    data = sink.getvalue().to_pybytes().replace(name, b"\xff" + name[1:])
     return pa.ipc.open_stream(data).read_next_batch()
 
 
-NO_NAME = misnamed()
+NO_NAME = misnamed(one_row(key=VALUE), b"key")
 
 WRONG: dict[str, pa.RecordBatch] = {
     "no value": pa.record_batch({"key": VALUE}),
     "a column that is unknown": one_row(topic=VALUE),
     "an offset": one_row(offset=pa.array([1])),
     "a name that is no UTF-8": NO_NAME,
+    "a name within headers that is no UTF-8": misnamed(
+        one_row(headers=pa.array([[{"key": "k", "worth": b"v"}]])), b"worth"
+    ),
     "a column twice": pa.RecordBatch.from_arrays([VALUE, VALUE], ["value", "value"]),
     "a number as value": one_row(value=pa.array([1])),
     "bytes of a fixed size": one_row(value=pa.array([b"v"], pa.binary(1))),
