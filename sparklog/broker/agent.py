@@ -169,6 +169,7 @@ class Agent:
             self._appender,
             self._ledger,
             self._writer,
+            confirm=self._publisher.confirm,
             clock=clock,
             bounds=KeeperLimits(
                 checkpoint_every_seconds=writer.checkpoint_every_seconds,
@@ -211,10 +212,10 @@ class Agent:
         publisher = self.settings.publisher
         retry_at: dict[str, float] = {}
         while not self._stopping.is_set():
-            now = self._publish_now.wait(_PUBLISH_TICK_SECONDS)
+            self._publish_now.wait(_PUBLISH_TICK_SECONDS)
             self._publish_now.clear()
             due = self._publisher.due(
-                interval_seconds=0.0 if now else publisher.interval_seconds,
+                interval_seconds=publisher.interval_seconds,
                 publish_bytes=publisher.publish_bytes,
             )
             for topic in due:

@@ -125,20 +125,17 @@ class Core:
         Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `CorruptObject`, `MissingObject`,
         and what `Writer.submit` and `wait` raise.
         """
-        try:
-            found = manifest.read(self._store, request.manifest)
-        except errors.BadRequest:
-            # It may have been swept, being published; whoever got no answer still asks for it.
-            before = self._adopted_before(manifest.batch_of(request.manifest))
-            if not before.ranges:
-                raise
+        # One that was adopted may have been swept since, and a rerun deals out its rows anew: to
+        # other partitions, which remember nothing. So any that remembers it speaks for all.
+        before = self._adopted_before(manifest.batch_of(request.manifest))
+        if before.ranges:
             return before
+        found = manifest.read(self._store, request.manifest)
         batch_id = BatchId(found.query, found.batch)
         appends = [self._staged(section, batch_id) for section in found.sections if section.rows]
         if not appends:
             return wire.Adopted(ranges={})
-        if not self._adopted_before(batch_id).ranges:
-            found.check_files(self._store)
+        found.check_files(self._store)
         ticket = self._writer.submit(appends, timeout_seconds=self._submit_timeout_seconds)
         results = self._writer.wait(ticket)
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
@@ -467,12 +464,15 @@ class Core:
         goals = [(topic, [each.end for each in topic.partitions]) for topic in wanted]
         deadline = self._clock.monotonic() + request.timeout_seconds
         while not self._closing.is_set():
-            if all(self._reached(topic, ends) for topic, ends in goals):
+            missing = [topic for topic, ends in goals if not self._reached(topic, ends)]
+            if not missing:
                 return
             if self._clock.monotonic() > deadline:
                 reasons = [f"; {each.name}: {each.held_back}" for each in wanted if each.held_back]
                 what = "publishing" + "".join(reasons)
                 raise errors.TimedOut(what=what, timeout_seconds=request.timeout_seconds)
+            for topic in missing:
+                self._publisher.want(topic)
             self.publish_now()
             self._clock.sleep(0.005)
         raise errors.BrokerClosing(broker=self._lease.broker)

@@ -8,6 +8,7 @@ run of entries begins. Otherwise it is not made, and the run is chosen anew from
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ class Publisher:
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
         self._pool = pool
+        self._wanted: set[str] = set()
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> Table:
@@ -110,6 +112,11 @@ class Publisher:
         """The topic is gone."""
         self._tables.pop(topic.topic_id, None)
 
+    def want(self, topic: Topic) -> None:
+        """Somebody waits for the topic: it is due next time, whatever the bounds."""
+        with self._ledger.lock:
+            self._wanted.add(topic.topic_id)
+
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
         """Topics whose oldest unpublished record, or whose backlog, is over the bounds.
 
@@ -122,10 +129,12 @@ class Publisher:
             for topic in self._ledger.topics():
                 waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
                 if waiting and (
-                    topic.unpublished_bytes >= publish_bytes
+                    topic.topic_id in self._wanted
+                    or topic.unpublished_bytes >= publish_bytes
                     or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
                 ):
                     found.append(topic)
+            self._wanted.clear()
         return found
 
     def publish(self, topic: Topic) -> Published:
@@ -134,14 +143,21 @@ class Publisher:
         Raises `PublisherFenced` when the table is ahead of all we know, `ForeignTable`,
         `CorruptObject` (after what precedes it is published) and what the store raises.
         """
-        runs = self._choose(topic)
-        if not runs:
+        written = [_Written(run) for run in self._choose(topic)]
+        if not written:
             return Published()
-        written = self._write_all(topic, runs)
-        files = [file for each in written for file in each.files]
-        sound = [each.sound_run for each in written if each.sound]
-        # What cannot be read may be gone because a predecessor has published it since.
-        snapshot = self._commit(topic, sound, files) if sound else self.table(topic).refresh()
+        if topic.held_back is not None:
+            self.table(topic).refresh()  # no files for a table that cannot be written still
+        try:
+            self._write_all(topic, written)
+            files = [file for each in written for file in each.files]
+            sound = [each.sound_run for each in written if each.sound]
+            # What cannot be read may be gone because a predecessor has published it since.
+            snapshot = self._commit(topic, sound, files) if sound else self.table(topic).refresh()
+        except errors.Retriable:
+            # They surely are in no commit, and the next try writes others: a disk would fill.
+            self._discard(topic, written)
+            raise
         self._settle(topic, snapshot)
         for each in written:
             each.check()
@@ -150,6 +166,14 @@ class Publisher:
             files=len(files),
             bytes=sum(file.size_bytes for file in files),
         )
+
+    def confirm(self) -> None:
+        """Reads our commits back; before what they hold goes from the WAL. Raises `ForeignTable`.
+
+        An engine that does not commit conditionally may have written over one on an object store.
+        """
+        for table in list(self._tables.values()):
+            table.confirm()
 
     # -------------------------------------------------------------------------- choosing
 
@@ -172,20 +196,28 @@ class Publisher:
 
     # -------------------------------------------------------------------------- writing
 
-    def _write_all(self, topic: Topic, runs: Sequence[_Run]) -> list[_Written]:
+    def _write_all(self, topic: Topic, written: Sequence[_Written]) -> None:
         pool = self._pool
-        size = sum(payload_bytes(each.entry) for run in runs for each in run.entries)
+        size = sum(payload_bytes(entry.entry) for each in written for entry in each.run.entries)
         # To hand a few rows to another thread costs more than to write them.
         if pool is None or (self._store.is_local and size < limits.PUBLISH_IN_PARALLEL_BYTES):
-            return [self._write(topic, run) for run in runs]
-        writing = [pool.submit(self._write, topic, run) for run in runs]
-        for each in writing:
-            each.exception()  # waits: nothing is left running behind a failure
-        return [each.result() for each in writing]
+            for each in written:
+                self._write(topic, each)
+            return
+        writing = [pool.submit(self._write, topic, each) for each in written]
+        for future in writing:
+            future.exception()  # waits: nothing is left running behind a failure
+        for future in writing:
+            future.result()
 
-    def _write(self, topic: Topic, run: _Run) -> _Written:
-        """Writes the rows of `run`, up to the first entry that cannot be read."""
-        written = _Written(run)
+    def _discard(self, topic: Topic, written: Sequence[_Written]) -> None:
+        files = [file for each in written for file in each.files]
+        with contextlib.suppress(errors.Retriable):  # or else they are swept as orphans
+            self._store.delete(data_path(topic.name, file) for file in files)
+
+    def _write(self, topic: Topic, written: _Written) -> None:
+        """Writes the rows of a run, up to the first entry that cannot be read."""
+        run = written.run
         size = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
 
@@ -222,7 +254,6 @@ class Publisher:
             if size >= self._file_bytes:
                 write()
         write()
-        return written
 
     def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
         return write_file(

@@ -1,7 +1,8 @@
 """The WAL's upkeep: checkpoints, trimming, carrying forward, and the end of inherited epochs.
 
 The order is what makes it safe. A checkpoint says which objects are still needed, with everything
-that must be remembered of the others; only then, and a grace later, do the others go. An inherited
+that must be remembered of the others; only then, and a grace later, do the others go, once the
+commits that stand for them were read back. An inherited
 epoch is closed when all it holds is published or carried, and our own checkpoint remembers what it
 told of producers.
 """
@@ -9,6 +10,7 @@ told of producers.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -47,15 +49,18 @@ class WalKeeper:
         ledger: Ledger,
         writer: Writer,
         *,
+        confirm: Callable[[], None],
         clock: Clock,
         bounds: KeeperLimits,
     ) -> None:
+        """`confirm` raises where a table does not hold what the ledger takes for published."""
         self._store = store
         self._meta = meta
         self._lease = lease
         self._appender = appender
         self._ledger = ledger
         self._writer = writer
+        self._confirm = confirm
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(lease.inherited)
@@ -104,11 +109,13 @@ class WalKeeper:
         while self._trimmable and self._trimmable[0][0] <= horizon:
             checkpoint = self._trimmable.popleft()[1]
         if checkpoint is not None:
+            self._confirm()
             paths = wal.removable(self._store, self._lease.broker, self._lease.epoch, checkpoint)
             self._store.delete(paths)
 
     def _retire(self) -> None:
         if self._retire_at is not None and self._clock.monotonic() >= self._retire_at:
+            self._confirm()
             self._store.delete(wal.retired(self._store, self._open_epochs))
             self._retire_at = None
 

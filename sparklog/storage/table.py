@@ -25,6 +25,7 @@ from types import MappingProxyType
 from typing import Final
 from urllib.parse import unquote
 
+import crc32c
 import msgspec
 
 from sparklog import errors, limits
@@ -281,10 +282,14 @@ class _Replay:
         )
 
     def _ends_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
+        """By `txn`; by the statistics only where another engine has dropped it."""
         return tuple(
-            max(self.offset(end_app_id(topic_id, number)), self._ends.get(number, 0))
+            txn.version if (txn := self._end_txn(topic_id, number)) else self._ends.get(number, 0)
             for number in numbers
         )
+
+    def _end_txn(self, topic_id: str, number: int) -> Txn | None:
+        return self.txns.get(end_app_id(topic_id, number))
 
     def _starts_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
         return tuple(self.offset(start_app_id(topic_id, number)) for number in numbers)
@@ -305,6 +310,12 @@ class _Replay:
                 if files and partition >= self._topic.partitions:
                     count = self._topic.partitions
                     return f"{files[0].path} is of partition {partition}, and there are {count}"
+                txn, end = self._end_txn(self.topic_id, partition), self._ends.get(partition, 0)
+                if txn and end > txn.version:
+                    return (
+                        f"partition {partition} has rows up to offset {end - 1}, and ends at"
+                        f" {txn.version}: somebody has added rows that are not of the log"
+                    )
         return None
 
     def compacted(self) -> Actions:
@@ -360,6 +371,8 @@ class Table:
         """The newest checkpoint that this table has started from or written."""
         self._replay = _Replay()
         self._is_settled = False
+        self._unconfirmed: dict[int, int] = {}
+        """CRC32C of the commits of ours that nobody has read back."""
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
@@ -403,6 +416,23 @@ class Table:
             if not self._is_settled:
                 self.store.settle(self.log_folder)
                 self._is_settled = True
+
+    def confirm(self) -> None:
+        """Reads back what we have committed, where another engine could have written over it.
+
+        Raises `ForeignTable`: the version holds something else now, and a new look at the table
+        does not find what we took for committed.
+        """
+        with self._lock:
+            for version, checksum in sorted(self._unconfirmed.items()):
+                with contextlib.suppress(ObjectMissing):  # cleaned up: a checkpoint stands for it
+                    if crc32c.crc32c(self.store.get(self._commit_path(version))) != checksum:
+                        reason = (
+                            f"another engine has written over our commit {version}: it does not"
+                            " commit conditionally; start the broker again to publish it anew"
+                        )
+                        raise errors.ForeignTable(topic=self.topic, reason=reason)
+                del self._unconfirmed[version]
 
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:
@@ -558,8 +588,11 @@ class Table:
             txn_id=secrets.token_hex(16),
         )
         path = self._commit_path(version)
-        if not claim(self.store, path, deltalog.encode_commit(info, actions), clock=self.clock):
+        data = deltalog.encode_commit(info, actions)
+        if not claim(self.store, path, data, clock=self.clock):
             return False
+        if not self.store.is_local:
+            self._unconfirmed[version] = crc32c.crc32c(data)
         try:
             if self._follows(version):
                 self._apply(version, actions)

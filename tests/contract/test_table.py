@@ -120,7 +120,8 @@ def test_untouched_partitions_are_shared(table: Table, clock: ManualClock) -> No
     create(table)
     before = append(table)
     file = table_file(clock, 1, 10, 19)
-    after = table.commit(lambda _: Change(adds=(file,)))
+    txns = {end_app_id(tables.TOPIC_ID, 1): 20}
+    after = table.commit(lambda _: Change(adds=(file,), txns=txns))
     assert after.files[0] is before.files[0]
     assert after.files[1] == (*before.files[1], file)
 
@@ -129,7 +130,8 @@ def test_file_in_between_is_sorted_in(table: Table, clock: ManualClock) -> None:
     """A file of lower offsets, as a foreign rewrite leaves it, takes its place in the order."""
     create(table, 1)
     late, early = table_file(clock, 0, 10, 19), table_file(clock, 0, 0, 9)
-    table.commit(lambda _: Change(adds=(late,)))
+    txns = {end_app_id(tables.TOPIC_ID, 0): 20}
+    table.commit(lambda _: Change(adds=(late,), txns=txns))
     seen = table.commit(lambda _: Change(adds=(early,)))
     assert seen.files == ((early, late),)
     assert seen == another(table).refresh()
@@ -556,12 +558,16 @@ def test_paths_are_compared_decoded(table: Table, store: Store) -> None:
     assert table.refresh().files == ((),)
 
 
-def test_end_is_never_below_the_files(table: Table, store: Store) -> None:
-    """Where a `txn` was lost, the statistics still say where the partition ends."""
+FIVE_ROWS = '{"numRecords":5,"minValues":{"offset":0},"maxValues":{"offset":4}}'
+
+
+def test_rows_beyond_the_end_are_not_ours(table: Table, store: Store) -> None:
+    """The `txn` says where the table ends; rows that somebody adds above it are refused by name."""
     create(table, 1)
-    stats = '{"numRecords":5,"minValues":{"offset":0},"maxValues":{"offset":4}}'
-    put_commit(store, 1, foreign_add("partition=0/x.parquet", stats=stats))
-    assert table.refresh().ends == (5,)
+    put_commit(store, 1, foreign_add("partition=0/x.parquet", stats=FIVE_ROWS))
+    with pytest.raises(errors.ForeignTable, match="offset 4, and ends at 0"):
+        table.refresh()
+    assert table.bounds(tables.TOPIC_ID, 1).ends == (0,)  # type: ignore[union-attr]
 
 
 METADATA: dict[str, Any] = {
@@ -575,6 +581,35 @@ METADATA: dict[str, Any] = {
         "sparklog.config": "{}",
     },
 }
+
+
+def test_the_files_say_the_end_where_the_txn_was_lost(table: Table, store: Store) -> None:
+    """Another engine may drop a `txn`; the statistics still say where the partition ends."""
+    put_commit(
+        store,
+        0,
+        {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
+        {"metaData": METADATA},
+        foreign_add("partition=0/x.parquet", stats=FIVE_ROWS),
+    )
+    assert table.refresh().ends == (5,)
+
+
+def test_a_commit_that_was_written_over_is_noticed(clock: ManualClock) -> None:
+    """On an object store what we have committed is read back, before the log lets go of it."""
+    store = MemoryStore(clock)
+    table = Table(store, "t", clock=clock)
+    create(table, 1)
+    append(table, 2)
+    table.confirm()
+    append(table)
+    path = f"{LOG}/{3:020d}.json"
+    store.put(path, store.get(f"{LOG}/{2:020d}.json"))
+    for _ in range(2):
+        with pytest.raises(errors.ForeignTable, match="written over our commit 3"):
+            table.confirm()
+    store.delete([path])
+    table.confirm()
 
 
 def with_property(name: str, value: str) -> dict[str, Any]:

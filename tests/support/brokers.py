@@ -123,6 +123,7 @@ class Rig:
             self.appender,
             self.ledger,
             self.writer,
+            confirm=self.publisher.confirm,
             clock=clock,
             bounds=options.keeper,
         )

@@ -246,9 +246,43 @@ def test_files_that_cannot_be_written_are_no_commit(rig: Rig) -> None:
     faulty(rig, Fault(operation="put_new", error=full, prefix="topics/t/partition=0"))
     with pytest.raises(errors.StorageFull):
         publish_once(rig)
-    assert (table(rig), table(rig, 1)) == ([], [])
+    assert (table(rig), table(rig, 1), files(rig.store)) == ([], [], [])
     assert publish_once(rig) == (2, 2)
     assert (table(rig), table(rig, 1)) == ([(0, b"a")], [(0, b"b")])
+
+
+def test_a_commit_that_is_refused_leaves_no_files(rig: Rig) -> None:
+    """Tried again every second, it would fill a disk that is full already."""
+    rig.append(["a"])
+    full = errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
+    faulty(rig, Fault(operation="put_new", error=full, prefix=LOG))
+    with pytest.raises(errors.StorageFull):
+        publish_once(rig)
+    assert files(rig.store) == []
+    assert publish_once(rig) == (1, 1)
+
+
+def test_nothing_is_written_for_a_table_that_is_held_back(rig: Rig) -> None:
+    """While a table cannot be written, each new try costs a look at it and no files."""
+    rig.append(["a"])
+    rig.ledger.topic("t").held_back = "it was foreign"
+    upgrade = b'{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}\n'
+    rig.store.put(f"{LOG}/{1:020d}.json", upgrade)
+    for _ in range(3):
+        with pytest.raises(errors.ForeignTable):
+            publish_once(rig)
+    assert files(rig.store) == []
+
+
+def test_who_waits_for_one_topic_hurries_no_other(rig: Rig) -> None:
+    """A topic that somebody waits for is due at once, and once; the others keep their pace."""
+    rig.create("other", 1)
+    rig.append(["a"])
+    rig.append(["b"], topic="other")
+    topic = rig.ledger.topic("t")
+    rig.publisher.want(topic)
+    assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
+    assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
 
 
 def test_a_missing_object_is_named(rig: Rig) -> None:
