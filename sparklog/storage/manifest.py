@@ -123,7 +123,9 @@ def read(store: Store, path: str) -> Manifest:
     if found.refused:
         raise errors.BadRequest(
             reason=f"batch {found.batch} of query {found.query} was staged and not committed for"
-            " so long that it was given up; write it again as a new batch"
+            f" so long that it was given up, in {path}; write it again as a new batch. Where the"
+            " query has been stopped since, and no driver of it is left, remove that object and"
+            " start the query: it stages the batch anew"
         )
     return found
 
