@@ -51,19 +51,25 @@ class HotTail:
         held = self._batches.get(_key(entry))
         return held[0].payload if held is not None else None
 
-    def run(self, topic_id: str, partition: int, offset: int, *, rows: int) -> list[HotBatch]:
+    def run(
+        self, topic_id: str, partition: int, offset: int, *, rows: int, limit_bytes: int
+    ) -> list[HotBatch]:
         """Batches that follow one another from exactly `offset`, some `rows` rows of them.
 
-        Empty where no batch here begins at `offset`.
+        No more than `limit_bytes`, but for the first. Empty where no batch here begins at `offset`.
         """
         found: list[HotBatch] = []
         while rows > 0:
             held = self._batches.get((topic_id, partition, offset))
             if held is None:
                 break
-            found.append(held[0])
-            rows -= held[0].entry.count
-            offset = held[0].entry.end
+            batch, size = held
+            limit_bytes -= size - _OVERHEAD_BYTES
+            if found and limit_bytes < 0:
+                break
+            found.append(batch)
+            rows -= batch.entry.count
+            offset = batch.entry.end
         return found
 
 

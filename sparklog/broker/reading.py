@@ -121,7 +121,13 @@ class LogReader:
     ) -> Iterator[Batch]:
         """The next batches from `start`, one at least: hot ones, or what a plan finds."""
         count = min(end - start, wish.batch_rows)
-        hot = self._hot.run(topic.topic_id, partition.number, start, rows=count)
+        hot = self._hot.run(
+            topic.topic_id,
+            partition.number,
+            start,
+            rows=count,
+            limit_bytes=limits.READ_RUN_BYTES,
+        )
         if hot:
             return self._hot_rows(topic, partition, hot, end, wish)
         return self._planned_rows(topic, partition, start, end, wish)
@@ -141,24 +147,24 @@ class LogReader:
         self, topic: Topic, partition: Partition, start: int, end: int, wish: _Wish
     ) -> Iterator[Batch]:
         """Batches up to `end`, or to the first slice that makes `batch_rows` offsets full."""
-        enough = min(start + wish.batch_rows, end)
         for _ in range(_PLAN_ATTEMPTS):
-            pieces = self._plan(topic, partition, start, end)
+            enough = min(start + wish.batch_rows, end)
+            pieces, until = self._plan(topic, partition, start, end, enough)
             try:
                 for run in _runs(pieces, wish.batch_rows):
                     for rows in self._rows_of(run, wish):
                         first, start = start, rows.column("offset")[-1].as_py() + 1
                         yield _batch(topic, partition, first, start, wish.select(rows))
                     if run[-1].end >= enough:
-                        end = run[-1].end
+                        until = run[-1].end
                         break
             except ObjectMissing as missing:
                 gone = missing.path
                 self._refresh(topic)
                 continue
-            if start < end:  # what no slice has is a gap
+            if start < until:  # what no slice has is a gap
                 nothing = pa.RecordBatch.from_pylist([], ROW_SCHEMA)
-                yield _batch(topic, partition, start, end, wish.select(nothing))
+                yield _batch(topic, partition, start, until, wish.select(nothing))
             return
         raise errors.MissingObject(path=gone, reason="the log names it still")
 
@@ -179,12 +185,19 @@ class LogReader:
 
     # -------------------------------------------------------------------------- planning
 
-    def _plan(self, topic: Topic, partition: Partition, start: int, end: int) -> list[Slice]:
-        """Slices of the range. The tail is taken first: what leaves it is in the table then."""
+    def _plan(
+        self, topic: Topic, partition: Partition, start: int, end: int, enough: int
+    ) -> tuple[Iterator[Slice], int]:
+        """Slices from `start` on, and where they end: at `enough` or beyond, at `end` at most.
+
+        A backlog may have very many entries, so no more of it is taken than up to `enough`; and it
+        is taken before the table is looked at, because what leaves it is in the table then.
+        """
         number = partition.number
         with self._ledger.lock:
-            tail = tuple(partition.unpublished)
+            tail = partition.unpublished_in(start, enough)
             published = partition.published
+        until = min(end, max(published, tail[-1].entry.end if tail else 0))
         snapshot = self._table(topic).snapshot
         if not _reaches(snapshot, topic, number, published):
             snapshot = self._refresh(topic)
@@ -193,14 +206,15 @@ class LogReader:
         if not _reaches(snapshot, topic, number, published):
             reason = f"offsets of partition {number} below {published} were in it, and are not now"
             raise errors.ForeignTable(topic=topic.name, reason=reason)
-        return plan.plan(
+        pieces = plan.slices(
             topic=topic.name,
             snapshot=snapshot,
-            tail=plan.join_tail(snapshot.ends[number], tail),
+            tail=tail,
             partition=number,
             start=start,
-            end=end,
+            end=until,
         )
+        return pieces, until
 
     def _table(self, topic: Topic) -> Table:
         found = self._tables.get(topic.topic_id)
@@ -302,7 +316,9 @@ class LogReader:
 
     def _offset_for_time(self, topic: Topic, partition: Partition, timestamp_us: int) -> int:
         wish = _Wish(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
-        for piece in self._plan(topic, partition, partition.start, partition.end):
+        start, end = partition.start, partition.end
+        pieces, _ = self._plan(topic, partition, start, end, enough=end)
+        for piece in pieces:
             if plan.latest_timestamp_us(piece) < timestamp_us:
                 continue
             for batch in self._all(topic, partition, piece.first, piece.end, wish):
@@ -336,15 +352,16 @@ def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
     run: list[Slice] = []
     size = 0
     for piece in pieces:
+        more = payload_bytes(piece.entry.entry) if piece.entry is not None else 0
         if run and not (
             piece.source is run[0].source is Source.WAL
             and piece.end - run[0].first <= batch_rows
-            and size <= limits.FLUSH_MAX_BYTES
+            and size + more <= limits.READ_RUN_BYTES
         ):
             yield run
             run, size = [], 0
         run.append(piece)
-        size += payload_bytes(piece.entry.entry) if piece.entry is not None else 0
+        size += more
     if run:
         yield run
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import msgspec
 
@@ -81,9 +80,9 @@ def _cut(each: Slice, parts: int) -> list[Slice]:
         groups = round((each.first + number * step - base) / limits.ROW_GROUP_ROWS)
         at = base + groups * limits.ROW_GROUP_ROWS
         if first < at < each.end:
-            found.append(replace(each, first=first, end=at))
+            found.append(msgspec.structs.replace(each, first=first, end=at))
             first = at
-    return [*found, replace(each, first=first)]
+    return [*found, msgspec.structs.replace(each, first=first)]
 
 
 # ------------------------------------------------------------------------------ bytes

@@ -6,7 +6,10 @@ there on the WAL continues exactly: its entries follow one another without a hol
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import bisect
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
 from sparklog import errors, limits
 from sparklog.storage.snapshot import Located, Slice, Source, TableFile, TableSnapshot
@@ -51,10 +54,27 @@ def plan(
     start: int,
     end: int,
 ) -> list[Slice]:
+    """All of `slices`, for who reads all of them or shares them out."""
+    return list(
+        slices(topic=topic, snapshot=snapshot, tail=tail, partition=partition, start=start, end=end)
+    )
+
+
+def slices(
+    *,
+    topic: str,
+    snapshot: TableSnapshot,
+    tail: Sequence[Located],
+    partition: int,
+    start: int,
+    end: int,
+) -> Iterator[Slice]:
     """Slices that together hold every record with `start` <= offset < `end`, in order.
 
-    `tail` is `join_tail`'s. Raises `OffsetOutOfRange` where a part of the range is below the log
-    start or beyond the high watermark, `UnknownPartition` and `UnknownTopic`.
+    Each is made when it is asked for: who takes the first few does not pay for what follows.
+    `tail` is `join_tail`'s, or as much of it as holds offsets of the range. Raises, before the
+    first slice, `OffsetOutOfRange` where a part of the range is below the log start or beyond the
+    high watermark, `UnknownPartition` and `UnknownTopic`.
     """
     if snapshot.topic_id is None:
         raise errors.UnknownTopic(topic=topic)
@@ -69,31 +89,15 @@ def plan(
             raise errors.OffsetOutOfRange(
                 topic=topic, partition=partition, offset=offset, start=log_start, end=watermark
             )
-
-    def piece(first: int, last: int, source: Source, **where: object) -> Slice:
-        return Slice(
-            topic=topic,
-            topic_id=snapshot.topic_id or "",
-            partition=partition,
-            first=first,
-            end=last,
-            source=source,
-            **where,  # type: ignore[arg-type]
-        )
-
+    piece = partial(Slice, topic=topic, topic_id=snapshot.topic_id, partition=partition)
+    in_table, in_log = partial(piece, source=Source.FILES), partial(piece, source=Source.WAL)
     published = snapshot.ends[partition]
-    slices = [
-        piece(max(start, low), min(end, high), Source.FILES, files=files)
-        for files, low, high in _clusters(
-            snapshot.files[partition], start, min(end, published), published
-        )
-    ]
-    for located in tail:
-        entry = located.entry
-        first, last = max(start, entry.base_offset, published), min(end, entry.end)
-        if first < last:
-            slices.append(piece(first, last, Source.WAL, entry=located))
-    return slices
+    clusters = _clusters(snapshot.files[partition], start, min(end, published), published)
+    entries = _entries(tail, max(start, published), end)
+    return itertools.chain(
+        (in_table(first=first, end=last, files=files) for files, first, last in clusters),
+        (in_log(first=first, end=last, entry=located) for located, first, last in entries),
+    )
 
 
 def latest_timestamp_us(piece: Slice) -> int:
@@ -107,27 +111,56 @@ def latest_timestamp_us(piece: Slice) -> int:
 
 def _clusters(
     files: Sequence[TableFile], start: int, end: int, published: int
-) -> list[tuple[tuple[TableFile, ...], int, int]]:
+) -> Iterator[tuple[tuple[TableFile, ...], int, int]]:
     """Files that may hold an offset of `start` … `end`, grouped where their offsets overlap.
 
-    Each group comes with the range that it covers. A file without statistics may hold anything,
-    so it joins all others to one group.
+    Each group comes with the part of the range that it covers. A file without statistics may hold
+    anything, so it joins all others to one group.
     """
     if start >= end:
-        return []
-    spans = []
-    for file in files:
-        low = 0 if file.first is None else file.first
-        high = published if file.last is None else file.last + 1
-        if low < end and high > start:
-            spans.append((low, high, file))
-    spans.sort(key=lambda span: (span[0], span[1]))
-    groups: list[tuple[list[TableFile], int, int]] = []
-    for low, high, file in spans:
-        if groups and low < groups[-1][2]:
-            members, group_low, group_high = groups[-1]
+        return
+    later = bisect.bisect_right(files, start, key=_low)
+    # Of the files that begin up to here only the last reaches so far, but for another engine's,
+    # which may have any length: so each is looked at. All that do have `start` in common.
+    members = [
+        file for file in itertools.islice(files, later) if file.last is None or file.last >= start
+    ]
+    ends = (published if file.last is None else file.last + 1 for file in members)
+    first, last = start, max(ends, default=start)
+    for index in range(later, len(files)):
+        file = files[index]
+        low, high = file.first, file.last
+        assert low is not None, "files without statistics come first"
+        assert high is not None
+        if low >= end:
+            break
+        if low < last:
             members.append(file)
-            groups[-1] = (members, group_low, max(group_high, high))
+            last = max(last, high + 1)
         else:
-            groups.append(([file], low, high))
-    return [(tuple(members), low, high) for members, low, high in groups]
+            if members:
+                yield tuple(members), first, last
+            members, first, last = [file], low, high + 1
+    if members:
+        yield tuple(members), first, min(last, end)
+
+
+def _low(file: TableFile) -> int:
+    """What files are in order of: no statistics, which come first, may mean any offset."""
+    return 0 if file.first is None else file.first
+
+
+def _entries(tail: Sequence[Located], start: int, end: int) -> Iterator[tuple[Located, int, int]]:
+    """Entries that hold an offset of `start` … `end`, each with the part of the range it holds."""
+    if start >= end:
+        return
+    for index in range(bisect.bisect_right(tail, start, key=_end), len(tail)):
+        located = tail[index]
+        first, last = located.entry.base_offset, located.entry.end
+        if first >= end:
+            break
+        yield located, max(start, first), min(end, last)
+
+
+def _end(located: Located) -> int:
+    return located.entry.end

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +20,7 @@ from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.publish import encode, write_file
-from sparklog.storage.snapshot import TableFile
+from sparklog.storage.snapshot import Located, Slice, TableFile
 from sparklog.storage.table import Change, Table, table_folder
 from tests.support.brokers import (
     Rig,
@@ -375,6 +376,28 @@ def test_batches_have_a_bound(rig: Rig) -> None:
         assert [offset for offset, _ in rows_of(batches)] == list(range(20))
 
 
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+def test_batches_have_a_bound_in_bytes(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, hot_bytes: int
+) -> None:
+    """Neighbours are one batch as long as they are small; a large one comes alone."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+    rig.create()
+    sizes = [1_000] * 10 + [9_000] + [1_000] * 10
+    for size in sizes:
+        rig.append([b"x" * size])
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", 4_100)
+    readers: list[Iterator[Batch]] = [
+        rig.core.read("t", 0, 0, len(sizes)),
+        until_idle(rig.core.tail(positions(0), idle_seconds=0.0)),
+    ]
+    for batches in readers:
+        found = [batch.rows for batch in batches]
+        assert [len(value.as_py()) for rows in found for value in rows.column("value")] == sizes
+        assert all(rows.num_rows == 1 or rows.column("value").nbytes <= 4_100 for rows in found)
+        assert len(found) < len(sizes)
+
+
 def test_a_range_that_does_not_exist_is_refused_at_once(rig: Rig) -> None:
     """Before the first batch, by what is wrong with it."""
     rig.append(["a", "b"])
@@ -402,6 +425,67 @@ def test_many_small_entries_are_read_together(store: MemoryStore, clock: ManualC
         rig.core.wait(ticket)
     (batch,) = rig.core.read("t", 0, 0, 500)
     assert batch.rows.num_rows == 500
+
+
+def test_a_long_table_is_planned_as_it_is_read(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many files follow, each costs the reader of all of them the same."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    for number in range(20):
+        rig.append([f"{number}"])
+        rig.publish()
+    made = 0
+
+    def counting(**what: Any) -> Slice:
+        nonlocal made
+        made += 1
+        return Slice(**what)
+
+    monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
+    monkeypatch.setattr(limits, "SCAN_BATCH_ROWS", 1)
+    assert len(list(rig.core.read("t", 0, 0, 20))) == 20
+    assert made <= 2 * 20
+
+
+class Counted(list[Located]):
+    """Counts the entries that are looked at."""
+
+    looked_at = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.looked_at += len(found) if isinstance(at, slice) else 1
+        return found
+
+    def __iter__(self) -> Iterator[Located]:
+        for each in super().__iter__():
+            self.looked_at += 1
+            yield each
+
+
+def counted(rig: Rig, count: int) -> Counted:
+    """What waits for the table of t: so many entries of one record."""
+    tickets = [rig.submit([f"{number}"]) for number in range(count)]
+    for ticket in tickets:
+        rig.core.wait(ticket)
+    partition = rig.ledger.topic("t").partition(0)
+    partition.unpublished = found = Counted(partition.unpublished)
+    return found
+
+
+def test_a_reader_takes_no_more_of_a_backlog_than_it_reads(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The cost of a few records does not grow with what waits before and behind them."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    backlog = counted(rig, 500)
+    tail = rig.core.tail(positions(300), batch_rows=10)
+    assert rows_of([next(tail)]) == [(n, b"%d" % n) for n in range(300, 310)]
+    assert backlog.looked_at < 50
+    assert len(rig.read()) == 500
 
 
 @pytest.mark.parametrize("moment", ["opened", "while reading"])
@@ -690,6 +774,57 @@ def test_times_of_an_unknown_partition(rig: Rig) -> None:
     """A partition that the topic does not have is named."""
     with pytest.raises(errors.UnknownPartition):
         rig.core.offsets_for_times(wire.OffsetsForTimes(topic="t", timestamps_us={1: 0}))
+
+
+# ------------------------------------------------------------------------------ what waits
+
+
+def test_a_young_backlog_is_not_gone_through(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the oldest record has not waited long, the others are not asked."""
+    backlog = counted(rig, 500)
+    monkeypatch.setattr(limits, "FLUSH_MAX_ENTRIES", 8)
+    assert list(rig.ledger.waiting_since(clock.now_us())) == []
+    assert backlog.looked_at < 30
+    clock.advance(1.0)
+    assert len(list(rig.ledger.waiting_since(clock.now_us()))) == 500
+
+
+@pytest.mark.parametrize("portion", [1, 4_096])
+def test_what_waits_is_found_whatever_clock_a_predecessor_had(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, portion: int
+) -> None:
+    """Records from the future hold up nothing but themselves."""
+    monkeypatch.setattr(limits, "FLUSH_MAX_ENTRIES", portion)
+    ahead, ours = ManualClock(2_000_000_000_000_000), ManualClock(1_999_999_900_000_000)
+    first = Rig(store, ahead)
+    first.create()
+    first.append(["a"])
+    Rig(store, ours).append(["b"])
+    rig = Rig(store, ours)
+    rig.append(["c"])
+
+    def found() -> list[int]:
+        return [each.entry.base_offset for each in rig.ledger.waiting_since(ours.now_us())]
+
+    assert found() == []
+    ours.advance(10.0)
+    rig.append(["d"])
+    assert found() == [1, 2]
+    ours.advance(100.0)
+    assert found() == [0, 1, 2, 3]
+
+
+def test_what_waits_is_counted_with_what_it_costs(rig: Rig) -> None:
+    """Many tiny records do not outgrow the memory that the bounds of a backlog allow."""
+    topic, ledger = rig.ledger.topic("t"), rig.ledger
+    for _ in range(10):
+        rig.append(["x"])
+    assert ledger.unpublished_bytes == topic.unpublished_bytes
+    assert ledger.unpublished_bytes >= ledger.written_bytes + 10 * 500
+    rig.publish()
+    assert (ledger.unpublished_bytes, topic.unpublished_bytes) == (0, 0)
 
 
 # ------------------------------------------------------------------------------ publishing

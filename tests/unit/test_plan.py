@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.storage.plan import high_watermark, join_tail, latest_timestamp_us, plan
+from sparklog.storage.plan import high_watermark, join_tail, latest_timestamp_us, plan, slices
 from sparklog.storage.snapshot import (
     Entry,
     Kind,
@@ -44,9 +46,15 @@ def table_file(first: int | None, last: int | None, name: str = "f") -> TableFil
 
 
 def table(*files: TableFile, end: int, start: int = 0) -> TableSnapshot:
-    """A table with those files in its only partition."""
+    """A table with those files in its only partition, in the order that a snapshot has."""
+    ordered = sorted(files, key=lambda file: -1 if file.first is None else file.first)
     return TableSnapshot(
-        version=0, topic_id="id", partitions=1, ends=(end,), starts=(start,), files=(files,)
+        version=0,
+        topic_id="id",
+        partitions=1,
+        ends=(end,),
+        starts=(start,),
+        files=(tuple(ordered),),
     )
 
 
@@ -57,9 +65,9 @@ def planned(
     return plan(topic="t", snapshot=snapshot, tail=tail, partition=partition, start=start, end=end)
 
 
-def shape(slices: list[Slice]) -> list[tuple[int, int, str]]:
+def shape(pieces: list[Slice]) -> list[tuple[int, int, str]]:
     """What a plan is about."""
-    return [(piece.first, piece.end, piece.source.value) for piece in slices]
+    return [(piece.first, piece.end, piece.source.value) for piece in pieces]
 
 
 # ------------------------------------------------------------------------------ the tail
@@ -104,11 +112,13 @@ def test_an_entry_that_is_half_published_counts() -> None:
     """Where the table ends amid an entry, its rest continues the table."""
     entries = (located(0, 4), located(4, 1))
     assert join_tail(2, entries) == entries
-    assert shape(planned(table(table_file(0, 1), end=2), entries, 0, 5)) == [
+    snapshot = table(table_file(0, 1), end=2)
+    assert shape(planned(snapshot, entries, 0, 5)) == [
         (0, 2, "files"),
         (2, 4, "wal"),
         (4, 5, "wal"),
     ]
+    assert shape(planned(snapshot, entries, 0, 1)) == [(0, 1, "files")]
 
 
 def test_a_carried_copy_outlives_the_entry() -> None:
@@ -139,10 +149,10 @@ def logs(draw: st.DrawFn) -> tuple[TableSnapshot, tuple[Located, ...], set[int]]
         files.append(table_file(first, last, f"{number}:{sorted(inside)}"))
         offsets |= inside
         at += count + draw(st.integers(0, 2))
-    overlaps = draw(st.booleans())
-    if files and overlaps:
-        # Another engine wrote two files of overlapping offsets.
-        files.append(table_file(0, max(at - 1, 0), "wide:[]"))
+    for number in range(draw(st.integers(0, 2)) if files else 0):
+        # Another engine wrote files of overlapping offsets.
+        first = draw(st.integers(0, at - 1))
+        files.append(table_file(first, draw(st.integers(first, at - 1)), f"wide {number}:[]"))
     published = at
     tail = []
     for _ in range(draw(st.integers(0, 3))):
@@ -154,10 +164,10 @@ def logs(draw: st.DrawFn) -> tuple[TableSnapshot, tuple[Located, ...], set[int]]
     return table(*files, end=published, start=start), tuple(tail), offsets
 
 
-def read(slices: list[Slice]) -> list[int]:
+def read(pieces: list[Slice]) -> list[int]:
     """The offsets that a reader gets, if each file holds what its name says."""
     found = []
-    for piece in slices:
+    for piece in pieces:
         inside: list[int] = []
         if piece.entry is not None:
             inside = list(range(piece.entry.entry.base_offset, piece.entry.entry.end))
@@ -177,14 +187,49 @@ def test_a_plan_finds_every_record_once(
     low, high = snapshot.starts[0], high_watermark(snapshot, 0, tail)
     start = data.draw(st.integers(low, high))
     end = data.draw(st.integers(start, high))
-    slices = planned(snapshot, tail, start, end)
-    bounds = [bound for piece in slices for bound in (piece.first, piece.end)]
+    pieces = planned(snapshot, tail, start, end)
+    bounds = [bound for piece in pieces for bound in (piece.first, piece.end)]
     assert bounds == sorted(bounds)
-    assert all(start <= piece.first < piece.end <= end for piece in slices)
-    assert read(slices) == sorted(offset for offset in offsets if start <= offset < end)
-    for piece in slices:
+    assert all(start <= piece.first < piece.end <= end for piece in pieces)
+    assert read(pieces) == sorted(offset for offset in offsets if start <= offset < end)
+    for piece in pieces:
         assert (piece.topic, piece.topic_id, piece.partition) == ("t", "id", 0)
         assert (piece.entry is None) is (piece.source is Source.FILES)
+    if start < end:
+        # As much of the tail as holds offsets of the range is enough.
+        part = [e for e in tail if e.entry.end > start and e.entry.base_offset < end]
+        assert planned(snapshot, tuple(part), start, end) == pieces
+
+
+@pytest.mark.parametrize("start", [0, 505, 1_000, 1_050, 1_099])
+def test_a_slice_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, start: int) -> None:
+    """Who takes the first slice of a long log does not pay for the others."""
+    snapshot = table(*(table_file(at, at + 9) for at in range(0, 1_000, 10)), end=1_000)
+    tail = tuple(located(1_000 + number, 1) for number in range(100))
+    made = []
+
+    def counting(**what: Any) -> Slice:
+        made.append(what["first"])
+        return Slice(**what)
+
+    monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
+    found = slices(topic="t", snapshot=snapshot, tail=tail, partition=0, start=start, end=1_100)
+    assert made == []
+    assert next(found).first == start
+    assert made == [start]
+
+
+def test_a_file_that_reaches_far_is_read_with_all_that_it_overlaps() -> None:
+    """Another engine's file counts wherever its offsets may be, however long before it begins."""
+    files = [table_file(at, at + 9) for at in range(0, 100, 10)]
+    wide = table_file(5, 74, "wide")
+    snapshot = table(wide, *files, end=100)
+    first, *others = planned(snapshot, (), 62, 90)
+    assert (first.first, first.end, first.files) == (62, 80, (wide, files[6], files[7]))
+    assert [(piece.first, piece.end, piece.files) for piece in others] == [(80, 90, (files[8],))]
+    unknown = table_file(None, None)
+    (whole,) = planned(table(unknown, *files, end=100), (), 62, 90)
+    assert (whole.first, whole.end, whole.files) == (62, 90, (unknown, *files[6:9]))
 
 
 @pytest.mark.parametrize(("start", "end"), [(4, 6), (5, 13), (-1, 6), (13, 13)])
