@@ -1,16 +1,20 @@
 """The janitor: keeps what has been published cheap to read and small, one little piece a tick.
 
-Each topic gets, when due: one merge of small files, a checkpoint of its Delta log, the log's
-cleaning, and the sweeping of files that nobody needs. A topic whose upkeep fails is named in the
-log and left alone for a while; the others go on. Besides, staged files of Spark batches go once all
-their records are published, and abandoned ones after a day; and the files of deleted topics, after
-the graces that all files have.
+Each topic gets, when due: a checkpoint of its Delta log, the log's cleaning, the sweeping of files
+that nobody needs, and one merge of small files. A topic whose upkeep fails is named in the log and
+left alone for a while; the others go on. Besides, staged files of Spark batches go once all their
+records are published, and abandoned ones after a day; the files of deleted topics, after the graces
+that all files have; and what crashed puts have left, once it is old.
+
+A broker that was replaced may not know it yet, nor what its successor has made since. So nothing
+goes because this broker does not know it: only the metadata can say that a topic is gone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 import structlog
 
@@ -19,11 +23,15 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import compaction, staging, upkeep
+from sparklog.storage.manifest import Manifest
+from sparklog.storage.meta import MetaStore, TopicMeta
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
-from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.snapshot import BatchId, TableSnapshot
 from sparklog.storage.table import Table
 
 _log = structlog.get_logger("sparklog.janitor")
+_FOLDERS: Final = ("heartbeats", "meta", "staging", "topics", "wal")
+"""Where objects are put over and over. A root may hold what is not ours, and not to be read."""
 
 
 @dataclass(slots=True)
@@ -82,6 +90,7 @@ class Janitor:
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
             self._sweep_deleted(should_stop)
+            self._sweep_temporaries()
 
     def _watch(self) -> None:
         """Notes whether we are busy: by the rate since the last tick."""
@@ -114,6 +123,14 @@ class Janitor:
         if snapshot.topic_id is None:
             return
         now = self._clock.monotonic()
+        if upkeep.checkpoint_due(table, every=self._settings.table_checkpoint_every):
+            table.checkpoint()
+            upkeep.clean_log(table)
+        if now >= chores.due.get("sweep", 0.0):
+            chores.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+            upkeep.sweep_replaced(table)
+            upkeep.sweep_orphans(table)
+        # Last: a file that cannot be merged is in the way of other merges only.
         is_settling = now >= chores.due.get("settle", 0.0)
         if (snapshot.version != chores.seen_version or is_settling) and self._has_time(snapshot):
             chores.seen_version = snapshot.version
@@ -129,13 +146,6 @@ class Janitor:
                 compaction.compact(table, group)
             if is_settling:
                 chores.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
-        if upkeep.checkpoint_due(table, every=self._settings.table_checkpoint_every):
-            table.checkpoint()
-            upkeep.clean_log(table)
-        if now >= chores.due.get("sweep", 0.0):
-            chores.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
-            upkeep.sweep_replaced(table)
-            upkeep.sweep_orphans(table)
 
     def _has_time(self, snapshot: TableSnapshot) -> bool:
         """Whether merging may take its share of the machine: not while very much is coming in.
@@ -182,15 +192,45 @@ class Janitor:
         except (errors.SparklogError, ObjectMissing, OSError) as error:
             _log.warning("sweeping of staged files failed", reason=str(error))
 
-    def _is_published(self, topic_name: str, partition: int, query: str, batch: int) -> bool:
-        """Whether the batch's records in that partition are in the table; so too if it is gone."""
-        try:
-            topic = self._ledger.topic(topic_name)
-            place = topic.partition(partition)
-        except errors.Invalid:
-            return True
+    def _is_published(self, batch: Manifest) -> bool:
+        """Whether the batch's records are in their tables; so too those whose place is gone.
+
+        Any partition that remembers the batch speaks for all, as it does when one is adopted.
+        """
+        topics = MetaStore(self._store, clock=self._clock).reload().topics
+        batch_id = BatchId(batch.query, batch.batch)
         with self._ledger.lock:
-            known = [each for each in place.batches.get(query, ()) if each.batch_id.batch == batch]
-            if not known:
-                return any(each.batch_id.batch > batch for each in place.batches.get(query, ()))
-            return place.published >= known[0].end
+            alive = [topic for each in topics.values() if (topic := self._ours(each))]
+            written = [
+                (partition, found)
+                for topic in alive
+                for partition in topic.partitions
+                if (found := partition.find_batch(batch_id))
+            ]
+            if written:
+                return all(partition.published >= found.end for partition, found in written)
+            return all(
+                self._is_over(topics.get(each.topic), each.partition, batch_id)
+                for each in batch.sections
+            )
+
+    def _is_over(self, known: TopicMeta | None, number: int, batch_id: BatchId) -> bool:
+        """Whether the partition is gone, or has had a later batch of the query."""
+        if known is None or number >= len(known.partitions):
+            return True
+        topic = self._ours(known)
+        if topic is None or number >= len(topic.partitions):
+            return False  # somebody else has made it
+        later = topic.partitions[number].batches.get(batch_id.query, ())
+        return any(each.batch_id.batch > batch_id.batch for each in later)
+
+    def _ours(self, known: TopicMeta) -> Topic | None:
+        return self._ledger.by_id(known.topic_id)
+
+    def _sweep_temporaries(self) -> None:
+        older_than_us = self._clock.now_us() - round(limits.TEMPORARY_KEPT_SECONDS * 1e6)
+        try:
+            for folder in _FOLDERS:
+                self._store.sweep_temporaries(folder, older_than_us)
+        except (errors.SparklogError, OSError) as error:
+            _log.warning("sweeping of what crashed puts left failed", reason=str(error))

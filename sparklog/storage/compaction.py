@@ -7,7 +7,8 @@ Rules of this room:
 - A merge at least doubles the size of every file in it, so a byte is rewritten at most once per
   doubling; and as a merge waits for many files of a size, about once per factor `compact_files`.
 - Rows are counted in and out, bounds compared, and page checksums verified: what cannot be shown
-  to be the same is not committed.
+  to be the same is not committed. A file that is not what the log says is reported by its name,
+  before any of its rows is taken over.
 - The commit lands only where every input is still active in the version before it. Otherwise the
   merge is given up, and its output, which no commit names, removed.
 - The replaced files stay for readers that know them; `upkeep` removes them later.
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog import errors, limits
@@ -42,6 +44,8 @@ class Group:
     topic_id: str
     partition: int
     files: tuple[TableFile, ...]
+    end: int
+    """The partition's: no row of the files lies at or beyond it."""
     is_last: bool
     """Whether the result will hardly be merged again, so that it is worth some effort."""
 
@@ -78,6 +82,7 @@ def choose(
                 topic_id=snapshot.topic_id or "",
                 partition=partition,
                 files=tuple(pack),
+                end=snapshot.ends[partition],
                 is_last=everything or 2 * _size(pack) > target_bytes,
             )
             for pack in packs
@@ -225,50 +230,111 @@ def _merge(store: Store, topic: str, group: Group) -> publish.Encoded | None:
     encoder = publish.Encoder(level=level)
     total = 0
     for file in group.files:
-        rows, first, last = 0, None, None
-        for batch in _read(store, data_path(topic, file)):
-            offsets = batch.column("offset")
-            first = offsets[0].as_py() if first is None else first
-            last = offsets[-1].as_py()
-            rows += batch.num_rows
+        for batch in _read(store, data_path(topic, file), file, group.end):
             encoder.add(batch)
-        if (rows, first, last) != (
-            rows if file.rows is None else file.rows,
-            first if file.first is None else file.first,
-            last if file.last is None else file.last,
-        ):
-            raise errors.CorruptObject(
-                path=data_path(topic, file),
-                check=f"holds {rows} rows of offsets {first} to {last}, and the log says "
-                f"{file.rows}, {file.first} to {file.last}",
-            )
-        total += rows
+            total += batch.num_rows
     return encoder.finish() if total else None
 
 
-def _read(store: Store, path: str) -> Iterator[pa.RecordBatch]:
+def _read(store: Store, path: str, file: TableFile, end: int) -> Iterator[pa.RecordBatch]:
     """The file's rows as `FILE_SCHEMA`, in offset order, whoever wrote it and in whatever order."""
     try:
         with store.open(path) as source:
             parquet = pq.ParquetFile(
                 source, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
             )
-            offsets = parquet.read(columns=["offset"]).column("offset").to_numpy()
-            if _rises(offsets):
-                batches = parquet.iter_batches(
-                    batch_size=limits.ROW_GROUP_ROWS, columns=FILE_SCHEMA.names, use_threads=False
-                )
-            elif not _rises(np.sort(offsets)):
-                raise errors.CorruptObject(path=path, check="holds an offset twice")
-            else:
-                whole = parquet.read(columns=FILE_SCHEMA.names, use_threads=False)
-                batches = whole.sort_by("offset").to_batches()
-            for batch in batches:
+            offsets = _offsets(parquet, path)
+            is_sorted = _rises(offsets)
+            _check_offsets(offsets if is_sorted else np.sort(offsets), path, file, end)
+            missing = len(offsets)
+            for batch in _batches(parquet) if is_sorted else _sorted_batches(parquet):
                 if batch.num_rows:
-                    yield batch.select(FILE_SCHEMA.names).cast(FILE_SCHEMA)
-    except (pa.ArrowException, OSError) as error:
+                    conformed = _conform(batch)
+                    _check_times(conformed.column("timestamp"), path)
+                    missing -= batch.num_rows
+                    yield conformed
+            if missing:
+                check = f"holds {len(offsets)} offsets, and {missing} rows fewer"
+                raise errors.CorruptObject(path=path, check=check)
+    except errors.SparklogError:
+        raise
+    except FileNotFoundError as error:
+        raise ObjectMissing(path) from error
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
         raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
+
+
+def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+    """The rows as they stand, in batches that are no heavier than row groups of ours."""
+    for number in range(parquet.num_row_groups):
+        group = parquet.metadata.row_group(number)
+        light_rows = limits.ROW_GROUP_BYTES * group.num_rows // max(group.total_byte_size, 1)
+        yield from parquet.iter_batches(
+            batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
+            row_groups=[number],
+            columns=FILE_SCHEMA.names,
+            use_threads=False,
+        )
+
+
+def _sorted_batches(parquet: pq.ParquetFile) -> list[pa.RecordBatch]:
+    """The rows in offset order; all of them are in memory at once."""
+    whole = parquet.read(columns=FILE_SCHEMA.names, use_threads=False)
+    return whole.sort_by("offset").to_batches()
+
+
+def _conform(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The rows with `FILE_SCHEMA`'s columns; Delta has a file lack one that is null in all rows."""
+    columns = [
+        batch.column(field.name).cast(field.type)
+        if field.name in batch.schema.names
+        else pa.nulls(batch.num_rows, field.type)
+        for field in FILE_SCHEMA
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=FILE_SCHEMA)
+
+
+# ------------------------------------------------------------------------------ checking
+
+
+def _offsets(parquet: pq.ParquetFile, path: str) -> npt.NDArray[np.int64]:
+    column = parquet.read(columns=["offset"]).column("offset").cast(pa.int64())
+    if column.null_count:
+        raise errors.CorruptObject(path=path, check="holds a record without an offset")
+    return column.to_numpy()
 
 
 def _rises(offsets: npt.NDArray[np.int64]) -> bool:
     return bool(np.all(offsets[1:] > offsets[:-1]))
+
+
+def _check_offsets(offsets: npt.NDArray[np.int64], path: str, file: TableFile, end: int) -> None:
+    """Raises `CorruptObject` where the sorted offsets are not those that the log tells of."""
+    if not _rises(offsets):
+        raise errors.CorruptObject(path=path, check="holds an offset twice")
+    rows = len(offsets)
+    first, last = (int(offsets[0]), int(offsets[-1])) if rows else (None, None)
+    if (rows, first, last) != (
+        rows if file.rows is None else file.rows,
+        first if file.first is None else file.first,
+        last if file.last is None else file.last,
+    ):
+        raise errors.CorruptObject(
+            path=path,
+            check=f"holds {rows} rows of offsets {first} to {last}, and the log says "
+            f"{file.rows}, {file.first} to {file.last}",
+        )
+    if rows and (offsets[0] < 0 or offsets[-1] >= end):
+        check = f"holds offsets {first} to {last}, and its partition ends at {end}"
+        raise errors.CorruptObject(path=path, check=check)
+
+
+def _check_times(times: pa.Array, path: str) -> None:
+    """Raises `CorruptObject` where a row has no time, or one that no statistics can tell."""
+    if times.null_count:
+        raise errors.CorruptObject(path=path, check="holds a record without a time")
+    bounds = pc.min_max(times.cast(pa.int64()))
+    for bound_us in (bounds["min"].as_py(), bounds["max"].as_py()):
+        if not limits.TIMESTAMP_MIN_US <= bound_us <= limits.TIMESTAMP_MAX_US:
+            check = f"holds timestamp {bound_us} µs, outside the years 1 to 9999"
+            raise errors.CorruptObject(path=path, check=check)

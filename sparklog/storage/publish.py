@@ -5,6 +5,8 @@ Rules of this room:
 - Nothing here knows a commit: a file that was put is no part of the table until `Table.commit` adds
   it, and an orphan if that never happens. So its name is random, and no file is ever replaced.
 - Offsets rise strictly within a file; this is checked before a byte is written.
+- A row group is bounded by rows and by bytes, and none reaches over a multiple of `ROW_GROUP_ROWS`
+  rows of its file: whoever cuts a file there cuts between two.
 - Statistics for what readers skip by: offset and timestamp. Offsets and times are packed as
   differences, keys as a dictionary where they repeat, and values that do not shrink are left as
   they are: they cost nothing to write or to read.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -56,7 +58,7 @@ class Encoded:
 
 
 class Encoder:
-    """One Parquet file, batch by batch; holds what it has encoded and less than one row group."""
+    """One Parquet file, batch by batch; holds what it has encoded and the rows of a row group."""
 
     def __init__(self, *, level: int = FAST_LEVEL, capacity_bytes: int | None = None) -> None:
         """With `capacity_bytes`, which must suffice, memory is taken once and nothing is moved."""
@@ -68,6 +70,7 @@ class Encoder:
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_rows = 0
+        self._waiting_bytes = 0
         self._rows = 0
         self._first = 0
         self._last = -1
@@ -76,16 +79,26 @@ class Encoder:
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Appends rows of `ROW_SCHEMA` or `FILE_SCHEMA`."""
-        self._waiting.append(batch.select(FILE_SCHEMA.names))
-        self._waiting_rows += batch.num_rows
-        if self._waiting_rows >= limits.ROW_GROUP_ROWS:
-            self._write(self._waiting_rows // limits.ROW_GROUP_ROWS * limits.ROW_GROUP_ROWS)
+        for piece in _pieces(batch.select(FILE_SCHEMA.names)):
+            self._waiting.append(piece)
+            self._waiting_rows += piece.num_rows
+            self._waiting_bytes += piece.nbytes
+            while self._waiting_rows >= self._missing_rows:
+                self._write(self._missing_rows)
+            if self._waiting_bytes >= limits.ROW_GROUP_BYTES:
+                self._write(self._waiting_rows)
+
+    @property
+    def _missing_rows(self) -> int:
+        """How many rows after the written ones a row group ends at the latest."""
+        return limits.ROW_GROUP_ROWS - self._rows % limits.ROW_GROUP_ROWS
 
     def _write(self, rows: int) -> None:
-        """Writes the first `rows` of those that wait: whole row groups, or the last rows."""
+        """Writes the first `rows` of those that wait as one row group."""
         waiting = pa.Table.from_batches(self._waiting)
         self._waiting = waiting.slice(rows).to_batches()
         self._waiting_rows -= rows
+        self._waiting_bytes = sum(each.nbytes for each in self._waiting)
         table = waiting.slice(0, rows).combine_chunks()  # each chunk of each column costs
         self._note(table)
         if self._writer is None:
@@ -138,6 +151,17 @@ def encode(batches: Sequence[pa.RecordBatch], *, level: int = FAST_LEVEL) -> Enc
     for batch in batches:
         encoder.add(batch)
     return encoder.finish()
+
+
+def _pieces(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """The batch in pieces, none heavier than a row group, unless it is one row that is."""
+    at = 0
+    while at < batch.num_rows:
+        piece = batch.slice(at)
+        while piece.num_rows > 1 and piece.nbytes > limits.ROW_GROUP_BYTES:
+            piece = piece.slice(0, piece.num_rows // 2)
+        yield piece
+        at += piece.num_rows
 
 
 def _options(table: pa.Table, level: int) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def _read_file(
         high = int(np.searchsorted(offsets, piece.end))
         at = 0
         for batch in parquet.iter_batches(
-            batch_size=batch_rows, row_groups=groups, columns=stored or ["offset"]
+            batch_size=min(batch_rows, _light_rows(parquet.metadata, groups)),
+            row_groups=groups,
+            columns=stored or ["offset"],
         ):
             first, last = max(low - at, 0), min(high - at, batch.num_rows)
             at += batch.num_rows
@@ -99,6 +101,8 @@ def _opened(store: Store, piece: Slice, file: TableFile) -> Iterator[pq.ParquetF
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit="us",
             )
+            if "offset" not in parquet.schema_arrow.names:
+                raise errors.CorruptObject(path=path, check="has no column 'offset'")
             count = parquet.metadata.num_rows
             if file.rows is not None and count != file.rows:
                 raise errors.CorruptObject(
@@ -135,15 +139,25 @@ def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
     return found
 
 
+def _light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
+    """As many rows as are no heavier than a row group of ours, by their average."""
+    found = [metadata.row_group(number) for number in groups]
+    size_bytes = sum(group.total_byte_size for group in found)
+    rows = sum(group.num_rows for group in found)
+    return max(limits.ROW_GROUP_BYTES * rows // max(size_bytes, 1), 1)
+
+
 def _merge_files(
     store: Store, piece: Slice, columns: list[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Files out of order or overlapping: rare (another engine wrote them), so sorted in memory."""
-    tables = []
+    names = list(dict.fromkeys(["offset", *columns]))
+    batches = []
     for file in piece.files:
         with _opened(store, piece, file) as parquet:
-            tables.append(parquet.read())
-    table = pa.concat_tables(tables, promote_options="default")
+            found = parquet.read(columns=names).to_batches()
+            batches += [_shape(batch, piece.partition, names) for batch in found]
+    table = pa.Table.from_batches(batches, schema=_schema(names))
     inside = pc.and_(
         pc.greater_equal(table["offset"], piece.first), pc.less(table["offset"], piece.end)
     )
@@ -157,13 +171,22 @@ def _rises(offsets: npt.NDArray[np.int64]) -> bool:
 
 
 def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:
-    """`batch` with exactly `columns`, of exactly `ROW_SCHEMA`'s types."""
-    schema = pa.schema([ROW_SCHEMA.field(name) for name in columns])
+    """`batch` with exactly `columns`, of exactly `ROW_SCHEMA`'s types.
+
+    Delta has a file lack a column that is null in all of its rows.
+    """
+    schema = _schema(columns)
     arrays = []
     for field in schema:
         if field.name == "partition":
             arrays.append(pa.repeat(pa.scalar(partition, field.type), batch.num_rows))
+        elif field.name not in batch.schema.names:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
         else:
             column = batch.column(field.name)
             arrays.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([ROW_SCHEMA.field(name) for name in columns])

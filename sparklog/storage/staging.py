@@ -13,10 +13,14 @@ from collections.abc import Callable
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import manifest
+from sparklog.storage.manifest import Manifest
 from sparklog.storage.objects import Stat, Store
 
-IsPublished = Callable[[str, int, str, int], bool]
-"""(topic, partition, query, batch) → whether the batch's records there are in the table."""
+IsPublished = Callable[[Manifest], bool]
+"""Whether every record of the batch is in its table, or has no place any more.
+
+It is asked after the manifest was read: a place that was made for the batch is there by then.
+"""
 
 
 def sweep(
@@ -74,12 +78,7 @@ def _unneeded(
     if found.refused:
         is_over = _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock)
         return [name for name in names if is_over or name != manifest.NAME]
-    is_done = all(
-        is_published(each.topic, each.partition, found.query, found.batch)
-        for each in found.sections
-        if each.rows
-    )
-    return names if is_done else []
+    return names if is_published(found) else []
 
 
 def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:

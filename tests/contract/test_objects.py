@@ -217,6 +217,7 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
             lambda: store.folders(path),
             lambda: list(store.walk(path)),
             lambda: store.settle(path),
+            lambda: store.sweep_temporaries(path, 0),
         ]
     for operation in operations:
         with pytest.raises(ValueError, match=r"path of an object|being written"):
@@ -409,6 +410,15 @@ def test_delete(tree: Store) -> None:
     tree.delete([])
     with pytest.raises(ObjectMissing):
         tree.get("top")
+
+
+def test_nothing_is_left_to_sweep(tree: Store) -> None:
+    """Puts that came to their end leave nothing behind, and sweeping touches no object."""
+    far_us = 1 << 62
+    assert tree.sweep_temporaries("", far_us) == 0
+    assert tree.sweep_temporaries("w/1", far_us) == 0
+    assert tree.sweep_temporaries("none/at/all", far_us) == 0
+    assert len(list(tree.walk(""))) == 8
 
 
 def test_a_deleted_name_is_free(store: Store) -> None:

@@ -13,6 +13,7 @@ from deltalake import CommitProperties, DeltaTable, Transaction, WriterPropertie
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.storage import upkeep
 from sparklog.storage.objects import LocalStore
@@ -147,8 +148,8 @@ def test_we_follow_delta_rs_maintenance(table: Table) -> None:
     assert offsets == [*range(10), *range(15, 70)]
 
 
-def test_delta_rs_appends_beside_us(table: Table) -> None:
-    """A handle of delta-rs that was opened before our commits still commits after them."""
+def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: Table) -> None:
+    """A table takes rows from the log only; what delta-rs has added beside it, it can delete."""
     create(table, 1)
     handle = theirs(table)
     append(table, 3)
@@ -160,9 +161,12 @@ def test_delta_rs_appends_beside_us(table: Table) -> None:
         writer_properties=WriterProperties(compression="ZSTD"),
         commit_properties=CommitProperties(app_transactions=[Transaction("theirs", 7)]),
     )
+    with pytest.raises(errors.ForeignTable, match="up to offset 1004, and ends at 30"):
+        table.refresh()
+    theirs(table).delete("offset >= 1000")
     seen = table.refresh()
-    assert seen.version == 4
-    assert seen.ends == (1_005,)
+    assert seen.version == 5
+    assert seen.ends == (30,)
     table.checkpoint()
     assert theirs(table).transaction_version("theirs") == 7
 

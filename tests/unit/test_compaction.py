@@ -7,6 +7,7 @@ import math
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -205,6 +206,7 @@ def whole(table: Table) -> Group:
         topic_id=table.snapshot.topic_id or "",
         partition=0,
         files=table.snapshot.files[0],
+        end=table.snapshot.ends[0],
         is_last=True,
     )
 
@@ -323,7 +325,8 @@ def test_foreign_order_and_types_are_put_right(table: Table) -> None:
     )
     file = tables.table_file(table.clock, 0, 20, 49)
     table.store.put_new(data_path("t", file), sink.getvalue())
-    table.commit(lambda _: Change(adds=(file,)))
+    txns = {end_app_id(tables.TOPIC_ID, 0): 50}
+    table.commit(lambda _: Change(adds=(file,), txns=txns))
     assert compact(table, whole(table)) is not None
     expected = [tables.record_batch(0, 0, 20).select(FILE_SCHEMA.names), batch]
     assert rows_of(table).equals(pa.Table.from_batches(expected))
@@ -344,6 +347,108 @@ def test_doubled_offset_is_not_committed(table: Table) -> None:
     add_foreign(table, pa.concat_tables([half, half]))
     with pytest.raises(errors.CorruptObject, match="an offset twice"):
         compact(table, whole(table))
+
+
+def plain_rows(first: int, count: int) -> pa.Table:
+    """What a data file of ours would hold."""
+    return pa.Table.from_batches([tables.record_batch(0, first, count)]).select(FILE_SCHEMA.names)
+
+
+UNTOLD: dict[str, int | None] = {"rows": None, "first": None, "last": None}
+"""A file without statistics."""
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("lacking", [["headers"], ["key", "timestampType"], ["value", "headers"]])
+def test_lacking_columns_are_null(table: Table, lacking: list[str], is_sorted: bool) -> None:
+    """A file need not have a column that is null in all of its rows, and the merged one has it."""
+    before = plain_rows(0, 20)
+    given = before.drop_columns(lacking)
+    order = "ascending" if is_sorted else "descending"
+    add_foreign(table, given.sort_by([("offset", order)]), **UNTOLD)
+    merged = compact(table, choose(table.snapshot)[0])
+    assert merged is not None
+    assert (merged.first, merged.last, merged.rows) == (0, 19, 20)
+    found = rows_of(table)
+    assert found.schema.equals(FILE_SCHEMA)
+    assert found.drop_columns(lacking).equals(given)
+    assert all(found[name].null_count == 20 for name in lacking)
+
+
+def without_times(rows: pa.Table) -> pa.Table:
+    """The rows, none of which has a timestamp."""
+    return rows.set_column(1, FILE_SCHEMA.field("timestamp"), pa.nulls(len(rows), TIMESTAMP))
+
+
+def from_far_away(rows: pa.Table) -> pa.Table:
+    """The rows in the year 10000."""
+    far_us = pa.array([limits.TIMESTAMP_MAX_US + 1] * len(rows), TIMESTAMP)
+    return rows.set_column(1, FILE_SCHEMA.field("timestamp"), far_us)
+
+
+def moved(rows: pa.Table, by: int | None) -> pa.Table:
+    """The rows with other offsets, or with none."""
+    offsets = [None if by is None else each + by for each in rows["offset"].to_pylist()]
+    return rows.set_column(0, FILE_SCHEMA.field("offset"), pa.array(offsets, pa.int64()))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "check"),
+    [
+        (lambda rows: rows.drop_columns(["offset"]), "offset"),
+        (lambda rows: rows.drop_columns(["timestamp"]), "without a time"),
+        (without_times, "without a time"),
+        (from_far_away, "outside the years"),
+        (lambda rows: moved(rows, None), "without an offset"),
+        (lambda rows: moved(rows, -5), "offsets -5 to 14"),
+        (lambda rows: moved(rows, 1), "offsets 1 to 20, and its partition ends at 20"),
+        (lambda rows: rows.append_column("value", rows["key"]), "value"),
+        (lambda rows: rows.set_column(4, "value", pa.array([1] * 20)), "is no whole data file"),
+    ],
+    ids=lambda _: "",
+)
+def test_odd_files_are_named(table: Table, spoil: Any, check: str) -> None:
+    """What another engine wrote and nobody can merge is reported by name, and left as it is."""
+    file = add_foreign(table, spoil(plain_rows(0, 20)), **UNTOLD)
+    files = data_files(table)
+    with pytest.raises(errors.CorruptObject, match=check) as found:
+        compact(table, choose(table.snapshot)[0])
+    assert found.value.path == data_path("t", file)
+    assert data_files(table) == files
+    assert table.refresh().files == ((file,),)
+
+
+def test_lying_statistics_are_named(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two files that overlap, whatever the log says, the one that is not as told is named."""
+    monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 10)
+    publish_rows(table, 0, 20)
+    file = add_foreign(table, plain_rows(15, 20))
+    assert (file.first, file.last) == (20, 39)
+    with pytest.raises(errors.CorruptObject, match="offsets 15 to 34") as found:
+        compact(table, whole(table))
+    assert found.value.path == data_path("t", file)
+
+
+def test_heavy_rows_are_merged_a_few_at_a_time(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large the row groups of the inputs are, little of them is in memory at once."""
+    heavy = pa.Table.from_batches([tables.record_batch(0, 0, 400, value_bytes=4_000)])
+    add_foreign(table, heavy.select(FILE_SCHEMA.names))
+    publish_rows(table, 0, 20)
+    before = rows_of(table)
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 64 * limits.KIB)
+    sizes: list[int] = []
+    add = publish.Encoder.add
+
+    def watch(encoder: publish.Encoder, batch: pa.RecordBatch) -> None:
+        sizes.append(batch.nbytes)
+        add(encoder, batch)
+
+    monkeypatch.setattr(publish.Encoder, "add", watch)
+    assert compact(table, whole(table)) is not None
+    assert rows_of(table).equals(before)
+    assert max(sizes) < 2 * limits.ROW_GROUP_BYTES
 
 
 def test_damaged_page_is_not_copied(table: Table) -> None:

@@ -1,5 +1,13 @@
 from __future__ import annotations
 
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from sparklog import errors, limits, wire
@@ -10,12 +18,14 @@ from sparklog.storage import manifest
 from sparklog.storage.objects import (
     Fault,
     Faults,
+    LocalStore,
     MemoryStore,
     PutUnresolved,
     ScriptedFaults,
     SyncFailed,
 )
-from sparklog.storage.table import Table
+from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import Change, Table, data_path
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
 
 GRACES = JanitorSettings(
@@ -180,16 +190,57 @@ def test_orphans_go(rig: Rig, clock: ManualClock) -> None:
     assert rig.read() == [(0, b"0")]
 
 
+def test_an_odd_file_stops_no_janitor(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
+    """A file that nobody can merge is named; its topic has its checkpoints, the others all."""
+    fill(rig, 6)
+    fill(rig, 3, "u")
+    table = Table(rig.store, "t", clock=clock)
+    odd = TableFile(
+        path="partition=0/odd.parquet", partition=0, size_bytes=9, rows=None, first=None, last=None
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"value": [b"0"]}), sink)
+    rig.store.put(data_path("t", odd), sink.getvalue())
+    odd = dataclasses.replace(odd, modified_us=clock.now_us())
+    table.commit(lambda _: Change(adds=(odd,)))
+    clock.advance(limits.UPKEEP_RETRY_SECONDS)
+    rig.janitor.tick()
+    assert complaints.events == [("upkeep failed", "t")]
+    assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
+    assert files(rig, "u") == 4
+
+
+def test_what_crashed_puts_left_goes(tmp_path: Path) -> None:
+    """A hidden file that nobody has written to for long is removed, and a younger one is not."""
+    clock = ManualClock(now_us=time.time_ns() // 1_000)
+    rig = Rig(LocalStore(tmp_path), clock, options=RigOptions(janitor=GRACES))
+    rig.create("t")
+    rig.append(["a"])
+    rig.publish()
+    for name, age_seconds in (("old", limits.TEMPORARY_KEPT_SECONDS), ("young", 0.0)):
+        for folder in ("meta", "wal", "topics/t/partition=0"):
+            path = tmp_path / folder / f".tmp-{name}"
+            path.write_bytes(b"half")
+            left_s = clock.now_us() / 1e6 - age_seconds
+            os.utime(path, (left_s, left_s))
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    left = [path.name for path in tmp_path.rglob(".tmp-*")]
+    assert left == [".tmp-young"] * 3
+    assert rig.read() == [(0, b"a")]
+
+
 # ------------------------------------------------------------------------------ staged files
 
 
-def stage(rig: Rig, partitions: int = 1, *, batch: int = 1, sections: int = 1) -> str:
+def stage(
+    rig: Rig, *, topic: str = "t", partition: int = 0, batch: int = 1, sections: int = 1
+) -> str:
     """A batch with its manifest; the manifest's path."""
     writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=rig.clock)
-    for partition in range(partitions):
-        for number in range(sections):
-            columns = {"key": [b"k"]} if number % 2 else {}
-            writer.add("t", partition, payload([f"{batch}:{number}"], **columns))
+    for number in range(sections):
+        columns = {"key": [b"k"]} if number % 2 else {}
+        writer.add(topic, partition, payload([f"{batch}:{number}"], **columns))
     found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
     return manifest.write(rig.store, found, rig.clock).path
 
@@ -245,6 +296,66 @@ def test_a_batch_of_a_topic_that_is_gone_goes(rig: Rig, clock: ManualClock) -> N
     """Nobody waits for records of a deleted topic."""
     adopt(rig, stage(rig))
     rig.core.delete_topic("t")
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def new_topic(rig: Rig) -> tuple[str, int]:
+    """The successor makes a topic: its name, and its last partition."""
+    rig.create("new")
+    return "new", 0
+
+
+def new_partition(rig: Rig) -> tuple[str, int]:
+    """The successor makes a topic wider."""
+    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
+    return "t", 1
+
+
+def same_name(rig: Rig) -> tuple[str, int]:
+    """The successor makes a topic anew."""
+    rig.core.delete_topic("t")
+    rig.create("t")
+    return "t", 0
+
+
+@pytest.mark.parametrize("change", [new_topic, new_partition, same_name])
+def test_a_replaced_broker_takes_nothing_away(
+    rig: Rig, clock: ManualClock, change: Callable[[Rig], tuple[str, int]]
+) -> None:
+    """What its successor has acked stays, where a broker slept and does not know of the place."""
+    adopt(rig, stage(rig, batch=7))
+    rig.publish()
+    clock.advance(SWEEP)
+    successor = rig.successor(broker=2)
+    topic, partition = change(successor)
+    adopt(successor, "staging/q/7/manifest.json")  # as a query does that begins again
+    adopt(successor, stage(successor, topic=topic, partition=partition, batch=8))
+    rig.janitor.tick()
+    successor.publish()
+    assert successor.read(topic, partition)[-1][1] == b"8:0"
+    clock.advance(SWEEP)
+    successor.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def test_a_rerun_that_was_skipped_goes(rig: Rig, clock: ManualClock) -> None:
+    """What a query stages again, for other partitions, is in the tables already."""
+    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
+    adopt(rig, stage(rig))
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    adopt(rig, stage(rig, partition=1))
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def test_a_batch_for_a_partition_that_never_was_goes(rig: Rig, clock: ManualClock) -> None:
+    """Nobody can adopt it."""
+    stage(rig, partition=1)
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []

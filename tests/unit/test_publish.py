@@ -87,6 +87,41 @@ def test_row_groups_are_full(batch_rows: int) -> None:
     assert pq.read_table(encoded.data)["value"].to_pylist() == whole.column("value").to_pylist()
 
 
+@pytest.mark.parametrize("batch_rows", [1, 7, 300])
+def test_heavy_rows_make_small_row_groups(monkeypatch: pytest.MonkeyPatch, batch_rows: int) -> None:
+    """A row group is bounded by its bytes too, however the rows arrive."""
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 64 * limits.KIB)
+    whole = record_batch(0, 7, 300, value_bytes=4_000)
+    encoded = publish.encode(
+        [whole.slice(start, batch_rows) for start in range(0, 300, batch_rows)]
+    )
+    metadata = pq.read_metadata(encoded.data)
+    sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
+    assert max(sizes) < 2 * limits.ROW_GROUP_BYTES
+    assert min(sizes[:-1]) > limits.ROW_GROUP_BYTES // 2
+    expected = pa.Table.from_batches([whole.select(FILE_SCHEMA.names)])
+    assert pq.read_table(encoded.data).equals(expected)
+
+
+def test_a_row_heavier_than_a_row_group_has_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What cannot be cut is written as it is."""
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 1_000)
+    encoded = publish.encode([record_batch(0, 0, 5, value_bytes=4_000)])
+    assert pq.read_metadata(encoded.data).num_row_groups == 5
+
+
+def test_row_groups_end_where_files_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However heavy the rows, a row group ends at every multiple of `ROW_GROUP_ROWS`."""
+    monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 50)
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 32 * limits.KIB)
+    whole = record_batch(0, 0, 160, value_bytes=1_000)
+    encoded = publish.encode([whole.slice(start, 9) for start in range(0, 160, 9)])
+    metadata = pq.read_metadata(encoded.data)
+    counts = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+    assert len(counts) > 4
+    assert {50, 100, 150, 160} <= set(itertools.accumulate(counts))
+
+
 def column_of(encoded: publish.Encoded, name: str) -> pq.ColumnChunkMetaData:
     """How a column of the first row group was written."""
     group = pq.read_metadata(encoded.data).row_group(0)

@@ -10,7 +10,7 @@ from sparklog.storage import deltalog, publish, upkeep
 from sparklog.storage.compaction import Group, compact
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import Change, Table, data_path
+from sparklog.storage.table import Change, Table, data_path, end_app_id
 from tests.support import tables
 from tests.support.tables import append, create, publish_rows, record_batch
 
@@ -149,7 +149,11 @@ def merged(table: Table) -> TableFile:
     publish_rows(table, 0, 10)
     publish_rows(table, 0, 10)
     group = Group(
-        topic_id=tables.TOPIC_ID, partition=0, files=table.snapshot.files[0], is_last=True
+        topic_id=tables.TOPIC_ID,
+        partition=0,
+        files=table.snapshot.files[0],
+        end=table.snapshot.ends[0],
+        is_last=True,
     )
     found = compact(table, group)
     assert found is not None
@@ -300,7 +304,8 @@ def test_writer_that_was_faster_keeps_its_file(
             if operation == "put_new" and not raced:
                 # As if it had been issued before: its check was in time.
                 writer.orphan_grace_seconds *= 10
-                raced.append(writer.commit(lambda _: Change(adds=(file,))))
+                txns = {end_app_id(tables.TOPIC_ID, 0): 10}
+                raced.append(writer.commit(lambda _: Change(adds=(file,), txns=txns)))
 
     sweeper = Table(store.view(Race()), "t", clock=clock)
     clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 2)

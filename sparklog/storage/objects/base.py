@@ -156,6 +156,14 @@ class Store(Protocol):
         """
         ...
 
+    def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
+        """Remove what crashed puts left below the folder, last written before that time; how many.
+
+        0 where a crash leaves nothing. A put that is under way may lose its bytes, and does its
+        work again: let the time lie well in the past.
+        """
+        ...
+
     def free_bytes(self) -> int | None:
         """Space left for us; None where nobody knows."""
         ...
