@@ -1,4 +1,4 @@
-"""Which partition a record goes to. Pure: keys in, partition numbers out.
+"""Which partition a record goes to. Pure: keys in, partition numbers and their rows out.
 
 A keyed record goes to murmur2(key) mod count, as Kafka's Java client has it (`Utils.murmur2` and
 `BuiltInPartitioner.partitionForKey`), so that both kinds of producer keep a key in one partition.
@@ -11,6 +11,8 @@ object per record.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -98,6 +100,22 @@ def spread(batch: int, count: int) -> int:
     A producer starts its numbers anywhere, best at random, so that many do not march in step.
     """
     return batch % count
+
+
+def parted(
+    rows: pa.RecordBatch, partitions: npt.NDArray[np.int32]
+) -> Iterator[tuple[int, npt.NDArray[np.intp], pa.RecordBatch]]:
+    """Each partition that has rows, by number: it, the places of its rows, and the rows, in order.
+
+    Args:
+        partitions: of each row; 0 or more.
+    """
+    # numpy sorts 16-bit integers by radix, several times faster; stable keeps the order.
+    order = np.argsort(partitions.astype(np.int16), kind="stable")
+    gathered, ordered = rows.take(pa.array(order)), partitions[order]
+    starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
+    for start, end in pairwise([*starts, len(order)]):
+        yield int(ordered[start]), order[start:end], gathered.slice(start, end - start)
 
 
 def _murmur2_block(data: npt.NDArray[np.uint8], offsets: npt.NDArray[Any]) -> _Words:

@@ -211,6 +211,39 @@ def timestamp_range_us(payload: pa.RecordBatch, arrival_us: int) -> tuple[int, i
     return low, high
 
 
+def check_record_sizes(payload: pa.RecordBatch, limit_bytes: int) -> None:
+    """Raises `RecordTooLarge` if key, value and headers of a record are over the limit together.
+
+    Args:
+        payload: conforms to `PAYLOAD_SCHEMA`.
+    """
+    # The whole is rarely as large as one record may be, and known without looking at each.
+    if payload.nbytes > limit_bytes:
+        largest = largest_record_bytes(payload)
+        if largest > limit_bytes:
+            raise errors.RecordTooLarge(bytes=largest, limit_bytes=limit_bytes)
+
+
+def largest_record_bytes(batch: pa.RecordBatch) -> int:
+    """Bytes of the largest record of a conforming payload: of its key, value and headers."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for name in ("key", "value"):
+        if name in batch.schema.names:
+            total += _lengths(batch.column(name))
+    if "headers" in batch.schema.names:
+        headers = batch.column("headers")
+        each = headers.flatten()
+        sizes = _lengths(each.field("key")) + _lengths(each.field("value"))
+        ends = np.cumsum(pc.fill_null(pc.list_value_length(headers), 0).to_numpy())
+        total += np.diff(np.concatenate(([0], np.cumsum(sizes)))[ends], prepend=0)
+    return int(total.max(initial=0))
+
+
+def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value; a null has none."""
+    return pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+
+
 def _int64(values: npt.NDArray[np.int64]) -> pa.Array:
     """Without a copy; `pa.array` and `pa.scalar` would import pandas, which takes a second."""
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])

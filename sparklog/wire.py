@@ -161,6 +161,8 @@ class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     table_version: int = -1
     table_files: int = 0
     table_bytes: int = 0
+    max_record_bytes: int = limits.MAX_RECORD_BYTES
+    """What the broker takes, of key, value and headers together."""
 
 
 class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

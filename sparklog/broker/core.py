@@ -256,6 +256,7 @@ class Core:
             table_version=snapshot.version,
             table_files=len(files),
             table_bytes=sum(file.size_bytes for file in files),
+            max_record_bytes=self._writer.max_record_bytes,
         )
 
     def create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:

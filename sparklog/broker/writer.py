@@ -18,10 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparklog import errors, limits
 from sparklog.broker.hot import HotTail
@@ -35,7 +32,12 @@ from sparklog.broker.producers import (
     find_duplicate,
 )
 from sparklog.clock import Clock
-from sparklog.record import LOG_APPEND_TIME, conform_payload, timestamp_range_us
+from sparklog.record import (
+    LOG_APPEND_TIME,
+    check_record_sizes,
+    conform_payload,
+    timestamp_range_us,
+)
 from sparklog.storage import wal
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, StagedRef
@@ -259,6 +261,11 @@ class Writer:
         self.failure: BaseException | None = None
         """Set once, when nothing can be written any more."""
 
+    @property
+    def max_record_bytes(self) -> int:
+        """Of key, value and headers together."""
+        return self._bounds.max_record_bytes
+
     def open(self) -> None:
         """Begins the epoch: its first object, before which nothing is accepted.
 
@@ -312,12 +319,7 @@ class Writer:
         size = batch.nbytes
         if size > self._bounds.max_batch_bytes:
             raise errors.BatchTooLarge(bytes=size, limit_bytes=self._bounds.max_batch_bytes)
-        if size > self._bounds.max_record_bytes:
-            largest = largest_record_bytes(batch)
-            if largest > self._bounds.max_record_bytes:
-                raise errors.RecordTooLarge(
-                    bytes=largest, limit_bytes=self._bounds.max_record_bytes
-                )
+        check_record_sizes(batch, self._bounds.max_record_bytes)
 
     def submit(self, appends: Sequence[Append | Carry], *, timeout_seconds: float = 0.0) -> Ticket:
         """Queues `appends` to become durable together; waits for room up to the timeout.
@@ -515,23 +517,3 @@ class Writer:
 def _wake(ticket: Ticket) -> None:
     if ticket.gate.locked():
         ticket.gate.release()
-
-
-def largest_record_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes of the largest record of a payload batch: of its key, value and headers."""
-    total = np.zeros(batch.num_rows, np.int64)
-    for name in ("key", "value"):
-        if name in batch.schema.names:
-            total += _lengths(batch.column(name))
-    if "headers" in batch.schema.names:
-        headers = batch.column("headers")
-        each = headers.flatten()
-        sizes = _lengths(each.field("key")) + _lengths(each.field("value"))
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(headers), 0).to_numpy())
-        total += np.diff(np.concatenate(([0], np.cumsum(sizes)))[ends], prepend=0)
-    return int(total.max())
-
-
-def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Bytes of each value; a null has none."""
-    return pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from itertools import pairwise, repeat
+from itertools import repeat
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from sparklog import errors, wire
 from sparklog.client.times import utc
-from sparklog.partitioner import NO_KEY, partitions_of
+from sparklog.partitioner import NO_KEY, parted, partitions_of
 from sparklog.record import HEADERS, LOG_APPEND_TIME, PAYLOAD_SCHEMA, TIMESTAMP
 
 Header = tuple[str, bytes | None]
@@ -280,17 +280,10 @@ class Batch:
         return where
 
     def _parted(self, payload: pa.RecordBatch, where: npt.NDArray[np.int32]) -> dict[int, Part]:
-        # numpy sorts 16-bit integers by radix, several times faster; stable keeps the order.
-        order = np.argsort(where.astype(np.int16), kind="stable")
-        payload = payload.take(pa.array(order))
-        ordered = where[order]
-        starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
-        parts = {}
-        for start, end in pairwise([*starts, len(order)]):
-            partition = int(ordered[start])
-            rows = order[start:end]
-            parts[partition] = Part(self, partition, payload.slice(start, end - start), rows)
-        return parts
+        return {
+            partition: Part(self, partition, piece, rows)
+            for partition, rows, piece in parted(payload, where)
+        }
 
     # -------------------------------------------------------------------------- what came of it
 

@@ -207,7 +207,8 @@ class Connection:
 
     Args:
         resolve: gives `host:port` of a living broker; asked at first use, and again after a break.
-            What it raises reaches the caller, `Retriable` after the time for retries.
+            What it raises reaches the caller, `Retriable` after the time for retries, and what is
+            none of our errors as the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
         timeout_seconds: how long an action is tried again, unless the call says otherwise.
         jitter: random numbers from 0 to 1 for the waits.
@@ -352,7 +353,7 @@ class Connection:
         with self._lock:
             address = self._address_of(broker)
         if address is None:
-            address = self._home = self._resolve()
+            address = self._home = self._ask()
         try:
             _probe(address, limits.PROBE_TIMEOUT_SECONDS)
         except errors.SparklogError:
@@ -363,6 +364,15 @@ class Connection:
         with self._lock:
             self._channels[address] = channel
         return channel
+
+    def _ask(self) -> str:
+        # It may open files and start a broker, and those who wait here know our errors alone.
+        try:
+            return self._resolve()
+        except errors.SparklogError:
+            raise
+        except Exception as error:
+            raise errors.SparklogError(reason=f"no broker was found: {error!r}") from error
 
     def _address_of(self, broker: int) -> str | None:
         # The only broker is reached at the address that was given: the one that it tells may be

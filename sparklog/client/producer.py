@@ -37,7 +37,7 @@ from sparklog.client.serialize import Serializer
 from sparklog.client.shared import BufferPool, Identities
 from sparklog.client.times import Timestamp, timestamp_us
 from sparklog.partitioner import NO_KEY
-from sparklog.record import check_topic_name, conform_payload
+from sparklog.record import check_record_sizes, check_topic_name, conform_payload
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 Partitioner = Callable[[str, bytes | None, int], int]
@@ -135,7 +135,7 @@ class Producer:
 
         Raises:
             errors.WrongSchema: key, value, headers or timestamp is of another type.
-            errors.RecordTooLarge: key, value and headers are over the topic's limit together.
+            errors.RecordTooLarge: key, value and headers are over the broker's limit together.
             errors.BadTopicName, errors.UnknownTopic, errors.UnknownPartition: there is no such.
             errors.TimedOut: the buffer stayed full for `max_block_seconds`.
             errors.BrokerUnavailable: no broker could tell about the topic in that time.
@@ -196,7 +196,7 @@ class Producer:
         pairs = None
         if headers is not None:
             pairs = _pairs(headers)
-            size += sum(len(name) + len(data or b"") for name, data in pairs)
+            size += sum(_utf8_bytes(name) + len(data or b"") for name, data in pairs)
         if size > sender.max_record_bytes:
             raise errors.RecordTooLarge(bytes=size, limit_bytes=sender.max_record_bytes)
         own_us = None if timestamp is None else timestamp_us(timestamp)
@@ -260,8 +260,7 @@ class Producer:
             named = _partition_numbers(batch.column(index))
             batch = batch.drop_columns(["partition"])
         payload = conform_payload(batch)
-        if payload.nbytes > sender.max_record_bytes:
-            _check_row_sizes(payload, sender.max_record_bytes)
+        check_record_sizes(payload, sender.max_record_bytes)
         if self._partitioner is not None:
             named = self._named_by_partitioner(sender, payload, named)
         if named is not None and len(named):
@@ -412,6 +411,13 @@ def _pairs(headers: Headers) -> list[Header]:
     return pairs
 
 
+def _utf8_bytes(name: str) -> int:
+    try:
+        return len(name.encode())
+    except UnicodeEncodeError as error:
+        raise errors.WrongSchema(reason=f"a header's name is no UTF-8: {error}") from error
+
+
 # ------------------------------------------------------------------------------ tables in
 
 
@@ -458,18 +464,6 @@ def _partition_numbers(column: pa.Array) -> npt.NDArray[np.int32]:
         raise errors.WrongSchema(reason=f"column 'partition' has {lowest}; null means by the key")
     named: npt.NDArray[np.int32] = pc.fill_null(numbers, NO_KEY).to_numpy(zero_copy_only=False)
     return named
-
-
-def _check_row_sizes(payload: pa.RecordBatch, limit_bytes: int) -> None:
-    sizes = pa.repeat(pa.scalar(0, pa.int32()), payload.num_rows)
-    for name in ("key", "value"):
-        index = payload.schema.get_field_index(name)
-        if index >= 0:
-            lengths = pc.fill_null(pc.binary_length(payload.column(index)), 0)
-            sizes = pc.add(sizes, lengths)
-    largest = pc.max(sizes).as_py()
-    if largest > limit_bytes:
-        raise errors.RecordTooLarge(bytes=largest, limit_bytes=limit_bytes)
 
 
 # ------------------------------------------------------------------------------ forks

@@ -99,6 +99,8 @@ class TopicSender:
         self._routes: dict[int, Route] = {}
         self._held: list[SendingPartition] = []
         """Wait for a moment before they try again."""
+        self._abandoned: list[Stream] = []
+        """Left without their answers; to be ended by the sender thread."""
         self._next_give_up_check = 0.0
 
     # -------------------------------------------------------------------------- for callers
@@ -305,8 +307,7 @@ class TopicSender:
     def _take_in(self, info: wire.TopicInfo) -> None:
         self._info = info
         self._fresh_until = time.monotonic() + limits.METADATA_AGE_SECONDS
-        told = info.config.get("max.message.bytes", "")
-        self.max_record_bytes = int(told) if told.isdecimal() else limits.MAX_RECORD_BYTES
+        self.max_record_bytes = info.max_record_bytes
         """Of key, value and headers together."""
 
     def _refresh(self) -> None:
@@ -318,12 +319,14 @@ class TopicSender:
             self._fresh_until = time.monotonic() + _ASIDE_SECONDS
             return
         with self.lock:
+            waiting: list[SendingPartition] = []
             for route in self._routes.values():
-                waiting = list(route.line)
+                waiting += route.line
                 route.line.clear()
-                for partition in waiting:
-                    partition.in_line = False
-                    self._line_up(partition)
+            # Only now: a leader that is new makes a route of its own.
+            for partition in waiting:
+                partition.in_line = False
+                self._line_up(partition)
 
     # -------------------------------------------------------------------------- the thread
 
@@ -337,13 +340,39 @@ class TopicSender:
             while self._step():
                 pass
             self._retire_streams()
+            self._retire_abandoned()
         except Exception as error:
             # A fault of ours must not leave anybody waiting.
             _log.exception("the sender of topic %s failed", self.topic)
-            with self.lock:
-                self._closed = errors.SparklogError(reason=f"the producer failed: {error!r}")
-                self.seal(signal=False)
-                self._give_up(_NEVER, errors.OutcomeUnknown(what="records", reason=repr(error)))
+            self._fail(errors.SparklogError(reason=f"the producer failed: {error!r}"))
+
+    def _fail(self, reason: errors.SparklogError) -> None:
+        """Decides all that there is. The lanes are not asked: they may be what failed."""
+        with self.lock:
+            self._closed = reason
+            self.seal(signal=False)
+            self._sealed.clear()
+            self._partitions.clear()
+            for route in self._routes.values():
+                self._leave_stream(route)
+            for batch in list(self._unfinished):
+                self._fail_batch(batch, reason)
+        self._run_calls()
+        self._retire_abandoned()
+        with self.lock:
+            self._thread, self._thread_id = None, -1
+
+    def _fail_batch(self, batch: Batch, reason: errors.SparklogError) -> None:
+        if batch.parts is None:
+            self._fail_unsplit(batch, reason)
+            return
+        for part in [each for each in batch.parts.values() if not each.done]:
+            failure = reason
+            if part.sequence >= 0:  # it was sent
+                what = f"{part.count} records to {self.topic}-{part.partition}"
+                failure = errors.OutcomeUnknown(what=what, reason=str(reason))
+            part.fail(failure)
+            self._decided(part)
 
     def _retire_streams(self) -> None:
         with self.lock:
@@ -355,6 +384,12 @@ class TopicSender:
         for stream in streams:
             stream.retire()
 
+    def _retire_abandoned(self) -> None:
+        with self.lock:
+            streams, self._abandoned = self._abandoned, []
+        for stream in streams:
+            stream.retire()
+
     def _step(self) -> bool:
         """One round; False: the thread ends."""
         with self.lock:
@@ -363,9 +398,7 @@ class TopicSender:
                 return False
             if self.open is not None and self.open.due <= time.monotonic():
                 self.seal()
-            calls, self._calls = self._calls, []
-        for batch, callbacks in calls:
-            self._call_back(batch, callbacks)
+        self._run_calls()
         if time.monotonic() >= self._fresh_until:
             self._refresh()
         with self._sending:
@@ -374,6 +407,7 @@ class TopicSender:
                 self._attend_to_time()
             for route in list(self._routes.values()):
                 self._write_all(route)
+        self._retire_abandoned()
         return True
 
     def _sleep(self) -> bool:
@@ -397,11 +431,18 @@ class TopicSender:
         times += [route.retry_at for route in self._routes.values() if route.may_write]
         return min(times)
 
+    def _run_calls(self) -> None:
+        with self.lock:
+            calls, self._calls = self._calls, []
+        for batch, callbacks in calls:
+            self._call_back(batch, callbacks)
+
     def _call_back(self, batch: Batch, callbacks: list[Callback]) -> None:
         for row, callback in callbacks:
             try:
                 callback(RecordFuture(batch, row))
-            except Exception:
+            except BaseException:
+                # Even one that exits must not end the thread that all wait for.
                 _log.exception("a delivery callback of topic %s failed", self.topic)
         with self.lock:
             batch.open_calls -= 1
@@ -521,22 +562,22 @@ class TopicSender:
                 self._hold(partition)
 
     def _open_stream(self, route: Route) -> None:
-        channel = None
         try:
             channel = self._connection.channel(route.broker)
-            stream = Stream(channel, self.topic, self._columns)
         except errors.SparklogError as error:
-            self._lost_way(route, channel, error)
+            self._lost_way(route, None, error)
+            return
+        try:
+            stream = Stream(channel, self.topic, self._columns)
         except (pa.ArrowException, OSError) as error:
-            assert channel is not None
             self._lost_way(route, channel, failure_of(error, channel.address))
-        else:
-            with self.lock:
-                route.stream = stream
-            name = f"sparklog-acks-{self.topic}"
-            threading.Thread(
-                target=self._read_answers, args=(route, stream), name=name, daemon=True
-            ).start()
+            return
+        with self.lock:
+            route.stream = stream
+        name = f"sparklog-acks-{self.topic}"
+        threading.Thread(
+            target=self._read_answers, args=(route, stream), name=name, daemon=True
+        ).start()
 
     def _write_run(self, route: Route, stream: Stream) -> None:
         """Writes the next parts in one go.
@@ -713,8 +754,8 @@ class TopicSender:
         self._decided(batch.fail_unsplit(failure))
 
     def _abandon(self, route: Route) -> None:
-        """Leaves a stream that does not answer; its reading thread ends whenever it may."""
-        stream, route.stream = route.stream, None
+        """Leaves a stream that does not answer, and those go again that wait for it."""
+        stream = self._leave_stream(route)
         if stream is not None:
             lost = {partition for partition, _ in stream.awaiting}
             stream.awaiting.clear()
@@ -722,6 +763,14 @@ class TopicSender:
                 partition.lane.broke()
                 self._line_up(partition)
             self._connection.broke(stream.channel)
+
+    def _leave_stream(self, route: Route) -> Stream | None:
+        """Its reading thread ends after the peer was told, which takes time and thus no lock."""
+        stream, route.stream = route.stream, None
+        if stream is not None:
+            self._abandoned.append(stream)
+            self._signal()
+        return stream
 
     def _decided(self, part: Part) -> None:
         batch = part.batch

@@ -79,6 +79,7 @@ class FakeTopic:
     topic_id: str
     config: dict[str, str]
     partitions: list[FakePartition]
+    max_record_bytes: int = limits.MAX_RECORD_BYTES
 
 
 class FakeLog:
@@ -395,6 +396,7 @@ class FakeBroker(flight.FlightServerBase):
                 )
                 for number, partition in enumerate(topic.partitions)
             ],
+            max_record_bytes=topic.max_record_bytes,
         )
 
     def _topics_alter(self, request: wire.AlterTopic) -> wire.TopicInfo:

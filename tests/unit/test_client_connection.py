@@ -113,6 +113,19 @@ def test_a_broker_that_moved_is_found() -> None:
     second.stop()
 
 
+@pytest.mark.parametrize("cause", [OSError("no more files"), LookupError("EIO")])
+def test_a_broker_that_cannot_be_looked_for(cause: Exception) -> None:
+    """What keeps `resolve` from its work is told at once as an error of ours, with its cause."""
+
+    def resolve() -> str:
+        raise cause
+
+    with Connection(resolve) as connection, pytest.raises(errors.SparklogError) as raised:
+        connection.action("topics.list")
+    assert raised.value.__cause__ is cause
+    assert str(cause) in str(raised.value)
+
+
 def test_nobody_there() -> None:
     """Where nobody listens, the error names the address, after the time for retries."""
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -21,6 +21,7 @@ from sparklog.client.batch import Batch, RecordFuture, RecordMetadata
 from sparklog.client.connection import Connection
 from sparklog.client.lane import Lane
 from sparklog.client.producer import Producer
+from sparklog.client.sender import TopicSender
 from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.partitioner import murmur2, to_positive
 from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
@@ -307,6 +308,8 @@ def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None
         ({"value": b"v" * 1_001}, errors.RecordTooLarge),
         ({"value": b"v" * 999, "key": b"kk"}, errors.RecordTooLarge),
         ({"value": b"v" * 999, "headers": {"h": b"x"}}, errors.RecordTooLarge),
+        ({"value": b"v" * 999, "headers": {"é": None}}, errors.RecordTooLarge),
+        ({"value": b"v", "headers": {"\ud800": b"x"}}, errors.WrongSchema),
         ({"value": b"v", "topic": "no such"}, errors.BadTopicName),
         ({"value": b"v", "topic": "unknown"}, errors.UnknownTopic),
         ({"value": b"v", "topic": 7}, errors.BadTopicName),
@@ -316,7 +319,7 @@ def test_refused_before_anything_is_buffered(
     broker: FakeBroker, connection: Connection, record: dict[str, Any], failure: type[Exception]
 ) -> None:
     """What is wrong with a record is said by `send`, and the record leaves no trace."""
-    broker.log.topics["t4"].config["max.message.bytes"] = "1000"
+    broker.log.topics["t4"].max_record_bytes = 1_000
     with Producer(connection) as producer:
         before = producer.send("t4", b"before", partition=0)
         with pytest.raises(failure):
@@ -529,6 +532,10 @@ def test_empty_table(producer: Producer) -> None:
         ({"value": [b"v"], "partition": [2**40]}, errors.WrongSchema),
         ({"value": [b"v"], "partition": [1]}, errors.UnknownPartition),
         ({"value": [b"v", b"v" * 1_001]}, errors.RecordTooLarge),
+        (
+            {"value": [b"v" * 600], "headers": [[{"key": "k", "value": b"h" * 400}]]},
+            errors.RecordTooLarge,
+        ),
     ],
 )
 def test_wrong_tables(
@@ -538,7 +545,7 @@ def test_wrong_tables(
     failure: type[Exception],
 ) -> None:
     """What is wrong with a table is said at once, and none of its rows is sent."""
-    broker.log.topics["t"].config["max.message.bytes"] = "1000"
+    broker.log.topics["t"].max_record_bytes = 1_000
     with Producer(connection) as producer, pytest.raises(failure):
         producer.send_table("t", pa.table(columns))
     assert broker.log.values("t") == []
@@ -701,6 +708,48 @@ def test_leader_that_dies(broker: FakeBroker) -> None:
         assert future.result(SECONDS).offset == 1
 
 
+def test_leader_that_is_new(broker: FakeBroker, producer: Producer) -> None:
+    """What waits in line for a leader goes to the one that took over, known so far or not."""
+    log = broker.log
+    broker.on_append = gate = Gate()
+    refused = producer.send("t4", b"a", partition=0)
+    assert gate.entered.wait(SECONDS)
+    in_line = producer.send("t4", b"b", key=b"needs a wider stream", partition=1)
+    route = producer._senders["t4"]._routes[0]
+    _wait_for(lambda: route.stream is not None and route.stream.retiring)
+    with FakeBroker(log, broker=7) as other:
+        for number in range(2):
+            log.topics["t4"].partitions[number].leader = 7
+        gate.opened.set()
+        assert [each.result(SECONDS).offset for each in (refused, in_line)] == [0, 0]
+        assert {header.partition for _, header in other.appended} == {0, 1}
+        producer.close(SECONDS)
+
+
+class DiskFailed(Exception):
+    """One of those that no client knows."""
+
+
+@pytest.mark.parametrize("failure", [OSError("no more files"), DiskFailed("EIO")])
+def test_broker_that_is_not_found(broker: FakeBroker, failure: Exception) -> None:
+    """Whatever keeps a broker from being found, it is looked for again."""
+    failures: list[Exception] = []
+    asked = threading.Event()
+
+    def resolve() -> str:
+        if failures:
+            asked.set()
+            raise failures.pop()
+        return broker.address
+
+    with Connection(resolve) as connection, Producer(connection) as producer:
+        producer.send("t", b"1").result(SECONDS)
+        failures += [failure, failure]
+        broker.relay.cut()
+        assert producer.send("t", b"2").result(SECONDS).offset == 1
+    assert asked.is_set()
+
+
 def test_late_delivery_that_was_never_sent(broker: FakeBroker) -> None:
     """A record that no broker could take in time fails as late, surely without effect."""
     with Connection.to(broker.address) as connection:
@@ -723,6 +772,31 @@ def test_late_delivery_that_may_stand(broker: FakeBroker, connection: Connection
         gate.opened.set()
         assert producer.send("t", b"next").result(SECONDS).partition == 0
     assert broker.log.values("t").count(b"next") == 1
+
+
+def test_stream_that_was_given_up(broker: FakeBroker, connection: Connection) -> None:
+    """It ends as soon as the broker goes on, before and after the producer is closed."""
+
+    def reading() -> int:
+        return [each.name for each in threading.enumerate()].count("sparklog-acks-given-up")
+
+    broker.log.create("given-up")
+    with Producer(connection, delivery_timeout_seconds=0.2) as producer:
+        for _ in range(2):
+            broker.on_append = gate = Gate()
+            stuck = producer.send("given-up", b"stuck")
+            assert isinstance(stuck.exception(SECONDS), errors.OutcomeUnknown)
+            assert reading() >= 1
+            gate.opened.set()
+            _wait_for(lambda: reading() == 0)
+        broker.on_append = gate = Gate()
+        producer.send("given-up", b"stuck")
+        assert gate.entered.wait(SECONDS)
+        with pytest.raises(errors.TimedOut):
+            producer.close(0)
+    assert reading() == 1
+    gate.opened.set()
+    _wait_for(lambda: reading() == 0)
 
 
 def test_identity_that_the_broker_forgot(broker: FakeBroker, producer: Producer) -> None:
@@ -883,6 +957,61 @@ def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) 
             producer.send("t", b"x").result(SECONDS)
         with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
             producer.send("t", b"y")
+
+
+def test_fault_of_ours_calls_back(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to callbacks and coroutines, too; what was not sent is surely not in the log."""
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Lane, "send", fail)
+    failures: list[Any] = []
+
+    async def send(producer: Producer) -> None:
+        both = [producer.send("t", b"x", on_delivery=on_delivery) for _ in range(2)]
+        failures.extend(await asyncio.gather(*both, return_exceptions=True))
+
+    def on_delivery(error: errors.SparklogError | None, _: RecordMetadata | None) -> None:
+        failures.append(error)
+
+    with Producer(connection) as producer:
+        asyncio.run(asyncio.wait_for(send(producer), SECONDS))
+        producer.flush(SECONDS)
+    assert [type(each) for each in failures] == [errors.SparklogError] * 4
+
+
+def test_fault_of_ours_amid_the_answers(
+    broker: FakeBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was sent by then is of unknown outcome, and its answer changes nothing any more."""
+    broker.on_append = gate = Gate()
+    producer = Producer(connection)
+    sent = producer.send("t", b"x")
+    assert gate.entered.wait(SECONDS)
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(TopicSender, "_attend_to_time", fail)
+    assert isinstance(sent.exception(SECONDS), errors.OutcomeUnknown)
+    gate.opened.set()
+    producer.flush(SECONDS)
+    producer.close(SECONDS)
+    assert producer._pool._used_bytes == 0
+    _wait_for(lambda: broker.log.values("t") == [b"x"])
+
+
+def test_callback_that_exits(connection: Connection) -> None:
+    """A callback cannot end the thread that delivers."""
+
+    def leave(*_: object) -> None:
+        raise SystemExit
+
+    with Producer(connection) as producer:
+        producer.send("t", b"x", on_delivery=leave)
+        producer.flush(SECONDS)
+        assert producer.send("t", b"y").result(SECONDS).offset == 1
 
 
 def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:

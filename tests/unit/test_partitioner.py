@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors
-from sparklog.partitioner import NO_KEY, murmur2, partitions_of, spread, to_positive
+from sparklog.partitioner import NO_KEY, murmur2, parted, partitions_of, spread, to_positive
 
 # Kafka's UtilsTest.testMurmur2; the last, of no bytes, is what its Java client gives.
 KAFKA_VECTORS = [
@@ -100,3 +100,16 @@ def test_keys_of_another_type_are_refused() -> None:
 def test_keyless_batches_take_turns() -> None:
     """Successive batches without keys visit every partition in turn, from any first number."""
     assert [spread(batch, 3) for batch in range(7, 13)] == [1, 2, 0, 1, 2, 0]
+
+
+@given(where=st.lists(st.sampled_from([0, 1, 2, 9_999, 2**15, 2**16 - 1]), max_size=40))
+@settings(deadline=None)
+def test_rows_are_parted_in_order(where: list[int]) -> None:
+    """Each partition gets its rows, in their order, and the places where they stood."""
+    rows = pa.record_batch({"value": pa.array(range(len(where)), pa.int64())})
+    found = list(parted(rows, np.array(where, np.int32)))
+    for partition, places, piece in found:
+        wanted = [row for row, each in enumerate(where) if each == partition]
+        assert places.tolist() == piece.column("value").to_pylist() == wanted
+    assert {partition for partition, *_ in found} == set(where)
+    assert len(found) == len(set(where))

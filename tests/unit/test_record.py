@@ -17,8 +17,10 @@ from sparklog.record import (
     PAYLOAD_SCHEMA,
     ROW_SCHEMA,
     TIMESTAMP,
+    check_record_sizes,
     check_topic_name,
     conform_payload,
+    largest_record_bytes,
     rows,
     rows_of_run,
     timestamp_range_us,
@@ -299,3 +301,36 @@ def test_the_range_of_times_holds_each_row(batch: pa.RecordBatch, arrival_us: in
     )
     known = [time for time in found if time is not None]
     assert (low, high) == (min(known), max(known))
+
+
+# ------------------------------------------------------------------------------ sizes
+
+
+def test_the_largest_record_is_found() -> None:
+    """Key, value and headers of a record count together, nulls for nothing, in a slice as well."""
+    batch = payload(
+        [b"", b"xx", None, b"x"],
+        key=[b"k" * 9, None, b"k", b""],
+        headers=[
+            None,
+            [{"key": "ab", "value": b"123"}, {"key": "c", "value": None}],
+            [],
+            [{"key": "abcd", "value": b"12"}],
+        ],
+    )
+    assert largest_record_bytes(batch) == 9
+    assert largest_record_bytes(batch.slice(1)) == 8
+    assert largest_record_bytes(batch.slice(2)) == 7
+    assert largest_record_bytes(batch.slice(2, 1)) == 1
+    assert largest_record_bytes(batch.slice(4)) == 0
+
+
+def test_a_record_over_the_limit_is_refused() -> None:
+    """Headers count as key and value do, in bytes; and many small records are no large one."""
+    headers = [[{"key": "é", "value": b"1234"}]]
+    batch = payload([b"v" * 4], key=[b"kk"], headers=headers)
+    check_record_sizes(batch, 12)
+    with pytest.raises(errors.RecordTooLarge) as refused:
+        check_record_sizes(batch, 11)
+    assert refused.value.facts == {"bytes": 12, "limit_bytes": 11}
+    check_record_sizes(payload([b"v" * 11] * 100), 11)

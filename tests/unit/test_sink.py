@@ -19,6 +19,7 @@ from sparklog import errors, limits
 from sparklog.client import Log
 from sparklog.clock import SystemClock
 from sparklog.partitioner import murmur2, to_positive
+from sparklog.record import HEADERS
 from sparklog.sinks import commit as commits
 from sparklog.sinks import datasink
 from sparklog.sinks.datasink import Staged, Target
@@ -120,13 +121,17 @@ def test_a_row_that_has_no_place_is_refused(
 
 
 def test_a_record_over_the_limit_is_refused() -> None:
-    """Key and value count together, as at the broker's door."""
+    """Key, value and headers count together, as at the broker's door."""
     half = "x" * (limits.MAX_RECORD_BYTES // 2)
     fits = frame(key=[half, None], value=[half, None])
     assert sum(part.num_rows for *_, part in route(fits, 0, topic="t", counts={"t": 1})) == 2
-    over = frame(key=[half], value=[half + "x"])
-    with pytest.raises(errors.RecordTooLarge):
-        list(route(over, 0, topic="t", counts={"t": 1}))
+    headers = pa.array([[{"key": "x", "value": b""}], None], HEADERS)
+    for over in (
+        frame(key=[half], value=[half + "x"]),
+        fits.append_column("headers", headers),
+    ):
+        with pytest.raises(errors.RecordTooLarge):
+            list(route(over, 0, topic="t", counts={"t": 1}))
 
 
 # ------------------------------------------------------------------------------ what is refused

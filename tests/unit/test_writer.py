@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits, wire
-from sparklog.broker.writer import Append, Appended, Ticket, WriterLimits, largest_record_bytes
+from sparklog.broker.writer import Append, Appended, Ticket, WriterLimits
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.record import CREATE_TIME, TIMESTAMP, conform_payload
 from sparklog.storage.objects import (
@@ -271,22 +271,10 @@ def test_buffers_that_point_nowhere_are_refused(
         rig.core.append("t", 0, make())
 
 
-def test_the_largest_record_is_found() -> None:
-    """Key, value and headers of a record count together, nulls for nothing, in a slice as well."""
-    batch = payload(
-        [b"", b"xx", None, b"x"],
-        key=[b"k" * 9, None, b"k", b""],
-        headers=[
-            None,
-            [{"key": "ab", "value": b"123"}, {"key": "c", "value": None}],
-            [],
-            [{"key": "abcd", "value": b"12"}],
-        ],
-    )
-    assert largest_record_bytes(batch) == 9
-    assert largest_record_bytes(batch.slice(1)) == 8
-    assert largest_record_bytes(batch.slice(2)) == 7
-    assert largest_record_bytes(batch.slice(2, 1)) == 1
+def test_the_size_of_a_record_is_told(store: MemoryStore, clock: ManualClock) -> None:
+    """Clients learn with the topic what the writer would refuse."""
+    rig = rig_with(store, clock, max_record_bytes=10)
+    assert rig.core.describe("t").max_record_bytes == 10
 
 
 # ------------------------------------------------------------------------------ whose time
