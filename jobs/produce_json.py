@@ -4,7 +4,8 @@
         --timestamp time_hour s3a://landing/flights/*.jsonl
 
 Each line is a record's value, byte for byte; key and time are copied from fields of it (`a.b` for a
-nested one; a time is ISO 8601). A line without the field has a null key, or the time of arrival.
+nested one; a time is ISO 8601, UTC without a zone). A line without the field has a null key, or the
+time of arrival, and so has a line whose time is none.
 A task that fails and runs again doubles nothing; with `--once-as NAME` the whole job may run again,
 too, and the records stand once.
 """
@@ -32,7 +33,7 @@ def records(lines: DataFrame, *, key: str | None, timestamp: str | None) -> Data
         columns.append(f.get_json_object("value", f"$.{key}").alias("key"))
     if timestamp is not None:
         text = f.get_json_object("value", f"$.{timestamp}")
-        columns.append(f.to_timestamp(text).alias("timestamp"))
+        columns.append(f.try_to_timestamp(text).alias("timestamp"))
     return lines.where(f.trim("value") != "").select(columns)
 
 
@@ -51,7 +52,8 @@ def produce(
 
     with sparklog.connect(root) as log:
         log.create_topic(topic, partitions, if_absent=True)
-    spark = SparkSession.builder.appName(f"produce {topic}").getOrCreate()
+    builder = SparkSession.builder.appName(f"produce {topic}")
+    spark = builder.config("spark.sql.session.timeZone", "UTC").getOrCreate()
     try:
         lines = spark.read.text(list(inputs))
         writer = (

@@ -342,8 +342,8 @@ def check_space(store: Store) -> Finding:
 
 
 def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
-    """This clock against the store's: liveness, retention and arrival times rest on them."""
-    advice = "set the clock by NTP: liveness, retention and times of arrival rest on it"
+    """This clock against the store's: liveness, sweeping and times of arrival rest on them."""
+    advice = "set the clock by NTP: liveness, sweeping and times of arrival rest on it"
     path = f"{folder}/clock"
     before_us = clock.now_us()
     if before_us < _CLOCK_SET_SINCE_US:

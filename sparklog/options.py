@@ -1,20 +1,89 @@
-"""Options of Spark's readers and writers: text by name, in whatever case Spark hands them on.
+"""How a log and its object store are named: by options, by addresses, by the environment.
 
-An option that nobody knows is refused by name, with the nearest that exists. `storage.*` goes to
-the object store as it is. The root is an option too: `root`, the path given to `load` or `save`, or
-the environment's `SPARKLOG_ROOT`.
+Everybody who asks the environment for a log asks here. The options of Spark's readers and writers
+are text by name, in whatever case Spark hands them on. One that nobody knows is refused by name,
+with the nearest that exists. `storage.*` goes to the object store as it is. The root is an option
+too: `root`, the path given to `load` or `save`, or the environment's `SPARKLOG_ROOT`.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sparklog import errors
 
 ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
+BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
+STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
+"""Of the variables that are options of an object store, such as `SPARKLOG_STORAGE_AWS_REGION`."""
+
 _STORAGE: Final = "storage."
+_ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
+_SCHEMES_WITHOUT_OPTIONS: Final = ("file", "memory")
+
+# What Kubernetes puts into every container for a service named sparklog, or sparklog-flight.
+_SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+
+
+# ------------------------------------------------------------------------------ addresses
+
+
+def is_address(text: str, *, lowest_port: int = 1) -> bool:
+    """Whether `text` is one `host:port`, an IPv6 host in brackets."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and lowest_port <= int(found[1]) <= 65_535
+
+
+def check_bootstrap(option: str, value: str) -> str:
+    """`value`, the one address of a broker. Raises `BadOption`, which calls it `option`."""
+    if not is_address(value):
+        reason = "expected the address of one broker, host:port; any of them knows the others"
+        raise errors.BadOption(option=option, value=value, reason=reason)
+    return value
+
+
+# ------------------------------------------------------------------------------ object stores
+
+
+def storage_options(
+    root: str, given: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The options of the root's object store, lower-case: `given`, else as the environment says.
+
+    A folder has no options: what the environment says is meant for the bucket of another log.
+
+    Args:
+        root: a folder or a URI.
+        given: what was asked for; it goes before the environment, name by name.
+        environment: None: this process's own.
+    """
+    options = {name.lower(): value for name, value in (given or {}).items()}
+    scheme, is_uri, _ = root.partition("://")
+    if not is_uri or scheme in _SCHEMES_WITHOUT_OPTIONS:
+        return options
+    return _storage_of(os.environ if environment is None else environment) | options
+
+
+def _storage_of(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        variable.removeprefix(STORAGE_PREFIX).lower(): value
+        for variable, value in environment.items()
+        if variable.startswith(STORAGE_PREFIX)
+        and variable != STORAGE_PREFIX
+        and not is_service_link(variable, value)
+    }
+
+
+def is_service_link(variable: str, value: str) -> bool:
+    """Whether Kubernetes has set this variable, for a service that is named like us."""
+    linked = _SERVICE_LINK.search(variable) is not None
+    return linked or (variable.endswith("_PORT") and "://" in value)
+
+
+# ------------------------------------------------------------------------------ of Spark
 
 
 class Options:
@@ -33,16 +102,18 @@ class Options:
     def __init__(self, where: str, given: Mapping[str, str], known: Iterable[str]) -> None:
         names = {name.lower(): name for name in ("root", "path", *known)}
         self._values: dict[str, str] = {}
-        self.storage: dict[str, str] = {}
+        storage: dict[str, str] = {}
         for option, value in given.items():
             lowered = option.lower()
             if lowered.startswith(_STORAGE):
-                self.storage[lowered.removeprefix(_STORAGE)] = value
+                storage[lowered.removeprefix(_STORAGE)] = value
             elif lowered in names:
                 self._values[names[lowered]] = value
             else:
                 raise errors.UnknownOption.among(where, option, [*names.values(), f"{_STORAGE}*"])
         self.root = self._root()
+        self.storage = storage_options(self.root, storage)
+        """Also what the environment of the driver says: executors have their own."""
 
     def _root(self) -> str:
         root, path = self._values.get("root"), self._values.get("path")

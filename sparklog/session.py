@@ -3,17 +3,20 @@
 Three ways to reach a log:
 
 - an address, `host:port`: that broker, and none is ever started;
-- a root with a live broker: that broker, found by its heartbeat;
+- a root with a live broker: that broker, found by its heartbeat, once it has said that it serves
+  this root's cluster: an address may mean another machine than the one that wrote it down;
 - a root without one: an *embedded* broker in this process, on a loopback address. It is registered
   like any other, so a second process on the same root joins it, and takes over when it ends. With
   `detached`, the broker is a process of its own instead, which leaves after some idle time.
+
+An embedded broker is the process's that started it: a forked child has none, and ends none.
 """
 
 from __future__ import annotations
 
 import atexit
+import ipaddress
 import os
-import re
 import socket
 import subprocess
 import sys
@@ -24,25 +27,42 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from sparklog import errors, limits
+from sparklog import errors, limits, wire
 from sparklog.client.connection import Connection
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
+from sparklog.options import (
+    BOOTSTRAP_VARIABLE,
+    ROOT_VARIABLE,
+    STORAGE_PREFIX,
+    check_bootstrap,
+    is_address,
+    storage_options,
+)
 from sparklog.settings import BrokerSettings, FlightSettings, LivenessSettings, LogSettings
-from sparklog.storage.meta import find_live_broker
+from sparklog.storage.meta import Heartbeat, MetaStore, find_live_heartbeat
 from sparklog.storage.objects import Store, open_store
 
 if TYPE_CHECKING:
     from sparklog.broker.agent import Agent
 
-ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
-BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
-
-_ADDRESS = re.compile(r"(\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):\d{1,5}")
 _START_SECONDS: Final = 30.0
 _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
+_ANSWER_SECONDS: Final = 10.0
+_HEARTBEAT_ENDS_SECONDS: Final = limits.DEAD_AFTER_SECONDS + 1.0
+"""After it, what still has a heartbeat surely lives."""
+_MAY_PASS: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.BrokerFenced)
 _ANY_PORT: Final = "127.0.0.1:0"
+
+
+class WrongCluster(errors.Invalid):
+    """What is heard at the address that a root's broker gave is a broker of another root."""
+
+    code = "wrong_cluster"
+    template = (
+        "{root} is cluster {expected}, but the broker at {address} serves cluster {found}, {served}"
+    )
 
 
 def connect(
@@ -56,27 +76,24 @@ def connect(
     Args:
         target: None: `SPARKLOG_BOOTSTRAP`, or else `SPARKLOG_ROOT`.
         detached: where a broker must be started, start it as its own process.
-        storage_options: credentials and the like for an object store.
+        storage_options: credentials and the like for an object store; they go before those of the
+            environment, `SPARKLOG_STORAGE_<OPTION>`.
 
     Raises:
-        errors.BadOption: no target, or one that is neither address nor root.
+        errors.BadOption: no target, or one that is neither address nor root; or a broker that can
+            be reached only from its own host.
         errors.RootNotWritable, errors.FormatTooNew, errors.CorruptObject: what is wrong with the
             root, where a broker had to be started.
         errors.BrokerUnavailable, errors.WrongPort: nobody speaks Flight at the address.
+        WrongCluster: the address that the root's broker gave is another's here.
     """
-    if target is None:
-        target = os.environ.get(BOOTSTRAP_VARIABLE) or os.environ.get(ROOT_VARIABLE)
-        if not target:
-            raise errors.BadOption(
-                option="target",
-                value=None,
-                reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
-            )
-    place = os.fspath(target)
-    if _ADDRESS.fullmatch(place) and not Path(place).exists():
-        return Log(Connection(lambda: place))
-    session = _RootSession(place, detached=detached, storage_options=storage_options or {})
-    session.resolve()
+    place, names_broker = _place(target)
+    if names_broker:
+        log = Log(Connection.to(place), root=place)
+        log.connection.channel()
+        return log
+    session = _RootSession(place, detached=detached, given=storage_options)
+    session.resolve(patience_seconds=limits.ACTION_TIMEOUT_SECONDS)
     log = Log(Connection(session.resolve), root=place, on_close=session.close)
     _open[session] = weakref.ref(log)
     # Last in, first out: Flight closes its server at exit too, and waits for our streams.
@@ -85,13 +102,74 @@ def connect(
     return log
 
 
+def _place(target: str | os.PathLike[str] | None) -> tuple[str, bool]:
+    """The root or address that is meant, and whether it is an address. Raises `BadOption`."""
+    if target is None:
+        bootstrap = os.environ.get(BOOTSTRAP_VARIABLE)
+        if bootstrap:
+            return check_bootstrap(BOOTSTRAP_VARIABLE, bootstrap), True
+        target = os.environ.get(ROOT_VARIABLE)
+    if not target:
+        raise errors.BadOption(
+            option="target",
+            value=target,
+            reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
+        )
+    place = os.fspath(target)
+    if not Path(place).exists():
+        if is_address(place):
+            return place, True
+        _check_is_root(place)
+    return place, False
+
+
+def _check_is_root(place: str) -> None:
+    """Raises `BadOption` for what was meant as an address, and would become a folder's name."""
+    first = place.partition("/")[0]
+    is_uri = "://" in place or place.startswith("file:")
+    if not is_uri and ("," in first or ":" in first):
+        reason = (
+            "neither one address nor a root: write host:port of one broker, which knows the others;"
+            " or ./ before the name of a new folder"
+        )
+        raise errors.BadOption(option="target", value=place, reason=reason)
+
+
+# ------------------------------------------------------------------------------ what is open
+
 _open: dict[_RootSession, weakref.ref[Log]] = {}
 """What this process has not closed yet: a notebook rarely does."""
+
+_of_the_parent: list[object] = []
+"""What a forked child keeps of its parent's brokers: it must not stop them when it ends."""
 
 
 def _close_all() -> None:
     for session, log in list(_open.items()):
         (log() or session).close()
+
+
+def _after_fork_in_child() -> None:
+    for session in _open:
+        agent = session.forget()
+        if agent is not None:
+            _of_the_parent.extend((agent, *_disarmed(agent._door)))
+    _open.clear()
+
+
+def _disarmed(door: object) -> list[object]:
+    """Takes away what would shut the Flight server down at exit, and gives it back to be kept.
+
+    In a child that would never end: it waits for threads that only the parent has.
+    """
+    armed = [each.__callback__ for each in weakref.getweakrefs(door)]
+    return [each.detach() for each in armed if isinstance(each, weakref.finalize)]
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+# ------------------------------------------------------------------------------ one root
 
 
 class _RootSession:
@@ -102,10 +180,11 @@ class _RootSession:
         root: str,
         *,
         detached: bool,
-        storage_options: Mapping[str, str],
+        given: Mapping[str, str] | None,
         clock: Clock | None = None,
     ) -> None:
-        self._store: Store = open_store(root, storage_options)
+        storage = storage_options(root, given)
+        self._store: Store = open_store(root, storage)
         self._settings = BrokerSettings(
             root=root,
             id=limits.EMBEDDED_BROKER_ID,
@@ -114,33 +193,77 @@ class _RootSession:
                 idle_exit_seconds=limits.DETACHED_IDLE_SECONDS if detached else 0.0
             ),
             log=LogSettings(level="warning"),
-            storage=storage_options,
+            storage=storage,
         )
         self._detached = detached
         self._clock = clock or SystemClock()
         self._lock = threading.Lock()
         self._agent: Agent | None = None
 
-    def resolve(self) -> str:
-        """The Flight address of the root's live broker."""
+    def resolve(self, patience_seconds: float = 0.0) -> str:
+        """The Flight address of the root's live broker.
+
+        `patience_seconds`: how long a broker that lives and does not answer is asked again. It may
+        have died just now, or still be recovering.
+        """
         with self._lock:
             for _ in range(_START_ATTEMPTS):
-                address = self._live()
+                address = self._join(patience_seconds)
                 if address is not None:
                     return address
                 try:
                     return self._start_process() if self._detached else self._start_here()
-                except errors.BrokerAlive as alive:  # somebody was faster
-                    return str(alive.address)
-                except errors.BrokerFenced as fenced:  # somebody was as fast, and goes on
-                    faster = fenced
+                except (errors.BrokerAlive, errors.BrokerFenced) as error:
+                    faster = error  # or as fast, and goes on
             raise faster
 
-    def _live(self) -> str | None:
-        found = find_live_broker(
+    def _join(self, patience_seconds: float) -> str | None:
+        """The address of the live broker, once it has answered as this root's; None: none lives."""
+        began = self._clock.monotonic()
+        while (found := self._live()) is not None:
+            try:
+                self._check(found)
+                return found.flight
+            except (*_MAY_PASS, errors.BadOption) as error:
+                longest_seconds = patience_seconds
+                if isinstance(error, errors.BadOption):
+                    longest_seconds = min(patience_seconds, _HEARTBEAT_ENDS_SECONDS)
+                if self._clock.monotonic() - began >= longest_seconds:
+                    raise
+            self._clock.sleep(_LOOK_SECONDS)
+        return None
+
+    def _live(self) -> Heartbeat | None:
+        return find_live_heartbeat(
             self._store, clock=self._clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS
         )
-        return found[1] if found is not None else None
+
+    def _check(self, found: Heartbeat) -> None:
+        """Whether what is heard at the address of `found` is a broker of this root.
+
+        Raises `WrongCluster`, `BadOption`, and what asking it raises.
+        """
+        _check_is_no_loopback_of_others(found)
+        cluster_id = MetaStore(self._store, clock=self._clock).open(create=False).cluster_id
+        with Connection.to(found.flight) as connection:
+            served: wire.ClusterInfo = connection.channel().action(
+                "cluster", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
+            )
+        if served.cluster_id != cluster_id:
+            raise WrongCluster(
+                root=self._store.uri,
+                expected=cluster_id,
+                address=found.flight,
+                found=served.cluster_id,
+                served=served.root,
+            )
+
+    def _answers(self, found: Heartbeat) -> bool:
+        try:
+            self._check(found)
+        except _MAY_PASS:
+            return False
+        return True
 
     def _start_here(self) -> str:
         # Heavy, and not needed where a broker lives.
@@ -159,10 +282,10 @@ class _RootSession:
     def _start_process(self) -> str:
         settings = self._settings
         environment = {
-            **os.environ,
+            **{name: os.environ[name] for name in os.environ if not _is_of_store(name)},
             "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": str(settings.liveness.idle_exit_seconds),
             "SPARKLOG_LOG_LEVEL": settings.log.level,
-            **{f"SPARKLOG_STORAGE_{key.upper()}": value for key, value in settings.storage.items()},
+            **{STORAGE_PREFIX + key.upper(): value for key, value in settings.storage.items()},
         }
         command = [sys.executable, "-m", "sparklog", "broker", "--root", settings.root]
         command += ["--id", str(settings.id), "--flight", settings.flight.listen]
@@ -180,11 +303,11 @@ class _RootSession:
             threading.Thread(target=process.wait, name="sparklog-reaper", daemon=True).start()
             deadline = self._clock.monotonic() + _START_SECONDS
             while self._clock.monotonic() < deadline:
-                address = self._live()
-                if address is not None and _answers(address):
-                    return address
+                found = self._live()
+                if found is not None and self._answers(found):
+                    return found.flight
                 # It may also have left because another was faster, who is not ready yet.
-                if process.poll() is not None and address is None:
+                if process.poll() is not None and found is None:
                     complaints.seek(0)
                     complaint = complaints.read().decode(errors="replace").strip()
                     raise errors.BrokerUnavailable(
@@ -193,6 +316,12 @@ class _RootSession:
                 self._clock.sleep(_LOOK_SECONDS)
             process.terminate()
         raise errors.TimedOut(what="starting a broker", timeout_seconds=_START_SECONDS)
+
+    def forget(self) -> Agent | None:
+        """In a forked child: the embedded broker, if there is one, which is not ours to stop."""
+        self._lock = threading.Lock()  # a thread that is not here may hold the old one
+        agent, self._agent = self._agent, None
+        return agent
 
     def close(self) -> None:
         """Stops the embedded broker, if there is one: everything is published first."""
@@ -203,10 +332,29 @@ class _RootSession:
             agent.stop()
 
 
-def _answers(address: str) -> bool:
-    host, _, port = address.rpartition(":")
+def _check_is_no_loopback_of_others(heartbeat: Heartbeat) -> None:
+    """Raises `BadOption` where the address would be dialled on this host and is meant on another.
+
+    An unspecified address, where a broker listens on all of its own, is dialled as loopback.
+    """
+    here = socket.gethostname()
+    if heartbeat.host and heartbeat.host != here and _is_loopback(heartbeat.flight):
+        reason = (
+            f"the root's broker, {heartbeat.broker}, runs on host {heartbeat.host!r} and can be"
+            f" reached only from there, not from {here!r}: set flight.advertised of that broker to"
+            " an address that others reach"
+        )
+        raise errors.BadOption(option="flight.advertised", value=heartbeat.flight, reason=reason)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), timeout=1.0):
-            return True
-    except OSError:
-        return False
+        numbers = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    return numbers.is_loopback or numbers.is_unspecified
+
+
+def _is_of_store(variable: str) -> bool:
+    return variable.startswith(STORAGE_PREFIX)

@@ -9,7 +9,6 @@ name what the user wrote, never a silent default. `conf/broker.toml` lists every
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Mapping
 from operator import attrgetter
@@ -20,13 +19,9 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits
+from sparklog.options import is_address, is_service_link
 
 _PREFIX = "SPARKLOG_"
-
-# What Kubernetes puts into every container for a service named sparklog, or sparklog-flight.
-_SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
-
-_HOST_AND_PORT = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:\[\]/]+):(\d{1,5})")
 
 _NOT_ABOVE = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
@@ -70,7 +65,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From the write-ahead log into the topics' tables."""
+    """From the write-ahead log into the topics' tables; what may wait is of all topics together."""
 
     interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
     publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
@@ -223,7 +218,7 @@ def _from_file(file: Path) -> dict[str, Any]:
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
     values = {}
     for variable, value in environment.items():
-        if not variable.startswith(_PREFIX) or _is_service_link(variable, value):
+        if not variable.startswith(_PREFIX) or is_service_link(variable, value):
             continue
         table, _, key = variable.removeprefix(_PREFIX).lower().partition("_")
         name = f"storage.{key}" if table == "storage" and key else _VARIABLES.get(variable)
@@ -246,11 +241,6 @@ def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_known(name: str) -> bool:
     return name in _KEYS or (name.startswith("storage.") and name != "storage.")
-
-
-def _is_service_link(variable: str, value: str) -> bool:
-    linked = _SERVICE_LINK.search(variable) is not None
-    return linked or (variable.endswith("_PORT") and "://" in value)
 
 
 def _resembles_setting(variable: str) -> bool:
@@ -313,7 +303,6 @@ def _check_together(settings: BrokerSettings) -> None:
 
 
 def _check_address(option: str, address: str, *, lowest_port: int) -> None:
-    found = _HOST_AND_PORT.fullmatch(address)
-    if found is None or not lowest_port <= int(found[1]) <= 65_535:
+    if not is_address(address, lowest_port=lowest_port):
         reason = f"expected host:port, the port from {lowest_port} to 65535"
         raise errors.BadOption(option=option, value=address, reason=reason)

@@ -32,6 +32,11 @@ KEYS: Final[Mapping[str, TopicKey]] = {
 }
 
 
+def described() -> list[str]:
+    """A line for each key, for those who look for one."""
+    return [f"{name} (default {key.default}): {key.about}" for name, key in KEYS.items()]
+
+
 def check(config: Mapping[str, str]) -> dict[str, str]:
     """The same configuration. Raises `UnknownOption` and `BadOption` by the key's name."""
     for key, value in config.items():

@@ -30,6 +30,7 @@ app = typer.Typer(
     epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
+app.callback()(maintenance.common)
 app.command()(maintenance.broker)
 app.add_typer(topics.app, name="topics")
 app.command()(produce)

@@ -9,11 +9,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from sparklog.cli.shared import (
-    ROOT_VARIABLE,
-    ExitCode,
-    storage_options,
-)
+from sparklog.cli.shared import ExitCode
+from sparklog.options import ROOT_VARIABLE, storage_options
 
 
 def broker(
@@ -114,7 +111,7 @@ PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 def bench(context: typer.Context) -> None:
     """Measure what this machine gives: `sparklog bench --help` lists the benchmarks.
 
-    Example: sparklog bench produce
+    Example: sparklog bench latency
     """
     try:
         from sparklog.bench import app
@@ -132,3 +129,23 @@ def version() -> None:
     import sparklog
 
     typer.echo(f"sparklog {sparklog.__version__}")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        version()
+        raise typer.Exit
+
+
+def common(
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            help="Print the version, and no more.",
+        ),
+    ] = False,
+) -> None:
+    """What may be said before any command; its help is the program's."""

@@ -43,7 +43,8 @@ def produce(
             "--format",
             help="jsonl and text: a line is a value. csv and parquet: a row is, as a JSON object;"
             " but the files of a topic's own table are taken for the records that they are."
-            " Without it, by the ending of the file's name; text from standard input.",
+            " Without it, by the ending of the file's name; standard input is text, and jsonl where"
+            " a field is named.",
             show_default=False,
         ),
     ] = None,
@@ -85,9 +86,8 @@ def produce(
                     table = batch if partition is None else _placed(batch, partition)
                     acks.add(producer.send_table(topic, table), batch.num_rows)
                 acks.wait_for_all()
-            except errors.SparklogError as error:
-                with contextlib.suppress(errors.SparklogError):
-                    acks.wait_for_all()
+            except (errors.SparklogError, OSError) as error:
+                acks.count_the_rest()
                 error.add_note(f"{acks.records:,} records were acked")
                 raise
     seconds = time.monotonic() - began
@@ -122,12 +122,19 @@ class _Input:
 def _input(file: Path, kind: InputFormat | None, fields: Fields) -> _Input:
     if file != _STDIN and (not file.exists() or file.is_dir()):
         raise typer.BadParameter(f"there is no file {str(file)!r}")
-    found = _Input(path=file, kind=kind or format_of(file.name))
+    found = _Input(path=file, kind=kind or _kind(file, fields))
     if found.kind is InputFormat.TEXT and fields != Fields():
         raise typer.BadParameter(f"text has no fields; say what {found.name} is by --format")
     if fields.key is not None and fields.key == fields.timestamp:
         raise typer.BadParameter("--key-field and --timestamp-field are the same field")
     return found
+
+
+def _kind(file: Path, fields: Fields) -> InputFormat:
+    """Of an input of which nobody has said it; what comes in has no name, but text no fields."""
+    if file == _STDIN and fields != Fields():
+        return InputFormat.JSONL
+    return format_of(file.name)
 
 
 def _batches(inputs: list[_Input], fields: Fields, meter: _Meter) -> Iterator[pa.RecordBatch]:
@@ -169,6 +176,12 @@ class _Acks:
     def wait_for_all(self) -> None:
         while self._waiting:
             self._take()
+
+    def count_the_rest(self) -> None:
+        """After a failure: what else is acked counts, however much more failed."""
+        while self._waiting:
+            with contextlib.suppress(errors.SparklogError):
+                self._take()
 
     def _take(self) -> None:
         future, rows = self._waiting.popleft()

@@ -2,8 +2,8 @@
 
 Rules of this room:
 
-- Whatever ends a command becomes an exit code here, and nowhere else; what sparklog itself reports
-  is one line on standard error, never a traceback.
+- Whatever ends a command becomes an exit code here, and nowhere else; what sparklog, its store or
+  the operating system reports is one line on standard error, never a traceback.
 - Results go to standard output, all else to standard error. Colours and bars are for terminals.
 - Modules of commands import nothing heavy at the top, so that `--help` is quick.
 """
@@ -14,19 +14,23 @@ import contextlib
 import enum
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
 from sparklog import errors
+from sparklog.options import (
+    BOOTSTRAP_VARIABLE,
+    ROOT_VARIABLE,
+    STORAGE_PREFIX,
+    check_bootstrap,
+    storage_options,
+)
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
-
-ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
-BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
 
 
 class ExitCode(enum.IntEnum):
@@ -60,13 +64,32 @@ class Commands(TyperGroup):
         except BrokenPipeError:
             _silence_output()
             raise typer.Exit(ExitCode.PIPE_CLOSED) from None
+        except _outside_errors() as error:
+            complain(error)
+            _silence_output()  # it may be what failed, and would again
+            raise typer.Exit(ExitCode.FAILED) from None
         except KeyboardInterrupt:
             raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
+def _store_errors() -> tuple[type[Exception], ...]:
+    """What a store raises of its own; a store that was not loaded has raised nothing."""
+    objects = sys.modules.get("sparklog.storage.objects")
+    names = ("ObjectExists", "ObjectMissing", "PutUnresolved", "SyncFailed")
+    return () if objects is None else tuple(getattr(objects, name) for name in names)
+
+
+def _outside_errors() -> tuple[type[Exception], ...]:
+    """What is reported by others than sparklog, and is no fault of its code."""
+    return (OSError, *_store_errors())
+
+
 def complain(error: BaseException) -> None:
     """Says in one line what is wrong, with what was noted about it on the way up."""
-    told = "; ".join([str(error), *getattr(error, "__notes__", [])])
+    words = str(error)
+    if isinstance(error, _store_errors()):
+        words = ": ".join([type(error).__name__, *map(str, error.args)])
+    told = "; ".join([words, *getattr(error, "__notes__", [])])
     typer.echo(f"sparklog: {' '.join(told.split())}", err=True)
 
 
@@ -85,7 +108,8 @@ RootOption = Annotated[
     typer.Option(
         metavar="URI",
         help="The log's root: a folder, or s3://…, gs://…, az://…. Its live broker is used, or one"
-        f" is started for the time of the command. Or {ROOT_VARIABLE}.",
+        f" is started for the time of the command. Or {ROOT_VARIABLE}. Options of its store come"
+        f" from {STORAGE_PREFIX}<OPTION>.",
         show_default=False,
     ),
 ]
@@ -116,19 +140,18 @@ def open_log(root: str | None, bootstrap: str | None, *, create: bool = False) -
         from sparklog.client.connection import Connection
         from sparklog.client.log import Log
 
-        log = Log(Connection.to(bootstrap), root=bootstrap)
+        log = Log(Connection.to(check_bootstrap("bootstrap", bootstrap)), root=bootstrap)
     else:
         assert root is not None
-        options = storage_options(root)
         if not create:
-            _check_root(root, options)
+            _check_root(root)
         from sparklog.broker.logging import configure
         from sparklog.session import connect
         from sparklog.settings import LogSettings
 
         # What an embedded broker has to say must not come among the results.
         configure(LogSettings(level="warning"))
-        log = connect(root, storage_options=options)
+        log = connect(root)
     with log:
         yield log
 
@@ -147,19 +170,12 @@ def _target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | 
     return root or None, bootstrap or None
 
 
-def storage_options(root: str) -> Mapping[str, str]:
-    """What the environment says about the root's object store."""
-    from sparklog.settings import load_settings
-
-    return load_settings(None, os.environ, {"root": root}).storage
-
-
-def _check_root(root: str, options: Mapping[str, str]) -> None:
+def _check_root(root: str) -> None:
     from sparklog.clock import SystemClock
     from sparklog.storage.meta import MetaStore
     from sparklog.storage.objects import open_store
 
-    MetaStore(open_store(root, options), clock=SystemClock()).open(create=False)
+    MetaStore(open_store(root, storage_options(root)), clock=SystemClock()).open(create=False)
 
 
 # ------------------------------------------------------------------------------ words

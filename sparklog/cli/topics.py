@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sparklog.broker.topicconfig import described
 from sparklog.cli.shared import (
     BootstrapOption,
     RootOption,
@@ -19,12 +20,16 @@ from sparklog.cli.shared import (
 if TYPE_CHECKING:
     from sparklog import wire
 
-app = typer.Typer(no_args_is_help=True, help="Create, list, describe, change and delete topics.")
+app = typer.Typer(
+    no_args_is_help=True, help="Create, list, describe, change, compact and delete topics."
+)
+
+_KEYS: Final = "\n\n".join(["Keys of a topic's config:", *described()])
 
 JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one line of JSON.")]
 
 
-@app.command()
+@app.command(epilog=_KEYS)
 def create(
     topic: TopicArgument,
     partitions: Annotated[
@@ -93,7 +98,7 @@ def describe(
         _print_topic(info)
 
 
-@app.command()
+@app.command(epilog=_KEYS)
 def alter(
     topic: TopicArgument,
     config: Annotated[
@@ -139,6 +144,21 @@ def add_partitions(
     with open_log(root, bootstrap) as log:
         info = log.add_partitions(topic, partitions)
     typer.echo(f"{info.topic}: {_partitions(info)}")
+
+
+@app.command()
+def compact(
+    topic: TopicArgument,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Merge the small files of a topic's table now; a broker does so in time by itself.
+
+    Example: sparklog topics compact flights --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        info = log.compact(topic)
+    typer.echo(f"{info.topic}: {info.table_files} file{'' if info.table_files == 1 else 's'}")
 
 
 @app.command()

@@ -274,10 +274,18 @@ def find_live_broker(
     store: Store, *, clock: Clock, dead_after_seconds: float
 ) -> tuple[int, str] | None:
     """(id, Flight address) of a broker that seems alive on this root, or None."""
+    found = find_live_heartbeat(store, clock=clock, dead_after_seconds=dead_after_seconds)
+    return None if found is None else (found.broker, found.flight)
+
+
+def find_live_heartbeat(
+    store: Store, *, clock: Clock, dead_after_seconds: float
+) -> Heartbeat | None:
+    """The last word of a broker that seems alive on this root, or None."""
     host = socket.gethostname()
     for heartbeat in read_heartbeats(store).values():
         if is_alive(
             heartbeat, now_us=clock.now_us(), dead_after_seconds=dead_after_seconds, host=host
         ):
-            return heartbeat.broker, heartbeat.flight
+            return heartbeat
     return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,11 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, session
+from sparklog.clock import SystemClock
+from sparklog.options import storage_options
+from sparklog.storage.meta import Heartbeat, write_heartbeat
+from sparklog.storage.objects import LocalStore
 
 _FORGETFUL = """
 import sys, sparklog
@@ -18,6 +24,50 @@ log.create_topic("orders", partitions=1)
 producer = log.producer()
 producer.send("orders", b"tea").result()
 """
+
+
+_FORKING = """
+import os, sys, sparklog
+log = sparklog.connect(sys.argv[1])
+log.create_topic("orders", partitions=1)
+producer = log.producer()
+producer.send("orders", b"tea").result()
+child = os.fork()
+if child == 0:
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert producer.send("orders", b"milk").result().offset == 1
+print(log.read("orders").num_rows)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the developer's shell says about logs is not asked."""
+    for name in list(os.environ):
+        if name.startswith("SPARKLOG_"):
+            monkeypatch.delenv(name)
+
+
+def made_root(folder: Path) -> Path:
+    """A root without a live broker."""
+    sparklog.connect(folder).close()
+    return folder
+
+
+def say_alive(root: Path, flight: str, *, host: str = "", age_seconds: float = -60.0) -> None:
+    """A broker of `root` says that it lives, and will for a minute, at that address."""
+    write_heartbeat(
+        LocalStore(str(root)),
+        Heartbeat(
+            broker=5,
+            epoch=1,
+            flight=flight,
+            at_us=SystemClock().now_us() - round(age_seconds * 1e6),
+            host=host or socket.gethostname(),
+            pid=os.getpid(),
+        ),
+    )
 
 
 def test_a_program_that_closes_nothing_ends_and_leaves_its_records_in_the_table(
@@ -36,10 +86,8 @@ def test_a_program_that_closes_nothing_ends_and_leaves_its_records_in_the_table(
         assert [(each.end, each.published) for each in topic.partitions] == [(1, 1)]
 
 
-def test_no_target_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_target_is_refused_by_name() -> None:
     """Without root, address or variable, the error says which variables there are."""
-    monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
-    monkeypatch.delenv("SPARKLOG_BOOTSTRAP", raising=False)
     with pytest.raises(errors.BadOption, match="SPARKLOG_ROOT"):
         sparklog.connect()
 
@@ -50,3 +98,120 @@ def test_two_logs_of_one_process_share_a_broker(tmp_path: Path) -> None:
         first.create_topic("orders", partitions=2)
         assert second.topics() == ["orders"]
         assert first.cluster() == second.cluster()
+
+
+def test_a_forked_child_leaves_the_broker_to_its_parent(tmp_path: Path) -> None:
+    """A child that ends before its parent neither stops the embedded broker, nor hangs."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKING, str(tmp_path)],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, b"2\n"), done.stderr
+
+
+# ------------------------------------------------------------------------------ whose broker
+
+
+def test_the_broker_of_another_root_is_refused(tmp_path: Path) -> None:
+    """An address that leads to another cluster's broker is an error that names both clusters."""
+    root = made_root(tmp_path / "prod")
+    with sparklog.connect(tmp_path / "dev") as other:
+        say_alive(root, other.connection.address)
+        with pytest.raises(session.WrongCluster) as caught:
+            sparklog.connect(root)
+        assert caught.value.found == other.cluster().cluster_id
+        assert caught.value.root == LocalStore(str(root)).uri
+        assert caught.value.served == other.cluster().root
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:8815", "localhost:1", "[::1]:1", "0.0.0.0:8815"])
+def test_the_loopback_of_another_host_is_not_dialled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """A broker that others cannot reach is named, with the setting that would let them."""
+    monkeypatch.setattr(session, "_HEARTBEAT_ENDS_SECONDS", 0.0)
+    root = made_root(tmp_path)
+    say_alive(root, address, host="elsewhere")
+    with pytest.raises(errors.BadOption) as caught:
+        sparklog.connect(root)
+    assert (caught.value.option, caught.value.value) == ("flight.advertised", address)
+    assert "'elsewhere'" in caught.value.reason
+
+
+@pytest.mark.parametrize("host", ["", "elsewhere"])
+def test_a_heartbeat_that_ends_is_waited_for(tmp_path: Path, host: str) -> None:
+    """Who has died just now is neither an error nor dialled for ever: the root is taken over."""
+    root = made_root(tmp_path)
+    say_alive(root, "127.0.0.1:1", host=host, age_seconds=4.7)
+    with sparklog.connect(root) as log:
+        assert log.topics() == []
+
+
+# ------------------------------------------------------------------------------ targets
+
+
+def test_an_address_without_a_broker_is_told_at_once() -> None:
+    """`connect` to an address asks once whether a broker hears there."""
+    with pytest.raises(errors.BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+        sparklog.connect("127.0.0.1:1")
+
+
+def test_an_address_is_shown(tmp_path: Path) -> None:
+    """The log of an address says which."""
+    with sparklog.connect(tmp_path) as log:
+        address = log.connection.address
+        with sparklog.connect(address) as other:
+            assert repr(other) == f"Log({address!r})"
+
+
+@pytest.mark.parametrize("value", ["a:8815,b:8815", "broker", "broker:", "a:99999", "s3://b/log"])
+def test_bootstrap_is_one_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """What is no host:port is refused by the variable's name, and never becomes a folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", value)
+    with pytest.raises(errors.BadOption) as caught:
+        sparklog.connect()
+    assert (caught.value.option, caught.value.value) == ("SPARKLOG_BOOTSTRAP", value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("target", ["a:8815,b:8815", "a,b", "a:99999", "a:88l5", "::1:8815", "a:"])
+def test_an_address_with_a_slip_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A target that was meant as an address is refused, unless a folder of the name is there."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.BadOption, match="host:port"):
+        sparklog.connect(target)
+    assert list(tmp_path.iterdir()) == []
+    with sparklog.connect(f"./{target}") as log:
+        log.create_topic("orders")
+    with sparklog.connect(target) as log:
+        assert log.topics() == ["orders"]
+
+
+# ------------------------------------------------------------------------------ storage options
+
+
+def test_storage_options_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is given goes before the variables, name by name; what Kubernetes sets is none."""
+    monkeypatch.setenv("SPARKLOG_STORAGE_AWS_REGION", "eu")
+    monkeypatch.setenv("SPARKLOG_STORAGE_AWS_ENDPOINT", "http://a")
+    monkeypatch.setenv("SPARKLOG_STORAGE_SERVICE_HOST", "10.0.0.1")
+    given = {"AWS_Endpoint": "http://b"}
+    assert storage_options("s3://bucket", given) == {"aws_region": "eu", "aws_endpoint": "http://b"}
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_folder_has_no_storage_options(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    """Variables that are meant for a bucket keep nobody from a folder."""
+    monkeypatch.setenv("SPARKLOG_STORAGE_AWS_REGION", "eu")
+    monkeypatch.setattr("sparklog.limits.DETACHED_IDLE_SECONDS", 1.0)
+    with sparklog.connect(tmp_path, detached=detached) as log:
+        assert log.topics() == []

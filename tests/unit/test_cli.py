@@ -21,10 +21,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
+import sparklog
 from sparklog import errors
+from sparklog.broker.topicconfig import KEYS
 from sparklog.cli import app, jsonrows
+from sparklog.cli.produce import _Acks
 from sparklog.cli.shared import ExitCode
 from sparklog.settings import BrokerSettings
+from sparklog.storage.objects import SyncFailed
 from tests.support.fake_broker import FakeBroker, FakeLog
 
 
@@ -50,6 +54,9 @@ def broker(log: FakeLog) -> Iterator[FakeBroker]:
     """A door to `log`."""
     with FakeBroker(log) as broker:
         yield broker
+
+
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="leans on /dev/full and /proc")
 
 
 def run(*arguments: str, stdin: bytes | str | None = None, **environment: str) -> Result:
@@ -122,10 +129,17 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 def test_version() -> None:
-    """`version` is the package's own."""
-    import sparklog
+    """`version`, also as an option, is the package's own."""
+    for words in ("version", "--version"):
+        assert run(words).stdout == f"sparklog {sparklog.__version__}\n"
 
-    assert run("version").stdout == f"sparklog {sparklog.__version__}\n"
+
+@pytest.mark.parametrize("command", ["create", "alter"])
+def test_help_tells_the_keys_of_topics(command: str) -> None:
+    """Who sets a topic's config is told every key, its default and what it does."""
+    told = " ".join(run("topics", command, "--help").stdout.split())
+    for name, key in KEYS.items():
+        assert f"{name} (default {key.default}): {key.about}" in told
 
 
 def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
@@ -160,6 +174,47 @@ def test_missing_root_is_not_made(tmp_path: Path) -> None:
     assert not root.exists()
 
 
+@pytest.mark.parametrize("address", ["a:1,b:2", "host", "host:"])
+def test_bootstrap_is_one_address(address: str) -> None:
+    """A list of brokers, as Kafka has, is told to be none before anything is asked."""
+    for result in (
+        run("topics", "list", "--bootstrap", address),
+        run("topics", "list", SPARKLOG_BOOTSTRAP=address),
+    ):
+        assert result.exit_code == ExitCode.FAILED
+        assert "the address of one broker, host:port" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (PermissionError(13, "Permission denied", "x.jsonl"), "Permission denied: 'x.jsonl'"),
+        (SyncFailed("wal/0/1/2", "I/O error"), "SyncFailed: wal/0/1/2: I/O error"),
+    ],
+)
+def test_trouble_outside_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    """What the operating system or the store reports is told in one line, and is exit code 1."""
+
+    def fail(_settings: BrokerSettings) -> None:
+        raise error
+
+    monkeypatch.setattr("sparklog.broker.agent.run_broker", fail)
+    result = run("broker", "--root", "a")
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.endswith(f"{told}\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
+    """Variables that are meant for a bucket are no matter to a root that is a folder."""
+    root = ("--root", str(tmp_path))
+    made = run("topics", "create", "t", *root, SPARKLOG_STORAGE_AWS_REGION="eu")
+    assert made.exit_code == ExitCode.OK
+    assert run("topics", "list", *root, SPARKLOG_STORAGE_AWS_REGION="eu").stdout == "t\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -170,7 +225,10 @@ def test_missing_root_is_not_made(tmp_path: Path) -> None:
         (("topics", "alter", "t", "--root", "a", "--set", "k=1", "--unset", "k"), "set and unset"),
         (("topics", "delete", "t", "--root", "a"), "nobody to ask"),
         (("produce", "t", "no-such-file", "--root", "a"), "no file 'no-such-file'"),
-        (("produce", "t", "--key-field", "k", "--root", "a"), "text has no fields"),
+        (
+            ("produce", "t", "--format", "text", "--key-field", "k", "--root", "a"),
+            "text has no fields",
+        ),
         (
             ("produce", "t", "--format", "csv", "--key-field", "k", "--timestamp-field", "k"),
             "the same field",
@@ -229,6 +287,20 @@ def test_topic_that_exists(broker: FakeBroker) -> None:
     assert again.stdout == "t4: 4 partitions\n"
 
 
+def test_compact_merges_the_files_of_a_table(tmp_path: Path) -> None:
+    """`topics compact` merges small files at once, and says how many there are."""
+    with sparklog.connect(tmp_path) as log:
+        log.create_topic("t", 1)
+        for number in range(3):
+            with log.producer() as producer:
+                producer.send("t", b"%d" % number).result()
+            log.flush_to_table("t")
+        before = log.describe("t").table_files
+    found = run("topics", "compact", "t", "--root", str(tmp_path))
+    assert before > 1
+    assert (found.exit_code, found.stdout) == (ExitCode.OK, "t: 1 file\n")
+
+
 # ------------------------------------------------------------------------------ produce
 
 
@@ -264,6 +336,13 @@ def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
         arrival,
         dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC),
     ]
+
+
+def test_produce_from_a_pipe_with_fields(broker: FakeBroker) -> None:
+    """What comes in on standard input is JSON where a field of it is named."""
+    arguments = ("produce", "t1", "--key-field", "customer")
+    assert ask(broker, *arguments, stdin=b'{"customer":"alice"}\n').exit_code == ExitCode.OK
+    assert [row["key"] for row in broker.log.rows("t1")] == [b"alice"]
 
 
 def test_produce_csv(broker: FakeBroker) -> None:
@@ -382,6 +461,44 @@ def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
     assert result.stderr.endswith("; 0 records were acked\n")
 
 
+def test_acks_are_counted_after_failures() -> None:
+    """What is acked counts, before and after whatever failed."""
+    acks = _Acks()
+    for fails in (True, False, True, True, False):
+        future: Any = _Answer(fails)
+        acks.add(future, 10)
+    with pytest.raises(errors.TopicHeldBack):
+        acks.wait_for_all()
+    acks.count_the_rest()
+    assert acks.records == 20
+
+
+class _Answer:
+    """Of a broker, to one batch."""
+
+    def __init__(self, fails: bool) -> None:
+        self._fails = fails
+
+    def done(self) -> bool:
+        return False
+
+    def result(self) -> None:
+        if self._fails:
+            raise errors.TopicHeldBack(topic="t", reason="no")
+
+
+@on_linux
+def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> None:
+    """A file that fails in the middle of several is one line, with what was acked before it."""
+    (tmp_path / "a.txt").write_text("a\n")
+    (tmp_path / "b.txt").symlink_to("/proc/self/mem")  # opens, and cannot be read
+    names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    result = ask(broker, "produce", "t1", *names)
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.endswith("; 1 records were acked\n")
+    assert len(result.stderr.splitlines()) == 1
+
+
 # ------------------------------------------------------------------------------ consume
 
 
@@ -495,6 +612,18 @@ def test_closed_pipe_is_quiet(broker: FakeBroker) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == ExitCode.PIPE_CLOSED
+
+
+@on_linux
+def test_full_disk_is_one_line(broker: FakeBroker) -> None:
+    """Output that cannot be written is exit code 1 and one line, also where it was buffered."""
+    fill(broker.log, "t1", (0, None, b"x"))
+    for words in (("consume", "t1"), ("topics", "list")):
+        command = [sys.executable, "-m", "sparklog", *words, "--bootstrap", broker.address]
+        with Path("/dev/full").open("wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+        assert done.returncode == ExitCode.FAILED
+        assert done.stderr == b"sparklog: [Errno 28] No space left on device\n"
 
 
 def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
