@@ -214,6 +214,15 @@ class NotARoot(Invalid):
     template = "{root} is no sparklog root ({reason}); start a broker on it first"
 
 
+class WrongCluster(Invalid):
+    """What is heard at the address that a root's broker gave is a broker of another root."""
+
+    code = "wrong_cluster"
+    template = (
+        "{root} is cluster {expected}, but the broker at {address} serves cluster {found}, {served}"
+    )
+
+
 class WrongPort(Invalid):
     code = "wrong_port"
     template = "{address} is not a Flight port: {reason}"

@@ -56,15 +56,6 @@ _MAY_PASS: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.Broke
 _ANY_PORT: Final = "127.0.0.1:0"
 
 
-class WrongCluster(errors.Invalid):
-    """What is heard at the address that a root's broker gave is a broker of another root."""
-
-    code = "wrong_cluster"
-    template = (
-        "{root} is cluster {expected}, but the broker at {address} serves cluster {found}, {served}"
-    )
-
-
 def connect(
     target: str | os.PathLike[str] | None = None,
     *,
@@ -85,20 +76,20 @@ def connect(
         errors.RootNotWritable, errors.FormatTooNew, errors.CorruptObject: what is wrong with the
             root, where a broker had to be started.
         errors.BrokerUnavailable, errors.WrongPort: nobody speaks Flight at the address.
-        WrongCluster: the address that the root's broker gave is another's here.
+        errors.WrongCluster: the address that the root's broker gave is another's here.
     """
     place, names_broker = _place(target)
     if names_broker:
         log = Log(Connection.to(place), root=place)
         log.connection.channel()
+        _visiting.add(log)
+        _close_at_exit()
         return log
     session = _RootSession(place, detached=detached, given=storage_options)
     session.resolve(patience_seconds=limits.ACTION_TIMEOUT_SECONDS)
     log = Log(Connection(session.resolve), root=place, on_close=session.close)
     _open[session] = weakref.ref(log)
-    # Last in, first out: Flight closes its server at exit too, and waits for our streams.
-    atexit.unregister(_close_all)
-    atexit.register(_close_all)
+    _close_at_exit()
     return log
 
 
@@ -140,16 +131,28 @@ def _check_is_root(place: str) -> None:
 _open: dict[_RootSession, weakref.ref[Log]] = {}
 """What this process has not closed yet: a notebook rarely does."""
 
+_visiting: weakref.WeakSet[Log] = weakref.WeakSet()
+"""The same, on a broker's address."""
+
 _of_the_parent: list[object] = []
 """What a forked child keeps of its parent's brokers: it must not stop them when it ends."""
 
 
+def _close_at_exit() -> None:
+    # Last in, first out: Flight closes its server at exit too, and waits for our streams.
+    atexit.unregister(_close_all)
+    atexit.register(_close_all)
+
+
 def _close_all() -> None:
+    for visiting in list(_visiting):
+        visiting.close()
     for session, log in list(_open.items()):
         (log() or session).close()
 
 
 def _after_fork_in_child() -> None:
+    _visiting.clear()
     for session in _open:
         agent = session.forget()
         if agent is not None:
@@ -241,7 +244,7 @@ class _RootSession:
     def _check(self, found: Heartbeat) -> None:
         """Whether what is heard at the address of `found` is a broker of this root.
 
-        Raises `WrongCluster`, `BadOption`, and what asking it raises.
+        Raises `errors.WrongCluster`, `BadOption`, and what asking it raises.
         """
         _check_is_no_loopback_of_others(found)
         cluster_id = MetaStore(self._store, clock=self._clock).open(create=False).cluster_id
@@ -250,7 +253,7 @@ class _RootSession:
                 "cluster", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
             )
         if served.cluster_id != cluster_id:
-            raise WrongCluster(
+            raise errors.WrongCluster(
                 root=self._store.uri,
                 expected=cluster_id,
                 address=found.flight,

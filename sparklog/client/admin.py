@@ -32,7 +32,7 @@ class Admin:
         Args:
             topic: 1 to 249 of `[a-zA-Z0-9._-]`.
             partitions: None: the broker's default.
-            config: Kafka's names for a topic, such as `retention.ms`.
+            config: Kafka's names for a topic, such as `message.timestamp.type`.
             if_absent: do not refuse a topic that exists.
 
         Raises:

@@ -83,6 +83,7 @@ class TopicSender:
 
         self._changed = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
+        self._readers: set[threading.Thread] = set()
         self._thread_id = -1
         self._signalled = False
         self._ending = False
@@ -232,6 +233,11 @@ class TopicSender:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(limits.KEEPALIVE_SECONDS + limits.KEEPALIVE_TIMEOUT_SECONDS)
+        # An interpreter that ends while one of them is inside Arrow would abort.
+        deadline = time.monotonic() + limits.KEEPALIVE_TIMEOUT_SECONDS
+        for reader in list(self._readers):
+            if reader is not threading.current_thread():
+                reader.join(max(deadline - time.monotonic(), 0.0))
 
     def after_fork(self) -> None:
         """In a child: it has no such threads, and its parent sends all that is here."""
@@ -575,9 +581,11 @@ class TopicSender:
         with self.lock:
             route.stream = stream
         name = f"sparklog-acks-{self.topic}"
-        threading.Thread(
+        reader = threading.Thread(
             target=self._read_answers, args=(route, stream), name=name, daemon=True
-        ).start()
+        )
+        self._readers.add(reader)
+        reader.start()
 
     def _write_run(self, route: Route, stream: Stream) -> None:
         """Writes the next parts in one go.
@@ -647,6 +655,12 @@ class TopicSender:
     # -------------------------------------------------------------------------- answers
 
     def _read_answers(self, route: Route, stream: Stream) -> None:
+        try:
+            self._read_all(route, stream)
+        finally:
+            self._readers.discard(threading.current_thread())
+
+    def _read_all(self, route: Route, stream: Stream) -> None:
         failure: errors.SparklogError | None = None
         try:
             while (reply := stream.read()) is not None:

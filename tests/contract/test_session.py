@@ -86,6 +86,29 @@ def test_a_program_that_closes_nothing_ends_and_leaves_its_records_in_the_table(
         assert [(each.end, each.published) for each in topic.partitions] == [(1, 1)]
 
 
+def test_a_visitor_that_closes_nothing_ends_well(tmp_path: Path) -> None:
+    """A program with an address, a producer and no `close` delivers what it sent, and exits 0."""
+    program = (
+        "import sys, sparklog\n"
+        "log = sparklog.connect(sys.argv[1])\n"
+        "producer = log.producer(linger_ms=1)\n"
+        "for number in range(100):\n"
+        "    producer.send('t', b'%d' % number)\n"
+    )
+    with sparklog.connect(tmp_path) as log:
+        log.create_topic("t", partitions=1)
+        address = log.cluster().brokers[0].address
+        for _ in range(3):
+            done = subprocess.run(
+                [sys.executable, "-c", program, address],
+                check=False,
+                capture_output=True,
+                timeout=60,
+            )
+            assert (done.returncode, done.stderr) == (0, b"")
+        assert log.read("t").num_rows == 300
+
+
 def test_no_target_is_refused_by_name() -> None:
     """Without root, address or variable, the error says which variables there are."""
     with pytest.raises(errors.BadOption, match="SPARKLOG_ROOT"):
@@ -119,7 +142,7 @@ def test_the_broker_of_another_root_is_refused(tmp_path: Path) -> None:
     root = made_root(tmp_path / "prod")
     with sparklog.connect(tmp_path / "dev") as other:
         say_alive(root, other.connection.address)
-        with pytest.raises(session.WrongCluster) as caught:
+        with pytest.raises(errors.WrongCluster) as caught:
             sparklog.connect(root)
         assert caught.value.found == other.cluster().cluster_id
         assert caught.value.root == LocalStore(str(root)).uri
