@@ -198,9 +198,7 @@ class Publisher:
 
     def _write_all(self, topic: Topic, written: Sequence[_Written]) -> None:
         pool = self._pool
-        size = sum(payload_bytes(entry.entry) for each in written for entry in each.run.entries)
-        # To hand a few rows to another thread costs more than to write them.
-        if pool is None or (self._store.is_local and size < limits.PUBLISH_IN_PARALLEL_BYTES):
+        if pool is None or not self._is_worth_a_pool(written):
             for each in written:
                 self._write(topic, each)
             return
@@ -209,6 +207,21 @@ class Publisher:
             future.exception()  # waits: nothing is left running behind a failure
         for future in writing:
             future.result()
+
+    def _is_worth_a_pool(self, written: Sequence[_Written]) -> bool:
+        """On a local root: not a few rows, and not while producers need the cores more.
+
+        They do in a burst, until so much waits that they would soon be slowed.
+        """
+        if not self._store.is_local:
+            return True
+        entries = [located.entry for each in written for located in each.run.entries]
+        if sum(payload_bytes(entry) for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
+            return False
+        newest = [found for each in written for found in each.run.partition.unpublished[-1:]]
+        newest_us = max((each.entry.arrival_us for each in newest), default=0)
+        is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
+        return is_quiet or self._ledger.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
 
     def _discard(self, topic: Topic, written: Sequence[_Written]) -> None:
         files = [file for each in written for file in each.files]
