@@ -2,9 +2,8 @@
 
 The order is what makes it safe. A checkpoint says which objects are still needed, with everything
 that must be remembered of the others; only then, and a grace later, do the others go, once the
-commits that stand for them were read back. An inherited
-epoch is closed when all it holds is published or carried, and our own checkpoint remembers what it
-told of producers.
+commits that stand for them were read back. An inherited epoch is closed when all it holds is
+published or carried, and our own checkpoint remembers what it told of producers.
 """
 
 from __future__ import annotations
