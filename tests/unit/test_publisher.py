@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import crc32c
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors, wire
+from sparklog import errors, limits, wire
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import (
     Fault,
@@ -283,6 +284,35 @@ def test_who_waits_for_one_topic_hurries_no_other(rig: Rig) -> None:
     rig.publisher.want(topic)
     assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
     assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
+
+
+class CountingPool(ThreadPoolExecutor):
+    """A pool that knows how often it was asked."""
+
+    asked = 0
+
+    def submit(self, *args: Any, **kwargs: Any) -> Any:
+        self.asked += 1
+        return super().submit(*args, **kwargs)
+
+
+def test_a_burst_keeps_the_cores(clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a local root one thread writes while records come in, and two when it is quiet."""
+    monkeypatch.setattr(limits, "PUBLISH_IN_PARALLEL_BYTES", 1)
+    with CountingPool(2) as pool:
+        store = MemoryStore(clock, is_local=True)
+        rig = Rig(store, clock, options=RigOptions(pool=pool))
+        rig.create("t", 2)
+        for asked, pause_seconds in ((0, 0.0), (2, 2 * limits.PUBLISH_QUIET_SECONDS)):
+            rig.append(["a"])
+            rig.append(["b"], partition=1)
+            clock.advance(pause_seconds)
+            assert publish_once(rig) == (2, 2)
+            assert pool.asked == asked
+        monkeypatch.setattr(limits, "PUBLISH_PRESSED_BYTES", 1)
+        rig.append(["a"])
+        assert publish_once(rig) == (1, 1)
+        assert pool.asked == 3
 
 
 def test_a_missing_object_is_named(rig: Rig) -> None:
