@@ -29,7 +29,7 @@ with contextlib.suppress(ImportError):  # a Spark without Python sources
         def name(cls) -> str:
             return "sparklog"
 
-        def schema(self) -> StructType:
+        def schema(self) -> str:
             from sparklog.sources.datasource import schema
 
             return schema(self.options)

@@ -131,6 +131,16 @@ class TopicChanged(Invalid):
     template = "topic {topic!r} was deleted and created again: id {expected} is now {found}"
 
 
+class TopicGone(Invalid):
+    """The topic that a query has read is not there any more; `at`: its offsets by partition."""
+
+    code = "topic_gone"
+    template = (
+        "topic {topic!r} {reason}; the query was at offsets {at};"
+        " failOnDataLoss=false goes on without them"
+    )
+
+
 class BadTopicName(Invalid):
     code = "bad_topic_name"
     template = "{topic!r} is no topic name: 1 to 249 of [a-zA-Z0-9._-], and not '.' or '..'"
@@ -159,6 +169,13 @@ class BatchTooLarge(Invalid):
 class WrongSchema(Invalid):
     code = "wrong_schema"
     template = "{reason}"
+
+
+class BadValue(Invalid):
+    """A record's value is not what the reader was told that it is."""
+
+    code = "bad_value"
+    template = "{topic}-{partition}, offset {offset}: {reason}"
 
 
 class OffsetOutOfRange(Invalid):

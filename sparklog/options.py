@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from sparklog import errors
@@ -21,7 +21,20 @@ STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
 """Of the variables that are options of an object store, such as `SPARKLOG_STORAGE_AWS_REGION`."""
 
 _STORAGE: Final = "storage."
+_KAFKA: Final = "kafka."
+_INSTEAD: Final = {"kafka.bootstrap.servers": " (set root, the folder or bucket of the log)"}
 _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
+_WHOLE: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_DURATION: Final = re.compile(r"(\d{1,12})\s*(us|ms|s|m|min|h|d)?", re.ASCII)
+_UNIT_SECONDS: Final = {
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "d": 86_400.0,
+}
 _SCHEMES_WITHOUT_OPTIONS: Final = ("file", "memory")
 
 # What Kubernetes puts into every container for a service named sparklog, or sparklog-flight.
@@ -93,37 +106,71 @@ class Options:
         where: who was given them, as an error shall call it.
         given: as Spark hands them on.
         known: the options that there are, besides `root`, `path` and `storage.*`.
+        kafka: options of Spark's Kafka connector without a meaning here, besides `kafka.*`: a query
+            that moves over may bring them, and is told.
 
     Raises:
         errors.UnknownOption: one is not known.
-        errors.BadOption: there is no root, or there are two.
     """
 
-    def __init__(self, where: str, given: Mapping[str, str], known: Iterable[str]) -> None:
+    def __init__(
+        self,
+        where: str,
+        given: Mapping[str, str],
+        known: Iterable[str],
+        *,
+        kafka: Iterable[str] = (),
+    ) -> None:
         names = {name.lower(): name for name in ("root", "path", *known)}
+        moved = {name.lower() for name in kafka}
         self._values: dict[str, str] = {}
-        storage: dict[str, str] = {}
+        self._storage: dict[str, str] = {}
+        self._moved: list[str] = []
         for option, value in given.items():
             lowered = option.lower()
             if lowered.startswith(_STORAGE):
-                storage[lowered.removeprefix(_STORAGE)] = value
+                self._storage[lowered.removeprefix(_STORAGE)] = value
             elif lowered in names:
                 self._values[names[lowered]] = value
+            elif lowered.startswith(_KAFKA) or lowered in moved:
+                self._moved.append(option)
             else:
                 raise errors.UnknownOption.among(where, option, [*names.values(), f"{_STORAGE}*"])
-        self.root = self._root()
-        self.storage = storage_options(self.root, storage)
-        """Also what the environment of the driver says: executors have their own."""
 
-    def _root(self) -> str:
+    @property
+    def moved(self) -> str | None:
+        """One line on what has no effect here, for a query that came from Spark's Kafka source."""
+        if not self._moved:
+            return None
+        hints = (f"{name}{_INSTEAD.get(name.lower(), '')}" for name in sorted(self._moved))
+        return f"options of Spark's Kafka connector have no effect here: {', '.join(hints)}"
+
+    @property
+    def named_root(self) -> str | None:
+        """The root, where options name one. Raises `BadOption` where they name two."""
         root, path = self._values.get("root"), self._values.get("path")
         if root and path and root != path:
             raise errors.BadOption(option="path", value=path, reason=f"root = {root!r} says other")
-        found = root or path or os.environ.get(ROOT_VARIABLE)
+        return root or path
+
+    @property
+    def root(self) -> str:
+        """As options or the environment name it. Raises `BadOption` where there is none, or two."""
+        found = self.named_root or os.environ.get(ROOT_VARIABLE)
         if not found:
             reason = f"name a folder or s3://, gs://, az://; or set {ROOT_VARIABLE}"
             raise errors.BadOption(option="root", value=found, reason=reason)
         return found
+
+    @property
+    def names_storage(self) -> bool:
+        """Whether options of an object store were given."""
+        return bool(self._storage)
+
+    @property
+    def storage(self) -> Mapping[str, str]:
+        """Also what the environment of the driver says: executors have their own."""
+        return storage_options(self.root, self._storage)
 
     def get(self, name: str) -> str | None:
         return self._values.get(name)
@@ -145,6 +192,42 @@ class Options:
         if not value.isascii() or not value.isdecimal() or int(value) < 1:
             raise errors.BadOption(option=name, value=value, reason="expected a number from 1 up")
         return int(value)
+
+    def whole(self, name: str) -> int | None:
+        """A whole number. Raises `BadOption` for anything else."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not _WHOLE.fullmatch(value.strip()):
+            raise errors.BadOption(option=name, value=value, reason="expected a whole number")
+        return int(value)
+
+    def seconds(self, name: str) -> float | None:
+        """A duration as Spark writes it: 500ms, 15m; without a unit, milliseconds.
+
+        Raises `BadOption` for anything else.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return None
+        found = _DURATION.fullmatch(value.strip().lower())
+        if found is None:
+            reason = "expected a duration, such as 500ms, 30s or 15m"
+            raise errors.BadOption(option=name, value=value, reason=reason)
+        return int(found[1]) * _UNIT_SECONDS[found[2] or "ms"]
+
+    def one_of(self, name: str, choices: Sequence[str]) -> str:
+        """One of the choices, whatever its case; the first where nothing was given.
+
+        Raises `BadOption` for anything else.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return choices[0]
+        if value.lower() not in choices:
+            reason = f"expected {' or '.join(choices)}"
+            raise errors.BadOption(option=name, value=value, reason=reason)
+        return value.lower()
 
     def names(self, name: str) -> tuple[str, ...]:
         """What stands between commas, each once."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
 import pyarrow as pa
 
 from sparklog import errors, limits, wire
@@ -21,7 +20,7 @@ from sparklog.clock import Clock
 from sparklog.record import ROW_SCHEMA, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import read_slice
+from sparklog.storage.read import first_row_since, read_slice
 from sparklog.storage.snapshot import Slice, Source, TableSnapshot
 from sparklog.storage.table import Table
 
@@ -322,10 +321,9 @@ class LogReader:
             if plan.latest_timestamp_us(piece) < timestamp_us:
                 continue
             for batch in self._all(topic, partition, piece.first, piece.end, wish):
-                stamps = batch.rows.column("timestamp").view(pa.int64()).to_numpy()
-                late = np.flatnonzero(stamps >= timestamp_us)
-                if len(late):
-                    return int(batch.rows.column("offset")[int(late[0])].as_py())
+                offset = first_row_since(batch.rows, timestamp_us)
+                if offset is not None:
+                    return offset
         return -1
 
 

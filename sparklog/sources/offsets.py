@@ -8,7 +8,7 @@ positions are the same text, because Spark compares texts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import msgspec
@@ -17,10 +17,10 @@ from sparklog import errors
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
-    """The next offset to read of each partition, from partition 0 on."""
+    """The next offset to read of each partition that is read."""
 
     id: str
-    offsets: tuple[int, ...]
+    offsets: Mapping[int, int]
 
 
 Position: TypeAlias = Mapping[str, TopicOffsets]
@@ -37,7 +37,10 @@ def encode(position: Position) -> dict[str, Any]:
     return {
         topic: {
             "id": position[topic].id,
-            "offsets": {str(number): at for number, at in enumerate(position[topic].offsets)},
+            "offsets": {
+                str(number): position[topic].offsets[number]
+                for number in sorted(position[topic].offsets)
+            },
         }
         for topic in sorted(position)
     }
@@ -47,16 +50,20 @@ def decode(stored: Mapping[str, Any]) -> Position:
     """Raises `BadRequest` for what `encode` has not made: another source's checkpoint."""
     try:
         found = msgspec.convert(stored, dict[str, _Stored], str_keys=True)
-        return {
-            topic: TopicOffsets(
-                each.id, tuple(each.offsets[number] for number in range(len(each.offsets)))
-            )
-            for topic, each in found.items()
-        }
-    except (msgspec.ValidationError, KeyError) as error:
+    except msgspec.ValidationError as error:
         raise errors.BadRequest(
             reason=f"the query's checkpoint is not of this source: {error}: {stored}"
         ) from error
+    return {topic: TopicOffsets(each.id, each.offsets) for topic, each in found.items()}
+
+
+def count(start: Position, end: Position) -> int:
+    """How many offsets lie between the two."""
+    return sum(
+        at - start[topic].offsets[number]
+        for topic, each in end.items()
+        for number, at in each.offsets.items()
+    )
 
 
 def share(start: Position, end: Position, most: int) -> Position:
@@ -69,7 +76,7 @@ def share(start: Position, end: Position, most: int) -> Position:
     waiting = {
         (topic, number): at - start[topic].offsets[number]
         for topic, each in end.items()
-        for number, at in enumerate(each.offsets)
+        for number, at in each.offsets.items()
     }
     total = sum(waiting.values())
     if total <= most:
@@ -78,13 +85,36 @@ def share(start: Position, end: Position, most: int) -> Position:
     wronged = sorted(waiting, key=lambda place: (-(most * waiting[place] % total), place))
     for place in wronged[: most - sum(given.values())]:
         given[place] += 1
+    return _moved(end, lambda topic, number, _: start[topic].offsets[number] + given[topic, number])
+
+
+def clip(position: Position, low: Position, high: Position) -> Position:
+    """The same places, nowhere before `low` nor beyond `high`."""
+    return _moved(
+        position,
+        lambda topic, number, at: max(
+            low[topic].offsets[number], min(at, high[topic].offsets[number])
+        ),
+    )
+
+
+def upto(start: Position, end: Position, target: Position) -> Position:
+    """`end`, but nowhere beyond `target`, nor before `start`; what the target lacks stays put."""
+
+    def limited(topic: str, number: int, last: int) -> int:
+        first, goal = start[topic].offsets[number], target.get(topic)
+        if goal is None or goal.id != end[topic].id:
+            return first
+        return max(first, min(last, goal.offsets.get(number, first)))
+
+    return _moved(end, limited)
+
+
+def _moved(position: Position, to: Callable[[str, int, int], int]) -> Position:
+    """The same places, at other offsets."""
     return {
         topic: TopicOffsets(
-            each.id,
-            tuple(
-                start[topic].offsets[number] + given[topic, number]
-                for number in range(len(each.offsets))
-            ),
+            each.id, {number: to(topic, number, at) for number, at in each.offsets.items()}
         )
-        for topic, each in end.items()
+        for topic, each in position.items()
     }

@@ -1,35 +1,44 @@
-"""What a read was asked for: the options of Spark's Kafka source, under their own names.
+"""What a read was asked for: the options of Spark's Kafka source under their own names, and ours.
 
 | option | default | meaning |
 |---|---|---|
+| `bootstrap` | | the address of a broker, `host:port`, where the root is out of reach |
 | `subscribe` | | topics, separated by commas |
+| `subscribePattern` | | a regular expression that the whole name of a topic matches |
+| `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
 | `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
-| `endingOffsets` | `latest` | where a batch ends, in the same forms |
+| `startingOffsetsByTimestamp` | | the same by time, in ms since 1970 UTC; goes before `startingOffsets` |
+| `startingTimestamp` | | one time for all partitions; goes before both |
+| `startingOffsetsByTimestampStrategy` | `error` | where no record is that late: `error`, or `latest` |
+| `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
 | `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions by what waits |
-| `failOnDataLoss` | `true` | whether records that are gone end the query |
+| `minOffsetsPerTrigger` | | as many must wait before a micro-batch begins |
+| `maxTriggerDelay` | `15m` | after so long it begins with fewer |
 | `minPartitions` | twice the driver's cores | least number of tasks of a large read |
+| `maxRecordsPerPartition` | | most records of one task |
+| `failOnDataLoss` | `true` | whether records that are gone end the query |
+| `pollInterval` | object store, broker: `500ms`; folder: none | a stream looks no oftener for what is new |
 | `includeHeaders` | `false` | adds the column `headers` |
-| `columns` | all | only these columns: Spark never tells a Python source what it needs |
+| `columns` | all but `headers` | only these columns: Spark never tells a Python source what it needs |
+| `valueFormat` | `binary` | what `value` is: `binary`, `string`, or `json`, read as `valueSchema` says |
+| `valueSchema` | | of the JSON objects, as DDL: `carrier STRING, delay INT` |
+| `badValues` | `null` | what a value that cannot be read becomes: `null`; `column`, its bytes in `_corrupt`; or `error` |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
-import msgspec
+from sparklog import errors, limits
+from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, Options, check_bootstrap
+from sparklog.sources import bounds, selection
+from sparklog.sources.bounds import Bound
+from sparklog.sources.selection import Selection
 
-from sparklog import errors
-from sparklog.options import Options
-from sparklog.record import check_topic_name
-
-EARLIEST: Final = -2
-LATEST: Final = -1
-
-Bound: TypeAlias = int | Mapping[str, Mapping[int, int]]
-"""`EARLIEST` or `LATEST` of every partition; or, for each partition, one of them or an offset."""
-
+CORRUPT: Final = "_corrupt"
 COLUMNS: Final = (
     "key",
     "value",
@@ -39,109 +48,180 @@ COLUMNS: Final = (
     "timestamp",
     "timestampType",
     "headers",
+    CORRUPT,
 )
 """Of a row, in the order of Spark's Kafka source."""
 
 _WHERE: Final = 'the source format("sparklog")'
+_ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
+_TRIGGERS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _KNOWN: Final = (
+    "bootstrap",
     "subscribe",
+    "subscribePattern",
+    "assign",
     "startingOffsets",
-    "endingOffsets",
-    "maxOffsetsPerTrigger",
-    "failOnDataLoss",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    *_ENDING,
+    *_TRIGGERS,
     "minPartitions",
+    "maxRecordsPerPartition",
+    "failOnDataLoss",
+    "pollInterval",
     "includeHeaders",
     "columns",
+    "valueFormat",
+    "valueSchema",
+    "badValues",
 )
-_WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+_OF_KAFKA: Final = (
+    "groupIdPrefix",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "useDeprecatedOffsetFetching",
+)
+"""Options of Spark's Kafka source about its Kafka client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where the log is: a root and the options of its store, or a broker's address."""
+
+    root: str | None = None
+    storage: tuple[tuple[str, str], ...] = ()
+    bootstrap: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of one read, checked. A bound that was not given is None."""
+    """The options of one read, checked. What was not given, and has no default, is None."""
 
-    root: str
-    storage: Mapping[str, str]
-    topics: tuple[str, ...]
+    place: Place
+    selection: Selection
     starting: Bound | None
     ending: Bound | None
+    late_start_is_latest: bool
+    """A start by time that no record reaches: whether it means the end, or is refused."""
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    max_trigger_delay_seconds: float
     min_partitions: int | None
+    max_records_per_partition: int | None
     fail_on_data_loss: bool
+    poll_interval_seconds: float | None
     columns: tuple[str, ...]
+    value_format: str
+    value_schema: str | None
+    bad_values: str
+    of_stream: tuple[str, ...]
+    """Options given that only a stream heeds."""
+    of_batch: tuple[str, ...]
+    """Options given that only a batch may have."""
+    moved: str | None
+    """What to tell a query that came from Spark's Kafka source."""
 
     def check_batch(self) -> None:
-        """Raises `BadOption` for what only a stream has."""
-        if self.max_offsets_per_trigger is not None:
-            reason = "a batch has no triggers; choose its range by startingOffsets, endingOffsets"
-            raise _bad("maxOffsetsPerTrigger", self.max_offsets_per_trigger, reason)
-        if self.starting == LATEST:
-            raise _bad("startingOffsets", "latest", "a batch that begins there has no records")
-        if self.ending == EARLIEST:
-            raise _bad("endingOffsets", "earliest", "a batch that ends there has no records")
+        """Raises `BadOption` for a range that cannot hold a record."""
+        bounds.check_start_of_batch(self.starting)
+        bounds.check_end_of_batch(self.ending)
 
     def check_stream(self) -> None:
         """Raises `BadOption` for what only a batch has."""
-        if self.ending is not None:
+        for option in self.of_batch:
             reason = "a stream has no end; to read what there is, trigger(availableNow=True)"
-            raise _bad("endingOffsets", _shown(self.ending), reason)
+            raise _bad(option, "set", reason)
+
+    def batch_notes(self) -> list[str]:
+        """What a batch's user should be told, a line each."""
+        notes = [] if self.moved is None else [self.moved]
+        if self.of_stream:
+            notes.append(f"a batch has no triggers: {', '.join(self.of_stream)} has no effect")
+        return notes
+
+    def stream_notes(self) -> list[str]:
+        """What a stream's user should be told, a line each."""
+        return [] if self.moved is None else [self.moved]
 
 
 def parse(given: Mapping[str, str]) -> SourceOptions:
     """Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
-    options = Options(_WHERE, given, _KNOWN)
-    topics = options.names("subscribe")
-    if not topics:
-        raise _bad("subscribe", options.get("subscribe"), "name topics, separated by commas")
+    options = Options(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
+    most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
+    if most is not None and least is not None and least > most:
+        reason = f"no micro-batch may have more than maxOffsetsPerTrigger = {most}"
+        raise _bad("minOffsetsPerTrigger", least, reason)
+    value_format, bad_values = _value(options)
+    delay_seconds = options.seconds("maxTriggerDelay")
+    strategy = options.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"))
     return SourceOptions(
-        root=options.root,
-        storage=options.storage,
-        topics=tuple(sorted(check_topic_name(topic) for topic in topics)),
-        starting=_bound(options, "startingOffsets", topics),
-        ending=_bound(options, "endingOffsets", topics),
-        max_offsets_per_trigger=options.count("maxOffsetsPerTrigger"),
+        place=_place(options),
+        selection=selection.parse(options),
+        starting=bounds.starting(options),
+        ending=bounds.ending(options),
+        late_start_is_latest=strategy == "latest",
+        max_offsets_per_trigger=most,
+        min_offsets_per_trigger=least,
+        max_trigger_delay_seconds=(
+            limits.MAX_TRIGGER_DELAY_SECONDS if delay_seconds is None else delay_seconds
+        ),
         min_partitions=options.count("minPartitions"),
+        max_records_per_partition=options.count("maxRecordsPerPartition"),
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
-        columns=_columns(options),
+        poll_interval_seconds=options.seconds("pollInterval"),
+        columns=_columns(options, with_corrupt=bad_values == "column"),
+        value_format=value_format,
+        value_schema=options.get("valueSchema"),
+        bad_values=bad_values,
+        of_stream=tuple(name for name in _TRIGGERS if options.get(name) is not None),
+        of_batch=tuple(name for name in _ENDING if options.get(name) is not None),
+        moved=options.moved,
     )
 
 
-def _columns(options: Options) -> tuple[str, ...]:
+def _place(options: Options) -> Place:
+    """An option goes before the environment, and there a root before an address."""
+    bootstrap, root = options.get("bootstrap"), options.named_root
+    if bootstrap is not None:
+        if root is not None or options.names_storage:
+            raise _bad("bootstrap", bootstrap, "read by the root, or by a broker: set only one")
+        return Place(bootstrap=check_bootstrap("bootstrap", bootstrap))
+    if root is None and not os.environ.get(ROOT_VARIABLE):
+        found = os.environ.get(BOOTSTRAP_VARIABLE)
+        if found:
+            return Place(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
+    return Place(root=options.root, storage=tuple(sorted(options.storage.items())))
+
+
+def _columns(options: Options, *, with_corrupt: bool) -> tuple[str, ...]:
+    with_headers = options.flag("includeHeaders", default=False)
+    extra = {"headers": with_headers, CORRUPT: with_corrupt}
     names = options.names("columns")
     if not names:
-        with_headers = options.flag("includeHeaders", default=False)
-        return COLUMNS if with_headers else COLUMNS[:-1]
+        return tuple(name for name in COLUMNS if extra.get(name, True))
     options.refuse("includeHeaders", "columns are named already; name headers among them")
     for name in names:
-        if name not in COLUMNS:
-            raise _bad("columns", name, f"a row has {', '.join(COLUMNS)}")
+        if name not in COLUMNS or (name == CORRUPT and not with_corrupt):
+            there = ", ".join(each for each in COLUMNS if each != CORRUPT or with_corrupt)
+            raise _bad("columns", name, f"a row has {there}")
+    if CORRUPT in names and "value" not in names:
+        raise _bad("columns", CORRUPT, "name value too: these are the values that it could not be")
     return names
 
 
-def _bound(options: Options, name: str, topics: tuple[str, ...]) -> Bound | None:
-    value = options.get(name)
-    if value is None:
-        return None
-    word = _WORDS.get(value.strip().lower())
-    if word is not None:
-        return word
-    try:
-        bound = msgspec.json.decode(value, type=dict[str, dict[int, int]])
-    except msgspec.MsgspecError:
-        reason = 'expected earliest, latest, or JSON as {"flights": {"0": 23, "1": -2}}'
-        raise _bad(name, value, reason) from None
-    if bound.keys() != set(topics):
-        raise _bad(name, value, f"it must name the topics of subscribe: {', '.join(topics)}")
-    for topic, offsets in bound.items():
-        for partition, offset in offsets.items():
-            if partition < 0 or offset < EARLIEST:
-                reason = f"{topic}: an offset is 0 and up, -2 (earliest) or -1 (latest)"
-                raise _bad(name, value, reason)
-    return bound
-
-
-def _shown(bound: Bound) -> object:
-    return next((word for word, meant in _WORDS.items() if meant == bound), bound)
+def _value(options: Options) -> tuple[str, str]:
+    """Checked `valueFormat` and `badValues`."""
+    kind = options.one_of("valueFormat", ("binary", "string", "json"))
+    if kind == "json" and not options.get("valueSchema"):
+        reason = "valueFormat = json needs the fields, such as 'carrier STRING, delay INT'"
+        raise _bad("valueSchema", options.get("valueSchema"), reason)
+    if kind != "json":
+        options.refuse("valueSchema", "only valueFormat = json has one")
+    if kind == "binary":
+        options.refuse("badValues", "bytes are never bad; set valueFormat")
+    return kind, options.one_of("badValues", ("null", "column", "error"))
 
 
 def _bad(option: str, value: object, reason: str) -> errors.BadOption:

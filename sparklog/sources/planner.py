@@ -1,168 +1,185 @@
 """What there is to read now, judged against where a query has been.
 
-The planner follows the root itself, with no broker. Records that a query has not read and never
-will are a *loss*: by `failOnDataLoss` it ends the query, naming what is gone, or is logged, and the
-query goes on from what is left. Before a loss is believed everything is listed anew, because a
-reader may for a moment see less than there is.
+Records that a query has not read and never will are a *loss*: by `failOnDataLoss` it ends the
+query, naming what is gone, or is logged, and the query goes on from what is left. Before a loss is
+believed everything is looked at anew, because a reader may for a moment see less than there is.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from sparklog import errors
-from sparklog.clock import Clock
+from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, Bound, Point
 from sparklog.sources.offsets import Position, TopicOffsets
-from sparklog.sources.options import EARLIEST, LATEST, Bound
-from sparklog.storage.follow import RootFollower
-from sparklog.storage.objects import Store
-from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.sources.selection import Selection
+from sparklog.sources.views import TopicView, View
+from sparklog.storage.snapshot import Slice
 
 _log = logging.getLogger("sparklog.sources")
 
 
 class Planner:
-    """Plans reads of `topics`. Belongs to one thread."""
+    """Plans reads of what is selected. Belongs to one thread."""
 
-    def __init__(
-        self, store: Store, topics: Sequence[str], *, fail_on_data_loss: bool, clock: Clock
-    ) -> None:
-        self.store = store
-        self._topics = tuple(topics)
+    def __init__(self, view: View, selection: Selection, *, fail_on_data_loss: bool) -> None:
+        self._view = view
+        self._selection = selection
         self._fail_on_data_loss = fail_on_data_loss
-        self._clock = clock
-        self._follower: RootFollower | None = None
-        self._snapshots: Mapping[str, TableSnapshot] = {}
-        self._ends: Mapping[str, tuple[int, ...]] = {}
+        self._topics: Mapping[str, TopicView] = {}
         self._told: set[str] = set()
+        self.poll_interval_seconds = view.poll_interval_seconds
 
     # -------------------------------------------------------------------------- what there is
 
     def refresh(self, *, anew: bool = False) -> None:
-        """Looks again; `anew`: forgets what it knows, and lists everything.
+        """Looks again; `anew`: trusting nothing that is remembered.
 
-        Raises `NotARoot`, and what `RootFollower.refresh` raises; `UnknownTopic` is a loss.
+        A topic that does not exist is left out. Raises what else `View.refresh` raises.
         """
-        if self._follower is None or anew:
-            self._follower = RootFollower(self.store, clock=self._clock)
-        follower, wanted = self._follower, list(self._topics)
+        missing: set[str] = set()
+
+        def choose(existing: Iterable[str]) -> list[str]:
+            return [name for name in self._selection.names(existing) if name not in missing]
+
         while True:
             try:
-                self._snapshots = follower.refresh(wanted)
-                break
+                self._topics = self._view.refresh(choose, anew=anew)
+                return
             except errors.UnknownTopic as error:
-                self._lose(error)
-                wanted.remove(error.topic)
-        self._ends = {topic: follower.ends(snapshot) for topic, snapshot in self._snapshots.items()}
+                missing.add(error.topic)
+
+    def check_topics(self) -> None:
+        """Raises `UnknownTopic` where one that was named does not exist, unless that is allowed."""
+        for name in self._selection.topics:
+            if name not in self._topics:
+                self._lose(errors.UnknownTopic(topic=name))
 
     def earliest(self) -> Position:
         """The log start of every partition."""
-        return {
-            topic: TopicOffsets(snapshot.topic_id or "", snapshot.starts)
-            for topic, snapshot in self._snapshots.items()
-        }
+        return self._position(lambda _, topic, number: topic.starts[number])
+
+    def published(self) -> Position:
+        """Where the table of every partition ends."""
+        return self._position(lambda _, topic, number: topic.published[number])
 
     def latest(self) -> Position:
         """The high watermark of every partition."""
-        return {
-            topic: TopicOffsets(snapshot.topic_id or "", self._ends[topic])
-            for topic, snapshot in self._snapshots.items()
-        }
+        return self._position(lambda _, topic, number: topic.ends[number])
 
-    def resolve(self, option: str, given: Bound | None, *, otherwise: int) -> Position:
+    def resolve(
+        self, option: str, given: Bound | None, *, otherwise: int, late_is_latest: bool
+    ) -> Position:
         """The position that the user meant by `option`, or `otherwise` where nothing was given.
 
-        Raises `BadOption` for a partition that is missing or too many, and `OffsetOutOfRange`.
+        `late_is_latest`: a time that no record reaches means the end of the log.
+
+        Raises `BadOption` for a time that no record reaches, and where a bound by partition names
+        other partitions than are read; `UnknownTopic` and `OffsetOutOfRange`, unless losses are
+        allowed.
         """
+        self.check_topics()
         bound = otherwise if given is None else given
-        if bound == EARLIEST:
-            return self.earliest()
-        if bound == LATEST:
-            return self.latest()
-        assert not isinstance(bound, int)
+        if isinstance(bound, Mapping):
+            self._check_names(option, bound)
+
+        def point(name: str, topic: TopicView, number: int) -> int:
+            asked = bound[name][number] if isinstance(bound, Mapping) else bound
+            if isinstance(asked, AtTime):
+                found = self._view.first_since(name, number, asked.timestamp_us)
+                if found is None and not late_is_latest:
+                    raise _too_late(option, name, number, asked)
+                return topic.ends[number] if found is None else found
+            return self._offset(name, topic, number, asked)
+
+        return self._position(point)
+
+    def _check_names(self, option: str, bound: Mapping[str, Mapping[int, Point]]) -> None:
+        read = {name: set(self._partitions(name)) for name in self._topics}
+        if {name: set(places) for name, places in bound.items()} != read:
+            wanted = {name: sorted(numbers) for name, numbers in read.items()}
+            reason = f"name all partitions that are read, and no others: {wanted}"
+            shown = {name: sorted(places) for name, places in bound.items()}
+            raise errors.BadOption(option=option, value=shown, reason=reason)
+
+    def _offset(self, name: str, topic: TopicView, number: int, asked: int) -> int:
+        start, end = topic.starts[number], topic.ends[number]
+        offset = {EARLIEST: start, LATEST: end}.get(asked, asked)
+        if not start <= offset <= end:
+            self._lose(
+                errors.OffsetOutOfRange(
+                    topic=name, partition=number, offset=offset, start=start, end=end
+                )
+            )
+        return min(max(offset, start), end)
+
+    def _position(self, offset: Callable[[str, TopicView, int], int]) -> Position:
         return {
-            topic: TopicOffsets(snapshot.topic_id or "", self._offsets(option, topic, bound[topic]))
-            for topic, snapshot in self._snapshots.items()
+            name: TopicOffsets(
+                topic.id,
+                {number: offset(name, topic, number) for number in self._partitions(name)},
+            )
+            for name, topic in self._topics.items()
         }
 
-    def _offsets(self, option: str, topic: str, asked: Mapping[int, int]) -> tuple[int, ...]:
-        starts, ends = self._snapshots[topic].starts, self._ends[topic]
-        if asked.keys() != set(range(len(ends))):
-            reason = (
-                f"{topic} has partitions 0 to {len(ends) - 1}: name each, with -2 or -1 if need be"
-            )
-            raise errors.BadOption(option=option, value=dict(asked), reason=reason)
-        found = []
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            offset = {EARLIEST: start, LATEST: end}.get(asked[number], asked[number])
-            if not start <= offset <= end:
-                self._lose(
-                    errors.OffsetOutOfRange(
-                        topic=topic, partition=number, offset=offset, start=start, end=end
-                    )
-                )
-            found.append(min(max(offset, start), end))
-        return tuple(found)
+    def _partitions(self, name: str) -> Iterable[int]:
+        return self._selection.partitions(name, len(self._topics[name].ends))
 
     # -------------------------------------------------------------------------- what is left
 
     def reconcile(self, position: Position) -> Position:
         """`position` as it can be read on from: every topic and partition that there is now.
 
-        What is new begins at its log start. Raises `TopicChanged` and `DataLoss`, unless losses are
-        allowed.
+        What is new begins at its log start. Raises `UnknownTopic`, `TopicGone` and `DataLoss`,
+        unless losses are allowed.
         """
         if not all(
-            self._holds(topic, each.id, number, offset)
-            for topic, each in position.items()
-            if topic in self._topics
-            for number, offset in enumerate(each.offsets)
+            self._holds(name, each.id, number, offset)
+            for name, each in position.items()
+            if self._selection.selects(name)
+            for number, offset in each.offsets.items()
         ):
             self.refresh(anew=True)
-        found = {}
-        for topic, snapshot in self._snapshots.items():
-            known = position.get(topic)
-            if known is not None and known.id != snapshot.topic_id:
-                self._lose(
-                    errors.TopicChanged(topic=topic, expected=known.id, found=snapshot.topic_id)
-                )
-                known = None
-            offsets = known.offsets if known is not None else ()
-            found[topic] = TopicOffsets(
-                snapshot.topic_id or "",
-                tuple(
-                    self._first_left(topic, number, offsets[number])
-                    if number < len(offsets)
-                    else start
-                    for number, start in enumerate(snapshot.starts)
-                ),
-            )
-        return found
+        for name, was in position.items():
+            topic = self._topics.get(name)
+            if topic is None and self._selection.selects(name):
+                self._lose(_gone(name, was, "was deleted"))
+            elif topic is not None and topic.id != was.id:
+                self._lose(_gone(name, was, "was deleted and created again"))
+        if not self._topics.keys() | position.keys() >= set(self._selection.topics):
+            self.check_topics()
 
-    def _holds(self, topic: str, topic_id: str, number: int, offset: int) -> bool:
+        def left(name: str, topic: TopicView, number: int) -> int:
+            known = position.get(name)
+            if known is None or known.id != topic.id or number not in known.offsets:
+                return topic.starts[number]
+            return self._first_left(name, number, known.offsets[number])
+
+        return self._position(left)
+
+    def _holds(self, name: str, topic_id: str, number: int, offset: int) -> bool:
         """Whether that is a place in the log as it is known now."""
-        snapshot = self._snapshots.get(topic)
+        topic = self._topics.get(name)
         return (
-            snapshot is not None
-            and snapshot.topic_id == topic_id
-            and number < snapshot.partitions
-            and snapshot.starts[number] <= offset <= self._ends[topic][number]
+            topic is not None
+            and topic.id == topic_id
+            and number < len(topic.ends)
+            and topic.starts[number] <= offset <= topic.ends[number]
         )
 
-    def _first_left(self, topic: str, number: int, offset: int) -> int:
-        start, end = self._snapshots[topic].starts[number], self._ends[topic][number]
+    def _first_left(self, name: str, number: int, offset: int) -> int:
+        topic = self._topics[name]
+        start, end = topic.starts[number], topic.ends[number]
         if offset < start:
-            self._lose_range(topic, number, offset, start, "the log starts later now")
+            self._lose_range(name, number, offset, start, "the log starts later now")
         elif offset > end:
-            self._lose_range(topic, number, end, offset, "the log ends before them")
+            self._lose_range(name, number, end, offset, "the log ends before them")
         return min(max(offset, start), end)
 
-    def _lose_range(self, topic: str, number: int, first: int, end: int, reason: str) -> None:
+    def _lose_range(self, name: str, number: int, first: int, end: int, reason: str) -> None:
         hint = f"{reason}; failOnDataLoss=false goes on with what is left"
-        self._lose(
-            errors.DataLoss(topic=topic, partition=number, start=first, end=end, reason=hint)
-        )
+        self._lose(errors.DataLoss(topic=name, partition=number, start=first, end=end, reason=hint))
 
     def _lose(self, loss: errors.SparklogError) -> None:
         if self._fail_on_data_loss:
@@ -179,38 +196,47 @@ class Planner:
         Raises what `range` raises.
         """
         found = []
-        for topic, upto in end.items():
-            known = start.get(topic)
-            firsts = known.offsets if known is not None and known.id == upto.id else ()
-            for number, last in enumerate(upto.offsets):
-                first = firsts[number] if number < len(firsts) else None
+        for name, upto in end.items():
+            known = start.get(name)
+            firsts = known.offsets if known is not None and known.id == upto.id else {}
+            for number, last in upto.offsets.items():
+                first = firsts.get(number)
                 if first is None or first < last:
-                    found += self.range(topic, upto.id, number, first, last)
+                    found += self.range(name, upto.id, number, first, last)
         return found
 
     def range(
-        self, topic: str, topic_id: str, partition: int, first: int | None, end: int
+        self, name: str, topic_id: str, partition: int, first: int | None, end: int
     ) -> list[Slice]:
         """Slices that hold what is left of the offsets; `first` None: from the log start.
 
-        Raises `TopicChanged` and `DataLoss`, unless losses are allowed.
+        Raises `TopicGone` and `DataLoss`, unless losses are allowed.
         """
         if not all(
-            self._holds(topic, topic_id, partition, offset)
+            self._holds(name, topic_id, partition, offset)
             for offset in (end, first)
             if offset is not None
         ):
             self.refresh(anew=True)
-        snapshot = self._snapshots.get(topic)
-        if snapshot is None:
+        topic = self._topics.get(name)
+        if topic is None or topic.id != topic_id:
+            was = TopicOffsets(topic_id, {partition: first or 0})
+            reason = "was deleted" if topic is None else "was deleted and created again"
+            self._lose(_gone(name, was, reason))
             return []
-        if snapshot.topic_id != topic_id:
-            self._lose(errors.TopicChanged(topic=topic, expected=topic_id, found=snapshot.topic_id))
-            return []
-        low = snapshot.starts[partition] if first is None else first
-        low = self._first_left(topic, partition, low)
-        high = self._first_left(topic, partition, end)
-        if low >= high:
-            return []
-        assert self._follower is not None
-        return self._follower.plan(topic, snapshot, partition, low, high)
+        low = topic.starts[partition] if first is None else first
+        low = self._first_left(name, partition, low)
+        high = self._first_left(name, partition, end)
+        return self._view.slices(name, partition, low, high) if low < high else []
+
+
+def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:
+    return errors.TopicGone(topic=name, reason=reason, at=dict(was.offsets))
+
+
+def _too_late(option: str, name: str, number: int, asked: AtTime) -> errors.BadOption:
+    reason = (
+        f"no record of {name}-{number} is that late;"
+        " startingOffsetsByTimestampStrategy = latest would begin at its end"
+    )
+    return errors.BadOption(option=option, value=asked.timestamp_us // 1000, reason=reason)

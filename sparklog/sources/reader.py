@@ -1,101 +1,101 @@
-"""What an executor does: slices to batches of Spark's rows.
+"""Records of slices, in a task: from the root, or from a broker.
 
 Names in a slice are hints. Where one is gone, compacted or trimmed since it was planned, the rest
-of the slice is planned anew here, from the root, and nobody notices.
+of the slice is planned anew here, and nobody notices.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pyarrow as pa
 
 from sparklog import errors, limits
+from sparklog.client.connection import Connection
+from sparklog.client.reading import describe, read_range
 from sparklog.clock import SystemClock
 from sparklog.record import rows_of_run
+from sparklog.sources.options import Place
 from sparklog.sources.planner import Planner
+from sparklog.sources.selection import Selection
+from sparklog.sources.views import BrokerView, RootView, View
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import Located, Slice, Source
 
-_Options = tuple[tuple[str, str], ...]
+Rows = Iterator[tuple[Slice, pa.RecordBatch]]
+"""Batches with the columns asked for, each with a slice that tells topic and partition."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
-    """All that a task must know besides its slices.
+def view_of(place: Place) -> View:
+    """Where planning looks."""
+    if place.bootstrap is not None:
+        return BrokerView(_connection(place.bootstrap))
+    return RootView(_store(place), clock=SystemClock())
 
-    `schema` has the columns that are wanted, by the names of `ROW_SCHEMA` and `topic`, in Spark's
-    own Arrow types.
+
+def read_slices(
+    place: Place, slices: Sequence[Slice], *, columns: list[str], fail_on_data_loss: bool
+) -> Rows:
+    """The records of the slices, in their order.
+
+    Args:
+        columns: of `ROW_SCHEMA`, `offset` among them: it tells how far we are.
+        fail_on_data_loss: as the option says.
+
+    Raises `TopicGone` and `DataLoss` for what is gone for good, and what store and broker raise.
     """
-
-    root: str
-    storage: Mapping[str, str]
-    schema: pa.Schema
-    fail_on_data_loss: bool
-
-    def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema`, of `SCAN_BATCH_ROWS` at most, in the order of the slices.
-
-        Raises `TopicChanged` and `DataLoss` for what is gone for good, and what the store raises.
-        """
-        for run in _runs(slices):
-            for batch in self._rows(run, limits.REPLAN_ATTEMPTS):
-                for first in range(0, batch.num_rows, limits.SCAN_BATCH_ROWS):
-                    yield self._shape(batch.slice(first, limits.SCAN_BATCH_ROWS), run[0])
-
-    def _rows(self, run: Sequence[Slice], attempts: int) -> Iterator[pa.RecordBatch]:
-        """Rows of slices that follow one another; planned again where something is gone."""
-        store = _store(self.root, _hashable(self.storage))
-        at = run[0].first
-        try:
-            for batch in self._read(store, run):
-                if batch.num_rows:
-                    yield batch
-                    at = batch.column("offset")[-1].as_py() + 1
-        except ObjectMissing as missing:
-            if not attempts:
-                reason = f"planned {limits.REPLAN_ATTEMPTS} times, and each time it was named"
-                raise errors.MissingObject(path=missing.path, reason=reason) from missing
-            for again in _runs(self._replan(run[0], at, run[-1].end)):
-                yield from self._rows(again, attempts - 1)
-
-    def _read(self, store: Store, run: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
-        if run[0].source is Source.WAL:
-            return iter(_read_entries(store, run))
-        return read_slice(store, run[0], columns=self._stored)
-
-    @property
-    def _stored(self) -> list[str]:
-        """What must be read: constant columns cost less here; offsets tell how far we are."""
-        constant = ("topic", "partition", "offset")
-        return ["offset", *(name for name in self.schema.names if name not in constant)]
-
-    def _replan(self, piece: Slice, first: int, end: int) -> list[Slice]:
-        planner = _planner(self.root, _hashable(self.storage), piece.topic, self.fail_on_data_loss)
-        planner.refresh()
-        return planner.range(piece.topic, piece.topic_id, piece.partition, first, end)
-
-    def _shape(self, rows: pa.RecordBatch, piece: Slice) -> pa.RecordBatch:
-        columns = []
-        for field in self.schema:
-            if field.name == "topic":
-                columns.append(_constant(piece.topic, rows.num_rows, field.type))
-            elif field.name == "partition":
-                columns.append(_constant(piece.partition, rows.num_rows, field.type))
-            else:
-                columns.append(rows.column(field.name))
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+    for run in _runs(slices):
+        yield from _read_run(place, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS)
 
 
-@functools.lru_cache(maxsize=16)
-def _constant(value: str | int, count: int, kind: pa.DataType) -> pa.Array:
-    """Most batches are of one length, so their constant columns are one array."""
-    return pa.repeat(pa.scalar(value, kind), count)
+def _read_run(
+    place: Place,
+    run: Sequence[Slice],
+    columns: list[str],
+    fail_on_data_loss: bool,
+    attempts: int,
+) -> Rows:
+    """Rows of slices that follow one another; planned again where something is gone."""
+    at = run[0].first
+    try:
+        for batch in _batches(place, run, columns):
+            if batch.num_rows:
+                yield run[0], batch
+                at = batch.column("offset")[-1].as_py() + 1
+        return
+    except (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged) as gone:
+        if not attempts:
+            reason = f"planned {limits.REPLAN_ATTEMPTS} times, and each time it was named"
+            path = gone.path if isinstance(gone, ObjectMissing) else str(gone)
+            raise errors.MissingObject(path=path, reason=reason) from gone
+    left = _planner(place, run[0].topic, fail_on_data_loss)
+    left.refresh(anew=True)
+    again = left.range(run[0].topic, run[0].topic_id, run[0].partition, at, run[-1].end)
+    for each in _runs(again):
+        yield from _read_run(place, each, columns, fail_on_data_loss, attempts - 1)
+
+
+def _batches(place: Place, run: Sequence[Slice], columns: list[str]) -> Iterator[pa.RecordBatch]:
+    if run[0].source is Source.BROKER:
+        return _read_from_broker(place, run[0], columns)
+    if run[0].source is Source.WAL:
+        return iter(_read_entries(_store(place), run))
+    return read_slice(_store(place), run[0], columns=columns)
+
+
+def _read_from_broker(place: Place, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    assert place.bootstrap is not None
+    connection = _connection(place.bootstrap)
+    info = describe(connection, piece.topic)
+    if info.topic_id != piece.topic_id:
+        raise errors.TopicChanged(topic=piece.topic, expected=piece.topic_id, found=info.topic_id)
+    return read_range(
+        connection, info, piece.partition, start=piece.first, end=piece.end, columns=columns
+    )
 
 
 # ------------------------------------------------------------------------------ entries of the log
@@ -139,19 +139,21 @@ def _read_entry(store: Store, located: Located) -> pa.RecordBatch:
 # ------------------------------------------------------------------------------ one worker process
 
 
-def _hashable(options: Mapping[str, str]) -> _Options:
-    return tuple(sorted(options.items()))
+@functools.lru_cache(maxsize=4)
+def _store(place: Place) -> Store:
+    assert place.root is not None
+    return open_store(place.root, dict(place.storage))
 
 
 @functools.lru_cache(maxsize=4)
-def _store(root: str, storage: _Options) -> Store:
-    return open_store(root, dict(storage))
+def _connection(bootstrap: str) -> Connection:
+    return Connection.to(bootstrap)
 
 
 @functools.lru_cache(maxsize=4)
-def _planner(root: str, storage: _Options, topic: str, fail_on_data_loss: bool) -> Planner:
-    store = _store(root, storage)
-    return Planner(store, [topic], fail_on_data_loss=fail_on_data_loss, clock=SystemClock())
+def _planner(place: Place, topic: str, fail_on_data_loss: bool) -> Planner:
+    selection = Selection(topics=(topic,))
+    return Planner(view_of(place), selection, fail_on_data_loss=fail_on_data_loss)
 
 
 @functools.cache

@@ -18,13 +18,25 @@ _ROW_BYTES = 64
 """What a row costs besides its bytes: seven columns on their way into Spark's rows."""
 
 
-def pack(slices: Sequence[Slice], *, cores: int, least: int | None = None) -> list[list[Slice]]:
+def pack(
+    slices: Sequence[Slice],
+    *,
+    cores: int,
+    least: int | None = None,
+    most_records: int | None = None,
+) -> list[list[Slice]]:
     """The slices in order, dealt out to tasks.
 
     Args:
         cores: how many run at the same time; a large read has at least `TASKS_PER_CORE` for each.
         least: as many tasks as the user asked for, where the slices can be cut that small.
+        most_records: offsets of one task; slices are cut wherever that asks for it.
     """
+    dealt = _deal(slices, cores, least)
+    return dealt if most_records is None else _limit(dealt, most_records)
+
+
+def _deal(slices: Sequence[Slice], cores: int, least: int | None) -> list[list[Slice]]:
     weights = [_weight(each) for each in slices]
     total = sum(weights)
     wanted = math.ceil(total / limits.TASK_MAX_BYTES)
@@ -32,6 +44,8 @@ def pack(slices: Sequence[Slice], *, cores: int, least: int | None = None) -> li
         wanted = math.ceil(wanted / cores) * cores
     wanted = max(wanted, min(limits.TASKS_PER_CORE * cores, total // limits.TASK_MIN_BYTES))
     wanted = max(wanted, least or 1)
+    if wanted == 1:
+        return [list(slices)] if slices else []
     share = total / wanted
     tasks: list[list[Slice]] = []
     room = 0.0
@@ -47,6 +61,23 @@ def pack(slices: Sequence[Slice], *, cores: int, least: int | None = None) -> li
     return tasks
 
 
+def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Slice]]:
+    tasks: list[list[Slice]] = []
+    for task in dealt:
+        room = 0
+        for each in task:
+            first = each.first
+            while first < each.end:
+                if not room:
+                    tasks.append([])
+                    room = most_records
+                end = min(first + room, each.end)
+                tasks[-1].append(msgspec.structs.replace(each, first=first, end=end))
+                room -= end - first
+                first = end
+    return tasks
+
+
 def _weight(each: Slice) -> int:
     """Estimated cost of reading the slice, in bytes."""
     rows = each.end - each.first
@@ -54,6 +85,9 @@ def _weight(each: Slice) -> int:
         entry = each.entry.entry
         size = entry.staged.length if entry.staged is not None else entry.length
         whole = entry.count
+    elif len(each.files) == 1:
+        (file,) = each.files
+        size, whole = file.size_bytes, _rows(file.rows, file.first, file.last, rows)
     else:
         size = sum(file.size_bytes for file in each.files)
         whole = sum(_rows(file.rows, file.first, file.last, rows) for file in each.files)
@@ -71,10 +105,10 @@ def _cut(each: Slice, parts: int) -> list[Slice]:
 
     An entry of the log is read whole, and so are files whose offsets overlap.
     """
-    if each.source is not Source.FILES or len(each.files) > 1:
+    if each.source is Source.WAL or len(each.files) > 1:
         return [each]
     found = []
-    base, first = each.files[0].first or 0, each.first
+    base, first = each.files[0].first or 0 if each.files else 0, each.first
     step = (each.end - each.first) / parts
     for number in range(1, parts):
         groups = round((each.first + number * step - base) / limits.ROW_GROUP_ROWS)

@@ -122,7 +122,7 @@ class RootFollower:
         for partition, published in enumerate(snapshot.ends):
             key = snapshot.topic_id or "", partition
             entries = self._entries.get(key, [])
-            if self._joined.get(key) == (len(entries), published):
+            if self._joined.get(key) == (len(entries), published) or self._extend(key, published):
                 continue
             kept = [each for each in entries if each.entry.end > published]
             tail = join_tail(published, kept)
@@ -133,6 +133,22 @@ class RootFollower:
                 self._joined.pop(key, None)
                 whole = False
         return whole
+
+    def _extend(self, key: tuple[str, int], published: int) -> bool:
+        """The common case, at the price of what is new: it follows what was joined before."""
+        known = self._joined.get(key)
+        if known is None or known[1] != published:
+            return False
+        entries, tail = self._entries[key], self._tails[key]
+        more = entries[known[0] :]
+        end = tail[-1].entry.end if tail else published
+        for each in more:
+            if each.entry.base_offset != end:
+                return False
+            end = each.entry.end
+        self._tails[key] = (*tail, *more)
+        self._joined[key] = len(entries), published
+        return True
 
     # -------------------------------------------------------------------------- answering
 

@@ -8,7 +8,7 @@ check what each page says of its own bytes, as far as its writer has told.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -21,6 +21,7 @@ from sparklog import errors, limits
 from sparklog.record import ROW_SCHEMA, rows
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.plan import latest_timestamp_us
 from sparklog.storage.snapshot import Slice, Source, TableFile
 from sparklog.storage.table import data_path
 
@@ -45,6 +46,27 @@ def read_slice(
         yield from _read_file(store, piece, piece.files[0], wanted, batch_rows)
     else:
         yield from _merge_files(store, piece, wanted, batch_rows)
+
+
+def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
+    """The least offset whose timestamp is not before the one given, as in Kafka's `ListOffsets`.
+
+    None where no record of the slices is that late. Raises what `read_slice` raises.
+    """
+    for piece in pieces:
+        if latest_timestamp_us(piece) >= timestamp_us:
+            for rows in read_slice(store, piece, columns=("offset", "timestamp")):
+                offset = first_row_since(rows, timestamp_us)
+                if offset is not None:
+                    return offset
+    return None
+
+
+def first_row_since(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
+    """The same within rows that have an offset and a timestamp."""
+    stamps = rows.column("timestamp").view(pa.int64()).to_numpy()
+    late = np.flatnonzero(stamps >= timestamp_us)
+    return int(rows.column("offset")[int(late[0])].as_py()) if len(late) else None
 
 
 def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:

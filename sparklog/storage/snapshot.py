@@ -151,6 +151,8 @@ class Located:
 class Source(enum.Enum):
     FILES = "files"
     WAL = "wal"
+    BROKER = "broker"
+    """Wherever it is: who plans from afar leaves that to the broker that is asked for it."""
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):  # a plan makes thousands: the fast kind

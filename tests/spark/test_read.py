@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 import sparklog
 from sparklog.client import Log
+from tests.support.harvest import AT, Collected, send, sent, start, values
 
 pytestmark = pytest.mark.spark
 
@@ -23,7 +21,6 @@ KAFKA_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint,"
     " timestamp timestamp, timestampType int"
 )
-AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
 
 
 @pytest.fixture(name="root")
@@ -38,20 +35,6 @@ def _log(root: Path) -> Iterator[Log]:
         yield log
 
 
-def send(log: Log, first: int, end: int, topic: str = "t") -> None:
-    """Records `first` … `end`, in turn to each of two partitions."""
-    with log.producer() as producer:
-        for number in range(first, end):
-            producer.send(
-                topic,
-                key=b"k%d" % number,
-                value=b"v%d" % number,
-                partition=number % 2,
-                timestamp=AT,
-                headers=[("h", b"%d" % number)],
-            )
-
-
 def read(spark: SparkSession, root: Path, /, **options: str) -> DataFrame:
     """A batch read of topic `t`."""
     given = {"root": str(root), "subscribe": "t"} | options
@@ -62,45 +45,6 @@ def stream(spark: SparkSession, root: Path, /, **options: str) -> DataFrame:
     """A stream of topic `t` from its beginning."""
     given = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
     return spark.readStream.format("sparklog").options(**given).load()
-
-
-def values(frame: DataFrame) -> list[str]:
-    """The frame's values, sorted by number."""
-    rows = frame.selectExpr("cast(value as string) as value").collect()
-    return sorted((row.value for row in rows), key=lambda value: int(value[1:]))
-
-
-def sent(first: int, end: int) -> list[str]:
-    """What `values` should give."""
-    return [f"v{number}" for number in range(first, end)]
-
-
-class Collected:
-    """What a query gave to its batches; `rows` are (partition, offset, value)."""
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int, int, str]] = []
-        self.sizes: list[int] = []
-
-    def __call__(self, batch: DataFrame, number: int) -> None:
-        del number
-        found = batch.selectExpr("partition", "offset", "cast(value as string)").collect()
-        self.rows += [tuple(row) for row in found]
-        self.sizes.append(len(found))
-
-    def once(self) -> list[str]:
-        """The values, after checking that no place came twice and that offsets are whole."""
-        places = sorted(row[:2] for row in self.rows)
-        assert len(set(places)) == len(places)
-        return sorted((row[2] for row in self.rows), key=lambda value: int(value[1:]))
-
-
-def start(
-    frame: DataFrame, checkpoint: Path, sink: Callable[[DataFrame, int], None], **trigger: Any
-) -> StreamingQuery:
-    """A query that hands its batches to `sink`."""
-    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
-    return writer.trigger(**trigger).start() if trigger else writer.start()
 
 
 # ------------------------------------------------------------------------------ batch
@@ -173,7 +117,7 @@ def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) ->
         ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"),
         ({"subscribe": "u"}, "no topic named 'u'"),
         ({"startingOffsets": "latest"}, "a batch that begins there has no records"),
-        ({"maxOffsetsPerTrigger": "5"}, "a batch has no triggers"),
+        ({"assign": '{"t": [0]}'}, "exactly one of subscribe"),
         ({"root": "/nowhere"}, "is no sparklog root"),
     ],
 )

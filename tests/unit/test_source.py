@@ -1,96 +1,26 @@
-"""The Spark source without Spark: options, positions, plans, tasks, and what a task reads."""
+"""The Spark source without Spark: positions, plans, tasks, and what a task reads."""
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from pyspark.sql.types import BinaryType, StringType, StructType
 
 from sparklog import errors, limits
-from sparklog.clock import ManualClock, SystemClock
-from sparklog.sources import datasource, offsets, tasks
-from sparklog.sources.offsets import Position, TopicOffsets
-from sparklog.sources.options import COLUMNS, EARLIEST, LATEST, parse
-from sparklog.sources.planner import Planner
-from sparklog.sources.reader import Scan
-from sparklog.storage.objects import open_store
+from sparklog.sources import offsets, tasks
+from sparklog.sources.bounds import EARLIEST, LATEST, AtTime
+from sparklog.sources.offsets import TopicOffsets
 from sparklog.storage.snapshot import Slice, Source, TableFile
-from tests.support.roots import HandmadeRoot, payload
-
-_names = itertools.count()
-
-SCHEMA = pa.schema(
-    [
-        ("value", pa.binary()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-    ]
-)
-
-Row = tuple[bytes, str, int, int]
-
-
-@dataclass
-class World:
-    """A root in memory with one topic of two partitions, and every value that went in."""
-
-    uri: str = field(default_factory=lambda: f"memory://source-{next(_names)}")
-    values: dict[int, list[bytes]] = field(default_factory=lambda: {0: [], 1: []})
-
-    def __post_init__(self) -> None:
-        self.root = HandmadeRoot(open_store(self.uri), clock=SystemClock())
-        self.root.create_topic("t")
-
-    def append(self, *sizes: int) -> None:
-        """One object of the log, with so many records for each partition."""
-        batches = []
-        for partition, size in enumerate(sizes):
-            known = self.values[partition]
-            values = [b"%d/%d" % (partition, len(known) + number) for number in range(size)]
-            known += values
-            if values:
-                batches.append(("t", partition, payload(values)))
-        if batches:
-            self.root.append(*batches)
-
-    def planner(self, *topics: str, fail: bool = True) -> Planner:
-        store = open_store(self.uri)
-        planner = Planner(store, topics or ["t"], fail_on_data_loss=fail, clock=ManualClock())
-        planner.refresh()
-        return planner
-
-    def read(self, slices: Sequence[Slice], *, fail: bool = True) -> list[Row]:
-        """The rows of one task, after a journey to an executor."""
-        scan = Scan(root=self.uri, storage={}, schema=SCHEMA, fail_on_data_loss=fail)
-        found: list[Row] = []
-        for batch in scan.batches(tasks.decode(tasks.encode(slices))):
-            assert batch.schema.equals(SCHEMA)
-            found += zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        return found
-
-    def rows(self, partition: int, first: int, end: int) -> list[Row]:
-        """What should be read."""
-        values = self.values[partition]
-        return [(values[offset], "t", partition, offset) for offset in range(first, end)]
-
-
-def position(topic_id: str, *at: int) -> Position:
-    """Those offsets of topic `t`, from partition 0 on."""
-    return {"t": TopicOffsets(topic_id, at)}
-
+from tests.support.roots import payload
+from tests.support.worlds import World, position
 
 # ------------------------------------------------------------------------------ plans
-
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(0, 7), st.integers(0, 7)),
@@ -124,7 +54,7 @@ def test_any_split_of_a_range_gives_the_same_rows(
     for step in steps:
         take(step)
     planner = world.planner()
-    ends = planner.latest()["t"].offsets
+    ends = list(planner.latest()["t"].offsets.values())
     planned = []
     for partition, end in enumerate(ends):
         assert end == len(world.values[partition])
@@ -153,7 +83,7 @@ def test_many_small_entries_are_read_as_one_batch() -> None:
     slices = world.planner().slices({}, world.planner().latest())
     assert len(slices) == 100
     (task,) = tasks.pack(slices, cores=8)
-    scan = Scan(root=world.uri, storage={}, schema=SCHEMA, fail_on_data_loss=True)
+    scan = world.scan()
     assert [batch.num_rows for batch in scan.batches(task)] == [100]
 
 
@@ -161,7 +91,7 @@ def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
     """What was sent as one batch of many rows is read in batches of `SCAN_BATCH_ROWS` at most."""
     world = World()
     world.append(limits.SCAN_BATCH_ROWS + 7)
-    scan = Scan(root=world.uri, storage={}, schema=SCHEMA, fail_on_data_loss=True)
+    scan = world.scan()
     slices = world.planner().slices({}, world.planner().latest())
     assert [batch.num_rows for batch in scan.batches(slices)] == [limits.SCAN_BATCH_ROWS, 7]
 
@@ -195,7 +125,7 @@ def test_an_allowed_loss_is_logged_once(trimmed: World, caplog: pytest.LogCaptur
     planner = trimmed.planner(fail=False)
     start = position(trimmed.root.topic_id("t"), 3, 3)
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
-        assert planner.reconcile(start)["t"].offsets == (5, 3)
+        assert planner.reconcile(start)["t"].offsets == {0: 5, 1: 3}
         slices = planner.slices(start, planner.latest())
     assert trimmed.read(slices) == trimmed.rows(0, 5, 10) + trimmed.rows(1, 3, 10)
     assert len(caplog.records) == 1
@@ -221,7 +151,7 @@ def test_an_end_that_went_back_is_a_loss() -> None:
     beyond = position(world.root.topic_id("t"), 9, 0)
     with pytest.raises(errors.DataLoss, match="t-0: offsets 4 to 9 are gone: the log ends before"):
         world.planner().reconcile(beyond)
-    assert world.planner(fail=False).reconcile(beyond)["t"].offsets == (4, 0)
+    assert world.planner(fail=False).reconcile(beyond)["t"].offsets == {0: 4, 1: 0}
 
 
 def test_a_created_again_topic_is_another_topic() -> None:
@@ -233,14 +163,14 @@ def test_a_created_again_topic_is_another_topic() -> None:
     new_id = world.root.create_topic("t")
     world.values = {0: [], 1: []}
     world.append(6)
-    with pytest.raises(errors.TopicChanged, match="'t' was deleted and created again"):
+    with pytest.raises(errors.TopicGone, match="'t' was deleted and created again"):
         world.planner().reconcile(before)
     planner = world.planner(fail=False)
     assert planner.reconcile(before) == position(new_id, 0, 0)
     assert world.read(planner.slices(before, planner.latest())) == world.rows(0, 0, 6)
     # A batch that was planned before, and is run again, has nothing left.
     assert planner.slices({}, before) == []
-    with pytest.raises(errors.TopicChanged):
+    with pytest.raises(errors.TopicGone):
         world.planner().slices({}, before)
 
 
@@ -249,12 +179,34 @@ def test_a_deleted_topic_is_a_loss() -> None:
     world = World()
     world.root.create_topic("u")
     failing, going_on = world.planner("t", "u"), world.planner("t", "u", fail=False)
+    before = failing.latest()
     world.append(3)
     world.root.delete_topic("u")
-    with pytest.raises(errors.UnknownTopic, match="'u'"):
-        failing.refresh()
+    failing.refresh()
+    with pytest.raises(errors.TopicGone, match=r"'u' was deleted; the query was at offsets .0: 0"):
+        failing.reconcile(before)
     going_on.refresh()
+    assert going_on.reconcile(before) == position(world.root.topic_id("t"), 0, 0)
     assert going_on.latest() == position(world.root.topic_id("t"), 3, 0)
+    with pytest.raises(errors.UnknownTopic, match="'u'"):  # a query that was never there
+        failing.resolve("startingOffsets", None, otherwise=LATEST, late_is_latest=False)
+
+
+def test_a_topic_that_matched_a_pattern_is_missed_too() -> None:
+    """Topics that match are picked up as they appear, and one that goes is a loss."""
+    world = World()
+    planner = world.planner(pattern="t|u.*")
+    world.root.create_topic("u1", 1)
+    world.root.create_topic("v", 1)
+    world.root.append(("u1", 0, payload([b"new"])))
+    planner.refresh()
+    at = planner.reconcile(position(world.root.topic_id("t"), 0, 0))
+    assert {name: each.offsets for name, each in at.items()} == {"t": {0: 0, 1: 0}, "u1": {0: 0}}
+    assert planner.latest()["u1"].offsets == {0: 1}
+    world.root.delete_topic("u1")
+    planner.refresh()
+    with pytest.raises(errors.TopicGone, match="'u1' was deleted"):
+        planner.reconcile(at)
 
 
 def test_a_partition_that_came_later_begins_at_its_start() -> None:
@@ -265,7 +217,7 @@ def test_a_partition_that_came_later_begins_at_its_start() -> None:
     world.root.add_partitions("t", 3)
     world.root.append(("t", 2, payload([b"new"])))
     planner = world.planner()
-    assert planner.reconcile(before)["t"].offsets == (3, 1, 0)
+    assert planner.reconcile(before)["t"].offsets == {0: 3, 1: 1, 2: 0}
     assert world.read(planner.slices(before, planner.latest())) == [(b"new", "t", 2, 0)]
 
 
@@ -276,18 +228,30 @@ def test_bounds_are_resolved_against_what_there_is(trimmed: World) -> None:
     """earliest, latest, -2, -1 and offsets become positions."""
     planner = trimmed.planner()
     topic_id = trimmed.root.topic_id("t")
-    assert planner.resolve("startingOffsets", None, otherwise=EARLIEST) == position(topic_id, 5, 0)
-    assert planner.resolve("o", None, otherwise=LATEST) == position(topic_id, 10, 10)
+    assert planner.resolve(
+        "startingOffsets", None, otherwise=EARLIEST, late_is_latest=False
+    ) == position(topic_id, 5, 0)
+    assert planner.resolve("o", None, otherwise=LATEST, late_is_latest=False) == position(
+        topic_id, 10, 10
+    )
     asked = {"t": {0: -2, 1: 7}}
-    assert planner.resolve("o", asked, otherwise=LATEST) == position(topic_id, 5, 7)
-    assert planner.resolve("o", {"t": {0: -1, 1: 0}}, otherwise=LATEST) == position(topic_id, 10, 0)
+    assert planner.resolve("o", asked, otherwise=LATEST, late_is_latest=False) == position(
+        topic_id, 5, 7
+    )
+    assert planner.resolve(
+        "o", {"t": {0: -1, 1: 0}}, otherwise=LATEST, late_is_latest=False
+    ) == position(topic_id, 10, 0)
 
 
 @pytest.mark.parametrize("asked", [{0: 1}, {0: 5, 1: 1, 2: 1}])
 def test_bounds_name_every_partition(trimmed: World, asked: dict[int, int]) -> None:
     """A partition that is left out, or that there is not, is refused."""
-    with pytest.raises(errors.BadOption, match="t has partitions 0 to 1"):
-        trimmed.planner().resolve("startingOffsets", {"t": asked}, otherwise=LATEST)
+    with pytest.raises(
+        errors.BadOption, match=r"name all partitions that are read, .* .'t': .0, 1"
+    ):
+        trimmed.planner().resolve(
+            "startingOffsets", {"t": asked}, otherwise=LATEST, late_is_latest=False
+        )
 
 
 @pytest.mark.parametrize("offset", [4, 11])
@@ -295,13 +259,39 @@ def test_bounds_outside_the_log_are_a_loss(trimmed: World, offset: int) -> None:
     """An offset that is not there is told, with what is; or moved to it."""
     asked = {"t": {0: offset, 1: 0}}
     with pytest.raises(errors.OffsetOutOfRange, match="outside the range 5 to 10"):
-        trimmed.planner().resolve("startingOffsets", asked, otherwise=LATEST)
-    moved = trimmed.planner(fail=False).resolve("startingOffsets", asked, otherwise=LATEST)
+        trimmed.planner().resolve("startingOffsets", asked, otherwise=LATEST, late_is_latest=False)
+    moved = trimmed.planner(fail=False).resolve(
+        "startingOffsets", asked, otherwise=LATEST, late_is_latest=False
+    )
     assert moved["t"].offsets[0] == (5 if offset == 4 else 10)
 
 
-# ------------------------------------------------------------------------------ positions
+@pytest.mark.parametrize("step", ["append", "publish", "both"])
+def test_a_time_means_the_first_record_that_is_not_older(step: str) -> None:
+    """By offset, as in Kafka, wherever the record lies: timestamps need not rise."""
+    world = World()
+    times = [datetime.fromtimestamp(second, UTC) for second in (10, 30, 20, 40)]
+    for time in times:
+        world.root.append(("t", 0, payload([b"v"], timestamp=[time])))
+        if step == "publish" or (step == "both" and time == times[1]):
+            world.root.publish("t")
+    world.root.append(("t", 1, payload([b"v"], timestamp=[times[0]])))
+    planner = world.planner()
 
+    def start(second: int, *, late_is_latest: bool = True) -> Mapping[int, int]:
+        bound = AtTime(second * 1_000_000)
+        found = planner.resolve("o", bound, otherwise=LATEST, late_is_latest=late_is_latest)
+        return found["t"].offsets
+
+    assert [start(second)[0] for second in (0, 10, 11, 20, 30, 31, 40, 41)] == [
+        0, 0, 1, 1, 1, 3, 3, 4,
+    ]  # fmt: skip
+    assert start(40) == {0: 3, 1: 1}
+    with pytest.raises(errors.BadOption, match="no record of t-1 is that late"):
+        start(40, late_is_latest=False)
+
+
+# ------------------------------------------------------------------------------ positions
 TOPICS = st.dictionaries(
     st.sampled_from(["a", "b", "c"]),
     st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=5),
@@ -314,8 +304,14 @@ def test_a_limit_is_shared_by_what_waits(
     spans: dict[str, list[tuple[int, int]]], most: int
 ) -> None:
     """As many as are allowed, exactly, and each partition its part of them to within one."""
-    start = {t: TopicOffsets("id", tuple(at for at, _ in each)) for t, each in spans.items()}
-    end = {t: TopicOffsets("id", tuple(at + n for at, n in each)) for t, each in spans.items()}
+    start = {
+        t: TopicOffsets("id", {p: at for p, (at, _) in enumerate(each)})
+        for t, each in spans.items()
+    }
+    end = {
+        t: TopicOffsets("id", {p: at + n for p, (at, n) in enumerate(each)})
+        for t, each in spans.items()
+    }
     shared = offsets.share(start, end, most)
     waiting = {(t, p): n for t, each in spans.items() for p, (_, n) in enumerate(each)}
     given = {(t, p): shared[t].offsets[p] - start[t].offsets[p] for t, p in waiting}
@@ -330,7 +326,10 @@ def test_a_limit_is_shared_by_what_waits(
 @given(TOPICS)
 def test_a_position_survives_the_checkpoint(spans: dict[str, list[tuple[int, int]]]) -> None:
     """Encoded and decoded it is the same, and equal positions are equal texts."""
-    known = {t: TopicOffsets("id", tuple(at for at, _ in each)) for t, each in spans.items()}
+    known = {
+        t: TopicOffsets("id", {p: at for p, (at, _) in enumerate(each)})
+        for t, each in spans.items()
+    }
     stored = offsets.encode(known)
     assert offsets.decode(stored) == known
     backwards = dict(reversed(known.items()))
@@ -341,7 +340,6 @@ def test_a_position_survives_the_checkpoint(spans: dict[str, list[tuple[int, int
     "stored",
     [
         {"t": {"0": 23}},
-        {"t": {"id": "x", "offsets": {"0": 1, "2": 1}}},
         {"t": {"id": "x", "offsets": [1, 2]}},
         {"offset": 4},
     ],
@@ -408,238 +406,26 @@ def test_a_small_scan_is_one_task() -> None:
     assert tasks.pack([], cores=8) == []
 
 
+@given(
+    st.lists(st.integers(1, 200_000), min_size=1, max_size=5),
+    st.integers(1, 100_000),
+    st.sampled_from([None, 7]),
+)
+def test_no_task_has_more_records_than_allowed(
+    rows: list[int], most: int, least: int | None
+) -> None:
+    """maxRecordsPerPartition is exact, and no offset is lost or read twice by it."""
+    bounds = [0, *itertools.accumulate(rows)]
+    slices = [file_slice(first, end) for first, end in itertools.pairwise(bounds)]
+    dealt = tasks.pack(slices, cores=2, least=least, most_records=most)
+    assert all(sum(each.end - each.first for each in task) <= most for task in dealt)
+    flat = [(each.first, each.end) for task in dealt for each in task]
+    assert flat[0][0] == 0
+    assert flat[-1][1] == bounds[-1]
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(flat))
+
+
 def test_the_user_may_ask_for_more_tasks() -> None:
     """minPartitions goes beyond what the driver's cores say, as far as slices can be cut."""
     slices = [file_slice(at, at + 100) for at in range(0, 1_000, 100)]
     assert len(tasks.pack(slices, cores=1, least=5)) == 5
-
-
-# ------------------------------------------------------------------------------ options
-
-GIVEN = {"root": "memory://x", "subscribe": "b, a"}
-
-
-def test_options_have_the_defaults_of_kafka_s_source() -> None:
-    """Two topics in order, losses end the query, and all columns but headers."""
-    options = parse(GIVEN)
-    assert options.topics == ("a", "b")
-    assert options.fail_on_data_loss
-    assert options.starting is options.ending is options.max_offsets_per_trigger is None
-    assert options.columns == COLUMNS[:-1]
-    assert parse({**GIVEN, "includeheaders": "TRUE"}).columns == COLUMNS
-
-
-def test_options_come_in_any_case() -> None:
-    """Spark lowers the names on some ways, so case says nothing."""
-    given = {
-        "ROOT": "memory://x",
-        "Subscribe": "a",
-        "startingoffsets": "Earliest",
-        "endingOffsets": '{"a": {"0": 23, "1": -1}}',
-        "maxoffsetspertrigger": "10",
-        "failondataloss": "False",
-        "storage.AWS_region": "eu-west-1",
-    }
-    options = parse(given)
-    assert (options.starting, options.ending) == (EARLIEST, {"a": {0: 23, 1: LATEST}})
-    assert options.max_offsets_per_trigger == 10
-    assert not options.fail_on_data_loss
-    assert options.storage == {"aws_region": "eu-west-1"}
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"startingofsets": "latest"}, errors.UnknownOption, "did you mean 'startingOffsets'"),
-        ({"kafka.bootstrap.servers": "x:1"}, errors.UnknownOption, "it has .*subscribe"),
-        ({"subscribe": " , "}, errors.BadOption, "subscribe"),
-        ({"subscribe": "a/b"}, errors.BadTopicName, "a/b"),
-        ({"path": "/elsewhere"}, errors.BadOption, "root = 'memory://x' says other"),
-        ({"startingOffsets": "last"}, errors.BadOption, "expected earliest, latest, or JSON"),
-        ({"startingOffsets": '{"a": {"0": 1}}'}, errors.BadOption, "topics of subscribe: b, a"),
-        ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
-        ({"maxOffsetsPerTrigger": "0"}, errors.BadOption, "from 1 up"),
-        ({"maxOffsetsPerTrigger": "1e3"}, errors.BadOption, "from 1 up"),
-        ({"failOnDataLoss": "no"}, errors.BadOption, "true or false"),
-        ({"columns": "value,ofset"}, errors.BadOption, "columns = 'ofset'"),
-        ({"columns": "value", "includeHeaders": "true"}, errors.BadOption, "includeHeaders"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name(
-    changes: dict[str, str], error: type[errors.Invalid], message: str
-) -> None:
-    """The refusal names the option, and what would be right."""
-    with pytest.raises(error, match=message):
-        parse(GIVEN | changes)
-
-
-def test_the_root_may_come_from_path_or_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`load(path)` and SPARKLOG_ROOT name it as well; without any it is asked for."""
-    assert parse({"path": "memory://p", "subscribe": "a"}).root == "memory://p"
-    monkeypatch.setenv("SPARKLOG_ROOT", "memory://e")
-    assert parse({"subscribe": "a"}).root == "memory://e"
-    monkeypatch.delenv("SPARKLOG_ROOT")
-    with pytest.raises(errors.BadOption, match="SPARKLOG_ROOT"):
-        parse({"subscribe": "a"})
-
-
-@pytest.mark.parametrize(
-    ("changes", "check", "message"),
-    [
-        ({"maxOffsetsPerTrigger": "5"}, "check_batch", "a batch has no triggers"),
-        ({"startingOffsets": "latest"}, "check_batch", "no records"),
-        ({"endingOffsets": "earliest"}, "check_batch", "no records"),
-        ({"endingOffsets": "latest"}, "check_stream", "availableNow"),
-    ],
-)
-def test_batch_and_stream_refuse_each_other_s_options(
-    changes: dict[str, str], check: str, message: str
-) -> None:
-    """An option that would be ignored is refused."""
-    with pytest.raises(errors.BadOption, match=message):
-        getattr(parse(GIVEN | changes), check)()
-
-
-# ------------------------------------------------------------------------------ what Spark asks
-
-
-@dataclass
-class WatchedClock(ManualClock):
-    """Counts what is waited, and does something meanwhile."""
-
-    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
-        super().__init__()
-        self.meanwhile = meanwhile
-        self.slept_seconds: list[float] = []
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_seconds.append(seconds)
-        self.advance(seconds)
-        self.meanwhile()
-
-
-def stream_of(world: World, clock: ManualClock, **changes: str) -> datasource.StreamReader:
-    """A stream from the beginning of the world's topic."""
-    options = parse({"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"} | changes)
-    scan = Scan(root=world.uri, storage={}, schema=SCHEMA, fail_on_data_loss=True)
-    return datasource.StreamReader(options, scan, clock)
-
-
-def test_an_idle_stream_waits_longer_and_longer() -> None:
-    """Each answer waits a part of the time since the last record, up to a bound."""
-    world, clock = World(), WatchedClock()
-    stream = stream_of(world, clock)
-    start = stream.initialOffset()
-    for _ in range(50):
-        assert stream.latestOffset(start, ReadAllAvailable()) == start
-        clock.advance(0.1)
-    assert clock.slept_seconds == sorted(clock.slept_seconds)
-    assert clock.slept_seconds[0] == limits.STREAM_WAIT_MIN_SECONDS
-    assert clock.slept_seconds[-1] == limits.STREAM_WAIT_MAX_REMOTE_SECONDS
-
-
-def test_what_comes_while_a_stream_waits_is_given_at_once() -> None:
-    """The wait ends with another look."""
-    world = World()
-    clock = WatchedClock(lambda: world.append(3))
-    stream = stream_of(world, clock)
-    start = stream.initialOffset()
-    end = stream.latestOffset(start, ReadAllAvailable())
-    assert end["t"]["offsets"] == {"0": 3, "1": 0}
-    assert stream.reportLatestOffset() == end
-
-
-def test_a_stream_takes_no_more_than_its_limit() -> None:
-    """The default limit is the option's, and each trigger goes so far on."""
-    world, clock = World(), WatchedClock()
-    world.append(6, 2)
-    stream = stream_of(world, clock, maxOffsetsPerTrigger="4")
-    assert stream.getDefaultReadLimit() == ReadMaxRows(4)
-    at = stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
-    assert at["t"]["offsets"] == {"0": 3, "1": 1}
-    assert stream.latestOffset(at, ReadAllAvailable())["t"]["offsets"] == {"0": 6, "1": 2}
-
-
-def test_available_now_ends_where_it_was_called() -> None:
-    """What comes later is left for the next run, and the end is told without a wait."""
-    world, clock = World(), WatchedClock()
-    world.append(3)
-    stream = stream_of(world, clock)
-    stream.prepareForTriggerAvailableNow()
-    world.append(3)
-    world.root.add_partitions("t", 3)
-    world.root.append(("t", 2, payload([b"late"])))
-    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
-    assert end["t"]["offsets"] == {"0": 3, "1": 0, "2": 0}
-    assert stream.latestOffset(end, ReadAllAvailable()) == end
-    assert not clock.slept_seconds
-
-
-def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latestOffset` says that nothing is new, and goes on when the store is back."""
-    world, clock = World(), WatchedClock()
-    stream = stream_of(world, clock)
-    start = stream.initialOffset()
-    world.append(1)
-    refresh = Planner.refresh
-
-    def fail(self: Planner, *, anew: bool = False) -> None:
-        raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
-
-    monkeypatch.setattr(Planner, "refresh", fail)
-    assert stream.latestOffset(start, ReadAllAvailable()) == start
-    monkeypatch.setattr(Planner, "refresh", refresh)
-    assert stream.latestOffset(start, ReadAllAvailable()) != start
-
-
-def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`partitions` is asked once, so it tries again until the store answers."""
-    world, clock = World(), WatchedClock()
-    world.append(1)
-    stream = stream_of(world, clock)
-    start = stream.initialOffset()
-    end = stream.latestOffset(start, ReadAllAvailable())
-    refresh, failures = Planner.refresh, iter([True, True, False])
-
-    def fail_twice(self: Planner, *, anew: bool = False) -> None:
-        if next(failures):
-            raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
-        refresh(self, anew=anew)
-
-    monkeypatch.setattr(Planner, "refresh", fail_twice)
-    (partition,) = stream.partitions(start, end)
-    assert sum(batch.num_rows for batch in stream.read(partition)) == 1
-    assert len(clock.slept_seconds) == 2
-
-
-def test_a_stream_with_wrong_options_says_so_itself() -> None:
-    """Nothing is raised while Spark would hide it; the first question gets the refusal."""
-    reader = datasource.stream_reader(GIVEN | {"endingOffsets": "latest"}, StructType())
-    with pytest.raises(errors.BadOption, match="availableNow"):
-        reader.getDefaultReadLimit()
-
-
-def test_a_schema_of_the_user_s_must_be_one_of_rows() -> None:
-    """Columns may be left out and put in another order; other names and types are refused."""
-    world = World()
-    options = {"root": world.uri, "subscribe": "t"}
-    datasource.batch_reader(options, StructType().add("offset", "long").add("key", BinaryType()))
-    with pytest.raises(errors.BadOption, match="schema = 'key string'"):
-        datasource.batch_reader(options, StructType().add("key", StringType()))
-    with pytest.raises(errors.BadOption, match="schema = 'id int'"):
-        datasource.batch_reader(options, StructType().add("id", "integer"))
-
-
-def test_a_batch_that_ends_before_it_starts_is_refused() -> None:
-    """A range that is upside down in one partition names it."""
-    world = World()
-    world.append(4)
-    options = {
-        "root": world.uri,
-        "subscribe": "t",
-        "startingOffsets": '{"t": {"0": 3, "1": 0}}',
-        "endingOffsets": '{"t": {"0": 2, "1": 0}}',
-    }
-    reader = datasource.batch_reader(options, datasource.schema(options))
-    with pytest.raises(errors.BadOption, match="t-0 would end before it starts, at 3"):
-        reader.partitions()

@@ -1,0 +1,88 @@
+"""A batch read: everything between two positions, as of planning."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from sparklog import errors
+from sparklog.sources import tasks
+from sparklog.sources.bounds import EARLIEST, LATEST
+from sparklog.sources.filters import Wanted, wanted
+from sparklog.sources.offsets import Position
+from sparklog.sources.options import SourceOptions
+from sparklog.sources.planner import Planner
+from sparklog.sources.reader import view_of
+from sparklog.sources.scan import Scan
+
+_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+
+
+def planner_of(options: SourceOptions) -> Planner:
+    """A planner of what the options select."""
+    return Planner(
+        view_of(options.place), options.selection, fail_on_data_loss=options.fail_on_data_loss
+    )
+
+
+def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Position]:
+    """Where the batch begins and ends, as of the planner's last look.
+
+    Raises what `Planner.resolve` raises, and `BadOption` for an end before the start.
+    """
+    late_is_latest = options.late_start_is_latest
+    start = planner.resolve(
+        "startingOffsets", options.starting, otherwise=EARLIEST, late_is_latest=late_is_latest
+    )
+    end = planner.resolve("endingOffsets", options.ending, otherwise=LATEST, late_is_latest=True)
+    for name, upto in end.items():
+        for number, last in upto.offsets.items():
+            first = start[name].offsets[number]
+            if first > last:
+                reason = f"{name}-{number} would end before it starts, at {first}"
+                raise errors.BadOption(option="endingOffsets", value=last, reason=reason)
+    return start, end
+
+
+class BatchReader(DataSourceReader):
+    """Plans on the driver, reads on executors."""
+
+    def __init__(self, options: SourceOptions, scan: Scan) -> None:
+        self._options = options
+        self._scan = scan
+        self._wanted = Wanted()
+
+    def partitions(self) -> list[InputPartition]:
+        options = self._options
+        planner = planner_of(options)
+        planner.refresh()
+        start, end = range_of(planner, options)
+        packed = tasks.pack(
+            self._wanted.slices(planner.slices(start, end)),
+            cores=os.cpu_count() or 1,
+            least=options.min_partitions,
+            most_records=options.max_records_per_partition,
+        )
+        return [InputPartition(tasks.encode(slices)) for slices in packed]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
+
+
+class FilteringReader(BatchReader):
+    """One that skips by a query's filters, for a session that hands them on."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
+        self._wanted = wanted(filters)
+        return filters  # each is still to be applied to the rows
+
+
+def reader_of(options: SourceOptions, scan: Scan) -> BatchReader:
+    """One with `pushFilters` only where Spark asks for it: elsewhere it would fail the query."""
+    kind = FilteringReader if _PUSHDOWN_WORKER in sys.modules else BatchReader
+    return kind(options, scan)

@@ -1,0 +1,207 @@
+"""A stream's reader.
+
+Traps of Spark 4.2 that this room knows:
+
+- An error in `latestOffset` ends the query for good, so trouble that may pass is waited out there.
+- An idle query asks some eighty times a second, so the answer waits a little, longer the longer
+  nothing came; with two sources in a query each waits for the other, so it is never long.
+- Spark pickles a reader before and after it plans, so what follows the log is made when needed.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from sparklog import errors, limits
+from sparklog.clock import Clock, SystemClock
+from sparklog.sources import offsets, tasks
+from sparklog.sources.batch import planner_of
+from sparklog.sources.bounds import LATEST
+from sparklog.sources.offsets import Position
+from sparklog.sources.options import SourceOptions
+from sparklog.sources.planner import Planner
+from sparklog.sources.scan import Scan
+
+_log = logging.getLogger("sparklog.sources")
+_T = TypeVar("_T")
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream's planner: one long-lived object in one process of the driver's machine."""
+
+    def __init__(self, options: SourceOptions, scan: Scan, clock: Clock | None = None) -> None:
+        self._options = options
+        self._scan = scan
+        self._clock = clock or SystemClock()
+        self._planner: Planner | None = None
+        self._poll_interval_seconds = 0.0
+        self._looked_at = -float("inf")
+        self._moved_at = self._clock.monotonic()
+        self._triggered_at = -float("inf")
+        """When enough records waited last, or had waited for long enough."""
+        self._target: Position | None = None
+        """Where a query that reads what is available now ends."""
+
+    # -------------------------------------------------------------------------- where it is
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
+        options = self._options
+        found = self._refreshed().resolve(
+            "startingOffsets",
+            options.starting,
+            otherwise=LATEST,
+            late_is_latest=options.late_start_is_latest,
+        )
+        return offsets.encode(found)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What Spark hands back to `latestOffset`, but for triggers that know no limits."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        self._target = self._refreshed().latest()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        position = offsets.decode(start)
+        end = self._advance(position, limit)
+        if end == position and self._target is None and not self._poll_interval_seconds:
+            self._clock.sleep(self._idle_wait_seconds())
+            end = self._advance(position, limit)
+        if end != position:
+            self._moved_at = self._clock.monotonic()
+        return offsets.encode(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        return None if self._planner is None else offsets.encode(self._planner.latest())
+
+    def _advance(self, position: Position, limit: ReadLimit) -> Position:
+        """As far as the limits let; the same position while the store does not answer."""
+        planner = self._planner_of_query()
+        try:
+            if self._target is None:
+                self._look(planner)
+            start = planner.reconcile(position)
+        except errors.Retriable as error:
+            _log.warning("%s; trying again", error)
+            return position
+        end = planner.latest()
+        if self._target is not None:
+            end = offsets.upto(start, end, self._target)
+        elif not isinstance(limit, ReadAllAvailable) and not self._is_due(start, end):
+            return position
+        return offsets.share(start, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
+
+    def _is_due(self, start: Position, end: Position) -> bool:
+        """Whether enough records wait, or some have waited for long enough.
+
+        What is available now is read however little it is, so this is not asked for it.
+        """
+        least = self._options.min_offsets_per_trigger
+        if least is None:
+            return True
+        now = self._clock.monotonic()
+        waited_seconds = now - self._triggered_at
+        if (
+            waited_seconds < self._options.max_trigger_delay_seconds
+            and offsets.count(start, end) < least
+        ):
+            return False
+        self._triggered_at = now
+        return True
+
+    def _idle_wait_seconds(self) -> float:
+        idle_seconds = self._clock.monotonic() - self._moved_at
+        wait_seconds = max(idle_seconds / 20, limits.STREAM_WAIT_MIN_SECONDS)
+        return min(wait_seconds, limits.STREAM_WAIT_MAX_SECONDS)
+
+    # -------------------------------------------------------------------------- a micro-batch
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        first, last = offsets.decode(start), offsets.decode(end)
+        # A query that goes on after a restart plans before it has looked.
+        planner = self._refreshed() if self._planner is None else self._planner
+        slices = self._patiently(lambda: planner.slices(first, last))
+        packed = tasks.pack(
+            slices,
+            cores=os.cpu_count() or 1,
+            least=self._options.min_partitions,
+            most_records=self._options.max_records_per_partition,
+        )
+        return [InputPartition(tasks.encode(each)) for each in packed]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
+
+    # -------------------------------------------------------------------------- looking
+
+    def _planner_of_query(self) -> Planner:
+        if self._planner is None:
+            self._planner = planner_of(self._options)
+            wished_seconds = self._options.poll_interval_seconds
+            self._poll_interval_seconds = (
+                self._planner.poll_interval_seconds if wished_seconds is None else wished_seconds
+            )
+        return self._planner
+
+    def _look(self, planner: Planner) -> None:
+        """Refreshes, no oftener than the poll interval lets."""
+        now = self._clock.monotonic()
+        wait_seconds = self._looked_at + self._poll_interval_seconds - now
+        if wait_seconds > 0:
+            self._clock.sleep(wait_seconds)
+        self._looked_at = self._clock.monotonic()
+        planner.refresh()
+
+    def _refreshed(self) -> Planner:
+        planner = self._planner_of_query()
+        self._patiently(planner.refresh)
+        return planner
+
+    def _patiently(self, ask: Callable[[], _T]) -> _T:
+        """What `ask` says, once the store answers; raises `Retriable` after a long time only."""
+        deadline = self._clock.monotonic() + limits.SPARK_PATIENCE_SECONDS
+        while True:
+            try:
+                return ask()
+            except errors.Retriable:
+                if self._clock.monotonic() > deadline:
+                    raise
+                self._clock.sleep(limits.BACKOFF_MAX_SECONDS)
+
+
+class RefusedReader(DataSourceStreamReader):
+    """Says what was wrong with the options, when Spark asks for the first time.
+
+    A `streamReader` that raises would be masked by another error.
+    """
+
+    def __init__(self, refusal: errors.SparklogError) -> None:
+        self._refusal = refusal
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        raise self._refusal
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._refusal
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        del partition
+        raise self._refusal

@@ -1,0 +1,145 @@
+"""What a planner sees of a log: through its root, with no broker, or through a broker from afar.
+
+Both belong to one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from sparklog import errors, limits, wire
+from sparklog.client.connection import Connection
+from sparklog.client.reading import describe
+from sparklog.clock import Clock
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.read import first_since
+from sparklog.storage.snapshot import Slice, Source, TableSnapshot
+
+
+class TopicView(msgspec.Struct, frozen=True):
+    """A topic as of a look, per partition."""
+
+    id: str
+    starts: tuple[int, ...]
+    """Log start offsets."""
+    published: tuple[int, ...]
+    """Offsets below are in the table, and none from there on."""
+    ends: tuple[int, ...]
+    """High watermarks."""
+
+
+Choose = Callable[[Iterable[str]], list[str]]
+"""Of the names that exist, those that are meant."""
+
+
+class View(Protocol):
+    """A log as it was at the last `refresh`."""
+
+    poll_interval_seconds: float
+    """How often a stream looks, unless it was asked to look otherwise."""
+
+    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
+        """Looks at the topics meant; `anew`: trusting nothing that is remembered.
+
+        Raises `UnknownTopic`, `NotARoot`, `Retriable` errors of store and network, and `Corrupt`.
+        """
+
+    def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
+        """What holds the offsets of a range that exists."""
+
+    def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
+        """The least offset of a record that is not older; None: there is none."""
+
+
+# ------------------------------------------------------------------------------ the root
+
+
+class RootView:
+    """Reads WAL and tables under the root itself."""
+
+    def __init__(self, store: Store, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._follower: RootFollower | None = None
+        self._snapshots: Mapping[str, TableSnapshot] = {}
+        self.poll_interval_seconds = 0.0 if store.is_local else limits.POLL_INTERVAL_REMOTE_SECONDS
+
+    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
+        follower = self._follower
+        if follower is None or anew:
+            follower = self._follower = RootFollower(self._store, clock=self._clock)
+        while True:
+            names = choose(follower.metadata.topics)
+            self._snapshots = follower.refresh(names)
+            if choose(follower.metadata.topics) == names:
+                break
+        return {
+            name: TopicView(each.topic_id or "", each.starts, each.ends, follower.ends(each))
+            for name, each in self._snapshots.items()
+        }
+
+    def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
+        assert self._follower is not None
+        return self._follower.plan(topic, self._snapshots[topic], partition, first, end)
+
+    def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
+        assert self._follower is not None
+        for _ in range(limits.REPLAN_ATTEMPTS):
+            snapshot = self._snapshots[topic]
+            first, end = snapshot.starts[partition], self._follower.ends(snapshot)[partition]
+            try:
+                return first_since(
+                    self._store, self.slices(topic, partition, first, end), timestamp_us
+                )
+            except ObjectMissing as missing:  # compacted or trimmed since
+                path = missing.path
+                self._snapshots = self._follower.refresh(self._snapshots)
+        raise errors.MissingObject(path=path, reason="the log names it still")
+
+
+# ------------------------------------------------------------------------------ a broker
+
+
+class BrokerView:
+    """Asks a broker, over Flight."""
+
+    poll_interval_seconds = limits.POLL_INTERVAL_REMOTE_SECONDS
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._infos: Mapping[str, wire.TopicInfo] = {}
+
+    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
+        del anew  # nothing is remembered
+        listed: wire.TopicNames = self._connection.action("topics.list")
+        self._infos = {name: describe(self._connection, name) for name in choose(listed.topics)}
+        return {
+            name: TopicView(
+                info.topic_id,
+                tuple(each.start for each in info.partitions),
+                tuple(each.published for each in info.partitions),
+                tuple(each.end for each in info.partitions),
+            )
+            for name, info in self._infos.items()
+        }
+
+    def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
+        return [
+            Slice(
+                topic=topic,
+                topic_id=self._infos[topic].topic_id,
+                partition=partition,
+                first=first,
+                end=end,
+                source=Source.BROKER,
+            )
+        ]
+
+    def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
+        request = wire.OffsetsForTimes(topic=topic, timestamps_us={partition: timestamp_us})
+        found: wire.Offsets = self._connection.action("offsets.for_times", request)
+        return None if found.offsets[partition] < 0 else found.offsets[partition]

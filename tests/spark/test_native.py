@@ -1,0 +1,117 @@
+"""`sparklog.sources.dataframe`: Delta's scan and the source for the tail are one topic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chispa import assert_df_equality
+from pyspark.sql import DataFrame, SparkSession
+
+import sparklog
+from sparklog import errors
+from sparklog.client import Log
+from sparklog.sources import dataframe
+from tests.support.harvest import AT, send, sent, values
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> str:
+    return str(tmp_path / "root")
+
+
+@pytest.fixture(name="log")
+def _log(root: str) -> Iterator[Log]:
+    with sparklog.connect(root) as log:
+        log.create_topic("t", partitions=2)
+        yield log
+
+
+def through_source(spark: SparkSession, root: str, **options: str) -> DataFrame:
+    """A batch read of `t`."""
+    return spark.read.format("sparklog").options(root=root, subscribe="t", **options).load()
+
+
+@pytest.mark.parametrize("published", ["none", "half", "all"])
+def test_it_is_what_the_source_gives(
+    spark: SparkSession, root: str, log: Log, published: str
+) -> None:
+    """Same schema and rows, whatever part of them is in the table."""
+    send(log, 0, 10)
+    if published != "none":
+        log.flush_to_table()
+    if published == "half":
+        send(log, 10, 20)
+    for options in ({}, {"includeHeaders": "true"}, {"columns": "offset,topic"}):
+        found = dataframe(spark, root, "t", **options)
+        expected = through_source(spark, root, **options)
+        assert_df_equality(found, expected, ignore_row_order=True)
+
+
+def test_it_stays_as_it_was(spark: SparkSession, root: str, log: Log) -> None:
+    """Records and partitions that come later are not in it, also when it is read again."""
+    send(log, 0, 10)
+    log.flush_to_table()
+    send(log, 10, 20)
+    frame = dataframe(spark, root, "t")
+    assert values(frame) == sent(0, 20)
+    send(log, 20, 30)
+    log.add_partitions("t", 3)
+    with log.producer() as producer:
+        producer.send("t", value=b"v30", partition=2)
+    log.flush_to_table()
+    assert values(frame) == sent(0, 20)
+    assert values(dataframe(spark, root, "t")) == sent(0, 31)
+
+
+def test_bounds_and_several_topics(spark: SparkSession, root: str, log: Log) -> None:
+    """Options that say from where to where mean what they mean to the source."""
+    log.create_topic("u", partitions=2)
+    send(log, 0, 10)
+    send(log, 10, 20, topic="u", at=AT + timedelta(hours=1))
+    log.flush_to_table()
+    send(log, 20, 30, at=AT + timedelta(hours=2))
+    assert values(dataframe(spark, root, ["t", "u"])) == sent(0, 30)
+    later = int((AT + timedelta(minutes=1)).timestamp() * 1000)
+    options = {"startingTimestamp": later, "endingOffsets": '{"t": {"0": 7, "1": -1}}'}
+    assert values(dataframe(spark, root, "t", **options)) == [
+        f"v{number}" for number in (20, 21, 22, 23, 25, 27, 29)
+    ]
+
+
+def test_spark_prunes_and_pushes_by_itself(spark: SparkSession, root: str, log: Log) -> None:
+    """The bulk is Delta's own scan: only the columns that are asked for, and fewer files."""
+    for first in range(0, 50, 10):
+        send(log, first, first + 10)
+        log.flush_to_table()
+    frame = dataframe(spark, root, "t").where("offset >= 23").select("offset")
+    assert sorted(row.offset for row in frame.collect()) == [23, 23, 24, 24]
+    (leaf,) = _leaves(frame)
+    assert leaf.metrics().apply("numFiles").value() == 2
+    assert "value" not in leaf.requiredSchema().simpleString()
+
+
+def _leaves(frame: DataFrame) -> list[Any]:
+    leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
+    return [leaves.apply(index) for index in range(leaves.size())]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOffsets": "latest"}, "no records"),
+        ({"valueFormat": "string"}, "from_json"),
+    ],
+)
+def test_wrong_options_are_refused(
+    spark: SparkSession, root: str, log: Log, options: dict[str, str], message: str
+) -> None:
+    """At once, by name."""
+    with pytest.raises(errors.Invalid, match=message):
+        dataframe(spark, root, "t", **options)

@@ -1,0 +1,68 @@
+"""What tests of the Spark source share: records that can be told apart, and a query's harvest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sparklog.client import Log
+
+AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
+
+
+def send(log: Log, first: int, end: int, topic: str = "t", at: datetime = AT) -> None:
+    """Records `first` … `end`, in turn to each of two partitions, all of one time."""
+    with log.producer() as producer:
+        for number in range(first, end):
+            producer.send(
+                topic,
+                key=b"k%d" % number,
+                value=b"v%d" % number,
+                partition=number % 2,
+                timestamp=at,
+                headers=[("h", b"%d" % number)],
+            )
+
+
+def values(frame: DataFrame) -> list[str]:
+    """The frame's values, sorted by number."""
+    rows = frame.selectExpr("cast(value as string) as value").collect()
+    return sorted((row.value for row in rows), key=lambda value: int(value[1:]))
+
+
+def sent(first: int, end: int) -> list[str]:
+    """What `values` should give."""
+    return [f"v{number}" for number in range(first, end)]
+
+
+class Collected:
+    """What a query gave to its batches; `rows` are (partition, offset, value)."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, int, str]] = []
+        self.sizes: list[int] = []
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        del number
+        found = batch.selectExpr("partition", "offset", "cast(value as string)").collect()
+        self.rows += [tuple(row) for row in found]
+        self.sizes.append(len(found))
+
+    def once(self) -> list[str]:
+        """The values, after checking that no place came twice and that offsets are whole."""
+        places = sorted(row[:2] for row in self.rows)
+        assert len(set(places)) == len(places)
+        return sorted((row[2] for row in self.rows), key=lambda value: int(value[1:]))
+
+
+def start(
+    frame: DataFrame, checkpoint: Path, sink: Callable[[DataFrame, int], None], **trigger: Any
+) -> StreamingQuery:
+    """A query that hands its batches to `sink`."""
+    writer = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
+    return writer.trigger(**trigger).start() if trigger else writer.start()

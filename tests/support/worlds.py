@@ -1,0 +1,103 @@
+"""A small root in memory for tests of the Spark source, and what should be read from it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from sparklog.clock import ManualClock, SystemClock
+from sparklog.sources import tasks
+from sparklog.sources.offsets import Position, TopicOffsets
+from sparklog.sources.options import Place
+from sparklog.sources.planner import Planner
+from sparklog.sources.scan import Scan
+from sparklog.sources.selection import Selection
+from sparklog.sources.views import RootView
+from sparklog.storage.objects import open_store
+from sparklog.storage.snapshot import Slice
+from tests.support.roots import HandmadeRoot, payload
+
+_names = itertools.count()
+
+SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+    ]
+)
+
+Row = tuple[bytes, str, int, int]
+
+
+@dataclass
+class World:
+    """A root in memory with one topic of two partitions, and every value that went in."""
+
+    uri: str = field(default_factory=lambda: f"memory://source-{next(_names)}")
+    values: dict[int, list[bytes]] = field(default_factory=lambda: {0: [], 1: []})
+
+    def __post_init__(self) -> None:
+        self.root = HandmadeRoot(open_store(self.uri), clock=SystemClock())
+        self.root.create_topic("t")
+
+    def append(self, *sizes: int) -> None:
+        """One object of the log, with so many records for each partition."""
+        batches = []
+        for partition, size in enumerate(sizes):
+            known = self.values[partition]
+            values = [b"%d/%d" % (partition, len(known) + number) for number in range(size)]
+            known += values
+            if values:
+                batches.append(("t", partition, payload(values)))
+        if batches:
+            self.root.append(*batches)
+
+    def planner(self, *topics: str, pattern: str | None = None, fail: bool = True) -> Planner:
+        """One that has looked."""
+        view = RootView(open_store(self.uri), clock=ManualClock())
+        selection = Selection(topics=() if pattern else topics or ("t",), pattern=pattern)
+        planner = Planner(view, selection, fail_on_data_loss=fail)
+        planner.refresh()
+        return planner
+
+    def scan(self, *, fail: bool = True) -> Scan:
+        """Of what `SCHEMA` names."""
+        place = Place(root=self.uri)
+        return Scan(place=place, schema=SCHEMA, values=None, fail_on_data_loss=fail)
+
+    def read(self, slices: Sequence[Slice], *, fail: bool = True) -> list[Row]:
+        """The rows of one task, after a journey to an executor."""
+        found: list[Row] = []
+        for batch in self.scan(fail=fail).batches(tasks.decode(tasks.encode(slices))):
+            assert batch.schema.equals(SCHEMA)
+            found += zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        return found
+
+    def rows(self, partition: int, first: int, end: int) -> list[Row]:
+        """What should be read."""
+        values = self.values[partition]
+        return [(values[offset], "t", partition, offset) for offset in range(first, end)]
+
+
+def position(topic_id: str, *at: int) -> Position:
+    """Those offsets of topic `t`, from partition 0 on."""
+    return {"t": TopicOffsets(topic_id, dict(enumerate(at)))}
+
+
+class WatchedClock(ManualClock):
+    """Counts what is waited, and does something meanwhile."""
+
+    def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.meanwhile = meanwhile
+        self.slept_seconds: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept_seconds.append(seconds)
+        self.advance(seconds)
+        self.meanwhile()

@@ -1,0 +1,219 @@
+"""What the options of the Spark source mean, and which are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog import errors, limits
+from sparklog.sources.bounds import EARLIEST, LATEST, AtTime
+from sparklog.sources.options import COLUMNS, CORRUPT, Place, parse
+
+GIVEN = {"root": "memory://x", "subscribe": "b, a"}
+
+
+def test_options_have_the_defaults_of_kafka_s_source() -> None:
+    """Two topics in order, losses end the query, and all columns but headers."""
+    options = parse(GIVEN)
+    assert options.selection.topics == ("a", "b")
+    assert options.fail_on_data_loss
+    assert options.starting is options.ending is options.max_offsets_per_trigger is None
+    assert options.max_trigger_delay_seconds == 15 * 60
+    assert options.columns == COLUMNS[:7]
+    assert parse({**GIVEN, "includeheaders": "TRUE"}).columns == COLUMNS[:8]
+
+
+def test_options_come_in_any_case() -> None:
+    """Spark lowers the names on some ways, so case says nothing."""
+    given = {
+        "ROOT": "memory://x",
+        "Subscribe": "a",
+        "startingoffsets": "Earliest",
+        "endingOffsets": '{"a": {"0": 23, "1": -1}}',
+        "maxoffsetspertrigger": "10",
+        "failondataloss": "False",
+        "storage.AWS_region": "eu-west-1",
+    }
+    options = parse(given)
+    assert (options.starting, options.ending) == (EARLIEST, {"a": {0: 23, 1: LATEST}})
+    assert options.max_offsets_per_trigger == 10
+    assert not options.fail_on_data_loss
+    assert options.place.storage == (("aws_region", "eu-west-1"),)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"startingofsets": "latest"}, errors.UnknownOption, "did you mean 'startingOffsets'"),
+        ({"subscribe": " , "}, errors.BadOption, "subscribe"),
+        ({"subscribe": "a/b"}, errors.BadTopicName, "a/b"),
+        ({"subscribePattern": "a.*"}, errors.BadOption, "exactly one of subscribe"),
+        ({"path": "/elsewhere"}, errors.BadOption, "root = 'memory://x' says other"),
+        ({"bootstrap": "host:8815"}, errors.BadOption, "set only one"),
+        ({"startingOffsets": "last"}, errors.BadOption, "expected earliest, latest, or JSON"),
+        ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
+        ({"startingTimestamp": "now"}, errors.BadOption, "expected a whole number"),
+        ({"endingOffsetsByTimestamp": "5"}, errors.BadOption, "expected {"),
+        ({"startingOffsetsByTimestampStrategy": "next"}, errors.BadOption, "error or latest"),
+        ({"maxOffsetsPerTrigger": "0"}, errors.BadOption, "from 1 up"),
+        ({"maxOffsetsPerTrigger": "1e3"}, errors.BadOption, "from 1 up"),
+        (
+            {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"},
+            errors.BadOption,
+            "maxOffsetsPerTrigger = 5",
+        ),
+        ({"maxTriggerDelay": "soon"}, errors.BadOption, "500ms, 30s or 15m"),
+        ({"failOnDataLoss": "no"}, errors.BadOption, "true or false"),
+        ({"columns": "value,ofset"}, errors.BadOption, "columns = 'ofset'"),
+        ({"columns": "value", "includeHeaders": "true"}, errors.BadOption, "includeHeaders"),
+        ({"columns": CORRUPT}, errors.BadOption, "columns = '_corrupt'"),
+        (
+            {"columns": CORRUPT, "valueFormat": "string", "badValues": "column"},
+            errors.BadOption,
+            "name value too",
+        ),
+        ({"valueFormat": "avro"}, errors.BadOption, "binary or string or json"),
+        ({"valueFormat": "json"}, errors.BadOption, "valueSchema"),
+        ({"valueSchema": "a INT"}, errors.BadOption, "only valueFormat = json"),
+        ({"badValues": "error"}, errors.BadOption, "bytes are never bad"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name(
+    changes: dict[str, str], error: type[errors.Invalid], message: str
+) -> None:
+    """The refusal names the option, and what would be right."""
+    with pytest.raises(error, match=message):
+        parse(GIVEN | changes)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "name what to read by exactly one of subscribe, subscribePattern, assign"),
+        ({"subscribePattern": "a("}, "no regular expression"),
+        ({"subscribePattern": ""}, "matches no topic"),
+        ({"assign": "a"}, "expected partitions of topics"),
+        ({"assign": '{"a": []}'}, "expected partitions of topics"),
+        ({"assign": '{"a": [-1]}'}, "expected partitions of topics"),
+    ],
+)
+def test_what_to_read_must_be_said_well(given: dict[str, str], message: str) -> None:
+    """None of the three ways, and each of them ill-formed, is refused by name."""
+    with pytest.raises(errors.BadOption, match=message):
+        parse({"root": "memory://x"} | given)
+
+
+def test_a_pattern_means_whole_names_and_no_internal_topic() -> None:
+    """As a Kafka consumer's pattern does."""
+    selection = parse({"root": "memory://x", "subscribePattern": "a.*"}).selection
+    assert selection.names(["ab", "a", "ba", "__a"]) == ["a", "ab"]
+    anything = parse({"root": "memory://x", "subscribePattern": ".*"}).selection
+    assert anything.names(["__consumer_offsets", "t"]) == ["t"]
+
+
+def test_assigned_partitions_must_exist() -> None:
+    """Those that are named are read, and one that is not there is told."""
+    selection = parse({"root": "memory://x", "assign": '{"b": [2, 0], "a": [1]}'}).selection
+    assert selection.names(()) == ["a", "b"]
+    assert list(selection.partitions("b", 3)) == [0, 2]
+    with pytest.raises(errors.UnknownPartition, match="'b' has partitions 0 to 1, not 2"):
+        selection.partitions("b", 2)
+
+
+# ------------------------------------------------------------------------------ where
+
+
+def test_an_option_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """root or load(path), bootstrap, then SPARKLOG_ROOT, then SPARKLOG_BOOTSTRAP."""
+
+    def place(given: dict[str, str]) -> Place:
+        return parse({"subscribe": "a"} | given).place
+
+    assert place({"path": "memory://p"}) == Place(root="memory://p")
+    monkeypatch.setenv("SPARKLOG_BOOTSTRAP", "host:1")
+    assert place({}) == Place(bootstrap="host:1")
+    assert place({"root": "memory://p"}) == Place(root="memory://p")
+    monkeypatch.setenv("SPARKLOG_ROOT", "memory://e")
+    assert place({}) == Place(root="memory://e")
+    assert place({"bootstrap": "other:2"}) == Place(bootstrap="other:2")
+    monkeypatch.delenv("SPARKLOG_ROOT")
+    monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
+    with pytest.raises(errors.BadOption, match="SPARKLOG_ROOT"):
+        place({})
+
+
+# ------------------------------------------------------------------------------ from and to
+
+
+def test_a_start_by_time_goes_before_one_by_offset() -> None:
+    """As in Spark's Kafka source; and an end likewise."""
+    by_offset = {"startingOffsets": "earliest", "endingOffsets": "latest"}
+    by_times = {
+        "startingOffsetsByTimestamp": '{"a": {"0": 7}}',
+        "endingOffsetsByTimestamp": '{"a": {"0": 8}}',
+    }
+    by_time = {"startingTimestamp": "5", "endingTimestamp": "6"}
+    options = parse(GIVEN | by_offset)
+    assert (options.starting, options.ending) == (EARLIEST, LATEST)
+    options = parse(GIVEN | by_offset | by_times)
+    assert options.starting == {"a": {0: AtTime(7_000)}}
+    assert options.ending == {"a": {0: AtTime(8_000)}}
+    options = parse(GIVEN | by_offset | by_times | by_time)
+    assert (options.starting, options.ending) == (AtTime(5_000), AtTime(6_000))
+
+
+def test_a_time_beyond_all_times_is_the_last_one() -> None:
+    """Long.MAX_VALUE, as programs write it, fits into microseconds."""
+    options = parse(GIVEN | {"startingTimestamp": str(2**59)})
+    assert options.starting == AtTime(limits.TIMESTAMP_MAX_US)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("200", 0.2), ("250us", 0.00025), ("100ms", 0.1), ("50s", 50), ("5 min", 300), ("1d", 86_400)],
+)
+def test_durations_are_written_as_spark_s(text: str, seconds: float) -> None:
+    """With a unit, or in milliseconds."""
+    found = parse(GIVEN | {"maxTriggerDelay": text}).max_trigger_delay_seconds
+    assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "message"),
+    [
+        ({"startingOffsets": "latest"}, "check_batch", "no records"),
+        ({"startingOffsets": '{"a": {"0": 3, "1": -1}}'}, "check_batch", "no records"),
+        ({"endingOffsets": "earliest"}, "check_batch", "no records"),
+        ({"endingOffsets": "latest"}, "check_stream", "availableNow"),
+        ({"endingTimestamp": "1"}, "check_stream", "availableNow"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_refused(
+    changes: dict[str, str], check: str, message: str
+) -> None:
+    """As Spark's Kafka source refuses it, for a batch or for a stream."""
+    with pytest.raises(errors.BadOption, match=message):
+        getattr(parse(GIVEN | changes), check)()
+
+
+# ------------------------------------------------------------------------------ moved queries
+
+
+def test_a_query_that_moves_over_is_told_once_what_has_no_effect() -> None:
+    """Its options about Kafka's client are taken; one line names them, and what to set instead."""
+    given = {
+        "kafka.bootstrap.servers": "x:9092",
+        "groupIdPrefix": "g",
+        "kafka.x": "1",
+    }
+    (note,) = parse(GIVEN | given).stream_notes()
+    assert note == (
+        "options of Spark's Kafka connector have no effect here: groupIdPrefix,"
+        " kafka.bootstrap.servers (set root, the folder or bucket of the log), kafka.x"
+    )
+    assert parse(GIVEN).stream_notes() == []
+
+
+def test_a_batch_tells_that_it_has_no_triggers() -> None:
+    """As Spark's Kafka source does, it goes on without these options."""
+    (note,) = parse(GIVEN | {"maxOffsetsPerTrigger": "5"}).batch_notes()
+    assert "maxOffsetsPerTrigger has no effect" in note

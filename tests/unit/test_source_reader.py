@@ -1,0 +1,193 @@
+"""The readers that Spark talks to, without Spark."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.types import BinaryType, StringType, StructType
+
+from sparklog import errors, limits
+from sparklog.clock import ManualClock
+from sparklog.sources import datasource
+from sparklog.sources.options import parse
+from sparklog.sources.planner import Planner
+from sparklog.sources.stream import StreamReader
+from tests.support.roots import payload
+from tests.support.worlds import WatchedClock, World
+
+GIVEN = {"root": "memory://x", "subscribe": "a"}
+
+
+def stream_of(world: World, clock: ManualClock, **changes: str) -> StreamReader:
+    """A stream from the beginning of the world's topic, which looks as often as it is asked."""
+    given = {"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"}
+    return StreamReader(parse(given | {"pollInterval": "0ms"} | changes), world.scan(), clock)
+
+
+def test_an_idle_stream_waits_longer_and_longer() -> None:
+    """Each answer waits a part of the time since the last record, up to a bound."""
+    world, clock = World(), WatchedClock()
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    for _ in range(50):
+        assert stream.latestOffset(start, ReadAllAvailable()) == start
+        clock.advance(0.1)
+    assert clock.slept_seconds == sorted(clock.slept_seconds)
+    assert clock.slept_seconds[0] == limits.STREAM_WAIT_MIN_SECONDS
+    assert clock.slept_seconds[-1] == limits.STREAM_WAIT_MAX_SECONDS
+
+
+def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
+    """With a poll interval, each look waits until it is due; what comes is seen by the next."""
+    world, clock = World(), WatchedClock()
+    stream = stream_of(world, clock, pollInterval="500ms")
+    start = stream.initialOffset()
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    for _ in range(5):
+        clock.advance(0.1)
+        assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert clock.slept_seconds == pytest.approx([0.4] * 5)
+    world.append(1)
+    clock.advance(0.6)
+    assert stream.latestOffset(start, ReadAllAvailable()) != start
+    assert len(clock.slept_seconds) == 5
+
+
+def test_what_comes_while_a_stream_waits_is_given_at_once() -> None:
+    """The wait ends with another look."""
+    world = World()
+    clock = WatchedClock(lambda: world.append(3))
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    assert end["t"]["offsets"] == {"0": 3, "1": 0}
+    assert stream.reportLatestOffset() == end
+
+
+def test_a_stream_takes_no_more_than_its_limit() -> None:
+    """The default limit is the option's, and each trigger goes so far on."""
+    world, clock = World(), WatchedClock()
+    world.append(6, 2)
+    stream = stream_of(world, clock, maxOffsetsPerTrigger="4")
+    assert stream.getDefaultReadLimit() == ReadMaxRows(4)
+    at = stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
+    assert at["t"]["offsets"] == {"0": 3, "1": 1}
+    assert stream.latestOffset(at, ReadAllAvailable())["t"]["offsets"] == {"0": 6, "1": 2}
+
+
+def test_a_stream_waits_for_enough_records() -> None:
+    """minOffsetsPerTrigger holds back what is less, after the first time, until maxTriggerDelay."""
+    world, clock = World(), WatchedClock()
+    world.append(1)
+    stream = stream_of(world, clock, minOffsetsPerTrigger="3", maxTriggerDelay="1m")
+    limit = stream.getDefaultReadLimit()
+    assert limit == ReadMinRows(3)
+    at = stream.latestOffset(stream.initialOffset(), limit)
+    assert at["t"]["offsets"] == {"0": 1, "1": 0}  # as in Spark's Kafka source
+    world.append(1, 1)
+    assert stream.latestOffset(at, limit) == at
+    world.append(1)
+    at = stream.latestOffset(at, limit)
+    assert at["t"]["offsets"] == {"0": 3, "1": 1}
+    world.append(1)
+    assert stream.latestOffset(at, limit) == at
+    assert stream.latestOffset(at, ReadAllAvailable()) != at  # as a trigger asks that runs once
+    clock.advance(60)
+    assert stream.latestOffset(at, limit) != at
+
+
+def test_available_now_takes_what_is_less_than_enough() -> None:
+    """Records would stay unread for ever otherwise."""
+    world, clock = World(), WatchedClock()
+    world.append(3)
+    stream = stream_of(world, clock, minOffsetsPerTrigger="2", maxOffsetsPerTrigger="2")
+    stream.prepareForTriggerAvailableNow()
+    at = stream.latestOffset(stream.initialOffset(), ReadMaxRows(2))
+    at = stream.latestOffset(at, ReadMaxRows(2))
+    assert at["t"]["offsets"] == {"0": 3, "1": 0}
+
+
+def test_available_now_ends_where_it_was_called() -> None:
+    """What comes later is left for the next run, and the end is told without a wait."""
+    world, clock = World(), WatchedClock()
+    world.append(3)
+    stream = stream_of(world, clock)
+    stream.prepareForTriggerAvailableNow()
+    world.append(3)
+    world.root.add_partitions("t", 3)
+    world.root.append(("t", 2, payload([b"late"])))
+    end = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    assert end["t"]["offsets"] == {"0": 3, "1": 0, "2": 0}
+    assert stream.latestOffset(end, ReadAllAvailable()) == end
+    assert not clock.slept_seconds
+
+
+def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`latestOffset` says that nothing is new, and goes on when the store is back."""
+    world, clock = World(), WatchedClock()
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    world.append(1)
+    refresh = Planner.refresh
+
+    def fail(self: Planner, *, anew: bool = False) -> None:
+        raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
+
+    monkeypatch.setattr(Planner, "refresh", fail)
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    monkeypatch.setattr(Planner, "refresh", refresh)
+    assert stream.latestOffset(start, ReadAllAvailable()) != start
+
+
+def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`partitions` is asked once, so it tries again until the store answers."""
+    world, clock = World(), WatchedClock()
+    world.append(1)
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    again = stream_of(world, clock)  # as after a restart
+    refresh, failures = Planner.refresh, iter([True, True, False])
+
+    def fail_twice(self: Planner, *, anew: bool = False) -> None:
+        if next(failures):
+            raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
+        refresh(self, anew=anew)
+
+    monkeypatch.setattr(Planner, "refresh", fail_twice)
+    (partition,) = again.partitions(start, end)
+    assert sum(batch.num_rows for batch in again.read(partition)) == 1
+    assert len(clock.slept_seconds) == 2
+
+
+def test_a_stream_with_wrong_options_says_so_itself() -> None:
+    """Nothing is raised while Spark would hide it; the first question gets the refusal."""
+    reader = datasource.stream_reader(GIVEN | {"endingOffsets": "latest"}, StructType())
+    with pytest.raises(errors.BadOption, match="availableNow"):
+        reader.getDefaultReadLimit()
+
+
+def test_a_schema_of_the_user_s_must_be_one_of_rows() -> None:
+    """Columns may be left out and put in another order; other names and types are refused."""
+    world = World()
+    options = {"root": world.uri, "subscribe": "t"}
+    datasource.batch_reader(options, StructType().add("offset", "long").add("key", BinaryType()))
+    with pytest.raises(errors.BadOption, match="schema = 'key string'"):
+        datasource.batch_reader(options, StructType().add("key", StringType()))
+    with pytest.raises(errors.BadOption, match="schema = 'id int'"):
+        datasource.batch_reader(options, StructType().add("id", "integer"))
+
+
+def test_a_batch_that_ends_before_it_starts_is_refused() -> None:
+    """A range that is upside down in one partition names it."""
+    world = World()
+    world.append(4)
+    options = {
+        "root": world.uri,
+        "subscribe": "t",
+        "startingOffsets": '{"t": {"0": 3, "1": 0}}',
+        "endingOffsets": '{"t": {"0": 2, "1": 0}}',
+    }
+    reader = datasource.batch_reader(options, StructType().add("offset", "long"))
+    with pytest.raises(errors.BadOption, match="t-0 would end before it starts, at 3"):
+        reader.partitions()
