@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog import errors
 from sparklog.sources import tasks
 from sparklog.sources.bounds import EARLIEST, LATEST
-from sparklog.sources.filters import Wanted, wanted
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import view_of
 from sparklog.sources.scan import Scan
-
-_PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+from sparklog.storage.snapshot import Slice
 
 
 def planner_of(options: SourceOptions) -> Planner:
@@ -55,7 +51,6 @@ class BatchReader(DataSourceReader):
     def __init__(self, options: SourceOptions, scan: Scan) -> None:
         self._options = options
         self._scan = scan
-        self._wanted = Wanted()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -63,26 +58,16 @@ class BatchReader(DataSourceReader):
         planner.refresh()
         start, end = range_of(planner, options)
         packed = tasks.pack(
-            self._wanted.slices(planner.slices(start, end)),
+            self.wanted(planner.slices(start, end)),
             cores=os.cpu_count() or 1,
             least=options.min_partitions,
             most_records=options.max_records_per_partition,
         )
         return [InputPartition(tasks.encode(slices)) for slices in packed]
 
+    def wanted(self, planned: Sequence[Slice]) -> Sequence[Slice]:
+        """What of a plan is to be read: all of it."""
+        return planned
+
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
-
-
-class FilteringReader(BatchReader):
-    """One that skips by a query's filters, for a session that hands them on."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
-        self._wanted = wanted(filters)
-        return filters  # each is still to be applied to the rows
-
-
-def reader_of(options: SourceOptions, scan: Scan) -> BatchReader:
-    """One with `pushFilters` only where Spark asks for it: elsewhere it would fail the query."""
-    kind = FilteringReader if _PUSHDOWN_WORKER in sys.modules else BatchReader
-    return kind(options, scan)

@@ -9,10 +9,11 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from sparklog import errors
-from sparklog.sources.batch import planner_of, reader_of
+from sparklog.sources.batch import BatchReader, planner_of
 from sparklog.sources.options import parse
 from sparklog.sources.scan import ddl, scan
-from sparklog.sources.stream import RefusedReader, StreamReader
+from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
+from sparklog.sources.versions import STREAMS_HAVE_LIMITS, pushes_filters
 
 _log = logging.getLogger("sparklog.sources")
 
@@ -35,15 +36,20 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
     options.check_batch()
     for note in options.batch_notes():
         _log.warning("%s", note)
-    return reader_of(options, scan(options, wanted))
+    if pushes_filters():
+        from sparklog.sources.filters import FilteringReader
+
+        return FilteringReader(options, scan(options, wanted))
+    return BatchReader(options, scan(options, wanted))
 
 
 def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStreamReader:
     """Raises nothing: a reader that refuses says why."""
     try:
         options = parse(given)
-        options.check_stream()
-        reader = StreamReader(options, scan(options, wanted))
+        options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
+        kind = StreamReader if STREAMS_HAVE_LIMITS else EarlierStreamReader
+        reader = kind(options, scan(options, wanted))
     except errors.SparklogError as error:
         return RefusedReader(error)
     for note in options.stream_notes():

@@ -24,6 +24,9 @@ from pyspark.sql.datasource import (
 
 from sparklog import limits
 from sparklog.client.times import datetime_us
+from sparklog.sources.batch import BatchReader
+from sparklog.sources.options import SourceOptions
+from sparklog.sources.scan import Scan
 from sparklog.storage.plan import earliest_timestamp_us, latest_timestamp_us
 from sparklog.storage.snapshot import Slice
 
@@ -81,14 +84,6 @@ class Wanted:
         )
 
 
-def wanted(filters: Iterable[Filter]) -> Wanted:
-    """The bounds that all of the filters set together."""
-    found = Wanted()
-    for each in filters:
-        found = found.narrowed(each)
-    return found
-
-
 def _common(known: frozenset[_T] | None, each: EqualTo | In) -> frozenset[_T]:
     values: frozenset[_T] = frozenset(each.value if isinstance(each, In) else (each.value,))
     return values if known is None else known & values
@@ -113,3 +108,19 @@ def _has_zone(each: Filter) -> bool:
     """Whether what the filter compares with are points in time, which a local time is not."""
     values = each.value if isinstance(each, In) else (getattr(each, "value", None),)
     return all(isinstance(value, datetime) and value.tzinfo is not None for value in values)
+
+
+class FilteringReader(BatchReader):
+    """A batch's reader for a session that hands filters on."""
+
+    def __init__(self, options: SourceOptions, scan: Scan) -> None:
+        super().__init__(options, scan)
+        self._wanted = Wanted()
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 (Spark's name)
+        for each in filters:
+            self._wanted = self._wanted.narrowed(each)
+        return filters  # all are still to be applied to the rows
+
+    def wanted(self, planned: Sequence[Slice]) -> Sequence[Slice]:
+        return self._wanted.slices(planned)

@@ -50,13 +50,20 @@ _UNBEARABLE: Final = "\x00|\\}[ \t\r\n]*null"
 _ZONED: Final = r"[T ]\d\d.*(Z|[+-]\d\d(:?\d\d)?)$"
 _DAY_MIN: Final = TIMESTAMP_MIN_US // 86_400_000_000
 _DAY_MAX: Final = TIMESTAMP_MAX_US // 86_400_000_000
-_EMPTY: Final = b"{}"
 
 
 def arrow_mask(mask: Mask) -> pa.BooleanArray:
-    """`pa.array` would import pandas."""
+    """As Arrow has it."""
     bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
     return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
+
+
+def _strings(texts: list[bytes]) -> pa.StringArray:
+    """`pa.array` would import pandas, which takes a second, and so would `pa.scalar`."""
+    offsets = np.zeros(len(texts) + 1, np.int32)
+    np.cumsum([len(text) for text in texts], out=offsets[1:])
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
+    return pa.Array.from_buffers(pa.string(), len(texts), buffers)
 
 
 def pieces(array: pa.Array) -> Iterator[pa.Array]:
@@ -64,6 +71,11 @@ def pieces(array: pa.Array) -> Iterator[pa.Array]:
     step = max(-(-len(array) // _PIECES), 1)
     for first in range(0, len(array), step):
         yield array.slice(first, step)
+
+
+_NOTHING: Final = _strings([b""])[0]
+_BREAK: Final = _strings([b"\n"])[0]
+_EMPTY: Final = _strings([b"{}"])
 
 
 class ObjectReader:
@@ -87,11 +99,11 @@ class ObjectReader:
         """The rows, null where a text is null or bad; and which of them are bad."""
         if not len(texts):
             return pa.nulls(0, self._kind), np.zeros(0, np.bool_)
-        lines = pc.ascii_trim(pc.coalesce(texts, ""), _WHITESPACE)
+        lines = pc.ascii_trim(pc.coalesce(texts, _NOTHING), _WHITESPACE)
         is_object = pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))
         shaped = _mask(is_object)
         if not shaped.all():
-            lines = pc.if_else(is_object, lines, "{}")
+            lines = pc.if_else(is_object, lines, _EMPTY[0])
         columns, bad = self._read_blocks(lines)
         is_null = _mask(texts.is_null())
         bad |= ~shaped & ~is_null
@@ -150,7 +162,7 @@ class ObjectReader:
             with contextlib.suppress(pa.ArrowException):
                 return self._read_lines(lines), bad
         if len(lines) == 1:
-            return self._read_lines(_strings([_EMPTY])), np.ones(1, np.bool_)
+            return self._read_lines(_EMPTY), np.ones(1, np.bool_)
         parts, first = [], 0
         for piece in pieces(lines):
             here = slice(first, first + len(piece))
@@ -173,7 +185,7 @@ class ObjectReader:
             found = self._mended(line, may_ask_arrow=may_ask_arrow)
             if found is None:
                 bad[row] = True
-            written.append(found or _EMPTY)
+            written.append(found or b"{}")
         return pc.replace_with_mask(lines, arrow_mask(odd), _strings(written))
 
     def _mended(self, line: str, *, may_ask_arrow: bool) -> bytes | None:
@@ -232,7 +244,7 @@ def _odd(lines: pa.StringArray, sieve: msgspec.json.Decoder[Any]) -> Mask:
 
 def _text_of(lines: pa.StringArray) -> pa.Buffer:
     """The lines, a line break after each, and none elsewhere."""
-    joined = pc.binary_join_element_wise(lines, "", "\n")
+    joined = pc.binary_join_element_wise(lines, _NOTHING, _BREAK)
     ends = np.frombuffer(joined.buffers()[1], np.int32)[1 : len(lines) + 1]
     data = joined.buffers()[2].slice(0, int(ends[-1]))
     octets = np.frombuffer(data, np.uint8)
@@ -245,17 +257,11 @@ def _text_of(lines: pa.StringArray) -> pa.Buffer:
     return pa.py_buffer(octets)
 
 
-def _strings(texts: list[bytes]) -> pa.StringArray:
-    """`pa.array` would import pandas."""
-    offsets = np.zeros(len(texts) + 1, np.int32)
-    np.cumsum([len(text) for text in texts], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
-    return pa.Array.from_buffers(pa.string(), len(texts), buffers)
-
-
 def _mask(found: pa.BooleanArray) -> Mask:
-    mask: Mask = found.to_numpy(zero_copy_only=False)
-    return mask
+    # `to_numpy` would import pandas too.
+    octets = found.cast(pa.uint8())
+    values = np.frombuffer(octets.buffers()[1], np.uint8, len(found), octets.offset)
+    return values.astype(np.bool_)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -128,11 +128,13 @@ class SourceOptions:
         bounds.check_start_of_batch(self.starting)
         bounds.check_end_of_batch(self.ending)
 
-    def check_stream(self) -> None:
-        """Raises `BadOption` for what only a batch has."""
+    def check_stream(self, *, has_limits: bool = True) -> None:
+        """Raises `BadOption` for what only a batch has, and for limits where Spark knows none."""
         for option in self.of_batch:
             reason = "a stream has no end; to read what there is, trigger(availableNow=True)"
             raise _bad(option, "set", reason)
+        if self.of_stream and not has_limits:
+            raise _bad(self.of_stream[0], "set", "a Python source has limits since pyspark 4.2")
 
     def batch_notes(self) -> list[str]:
         """What a batch's user should be told, a line each."""

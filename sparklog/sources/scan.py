@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -24,6 +23,7 @@ from sparklog import errors, limits
 from sparklog.sources.options import CORRUPT, Place, SourceOptions
 from sparklog.sources.reader import read_slices
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
+from sparklog.sources.versions import arrow_schema
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import Slice
 
@@ -120,7 +120,7 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
             raise errors.BadOption(option="schema", value=found, reason=f"a row has {known}")
     return Scan(
         place=_absolute(options.place),
-        schema=to_arrow_schema(wanted, timezone="UTC"),
+        schema=arrow_schema(wanted),
         values=values,
         fail_on_data_loss=options.fail_on_data_loss,
     )

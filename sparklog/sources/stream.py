@@ -3,8 +3,9 @@
 Traps of Spark 4.2 that this room knows:
 
 - An error in `latestOffset` ends the query for good, so trouble that may pass is waited out there.
-- An idle query asks some eighty times a second, so the answer waits a little, longer the longer
-  nothing came; with two sources in a query each waits for the other, so it is never long.
+- An idle query asks some eighty times a second, and each time costs more than a look of our own. So
+  an answer waits while it looks, longer the longer nothing came; but never long, because with two
+  sources in a query each waits for the other.
 - Spark pickles a reader before and after it plans, so what follows the log is made when needed.
 """
 
@@ -17,13 +18,6 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 
 from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock
@@ -34,6 +28,13 @@ from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import Scan
+from sparklog.sources.versions import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
@@ -82,9 +83,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         position = offsets.decode(start)
         end = self._advance(position, limit)
-        if end == position and self._target is None and not self._poll_interval_seconds:
-            self._clock.sleep(self._idle_wait_seconds())
-            end = self._advance(position, limit)
+        if self._target is None and not self._poll_interval_seconds:
+            left_seconds = self._idle_wait_seconds()
+            while end == position and left_seconds > 0:
+                self._clock.sleep(min(left_seconds, limits.STREAM_LOOK_SECONDS))
+                left_seconds -= limits.STREAM_LOOK_SECONDS
+                end = self._advance(position, limit)
         if end != position:
             self._moved_at = self._clock.monotonic()
         return offsets.encode(end)
@@ -187,6 +191,27 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._clock.sleep(limits.BACKOFF_MAX_SECONDS)
 
 
+class EarlierStreamReader(StreamReader):
+    """For a Spark before 4.2, which asks where the log ends without saying where the query is.
+
+    So a loss is noticed when a micro-batch is planned.
+    """
+
+    _last: dict[str, Any] | None = None
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
+        if self._last is None:
+            self._last = offsets.encode(self._refreshed().latest())
+        else:
+            self._last = super().latestOffset(self._last, ReadAllAvailable())
+        return self._last
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        planner = self._refreshed() if self._planner is None else self._planner
+        self._patiently(lambda: planner.reconcile(offsets.decode(start)))
+        return super().partitions(start, end)
+
+
 class RefusedReader(DataSourceStreamReader):
     """Says what was wrong with the options, when Spark asks for the first time.
 
@@ -200,6 +225,9 @@ class RefusedReader(DataSourceStreamReader):
         raise self._refusal
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        raise self._refusal
+
+    def latestOffset(self, *_: object) -> dict[str, Any]:  # noqa: N802
         raise self._refusal
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

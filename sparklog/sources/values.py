@@ -105,10 +105,10 @@ def json_type(schema: StructType) -> pa.StructType:
     Raises `BadOption`, naming the field, for a type that JSON objects are not read as, for a name
     that stands twice, and for NOT NULL, which nobody can promise of what others write.
     """
-    from pyspark.sql.pandas.types import to_arrow_type
+    from sparklog.sources.versions import arrow_type
 
     _check_struct(schema, "")
-    return to_arrow_type(schema, timezone="UTC")
+    return arrow_type(schema)
 
 
 def _check_struct(schema: StructType, path: str) -> None:

@@ -53,3 +53,26 @@ import pyspark_sparklog
 print(sorted(name for name in sys.modules if name.startswith(("sparklog", "pyarrow", "obstore"))))
 """
     assert run(program) == "[]"
+
+
+def test_an_earlier_spark_is_served_with_what_it_has() -> None:
+    """Where names of 4.1 and 4.2 are missing, the source works, and refuses limits by name."""
+    program = """
+import sys
+import pyspark.sql.datasource as known
+sys.modules["pyspark.sql.streaming.datasource"] = None  # since 4.2
+for name in ("Filter", "EqualTo", "In", "LessThan", "DataSourceStreamArrowWriter"):  # since 4.1
+    delattr(known, name)
+from pyspark.sql.types import StructType
+from sparklog.sources.datasource import stream_reader
+from sparklog.sources.stream import EarlierStreamReader
+options = {"root": "memory://earlier", "subscribe": "t"}
+assert isinstance(stream_reader(options, StructType()), EarlierStreamReader)
+try:
+    stream_reader(options | {"maxOffsetsPerTrigger": "5"}, StructType()).latestOffset()
+except ValueError as error:
+    print(error)
+"""
+    assert run(program) == (
+        "maxOffsetsPerTrigger = 'set': a Python source has limits since pyspark 4.2"
+    )

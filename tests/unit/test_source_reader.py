@@ -25,16 +25,20 @@ def stream_of(world: World, clock: ManualClock, **changes: str) -> StreamReader:
 
 
 def test_an_idle_stream_waits_longer_and_longer() -> None:
-    """Each answer waits a part of the time since the last record, up to a bound."""
+    """Each answer waits a part of the time since the last record, and looks meanwhile."""
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock)
     start = stream.initialOffset()
+    waits = []
     for _ in range(50):
+        began = clock.monotonic()
         assert stream.latestOffset(start, ReadAllAvailable()) == start
+        waits.append(clock.monotonic() - began)
         clock.advance(0.1)
-    assert clock.slept_seconds == sorted(clock.slept_seconds)
-    assert clock.slept_seconds[0] == limits.STREAM_WAIT_MIN_SECONDS
-    assert clock.slept_seconds[-1] == limits.STREAM_WAIT_MAX_SECONDS
+    assert waits == pytest.approx(sorted(waits))
+    assert waits[0] == pytest.approx(limits.STREAM_WAIT_MIN_SECONDS)
+    assert waits[-1] == pytest.approx(limits.STREAM_WAIT_MAX_SECONDS)
+    assert max(clock.slept_seconds) == limits.STREAM_LOOK_SECONDS
 
 
 def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
