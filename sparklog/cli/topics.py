@@ -98,6 +98,66 @@ def describe(
         _print_topic(info)
 
 
+@app.command()
+def ddl(
+    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)] = None,
+    all_topics: Annotated[bool, typer.Option("--all", help="All topics that there are.")] = False,
+    catalog: Annotated[
+        str | None, typer.Option(help="Of the table; needs --schema.", show_default=False)
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(help="Of the table; without it the session's own.", show_default=False),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of the table, for one topic; without it the topic's, where all but letters,"
+            " digits and underscores are underscores.",
+            show_default=False,
+        ),
+    ] = None,
+    view: Annotated[
+        bool,
+        typer.Option("--view", help="Also a view NAME_text, with key and value as text."),
+    ] = False,
+    spark_root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="The root as Spark names it, if that is another name: s3a://bucket/log,"
+            " abfss://container@account.dfs.core.windows.net/log.",
+            show_default=False,
+        ),
+    ] = None,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Print SQL that makes topics' tables known to a catalog of Spark or Databricks.
+
+    Nothing is copied: a table stays where it is, and DROP TABLE leaves the topic untouched.
+
+    Example: sparklog topics ddl orders --catalog main --schema events --root s3://bucket/log
+    """
+    from sparklog.cli.catalog import location, statements, table_names
+
+    chosen = list(dict.fromkeys(topics or ()))
+    if bool(chosen) == all_topics:
+        raise typer.BadParameter("name topics, or give --all")
+    if catalog and not schema:
+        raise typer.BadParameter("--catalog needs --schema")
+    if name and len(chosen) != 1:
+        raise typer.BadParameter("--name is for one topic")
+    with open_log(root, bootstrap) as log:
+        infos = [log.describe(topic) for topic in (log.topics() if all_topics else chosen)]
+    names = {chosen[0]: name} if name else table_names([info.topic for info in infos])
+    where = [part for part in (catalog, schema) if part]
+    for info in infos:
+        at = location(info.table_uri, root=spark_root)
+        table = (*where, names[info.topic])
+        typer.echo("\n".join(statements(info.topic, at, table, with_view=view)))
+
+
 @app.command(epilog=_KEYS)
 def alter(
     topic: TopicArgument,

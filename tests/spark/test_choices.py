@@ -320,7 +320,11 @@ def test_values_may_come_as_strings(spark: SparkSession, mixed: Path) -> None:
 
 @pytest.mark.parametrize(
     ("schema", "message"),
-    [("id INT,", "PARSE_SYNTAX_ERROR"), ("id INT, at INTERVAL DAY", "valueSchema = 'at'")],
+    [
+        ("id INT,", "PARSE_SYNTAX_ERROR"),
+        ("id INT, at INTERVAL DAY", "valueSchema = 'at'"),
+        ("id INT>, other STRUCT<id: INT", "schema = 'other struct<id:int>'"),
+    ],
 )
 def test_a_wrong_schema_of_values_is_told_before_a_task_starts(
     spark: SparkSession, mixed: Path, schema: str, message: str
