@@ -1,1 +1,7 @@
 """The Spark sink: batch and streaming writes into topics, each batch exactly once."""
+
+from __future__ import annotations
+
+from sparklog.sinks.foreach import foreach_batch, write_batch
+
+__all__ = ["foreach_batch", "write_batch"]

@@ -7,15 +7,20 @@ the broker knows the batch by its id and skips what stands.
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from sparklog import limits, wire
-from sparklog.client.log import Log
+from sparklog import errors, limits, wire
 from sparklog.clock import SystemClock
-from sparklog.session import connect
 from sparklog.storage import manifest
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
+
+if TYPE_CHECKING:
+    from sparklog.client.log import Log
+
+_log = logging.getLogger("sparklog.sinks")
 
 
 def commit(
@@ -35,15 +40,31 @@ def commit(
     ours = Manifest(query=query, batch=batch, sections=tuple(sections))
     if not sections and not _stands(store, ours.path):
         return
-    standing = manifest.write(store, ours, SystemClock())
-    kept = {section.path for section in standing.sections}
+    standing = _decide(store, ours)
+    kept = {section.path for section in standing.sections} if standing else set()
     store.delete({section.path for section in sections} - kept)
-    if standing.sections:
-        _log(root, tuple(sorted(storage.items()))).connection.action(
+    if standing is None or standing.sections:
+        adopted: wire.Adopted = _connect(root, tuple(sorted(storage.items()))).connection.action(
             "batches.adopt",
-            wire.Adopt(manifest=standing.path),
+            wire.Adopt(manifest=ours.path),
             timeout_seconds=limits.SPARK_PATIENCE_SECONDS,
         )
+        if adopted.skipped:
+            _log.warning("batch %d of %s stands already, so it is not written again", batch, query)
+
+
+def _decide(store: Store, ours: Manifest) -> Manifest | None:
+    """The manifest that stands; None where a sweeper's refusal does.
+
+    The refusal may be of a rerun that came to nothing, long after the batch was appended and its
+    manifest swept. Only the broker knows, so it is asked all the same, and refuses what is new.
+    """
+    try:
+        return manifest.write(store, ours, SystemClock())
+    except errors.BadRequest:
+        if manifest.load(store, ours.path).refused:
+            return None
+        raise
 
 
 def discard(root: str, storage: Mapping[str, str], sections: Iterable[Section]) -> None:
@@ -60,6 +81,8 @@ def _stands(store: Store, path: str) -> bool:
 
 
 @functools.lru_cache(maxsize=4)
-def _log(root: str, storage: tuple[tuple[str, str], ...]) -> Log:
+def _connect(root: str, storage: tuple[tuple[str, str], ...]) -> Log:
     """Spark may use a worker process for many commits, or for one."""
+    from sparklog.session import connect  # tasks, which only stage, do not pay for it
+
     return connect(root, detached=True, storage_options=dict(storage))

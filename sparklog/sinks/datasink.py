@@ -11,39 +11,45 @@ Traps of Spark 4.2 that this room knows:
 
 from __future__ import annotations
 
+import functools
+import logging
 import secrets
+import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.sinks import commit as commits
+from sparklog.sinks.columns import ROLES, check_columns
+from sparklog.sinks.foreach import QUERY_ID
+from sparklog.sinks.jsonvalues import pack
 from sparklog.sinks.options import SinkOptions, parse
 from sparklog.sinks.rows import route
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import open_store
 
-_TYPES: Mapping[str, tuple[str, ...]] = {
-    "key": ("binary", "string", "void"),
-    "value": ("binary", "string"),
-    "topic": ("string",),
-    "partition": ("int", "void"),
-    "headers": ("array<struct<key:string,value:binary>>", "void"),
-    "timestamp": ("timestamp", "void"),
-}
-"""As in Spark's Kafka sink, and `timestamp`; a column that is null in every row is `void`."""
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+    from pyspark.sql.datasource import (  # type: ignore[assignment]
+        DataSourceStreamWriter as DataSourceStreamArrowWriter,
+    )
+
+_STREAMS_ARE_ARROW: Final = DataSourceStreamArrowWriter.__name__ == "DataSourceStreamArrowWriter"
+"""Spark 4.0 gives a stream's rows one by one; its batches are as they were later."""
+
+_COMMITTER: Final = "pyspark.sql.streaming.python_streaming_sink_runner"
+_log = logging.getLogger("sparklog.sinks")
 
 
 def batch_writer(
@@ -51,31 +57,38 @@ def batch_writer(
 ) -> DataSourceArrowWriter:
     """Raises what `parse` raises, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
     options = parse(given, streaming=False)
-    return BatchWriter(_target(options, schema, overwrite), options.query or str(uuid.uuid4()))
+    target = _target(options, schema, overwrite)
+    return BatchWriter(target, options.query or str(uuid.uuid4()), options.batch)
 
 
 def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """Raises what `parse` raises, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
+    """Raises what `parse` raises, `WrongSchema`, `NotARoot`, `UnknownTopic` and `BadRequest`."""
+    if not _STREAMS_ARE_ARROW:
+        reason = (
+            "a Python sink takes a stream's Arrow batches since pyspark 4.1; foreachBatch works"
+        )
+        raise errors.BadRequest(reason=reason)
     return StreamWriter(_target(parse(given, streaming=True), schema, overwrite))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where rows go. `counts`: how many partitions each topic had when the write began."""
+    """Where rows go, and as what. `counts`: partitions of each topic when the write began."""
 
     root: str
     storage: Mapping[str, str]
     topic: str | None
     counts: Mapping[str, int]
+    as_json: bool = False
 
 
 def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> Target:
     if overwrite:
         reason = "a log is only appended to: use mode('append'), or outputMode 'append' or 'update'"
         raise errors.BadOption(option="mode", value="overwrite", reason=reason)
-    _check_schema(schema, needs_topic=options.topic is None)
+    check_columns(schema, as_json=options.as_json, needs_topic=options.topic is None)
     store = open_store(options.root, options.storage)
     meta = MetaStore(store, clock=SystemClock())
     meta.open(create=False)
@@ -83,27 +96,22 @@ def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> Target
     if options.topic is not None and options.topic not in topics:
         raise errors.UnknownTopic(topic=options.topic)
     wanted = topics if options.topic is None else (options.topic,)
+    if options.moved is not None:
+        _tell(options.moved)
     return Target(
         root=store.uri,  # an executor may have another working folder
         storage=options.storage,
         topic=options.topic,
         counts={name: len(topics[name].partitions) for name in wanted},
+        as_json=options.as_json,
     )
 
 
-def _check_schema(schema: StructType, *, needs_topic: bool) -> None:
-    found = {field.name: field.dataType.simpleString() for field in schema}
-    for name, kind in found.items():
-        if name not in _TYPES:
-            reason = f"a record has no column {name!r}; it has {', '.join(_TYPES)}"
-            raise errors.WrongSchema(reason=reason)
-        if kind not in _TYPES[name]:
-            accepted = " or ".join(each for each in _TYPES[name] if each != "void")
-            raise errors.WrongSchema(reason=f"column {name!r} is {kind}, not {accepted}")
-    if "value" not in found:
-        raise errors.WrongSchema(reason="a record needs a column 'value'")
-    if needs_topic and "topic" not in found:
-        raise errors.WrongSchema(reason="set option 'topic', or give each row a column 'topic'")
+@functools.cache
+def _tell(note: str) -> None:
+    """Once: not by every micro-batch's writer, nor by the process that makes its own to commit."""
+    if _COMMITTER not in sys.modules:
+        _log.warning("%s", note)
 
 
 # ------------------------------------------------------------------------------ tasks
@@ -129,8 +137,9 @@ def _stage(target: Target, query: str, batch: int, rows: Iterator[pa.RecordBatch
     first = secrets.randbelow(1 << 16)
     try:
         for number, each in enumerate(rows, first):
+            packed = pack(each, ROLES) if target.as_json else each
             for topic, partition, payload in route(
-                each, number, topic=target.topic, counts=target.counts
+                packed, number, topic=target.topic, counts=target.counts
             ):
                 staging.add(topic, partition, payload)
         sections = staging.finish()
@@ -167,14 +176,15 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One batch: a query of its own with batch 0."""
+    """One batch, of a query of its own unless the user has named both."""
 
-    def __init__(self, target: Target, query: str) -> None:
+    def __init__(self, target: Target, query: str, batch: int) -> None:
         self._target = target
         self._query = query
+        self._batch = batch
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
-        return _stage(self._target, self._query, 0, iterator)
+        return _stage(self._target, self._query, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _commit(self._target, messages)
@@ -204,7 +214,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 def _micro_batch() -> tuple[str, int]:
     task = TaskContext.get()
-    query = task.getLocalProperty("sql.streaming.queryId") if task else None
+    query = task.getLocalProperty(QUERY_ID) if task else None
     batch = task.getLocalProperty("streaming.sql.batchId") if task else None
     if query is None or batch is None:
         raise errors.BadRequest(reason="a task of a stream must know its query and its batch")

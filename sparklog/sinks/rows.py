@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from sparklog import errors, limits
 from sparklog.partitioner import NO_KEY, parted, partitions_of, spread
@@ -49,9 +48,7 @@ def route(
             yield name, partition, piece
 
 
-def _topics(
-    rows: pa.RecordBatch, topic: str | None
-) -> Iterator[tuple[str, npt.NDArray[np.intp] | None]]:
+def _topics(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.Array | None]]:
     """Each topic and which rows are its own; None: all."""
     if topic is not None:
         yield topic, None
@@ -61,9 +58,14 @@ def _topics(
         raise errors.WrongSchema(reason="a row's topic is null; fill it, or set option 'topic'")
     encoded = column.dictionary_encode()
     names = encoded.dictionary.to_pylist()
-    codes = encoded.indices.to_numpy()
+    codes = np.from_dlpack(encoded.indices)  # `to_numpy` would import pandas
     for code, name in enumerate(names):
-        yield name, None if len(names) == 1 else np.flatnonzero(codes == code)
+        yield name, None if len(names) == 1 else _places_of(codes == code)
+
+
+def _places_of(wanted: npt.NDArray[np.bool_]) -> pa.Array:
+    found = np.flatnonzero(wanted)
+    return pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
 
 
 def _places(
@@ -71,15 +73,15 @@ def _places(
 ) -> npt.NDArray[np.int32]:
     """The partition of each row."""
     if asked is not None and not asked.null_count:
-        return asked.to_numpy()
+        return np.from_dlpack(asked).astype(np.int32, copy=False)
     if "key" in payload.schema.names:
         places = partitions_of(payload.column("key"), count)
         places[places == NO_KEY] = spread(number, count)
     else:
         places = np.full(payload.num_rows, spread(number, count), np.int32)
     if asked is not None:
-        given = asked.is_valid().to_numpy(zero_copy_only=False)
-        places[given] = pc.fill_null(asked, 0).to_numpy()[given]
+        given = np.from_dlpack(asked.is_valid().cast(pa.uint8())).view(np.bool_)
+        places[given] = np.from_dlpack(asked.drop_null())
     return places
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sparklog
 from sparklog.client import Log
 from sparklog.partitioner import murmur2, to_positive
+from sparklog.sinks import foreach_batch, write_batch
 from sparklog.storage.meta import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
@@ -122,6 +123,25 @@ def test_a_named_batch_is_written_once(spark: SparkSession, root: Path, log: Log
     assert len(values(log, "t")) == 40
 
 
+def test_each_version_of_a_named_write_is_written_once(
+    spark: SparkSession, root: Path, log: Log
+) -> None:
+    """With txnAppId and txnVersion, as a Delta table has them; version 0 is an idempotencyKey's."""
+    for version in ("0", "1", "1", "0"):
+        write(numbers(spark, 20), root, topic="t", txnAppId="copy", txnVersion=version)
+    write(numbers(spark, 20), root, topic="t", idempotencyKey="copy")
+    assert len(values(log)) == 40
+
+
+def test_options_of_spark_s_kafka_sink_do_no_harm(
+    spark: SparkSession, root: Path, log: Log
+) -> None:
+    """A job that moves over may keep them."""
+    moved = {"kafka.bootstrap.servers": "k:9092", "kafka.acks": "all", "includeHeaders": "true"}
+    write(numbers(spark, 5), root, topic="t", **moved)
+    assert len(values(log)) == 5
+
+
 def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log) -> None:
     """No row of the batch appears, and a task takes away what it has staged."""
     alone = numbers(spark, 100).coalesce(1)  # others may still stage when the batch has failed
@@ -140,7 +160,10 @@ def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log
         (["value"], {}, "set option 'topic'"),
         (["key"], {"topic": "t"}, "a record needs a column 'value'"),
         (["1.5 as value"], {"topic": "t"}, r"column 'value' is decimal\(2,1\)"),
-        (["value", "1L as offset"], {"topic": "t"}, "a record has no column 'offset'"),
+        (["value", "1L as distance"], {"topic": "t"}, "a record has no column 'distance'"),
+        (["value", "null as topic"], {}, "'topic' is null in every row"),
+        (["value", "1 as topic"], {}, "'topic' is int, not string"),
+        (["value", "1L as partition"], {"topic": "t"}, "'partition' is bigint, not int"),
     ],
 )
 def test_a_wrong_write_is_refused_before_it_begins(
@@ -161,6 +184,43 @@ def test_a_log_is_only_appended_to(spark: SparkSession, root: Path, log: Log) ->
     writer = numbers(spark, 3).write.format("sparklog").options(root=str(root), topic="t")
     with pytest.raises(AnalysisException, match="a log is only appended to"):
         writer.mode("overwrite").save()
+
+
+# ------------------------------------------------------------------------------ JSON
+
+EVERYTHING = (
+    "id",
+    "id % 3 = 0 as boolean",
+    "cast(id as byte) as byte",
+    "cast(id as short) as short",
+    "cast(id as int) as int",
+    "id / 8 as double",
+    "cast(id / 8 as float) as float",
+    "if(id = 5, double('NaN'), double('-Infinity')) as none",
+    "cast(id / 8 as decimal(20, 6)) as decimal",
+    r"""if(id % 4 = 0, null, concat('line\n"', id, '"\\\\ é')) as text""",
+    "encode(cast(id as string), 'utf-8') as binary",
+    "date_add(date'2013-01-01', cast(id as int)) as date",
+    "timestamp_millis(1357017300123 + id) as instant",
+    "cast('2013-01-01 05:15:00' as timestamp_ntz) as wall",
+    "null as void",
+    "named_struct('a', id, 'b', if(id % 2 = 0, null, 'b')) as struct",
+    "if(id % 5 = 0, null, array(id, null)) as array",
+    "array(named_struct('c', null)) as structs",
+    "map('k', id, 'n', null) as map",
+    "map('m', map('n', array('\"'))) as deep",
+)
+
+
+def test_json_is_spark_s_own(spark: SparkSession, root: Path, log: Log) -> None:
+    """A value is what `to_json(struct(*))` writes, to the letter."""
+    frame = spark.range(20, numPartitions=2).selectExpr(*EVERYTHING)
+    write(frame.selectExpr("*", "cast(id as string) as key"), root, topic="t", valueFormat="json")
+    found = read(spark, root, "t").selectExpr("key", "cast(value as string) as value")
+    own = frame.selectExpr(
+        "encode(cast(id as string), 'utf-8') as key", "to_json(struct(*)) as value"
+    )
+    assert_df_equality(found, own, ignore_row_order=True, ignore_nullable=True)
 
 
 # ------------------------------------------------------------------------------ stream
@@ -224,6 +284,63 @@ def test_a_stream_s_complete_mode_is_refused(
     )
     with pytest.raises(StreamingQueryException, match="a log is only appended to"):
         query.awaitTermination(60)
+
+
+def hand_over(
+    spark: SparkSession, root: Path, checkpoint: Path, take: Callable[[DataFrame, int], None]
+) -> None:
+    """Runs the query that gives `take` what is new in `t`, in batches of 20 records."""
+    source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
+    frame = spark.readStream.format("sparklog").options(**source, maxOffsetsPerTrigger="20").load()
+    writer = frame.selectExpr("key", "value").writeStream.foreachBatch(take)
+    query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination(100)
+
+
+def test_foreach_batch_writes_each_row_once(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """A query that dies after the write runs the micro-batch again; a new query writes anew."""
+    write(numbers(spark, 30), root, topic="t")
+    once = foreach_batch(name="copy", root=str(root), topic="u")
+
+    def dying(frame: DataFrame, batch_id: int) -> None:
+        once(frame, batch_id)
+        if batch_id == 1:
+            raise RuntimeError("the driver dies")
+
+    with pytest.raises(StreamingQueryException, match="the driver dies"):
+        hand_over(spark, root, tmp_path / "checkpoint", dying)
+    assert values(log, "u") == values(log, "t")
+    hand_over(spark, root, tmp_path / "checkpoint", once)
+    assert values(log, "u") == values(log, "t")
+    hand_over(spark, root, tmp_path / "another", once)
+    assert len(values(log, "u")) == 60
+
+
+def test_foreach_batch_may_write_a_topic_twice(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Two writes of one micro-batch are told apart by their names."""
+
+    def split(frame: DataFrame, batch_id: int) -> None:
+        for name, which in (("even", 0), ("odd", 1)):
+            part = frame.where(f"cast(cast(key as string) as int) % 2 = {which}")
+            write_batch(part, batch_id, name=name, root=str(root), topic="u")
+
+    write(numbers(spark, 20), root, topic="t")
+    hand_over(spark, root, tmp_path / "checkpoint", split)
+    assert values(log, "u") == values(log, "t")
+
+
+def test_a_topic_is_copied_with_all_its_columns(spark: SparkSession, root: Path, log: Log) -> None:
+    """What the source has besides, offset and timestamp type, the copy has of its own."""
+    write(numbers(spark, 20).selectExpr("*", "1 as partition"), root, topic="t")
+    frame = read(spark, root, "t")
+    write(frame, root, topic="u", **{"kafka.bootstrap.servers": "k:9092"})
+    columns = ["key", "value", "partition", "timestamp", "headers"]
+    copied = read(spark, root, "u").select(columns)
+    assert_df_equality(copied, frame.select(columns), ignore_row_order=True)
 
 
 # ------------------------------------------------------------------------------ no broker

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 import sparklog
 from sparklog import errors, limits
@@ -22,13 +32,14 @@ from sparklog.partitioner import murmur2, to_positive
 from sparklog.record import HEADERS
 from sparklog.sinks import commit as commits
 from sparklog.sinks import datasink
+from sparklog.sinks.columns import check_columns
 from sparklog.sinks.datasink import Staged, Target
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
-from sparklog.sources import datasource
-from sparklog.storage import manifest
+from sparklog.storage import manifest, staging
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.objects import LocalStore
+from tests.support.brokers import Row, rows_of_root
 
 TYPES: Mapping[str, pa.DataType] = {
     "key": pa.string(),
@@ -137,13 +148,29 @@ def test_a_record_over_the_limit_is_refused() -> None:
 # ------------------------------------------------------------------------------ what is refused
 
 
+def identity(**given: str) -> tuple[str | None, int]:
+    """What a batch write with these options is known by."""
+    options = parse({"root": "memory://x", **given}, streaming=False)
+    return options.query, options.batch
+
+
 def test_options_name_the_batch() -> None:
-    """A key is one batch for each topic; without a key each write is a batch of its own."""
-    named = {"root": "memory://x", "idempotencykey": "2013-01", "topic": "t"}
-    assert parse(named, streaming=False).query == "2013-01@t"
-    del named["topic"]
-    assert parse(named, streaming=False).query == "2013-01"
-    assert parse({"root": "memory://x"}, streaming=False).query is None
+    """A name is one batch for each topic; without a name each write is a batch of its own."""
+    assert identity(idempotencykey="2013-01", topic="t") == ("2013-01@t", 0)
+    assert identity(idempotencykey="2013-01") == ("2013-01", 0)
+    assert identity(txnappid="2013-01", txnversion="0") == ("2013-01", 0)
+    assert identity(txnappid="copy", txnversion="17", topic="t") == ("copy@t", 17)
+    assert identity()[0] is None
+
+
+def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) -> None:
+    """What Spark's Kafka connector is told of brokers is known to have no meaning here."""
+    given = {"root": "memory://x", "kafka.bootstrap.servers": "k:9092", "kafka.acks": "all"}
+    moved = parse({**given, "includeHeaders": "true"}, streaming=True).moved
+    assert moved is not None
+    assert "kafka.acks, kafka.bootstrap.servers (set root" in moved
+    assert "includeHeaders" not in moved
+    assert parse({"root": "memory://x", "includeHeaders": "true"}, streaming=True).moved is None
 
 
 @pytest.mark.parametrize(
@@ -154,6 +181,18 @@ def test_options_name_the_batch() -> None:
         ({"idempotencyKey": ".a"}, False, "expected up to 200"),
         ({"idempotencyKey": "k" * 200, "topic": "t" * 60}, False, "250 with the topic"),
         ({"idempotencyKey": "a"}, True, "known by its checkpoint"),
+        ({"txnAppId": "a", "txnVersion": "1"}, True, "known by its checkpoint"),
+        ({"txnAppId": "a"}, False, "txnVersion = None: set both"),
+        ({"txnVersion": "1"}, False, "txnAppId = None: set both"),
+        ({"txnAppId": "a/b", "txnVersion": "1"}, False, "txnAppId = 'a/b': expected up to 200"),
+        ({"txnAppId": "a", "txnVersion": "-1"}, False, "from 0 to"),
+        ({"txnAppId": "a", "txnVersion": "1.5"}, False, "expected a whole number"),
+        (
+            {"txnAppId": "a", "txnVersion": "1", "idempotencyKey": "a"},
+            False,
+            "idempotencyKey = 'a': txnAppId and txnVersion say",
+        ),
+        ({"valueFormat": "avro"}, False, "expected binary or json"),
         ({"checkpointLocation": "/x"}, False, "no option 'checkpointLocation'"),
         ({"topic": "a/b"}, True, "a/b"),
     ],
@@ -171,6 +210,9 @@ def _log(tmp_path: Path) -> Iterator[Log]:
         yield log
 
 
+JSON = {"valueFormat": "json"}
+
+
 @pytest.mark.parametrize(
     ("ddl", "options", "message"),
     [
@@ -179,9 +221,13 @@ def _log(tmp_path: Path) -> Iterator[Log]:
         ("value string; partition long", {}, "column 'partition' is bigint, not int"),
         ("value string; timestamp timestamp_ntz", {}, "'timestamp' is timestamp_ntz"),
         ("value string; topic binary", {}, "'topic' is binary, not string"),
-        ("value string; offset long", {}, "no column 'offset'; it has key, value"),
+        ("value string; carrier string", {}, "no column 'carrier'; it has value, key"),
+        ("value string; offset string", {}, "column 'offset' is string, not bigint"),
+        ("value string; key string; value string", {}, "column 'value' stands 2 times"),
         ("value string", {"topic": ""}, "topic name"),
         ("value string", {"topic": "u"}, "no topic named 'u'"),
+        ("key string; timestamp timestamp", JSON, "needs a column besides key, topic"),
+        ("key integer; n integer", JSON, "column 'key' is int, not binary or string"),
     ],
 )
 def test_a_frame_is_judged_before_a_task_starts(
@@ -193,12 +239,57 @@ def test_a_frame_is_judged_before_a_task_starts(
         datasink.batch_writer(given, schema_of(ddl), overwrite=False)
 
 
+def test_what_json_cannot_hold_is_found_within() -> None:
+    """The path to it is named, through structs, arrays and maps."""
+    gap = DayTimeIntervalType()
+    within = StructType([StructField("gaps", ArrayType(gap))])
+    for kind, message in (
+        (within, r"column 'x.gaps\[\]' is interval"),
+        (MapType(StringType(), gap), r"column 'x\[\]' is interval"),
+        (MapType(IntegerType(), StringType()), "column 'x' is map<int,string>; JSON has only text"),
+    ):
+        with pytest.raises(errors.WrongSchema, match=message):
+            check_columns(StructType([StructField("x", kind)]), as_json=True, needs_topic=False)
+
+
 def test_a_row_s_topic_comes_from_option_or_column(log: Log, tmp_path: Path) -> None:
-    """One of the two must be there."""
+    """One of the two must be there; a column without a single topic is none."""
+
+    def writer(ddl: str, **options: str) -> None:
+        given = {"root": str(tmp_path), **options}
+        datasink.batch_writer(given, schema_of(ddl), overwrite=False)
+
     with pytest.raises(errors.WrongSchema, match="set option 'topic'"):
-        datasink.batch_writer({"root": str(tmp_path)}, schema_of("value string"), overwrite=False)
-    with_column = schema_of("value string; topic string")
-    datasink.batch_writer({"root": str(tmp_path)}, with_column, overwrite=False)
+        writer("value string")
+    with pytest.raises(errors.WrongSchema, match="'topic' is null in every row: set option"):
+        writer("value string; topic void")
+    writer("value string; topic string")
+    writer("value string; topic void", topic="t")
+
+
+def test_rows_of_the_source_are_taken(log: Log, tmp_path: Path) -> None:
+    """A query may copy a topic with all its columns; offset and timestamp type are not written."""
+    everything = schema_of(
+        "key binary; value binary; topic string; partition integer; offset long;"
+        " timestamp timestamp; timestampType integer"
+    )
+    given = {"root": str(tmp_path), "topic": "t"}
+    datasink.batch_writer(given, everything, overwrite=False)
+    rows = frame(value=["v"]).append_column("offset", pa.array([7]))
+    rows = rows.append_column("timestampType", pa.array([0], pa.int32()))
+    ((_, _, payload),) = route(rows, 0, topic="t", counts={"t": 1})
+    assert payload.schema.names == ["value"]
+
+
+def test_a_moved_query_is_told_once(
+    log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many micro-batches ask for a writer."""
+    given = {"root": str(tmp_path), "topic": "t", "kafka.linger.ms": "5"}
+    for _ in range(3):
+        datasink.stream_writer(given, schema_of("value string"), overwrite=False)
+    assert [record.name for record in caplog.records] == ["sparklog.sinks"]
+    assert "no effect here: kafka.linger.ms" in caplog.text
 
 
 def test_a_log_is_not_overwritten(log: Log, tmp_path: Path) -> None:
@@ -206,6 +297,31 @@ def test_a_log_is_not_overwritten(log: Log, tmp_path: Path) -> None:
     given = {"root": str(tmp_path), "topic": "t"}
     with pytest.raises(errors.BadOption, match="only appended to"):
         datasink.stream_writer(given, schema_of("value string"), overwrite=True)
+
+
+EARLIER = """
+import sys
+import pyspark.sql.datasource as known
+del known.DataSourceStreamArrowWriter  # since 4.1
+from pyspark.sql.types import StructType
+from sparklog import errors
+from sparklog.sinks import datasink
+options = {"root": sys.argv[1], "topic": "t"}
+schema = StructType().add("value", "string")
+print(type(datasink.batch_writer(options, schema, overwrite=False)).__name__)
+try:
+    datasink.stream_writer(options, schema, overwrite=False)
+except errors.BadRequest as error:
+    print(error)
+"""
+
+
+def test_an_earlier_spark_writes_batches(log: Log, tmp_path: Path) -> None:
+    """Spark 4.0 has no Arrow for a stream's sink; it is told, and foreachBatch serves it."""
+    command = [sys.executable, "-c", EARLIER, str(tmp_path)]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    assert said[0] == "BatchWriter"
+    assert "since pyspark 4.1; foreachBatch works" in said[1]
 
 
 # ------------------------------------------------------------------------------ once
@@ -250,19 +366,13 @@ def test_a_batch_is_all_of_its_tasks(log: Log, tmp_path: Path) -> None:
 def test_a_staged_batch_is_read_from_log_and_table_alike(log: Log, tmp_path: Path) -> None:
     """A reader without a broker finds the rows where they were staged, and later in the table."""
     sink = Sink(tmp_path)
-    options = {"root": str(tmp_path), "subscribe": "t", "columns": "value,offset,partition"}
 
-    def read() -> list[Any]:
-        reader = datasource.batch_reader(options, datasource.schema(options))
-        found: list[Any] = []
-        for partition in reader.partitions():
-            for batch in reader.read(partition):
-                found += zip(*(column.to_pylist() for column in batch.columns), strict=True)
-        return sorted(found)
+    def read() -> list[list[Row]]:
+        return [rows_of_root(sink.store, SystemClock(), "t", partition) for partition in (0, 1)]
 
     sink.commit(sink.stage("a", "b", "c", "d"))
     staged = read()
-    assert {row[0] for row in staged} == {b"a", b"b", b"c", b"d"}
+    assert {value for rows in staged for _, value in rows} == {b"a", b"b", b"c", b"d"}
     log.flush_to_table()
     assert read() == staged
 
@@ -306,6 +416,70 @@ def test_a_given_up_batch_is_refused(log: Log, tmp_path: Path) -> None:
     with pytest.raises(errors.BadRequest, match="as a new batch"):
         sink.commit(staged)
     assert values_of(log) == []
+
+
+def test_a_refusal_of_a_rerun_hides_nothing(log: Log, tmp_path: Path) -> None:
+    """A batch that stands is skipped, although a rerun of it was given up and its manifest swept.
+
+    An error that says to write it again as a new batch would double it.
+    """
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage("a"))
+    log.flush_to_table()
+    folder = f"staging/{sink.query}/{sink.batch}"
+    sink.store.delete([f"{folder}/{name}" for name in sink.files()])
+    rerun = sink.stage("a")
+    manifest.refuse(sink.store, folder, clock=SystemClock())
+    sink.commit(rerun)
+    assert values_of(log) == ["a"]
+    assert sink.files() == {manifest.NAME}
+
+
+def test_a_skipped_batch_is_told(
+    log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name that was used before is no silent loss of rows."""
+    sink = Sink(tmp_path, batch=3)
+    sink.commit(sink.stage("a"))
+    assert caplog.records == []
+    sink.commit(sink.stage("b"))
+    assert [(each.name, each.getMessage()) for each in caplog.records] == [
+        ("sparklog.sinks", "batch 3 of query stands already, so it is not written again")
+    ]
+
+
+def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
+    """Two attempts of one task stage twice; the one that nobody names goes with the batch."""
+    sink = Sink(tmp_path)
+    winner, loser = sink.stage("a"), sink.stage("a")
+    unfinished = sink.stage("b")  # of a task that was killed
+    sink.commit(winner)
+    staged = {each.sections[0].path for each in (winner, loser, unfinished)}
+    assert sink.files() == {manifest.NAME} | {path.rpartition("/")[2] for path in staged}
+    assert values_of(log) == ["a"]
+
+    def sweep(*, is_published: bool) -> int:
+        return staging.sweep(
+            sink.store,
+            is_published=lambda _: is_published,
+            abandoned_seconds=0.0,
+            clock=SystemClock(),
+        )
+
+    assert sweep(is_published=False) == 0
+    log.flush_to_table()
+    assert sweep(is_published=True) == 4
+    assert sink.files() == set()
+    assert values_of(log) == ["a"]
+
+
+def test_a_named_write_is_its_version(log: Log, tmp_path: Path) -> None:
+    """What the options say is what its tasks stage for."""
+    given = {"root": str(tmp_path), "topic": "t", "txnAppId": "copy", "txnVersion": "17"}
+    writer = datasink.batch_writer(given, schema_of("value string"), overwrite=False)
+    staged = writer.write(iter([frame(value=["a"])]))
+    assert isinstance(staged, Staged)
+    assert (staged.query, staged.batch) == ("copy@t", 17)
 
 
 def test_the_same_batch_of_two_queries_is_two_batches(log: Log, tmp_path: Path) -> None:

@@ -1,0 +1,119 @@
+"""Which columns a data frame may have to be written, judged before a task starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from pyspark.sql import types
+from pyspark.sql.types import DataType, StructType
+
+from sparklog import errors
+
+ROLES: Final[dict[str, tuple[str, ...]]] = {
+    "key": ("binary", "string", "void"),
+    "topic": ("string", "void"),
+    "partition": ("int", "void"),
+    "headers": ("array<struct<key:string,value:binary>>", "void"),
+    "timestamp": ("timestamp", "void"),
+}
+"""Columns that say what a record has beside its value: as in Spark's Kafka sink, and `timestamp`.
+
+A column that is null in every row is `void`.
+"""
+
+_VALUE: Final[dict[str, tuple[str, ...]]] = {"value": ("binary", "string")}
+_LEFT_BEHIND: Final[dict[str, tuple[str, ...]]] = {
+    "offset": ("bigint",),
+    "timestampType": ("int",),
+}
+"""What a row of the source has besides: the log gives records their own."""
+
+_PLAIN: Final = (
+    types.BinaryType,
+    types.BooleanType,
+    types.ByteType,
+    types.DateType,
+    types.DecimalType,
+    types.DoubleType,
+    types.FloatType,
+    types.IntegerType,
+    types.LongType,
+    types.NullType,
+    types.ShortType,
+    types.StringType,
+    types.TimestampNTZType,
+    types.TimestampType,
+)
+
+
+def check_columns(schema: StructType, *, as_json: bool, needs_topic: bool) -> None:
+    """Raises `WrongSchema`, which names the column, for a frame that cannot be written.
+
+    Args:
+        as_json: whether values are made of the columns that have no other role.
+        needs_topic: whether only the column `topic` can say where a row goes.
+    """
+    for name, times in Counter(schema.names).items():
+        if times > 1:
+            raise errors.WrongSchema(reason=f"column {name!r} stands {times} times")
+    (_check_packed if as_json else _check_plain)(schema)
+    if needs_topic:
+        _check_topic(schema)
+
+
+def _check_plain(schema: StructType) -> None:
+    known = ROLES | _VALUE | _LEFT_BEHIND
+    for field in schema:
+        if field.name not in known:
+            reason = (
+                f"a record has no column {field.name!r}; it has {', '.join(_VALUE | ROLES)};"
+                " valueFormat = json makes a value of other columns"
+            )
+            raise errors.WrongSchema(reason=reason)
+        _check_kind(field.name, field.dataType, known[field.name])
+    if "value" not in schema.names:
+        reason = "a record needs a column 'value'; valueFormat = json makes it of other columns"
+        raise errors.WrongSchema(reason=reason)
+
+
+def _check_packed(schema: StructType) -> None:
+    for field in schema:
+        if field.name in ROLES:
+            _check_kind(field.name, field.dataType, ROLES[field.name])
+        else:
+            _check_json(field.name, field.dataType)
+    if all(name in ROLES for name in schema.names):
+        reason = f"valueFormat = json needs a column besides {', '.join(ROLES)}"
+        raise errors.WrongSchema(reason=reason)
+
+
+def _check_kind(name: str, kind: DataType, accepted: tuple[str, ...]) -> None:
+    found = kind.simpleString()
+    if found not in accepted:
+        wanted = " or ".join(each for each in accepted if each != "void")
+        raise errors.WrongSchema(reason=f"column {name!r} is {found}, not {wanted}")
+
+
+def _check_json(name: str, kind: DataType) -> None:
+    if isinstance(kind, StructType):
+        for field in kind:
+            _check_json(f"{name}.{field.name}", field.dataType)
+    elif isinstance(kind, types.ArrayType):
+        _check_json(f"{name}[]", kind.elementType)
+    elif isinstance(kind, types.MapType):
+        if not isinstance(kind.keyType, types.StringType):
+            reason = f"column {name!r} is {kind.simpleString()}; JSON has only text for keys"
+            raise errors.WrongSchema(reason=reason)
+        _check_json(f"{name}[]", kind.valueType)
+    elif not isinstance(kind, _PLAIN):
+        reason = f"column {name!r} is {kind.simpleString()}, which has no JSON; cast it to string"
+        raise errors.WrongSchema(reason=reason)
+
+
+def _check_topic(schema: StructType) -> None:
+    reason = "set option 'topic', or give each row a column 'topic'"
+    if "topic" not in schema.names:
+        raise errors.WrongSchema(reason=reason)
+    if isinstance(schema["topic"].dataType, types.NullType):
+        raise errors.WrongSchema(reason=f"column 'topic' is null in every row: {reason}")

@@ -1,0 +1,102 @@
+"""Each micro-batch of `foreachBatch` written once, also where Spark runs it again after a crash.
+
+What a write is known by is its name, the query's id and the number of the micro-batch. Spark keeps
+the id in the checkpoint: it stays when a query begins again where it was, and is another one when
+the checkpoint was deleted, so that batch numbers from 0 on are not taken for those that stand.
+
+In classic Spark the id is a local property of the thread that calls the function. A function that
+runs in Spark Connect has no such thread, but may ask for the session's queries; it knows its own by
+`queryName`, which no two active queries of a session share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from sparklog import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+QUERY_ID: Final = "sql.streaming.queryId"
+"""The local property, of the driver's thread and of its tasks."""
+
+
+def write_batch(
+    frame: DataFrame,
+    batch_id: int,
+    *,
+    name: str,
+    query_name: str | None = None,
+    root: str | None = None,
+    topic: str | None = None,
+    **options: str,
+) -> None:
+    """Appends `frame`, once, however often this micro-batch is run.
+
+    For a function given to `foreachBatch`, and on the thread that Spark calls it on.
+
+    Args:
+        frame: what the sink takes: see its columns.
+        batch_id: as Spark gives it.
+        name: of this write, up to 160 of [a-zA-Z0-9._-]. Two writes of one micro-batch to one topic
+            need two names: of the same name, the second is taken for the first, run again.
+        query_name: in Spark Connect, the query's `queryName`; None: it is the same as `name`.
+        root: of the log; None: as `SPARKLOG_ROOT` of the driver's environment says.
+        topic: all rows go there; None: the column `topic` says where.
+        options: further options of the sink.
+
+    Raises:
+        errors.BadRequest: no streaming query is running here, or none of that name.
+        Exception: Spark's, for whatever it could not do.
+    """
+    query_id = _query_id(frame.sparkSession, query_name or name)
+    given = {"root": root, "topic": topic, **options}
+    writer = frame.write.format("sparklog").mode("append")
+    for option, value in given.items():
+        if value is not None:
+            writer = writer.option(option, value)
+    writer.option("txnAppId", f"{name}.{query_id}").option("txnVersion", str(batch_id)).save()
+
+
+def foreach_batch(
+    *,
+    name: str,
+    query_name: str | None = None,
+    root: str | None = None,
+    topic: str | None = None,
+    **options: str,
+) -> Callable[[DataFrame, int], None]:
+    """What `writeStream.foreachBatch` takes: it does nothing but `write_batch` with these."""
+
+    def write(frame: DataFrame, batch_id: int) -> None:
+        write_batch(
+            frame, batch_id, name=name, query_name=query_name, root=root, topic=topic, **options
+        )
+
+    return write
+
+
+def _query_id(session: SparkSession, query_name: str) -> str:
+    try:
+        context = session.sparkContext
+    except AttributeError:  # Spark Connect
+        return _id_of(session, query_name)
+    found: str | None = context.getLocalProperty(QUERY_ID)
+    if found is None:
+        raise errors.BadRequest(
+            reason="no streaming query runs on this thread: call write_batch where Spark calls"
+            " your function, or set the options txnAppId and txnVersion yourself"
+        )
+    return found
+
+
+def _id_of(session: SparkSession, query_name: str) -> str:
+    for query in session.streams.active:
+        if query.name == query_name:
+            return str(query.id)
+    raise errors.BadRequest(
+        reason=f"no active query is named {query_name!r}: in Spark Connect only its name tells"
+        f" which one this is, so give it that, writeStream.queryName({query_name!r})"
+    )

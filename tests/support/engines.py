@@ -1,0 +1,128 @@
+"""Another engine at work on a topic's table: it knows Delta, and nothing of sparklog.
+
+Its files have names of its own, hold their rows in no order of ours, may overlap, and come with
+statistics or without.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Literal, TypeAlias
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from sparklog.record import FILE_SCHEMA
+from sparklog.storage import deltalog
+from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import Table, data_path
+
+Statistics: TypeAlias = Literal["all", "count", "none"]
+"""What the engine tells of a file: bounds too, only how many rows there are, or nothing."""
+
+_names = itertools.count()
+
+
+def rows_in(table: Table, file: TableFile) -> pa.Table:
+    """All rows of one file."""
+    with table.store.open(data_path(table.topic, file)) as source:
+        return pq.read_table(source, schema=FILE_SCHEMA)
+
+
+def rewrite(
+    table: Table,
+    files: Sequence[TableFile],
+    *,
+    into: int = 1,
+    without: Collection[int] = (),
+    statistics: Statistics = "all",
+) -> None:
+    """Puts the rows of `files`, all of one partition, into new files, in one commit.
+
+    Args:
+        into: so many files, each with every so manieth row, so that they overlap.
+        without: offsets of rows that are deleted by the way.
+    """
+    rows = pa.concat_tables([rows_in(table, file) for file in files])
+    left = pc.invert(pc.is_in(rows["offset"], pa.array(sorted(without), pa.int64())))
+    rows = rows.filter(left).sort_by([("offset", "descending")])
+    places = np.arange(rows.num_rows)
+    dealt = [rows.take(places[part::into]) for part in range(into)]
+    partition = files[0].partition
+    adds = [_add(table, partition, part, statistics, bool(without)) for part in dealt if len(part)]
+    removes = [_remove(table, file, bool(without)) for file in files]
+    _commit(table, deltalog.Actions(adds=adds, removes=removes), bool(without))
+
+
+def vacuum(table: Table) -> None:
+    """Removes each data file that the table does not name now."""
+    snapshot = table.refresh()
+    named = {unquote(file.path) for files in snapshot.files for file in files}
+    table.store.delete(f"{table.folder}/{path}" for path in _data_files(table) if path not in named)
+
+
+def _data_files(table: Table) -> Iterator[str]:
+    for stat in table.store.walk(table.folder):
+        if not stat.name.startswith(deltalog.LOG_FOLDER):
+            yield stat.name
+
+
+def _add(
+    table: Table, partition: int, rows: pa.Table, statistics: Statistics, data_change: bool
+) -> deltalog.Add:
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=5, write_statistics=statistics != "none")
+    data = sink.getvalue()
+    name = f"partition={partition}/part-{next(_names):05d}.parquet"
+    table.store.put_new(f"{table.folder}/{name}", data)
+    bounds = pc.min_max(rows["offset"])
+    told = statistics == "all"
+    file = TableFile(
+        path=name,
+        partition=partition,
+        size_bytes=data.size,
+        rows=rows.num_rows,
+        first=bounds["min"].as_py() if told else None,
+        last=bounds["max"].as_py() if told else None,
+        modified_us=table.clock.now_us() // 1_000 * 1_000,
+    )
+    add = deltalog.add_of(file, data_change=data_change)
+    if statistics != "none":
+        return add
+    return deltalog.Add(
+        path=add.path,
+        partition_values=add.partition_values,
+        size=add.size,
+        modification_time=add.modification_time,
+        data_change=data_change,
+    )
+
+
+def _remove(table: Table, file: TableFile, data_change: bool) -> deltalog.Remove:
+    return deltalog.Remove(
+        path=file.path,
+        deletion_timestamp=table.clock.now_us() // 1_000,
+        data_change=data_change,
+        extended_file_metadata=True,
+        partition_values={"partition": str(file.partition)},
+        size=file.size_bytes,
+    )
+
+
+def _commit(table: Table, actions: deltalog.Actions, is_delete: bool) -> None:
+    version = table.refresh().version + 1
+    info = deltalog.CommitInfo(
+        timestamp=table.clock.now_us() // 1_000,
+        operation="DELETE" if is_delete else "OPTIMIZE",
+        operation_parameters={},
+        is_blind_append=False,
+        engine_info="another",
+        txn_id=f"{version}",
+    )
+    path = f"{table.log_folder}/{deltalog.commit_name(version)}"
+    table.store.put_new(path, deltalog.encode_commit(info, actions))
+    table.refresh()

@@ -1,0 +1,121 @@
+"""A client of a Spark Connect server: reads and writes topics, streaming included, without a JVM.
+
+The root, with topics `t`, `u` and `v`, is in the server's environment, and nothing of it in ours.
+
+Arguments: the server's address, and a folder for checkpoints.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from sparklog.sinks import foreach_batch, write_batch
+
+ROWS = 60
+START_ATTEMPTS = 5
+
+
+def write(frame: DataFrame, topic: str, **options: str) -> None:
+    """A batch write."""
+    frame.write.format("sparklog").options(topic=topic, **options).mode("append").save()
+
+
+def read(spark: SparkSession, topic: str) -> list[str]:
+    """The topic's values, sorted."""
+    frame = spark.read.format("sparklog").option("subscribe", topic).load()
+    return sorted(row.value for row in frame.selectExpr("cast(value as string)").collect())
+
+
+def stream(spark: SparkSession) -> DataFrame:
+    """Key and value of `t`, in several micro-batches."""
+    options = {"subscribe": "t", "startingOffsets": "earliest", "maxOffsetsPerTrigger": "30"}
+    return spark.readStream.format("sparklog").options(**options).load().select("key", "value")
+
+
+def copy(spark: SparkSession, checkpoint: str) -> None:
+    """From `t` to `u` by the sink's own stream."""
+    writer = stream(spark).writeStream.format("sparklog").option("topic", "u")
+    query = writer.option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    assert query.awaitTermination(60)
+
+
+def hand_over(
+    spark: SparkSession,
+    checkpoint: str,
+    take: Callable[[DataFrame, int], None],
+    name: str,
+) -> str:
+    """Runs the query that gives `take` what is new in `t`; what it ended with, if with an error."""
+    writer = stream(spark).writeStream.foreachBatch(take).queryName(name)
+    query = start(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True))
+    try:
+        assert query.awaitTermination(60)
+    except StreamingQueryException as error:
+        return str(error)
+    return ""
+
+
+def start(writer: DataStreamWriter) -> StreamingQuery:
+    """The query; Spark gives its Python ten seconds to start, which a busy machine may not have."""
+    for attempt in range(START_ATTEMPTS):
+        try:
+            return writer.start()
+        except PySparkException as error:
+            if "failed to connect back" not in str(error) or attempt == START_ATTEMPTS - 1:
+                raise
+    raise AssertionError
+
+
+def dying(frame: DataFrame, batch_id: int) -> None:
+    """Writes, and dies in the second micro-batch before Spark knows of it."""
+    write_batch(frame, batch_id, name="copy", topic="v")
+    if batch_id == 1:
+        raise RuntimeError("the driver dies")
+
+
+def refusal(spark: SparkSession) -> str:
+    """What a write to a topic that does not exist ends with."""
+    try:
+        write(spark.range(1).selectExpr("cast(id as string) as value"), "nowhere")
+    except AnalysisException as error:
+        return str(error)
+    return ""
+
+
+def main(address: str, checkpoints: str) -> dict[str, Any]:
+    """Everything in turn, and what the client has seen of it."""
+    spark = SparkSession.builder.remote(address).getOrCreate()
+    frame = spark.range(ROWS, numPartitions=2).selectExpr("cast(id as string) as value")
+    for _ in range(2):
+        write(frame, "t", txnAppId="fill", txnVersion="3")
+    read_back = read(spark, "t")
+    refused = refusal(spark)
+    copy(spark, f"{checkpoints}/copy")
+    died = hand_over(spark, f"{checkpoints}/v", dying, "copy")
+    once = foreach_batch(name="copy", topic="v")
+    ended = hand_over(spark, f"{checkpoints}/v", once, "copy")
+    unnamed = hand_over(spark, f"{checkpoints}/unnamed", once, "another")
+    found = {
+        "session": type(spark).__module__,
+        "read": read_back,
+        "refused": refused,
+        "copied": read(spark, "u"),
+        "died": died,
+        "ended": ended,
+        "handed over": read(spark, "v"),
+        "unnamed": unnamed,
+    }
+    spark.stop()
+    return found
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])) + "\n")
