@@ -24,7 +24,7 @@ _STORAGE: Final = "storage."
 _KAFKA: Final = "kafka."
 _INSTEAD: Final = {"kafka.bootstrap.servers": " (set root, the folder or bucket of the log)"}
 _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
-_WHOLE: Final = re.compile(r"[+-]?\d{1,18}", re.ASCII)
+_WHOLE: Final = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _DURATION: Final = re.compile(r"(\d{1,12})\s*(us|ms|s|m|min|h|d)?", re.ASCII)
 _UNIT_SECONDS: Final = {
     "us": 1e-6,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -16,7 +16,6 @@ from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import view_of
 from sparklog.sources.scan import Scan
-from sparklog.storage.snapshot import Slice
 
 
 def planner_of(options: SourceOptions) -> Planner:
@@ -46,7 +45,11 @@ def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Positi
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads on executors."""
+    """Plans on the driver, reads on executors.
+
+    It takes no filters: Spark 4.2 keeps one plan for all frames that come from a `load()`, so what
+    one of them filters would be missing in the others.
+    """
 
     def __init__(self, options: SourceOptions, scan: Scan) -> None:
         self._options = options
@@ -58,16 +61,12 @@ class BatchReader(DataSourceReader):
         planner.refresh()
         start, end = range_of(planner, options)
         packed = tasks.pack(
-            self.wanted(planner.slices(start, end)),
+            planner.slices(start, end),
             cores=os.cpu_count() or 1,
             least=options.min_partitions,
             most_records=options.max_records_per_partition,
         )
         return [InputPartition(tasks.encode(slices)) for slices in packed]
-
-    def wanted(self, planned: Sequence[Slice]) -> Sequence[Slice]:
-        """What of a plan is to be read: all of it."""
-        return planned
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._scan.batches(tasks.decode(partition.value) if partition.value else ())

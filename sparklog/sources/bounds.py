@@ -62,6 +62,11 @@ def encode(offsets: Mapping[str, Mapping[int, int]]) -> str:
     return msgspec.json.encode(offsets).decode()
 
 
+def encode_partitions(partitions: Mapping[str, list[int]]) -> str:
+    """As `assign` has it."""
+    return msgspec.json.encode(partitions).decode()
+
+
 def _points(bound: Bound | None) -> Iterator[Point | None]:
     if isinstance(bound, Mapping):
         for each in bound.values():

@@ -13,7 +13,7 @@ from sparklog.sources.batch import BatchReader, planner_of
 from sparklog.sources.options import parse
 from sparklog.sources.scan import ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
-from sparklog.sources.versions import STREAMS_HAVE_LIMITS, pushes_filters
+from sparklog.sources.versions import STREAMS_HAVE_LIMITS
 
 _log = logging.getLogger("sparklog.sources")
 
@@ -36,10 +36,6 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
     options.check_batch()
     for note in options.batch_notes():
         _log.warning("%s", note)
-    if pushes_filters():
-        from sparklog.sources.filters import FilteringReader
-
-        return FilteringReader(options, scan(options, wanted))
     return BatchReader(options, scan(options, wanted))
 
 

@@ -43,7 +43,8 @@ def dataframe(
             `endingTimestamp`, `includeHeaders`, `columns`.
 
     The positions are those of the call. A topic that is deleted and created again needs another
-    call: Delta's scan knows the table by its path alone.
+    call: Delta's scan knows the table by its path alone. Nor does it tell of a loss: records that
+    are deleted after the call are not in it.
 
     Raises what `format("sparklog")` raises, and `BadRequest` where the session has no Delta.
     """
@@ -51,6 +52,9 @@ def dataframe(
     given = {name: _text(value) for name, value in options.items()}
     if root is not None:
         given["root"] = str(root)
+    if any(name.lower() == "subscribe" for name in given):
+        reason = "topics are named by the argument"
+        raise errors.BadOption(option="subscribe", value=given["subscribe"], reason=reason)
     parsed = parse(given | {"subscribe": ",".join(names)})
     parsed.check_batch()
     if parsed.place.root is None:
@@ -63,6 +67,8 @@ def dataframe(
     start, end = range_of(planner, parsed)
     cut = offsets.clip(planner.published(), start, end)
     frames = [_published(spark, parsed, name, start[name], cut[name]) for name in sorted(end)]
+    if not frames:
+        raise errors.UnknownTopic(topic=", ".join(names))
     tails = [name for name in sorted(end) if cut[name] != end[name]]
     if tails:
         frames.append(_tail(spark, given, cut, end, tails))
@@ -125,7 +131,7 @@ def _tail(
 ) -> DataFrame:
     """What the table lacks, through the source."""
     where = {
-        "subscribe": ",".join(names),
+        "assign": bounds.encode_partitions({name: list(cut[name].offsets) for name in names}),
         "startingOffsets": bounds.encode({name: cut[name].offsets for name in names}),
         "endingOffsets": bounds.encode({name: end[name].offsets for name in names}),
     }

@@ -67,25 +67,20 @@ def count(start: Position, end: Position) -> int:
 
 
 def share(start: Position, end: Position, most: int) -> Position:
-    """As far from `start` towards `end` as `most` offsets reach, each partition by what it has.
+    """As far from `start` towards `end` as about `most` offsets reach, by what each has waiting.
 
-    A partition with twice as many offsets waiting gets twice as many, as in Spark's Kafka source;
-    what the division leaves over goes to those that it wronged most, so that exactly `most` are
-    given where there are as many.
+    A partition with twice as many offsets waiting gets twice as many, and each that has some gets
+    one at least, so that none starves: as Spark's Kafka source does it (`rateLimit`).
     """
-    waiting = {
-        (topic, number): at - start[topic].offsets[number]
-        for topic, each in end.items()
-        for number, at in each.offsets.items()
-    }
-    total = sum(waiting.values())
+    total = count(start, end)
     if total <= most:
         return end
-    given = {place: most * count // total for place, count in waiting.items()}
-    wronged = sorted(waiting, key=lambda place: (-(most * waiting[place] % total), place))
-    for place in wronged[: most - sum(given.values())]:
-        given[place] += 1
-    return _moved(end, lambda topic, number, _: start[topic].offsets[number] + given[topic, number])
+
+    def limited(topic: str, number: int, last: int) -> int:
+        first = start[topic].offsets[number]
+        return min(last, first + max(most * (last - first) // total, 1))
+
+    return _moved(end, limited)
 
 
 def clip(position: Position, low: Position, high: Position) -> Position:

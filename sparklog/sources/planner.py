@@ -28,6 +28,8 @@ class Planner:
         self._selection = selection
         self._fail_on_data_loss = fail_on_data_loss
         self._topics: Mapping[str, TopicView] = {}
+        self._pending: frozenset[str] = frozenset()
+        """Topics that are not selected any more, but planned."""
         self._told: set[str] = set()
         self.poll_interval_seconds = view.poll_interval_seconds
 
@@ -41,7 +43,9 @@ class Planner:
         missing: set[str] = set()
 
         def choose(existing: Iterable[str]) -> list[str]:
-            return [name for name in self._selection.names(existing) if name not in missing]
+            there = set(existing) - missing
+            wanted = {*self._selection.names(there), *self._pending}
+            return sorted(wanted & there)
 
         while True:
             try:
@@ -90,7 +94,8 @@ class Planner:
                 found = self._view.first_since(name, number, asked.timestamp_us)
                 if found is None and not late_is_latest:
                     raise _too_late(option, name, number, asked)
-                return topic.ends[number] if found is None else found
+                # What came since the last look is not read yet.
+                return topic.ends[number] if found is None else min(found, topic.ends[number])
             return self._offset(name, topic, number, asked)
 
         return self._position(point)
@@ -121,6 +126,7 @@ class Planner:
                 {number: offset(name, topic, number) for number in self._partitions(name)},
             )
             for name, topic in self._topics.items()
+            if self._selection.selects(name)
         }
 
     def _partitions(self, name: str) -> Iterable[int]:
@@ -131,7 +137,7 @@ class Planner:
     def reconcile(self, position: Position) -> Position:
         """`position` as it can be read on from: every topic and partition that there is now.
 
-        What is new begins at its log start. Raises `UnknownTopic`, `TopicGone` and `DataLoss`,
+        What is new begins at offset 0. Raises `UnknownTopic`, `TopicGone` and `DataLoss`,
         unless losses are allowed.
         """
         if not all(
@@ -142,21 +148,33 @@ class Planner:
         ):
             self.refresh(anew=True)
         for name, was in position.items():
-            topic = self._topics.get(name)
-            if topic is None and self._selection.selects(name):
-                self._lose(_gone(name, was, "was deleted"))
-            elif topic is not None and topic.id != was.id:
-                self._lose(_gone(name, was, "was deleted and created again"))
+            self._check_is_read(name, was)
         if not self._topics.keys() | position.keys() >= set(self._selection.topics):
             self.check_topics()
 
         def left(name: str, topic: TopicView, number: int) -> int:
             known = position.get(name)
             if known is None or known.id != topic.id or number not in known.offsets:
-                return topic.starts[number]
+                return self._first_left(name, number, 0)
             return self._first_left(name, number, known.offsets[number])
 
         return self._position(left)
+
+    def _check_is_read(self, name: str, was: TopicOffsets) -> None:
+        """Raises `TopicGone`, unless losses are allowed, where the query leaves its place."""
+        topic = self._topics.get(name)
+        if not self._selection.selects(name):
+            self._lose(_gone(name, was, "is not selected any more"))
+        elif topic is None:
+            self._lose(_gone(name, was, "was deleted"))
+        elif topic.id != was.id:
+            self._lose(_gone(name, was, "was deleted and created again"))
+        else:
+            read = set(self._partitions(name))
+            dropped = {number: at for number, at in was.offsets.items() if number not in read}
+            if dropped:
+                reason = f"is not read in partitions {sorted(dropped)} any more"
+                self._lose(_gone(name, TopicOffsets(was.id, dropped), reason))
 
     def _holds(self, name: str, topic_id: str, number: int, offset: int) -> bool:
         """Whether that is a place in the log as it is known now."""
@@ -195,6 +213,10 @@ class Planner:
 
         Raises what `range` raises.
         """
+        planned = frozenset(name for name in end if not self._selection.selects(name))
+        if not planned <= self._topics.keys():
+            self._pending = planned
+            self.refresh()
         found = []
         for name, upto in end.items():
             known = start.get(name)
@@ -224,8 +246,7 @@ class Planner:
             reason = "was deleted" if topic is None else "was deleted and created again"
             self._lose(_gone(name, was, reason))
             return []
-        low = topic.starts[partition] if first is None else first
-        low = self._first_left(name, partition, low)
+        low = self._first_left(name, partition, first or 0)
         high = self._first_left(name, partition, end)
         return self._view.slices(name, partition, low, high) if low < high else []
 

@@ -26,6 +26,9 @@ from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import Located, Slice, Source
 
+_GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)
+"""What a task may find of a slice that was planned a while ago."""
+
 Rows = Iterator[tuple[Slice, pa.RecordBatch]]
 """Batches with the columns asked for, each with a slice that tells topic and partition."""
 
@@ -67,7 +70,7 @@ def _read_run(
                 yield run[0], batch
                 at = batch.column("offset")[-1].as_py() + 1
         return
-    except (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged) as gone:
+    except _GONE as gone:
         if not attempts:
             reason = f"planned {limits.REPLAN_ATTEMPTS} times, and each time it was named"
             path = gone.path if isinstance(gone, ObjectMissing) else str(gone)

@@ -114,10 +114,12 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
     for field in wanted:
         if field.name == "value" and options.value_format != "binary":
             values = _parser(options, field.dataType)
-        elif _TYPES.get(field.name) != field.dataType:
+        elif _TYPES.get(field.name) != field.dataType or not _is_there(field.name, options):
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in _TYPES.items())
             found = f"{field.name} {field.dataType.simpleString()}"
             raise errors.BadOption(option="schema", value=found, reason=f"a row has {known}")
+    if values is None and CORRUPT in wanted.names:
+        raise errors.BadOption(option="schema", value=CORRUPT, reason="it comes beside value")
     return Scan(
         place=_absolute(options.place),
         schema=arrow_schema(wanted),
@@ -126,17 +128,20 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
     )
 
 
+def _is_there(name: str, options: SourceOptions) -> bool:
+    return name != CORRUPT or options.bad_values == BadValues.COLUMN
+
+
 def _parser(options: SourceOptions, wanted: DataType) -> ValueParser:
-    if isinstance(wanted, StructType):
+    made = ValueFormat(options.value_format)
+    if made is ValueFormat.JSON and isinstance(wanted, StructType):
         kind = json_type(wanted)
-    elif wanted == StringType():
+    elif made is ValueFormat.STRING and wanted == StringType():
         kind = pa.string()
     else:
-        reason = f"valueFormat = {options.value_format} makes no {wanted.simpleString()}"
+        reason = f"valueFormat = {made} makes no {wanted.simpleString()}"
         raise errors.BadOption(option="schema", value="value", reason=reason)
-    return ValueParser(
-        format=ValueFormat(options.value_format), kind=kind, bad=BadValues(options.bad_values)
-    )
+    return ValueParser(format=made, kind=kind, bad=BadValues(options.bad_values))
 
 
 def _absolute(place: Place) -> Place:

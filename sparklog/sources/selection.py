@@ -14,7 +14,7 @@ from sparklog.options import Options
 from sparklog.record import check_topic_name
 
 _WAYS: Final = ("subscribe", "subscribePattern", "assign")
-_INTERNAL: Final = "__"
+_INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class Selection:
         """Whether the topic is meant, should it exist. Internal topics match no pattern."""
         if self.pattern is None:
             return topic in self.topics
-        return not topic.startswith(_INTERNAL) and re.fullmatch(self.pattern, topic) is not None
+        return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
 
     def partitions(self, topic: str, count: int) -> Iterable[int]:
         """Those of the topic's `count` partitions that are meant. Raises `UnknownPartition`."""

@@ -99,18 +99,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _advance(self, position: Position, limit: ReadLimit) -> Position:
         """As far as the limits let; the same position while the store does not answer."""
         planner = self._planner_of_query()
+        if self._target is None and not self._is_time_to_look(planner, position):
+            return position
         try:
-            if self._target is None:
-                self._look(planner)
-            start = planner.reconcile(position)
+            start = self._patiently(lambda: self._look(planner, position))
         except errors.Retriable as error:
+            if self._target is not None:  # to say that all was read would be wrong
+                raise
             _log.warning("%s; trying again", error)
             return position
         end = planner.latest()
         if self._target is not None:
             end = offsets.upto(start, end, self._target)
         elif not isinstance(limit, ReadAllAvailable) and not self._is_due(start, end):
-            return position
+            return start
         return offsets.share(start, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
 
     def _is_due(self, start: Position, end: Position) -> bool:
@@ -165,14 +167,24 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
         return self._planner
 
-    def _look(self, planner: Planner) -> None:
-        """Refreshes, no oftener than the poll interval lets."""
-        now = self._clock.monotonic()
-        wait_seconds = self._looked_at + self._poll_interval_seconds - now
-        if wait_seconds > 0:
-            self._clock.sleep(wait_seconds)
-        self._looked_at = self._clock.monotonic()
-        planner.refresh()
+    def _is_time_to_look(self, planner: Planner, position: Position) -> bool:
+        """Waits for the poll interval, for a while; what is known and not read needs no look."""
+        left_seconds = self._left_seconds()
+        if left_seconds > 0 and planner.latest() == position:
+            self._clock.sleep(min(left_seconds, limits.POLL_BLOCKS_SECONDS))
+            return self._left_seconds() <= 0
+        return True
+
+    def _left_seconds(self) -> float:
+        """Until the poll interval lets us look again."""
+        return self._looked_at + self._poll_interval_seconds - self._clock.monotonic()
+
+    def _look(self, planner: Planner, position: Position) -> Position:
+        """`position` as it can be read on from, as of now if it is time to look."""
+        if self._target is None and self._left_seconds() <= 0:
+            planner.refresh()
+            self._looked_at = self._clock.monotonic()
+        return planner.reconcile(position)
 
     def _refreshed(self) -> Planner:
         planner = self._planner_of_query()

@@ -1,13 +1,11 @@
 """What differs between the Sparks that have Python sources: 4.0, 4.1 and 4.2.
 
-Before 4.2 a stream has no limits and no say in what is available now; before 4.1 there are no
-filters.
+Before 4.2 a stream has no limits and no say in what is available now.
 """
 
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -41,15 +39,9 @@ __all__ = [
     "SupportsTriggerAvailableNow",
     "arrow_schema",
     "arrow_type",
-    "pushes_filters",
 ]
 
 STREAMS_HAVE_LIMITS: Final = ReadLimit.__module__.startswith("pyspark.")
-
-
-def pushes_filters() -> bool:
-    """Whether the session hands filters on: a reader that takes them fails in any other."""
-    return "pyspark.sql.worker.data_source_pushdown_filters" in sys.modules
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:

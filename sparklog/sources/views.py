@@ -97,8 +97,18 @@ class RootView:
                 )
             except ObjectMissing as missing:  # compacted or trimmed since
                 path = missing.path
-                self._snapshots = self._follower.refresh(self._snapshots)
+                self._refresh_snapshots()
         raise errors.MissingObject(path=path, reason="the log names it still")
+
+    def _refresh_snapshots(self) -> None:
+        """Looks at the same topics again; raises `TopicChanged` where one is another now."""
+        assert self._follower is not None
+        known, self._snapshots = self._snapshots, self._follower.refresh(self._snapshots)
+        for name, snapshot in self._snapshots.items():
+            if snapshot.topic_id != known[name].topic_id:
+                raise errors.TopicChanged(
+                    topic=name, expected=known[name].topic_id, found=snapshot.topic_id
+                )
 
 
 # ------------------------------------------------------------------------------ a broker

@@ -31,6 +31,7 @@ class RootFollower:
         self._clock = clock
         self._meta = MetaStore(store, clock=clock)
         self.cluster = self._meta.open(create=False)
+        self._meta.reload()
         self._epochs: dict[Epoch, wal.Follower] = {}
         self._followed: set[str] = set()
         """Ids of the topics whose entries are kept: of those that somebody has asked for."""

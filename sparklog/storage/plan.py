@@ -100,15 +100,6 @@ def slices(
     )
 
 
-def earliest_timestamp_us(piece: Slice) -> int:
-    """No record of the slice is earlier; the far past where nothing is known."""
-    if piece.entry is not None:
-        return piece.entry.entry.min_timestamp_us
-    bounds = [file.min_timestamp_us for file in piece.files]
-    known = [bound for bound in bounds if bound is not None]
-    return min(known) if known and len(known) == len(bounds) else limits.TIMESTAMP_MIN_US
-
-
 def latest_timestamp_us(piece: Slice) -> int:
     """No record of the slice is later; the far future where nothing is known."""
     if piece.entry is not None:

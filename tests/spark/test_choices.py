@@ -174,55 +174,21 @@ def test_enough_records_are_waited_for(
 # ------------------------------------------------------------------------------ filters
 
 
-def scanned(frame: DataFrame) -> int:
-    """How many rows the source gave for the frame."""
-    frame.collect()
-    plan = frame._jdf.queryExecution().executedPlan()
-    leaves = plan.collectLeaves()
-    return sum(
-        leaves.apply(index).metrics().apply("numOutputRows").value()
-        for index in range(leaves.size())
-    )
-
-
-@pytest.fixture(name="pushing")
-def _pushing(spark: SparkSession) -> Iterator[SparkSession]:
-    """A session that hands filters on."""
-    setting = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(setting, "true")
-    yield spark
-    spark.conf.unset(setting)
-
-
-def test_filters_are_pushed_where_the_session_lets(
-    pushing: SparkSession, root: Path, log: Log
-) -> None:
-    """Partition, offset and time skip what cannot pass, and every row that passes is right."""
-    send(log, 0, 40)
-    log.flush_to_table()
-    send(log, 40, 80, at=AT + timedelta(hours=1))
-    for condition, most, right in [
-        ("partition = 1", 40, sent(1, 80)[::2]),
-        ("partition in (0, 5)", 40, sent(0, 80)[::2]),
-        ("offset >= 10 and offset < 12", 4, sent(20, 24)),
-        ("offset = 39", 2, sent(78, 80)),
-        ("offset in (3, 5)", 6, [f"v{number}" for number in (6, 7, 10, 11)]),
-        ("topic = 'other'", 0, []),
-        ("timestamp > timestamp'2013-01-01 06:00:00Z' and partition = 0", 20, sent(40, 80)[::2]),
-        ("timestamp <= timestamp'2013-01-01 05:15:00Z'", 40, sent(0, 40)),
-        ("offset is not null and not partition = 0", 80, sent(1, 80)[::2]),
-    ]:
-        frame = read(pushing, root, subscribe="t").where(condition)
-        assert values(frame) == right, condition
-        assert scanned(frame) <= most, condition
-
-
-def test_a_session_without_pushdown_reads_the_same(
+def test_frames_of_one_load_know_nothing_of_each_other_s_filters(
     spark: SparkSession, root: Path, log: Log
 ) -> None:
-    """By default Spark applies filters itself, and refuses a source that asks for them."""
+    """In a session that hands filters on to Python sources, too."""
     send(log, 0, 10)
-    assert values(read(spark, root, subscribe="t").where("offset < 2")) == sent(0, 4)
+    setting = "spark.sql.python.filterPushdown.enabled"
+    for pushing in ("true", "false"):
+        spark.conf.set(setting, pushing)
+        try:
+            frame = read(spark, root, subscribe="t")
+            assert values(frame.where("partition = 0 and offset > 2")) == ["v6", "v8"]
+            both = frame.where("partition = 0").unionAll(frame.where("partition = 1"))
+            assert values(both) == values(frame) == sent(0, 10)
+        finally:
+            spark.conf.unset(setting)
 
 
 # ------------------------------------------------------------------------------ losses

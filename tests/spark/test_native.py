@@ -58,14 +58,14 @@ def test_it_stays_as_it_was(spark: SparkSession, root: str, log: Log) -> None:
     send(log, 0, 10)
     log.flush_to_table()
     send(log, 10, 20)
-    frame = dataframe(spark, root, "t")
-    assert values(frame) == sent(0, 20)
+    frame, before = dataframe(spark, root, "t"), dataframe(spark, root, "t")
+    assert values(before) == sent(0, 20)
     send(log, 20, 30)
     log.add_partitions("t", 3)
     with log.producer() as producer:
         producer.send("t", value=b"v30", partition=2)
     log.flush_to_table()
-    assert values(frame) == sent(0, 20)
+    assert values(frame) == values(before) == sent(0, 20)
     assert values(dataframe(spark, root, "t")) == sent(0, 31)
 
 
@@ -107,6 +107,7 @@ def _leaves(frame: DataFrame) -> list[Any]:
         ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
         ({"startingOffsets": "latest"}, "no records"),
         ({"valueFormat": "string"}, "from_json"),
+        ({"subscribe": "u"}, "topics are named by the argument"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -115,3 +116,5 @@ def test_wrong_options_are_refused(
     """At once, by name."""
     with pytest.raises(errors.Invalid, match=message):
         dataframe(spark, root, "t", **options)
+    with pytest.raises(errors.UnknownTopic, match="'u'"):
+        dataframe(spark, root, "u", failOnDataLoss=False)

@@ -172,7 +172,7 @@ def test_a_restarted_stream_gives_each_record_once(
         assert query.awaitTermination(60)
         log.flush_to_table()
     assert collected.once() == sent(0, 40)
-    assert max(collected.sizes) == 7
+    assert max(collected.sizes) in (6, 7)  # two partitions share it
 
 
 def test_available_now_reads_what_there_is_and_ends(

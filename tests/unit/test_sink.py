@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -290,6 +292,18 @@ def test_a_moved_query_is_told_once(
         datasink.stream_writer(given, schema_of("value string"), overwrite=False)
     assert [record.name for record in caplog.records] == ["sparklog.sinks"]
     assert "no effect here: kafka.linger.ms" in caplog.text
+
+
+def test_the_process_that_commits_tells_nothing(
+    log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark makes a stream's writer there too, and the user has been told."""
+    runner = "pyspark.sql.worker.python_streaming_sink_runner"
+    assert importlib.util.find_spec(runner) is not None
+    monkeypatch.setitem(sys.modules, runner, ModuleType(runner))
+    given = {"root": str(tmp_path), "topic": "t", "kafka.batch.size": "5"}
+    datasink.stream_writer(given, schema_of("value string"), overwrite=False)
+    assert caplog.records == []
 
 
 def test_a_log_is_not_overwritten(log: Log, tmp_path: Path) -> None:

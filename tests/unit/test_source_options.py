@@ -105,9 +105,9 @@ def test_what_to_read_must_be_said_well(given: dict[str, str], message: str) -> 
 def test_a_pattern_means_whole_names_and_no_internal_topic() -> None:
     """As a Kafka consumer's pattern does."""
     selection = parse({"root": "memory://x", "subscribePattern": "a.*"}).selection
-    assert selection.names(["ab", "a", "ba", "__a"]) == ["a", "ab"]
+    assert selection.names(["ab", "a", "ba"]) == ["a", "ab"]
     anything = parse({"root": "memory://x", "subscribePattern": ".*"}).selection
-    assert anything.names(["__consumer_offsets", "t"]) == ["t"]
+    assert anything.names(["__consumer_offsets", "__audit", "t"]) == ["__audit", "t"]
 
 
 def test_assigned_partitions_must_exist() -> None:
@@ -163,7 +163,7 @@ def test_a_start_by_time_goes_before_one_by_offset() -> None:
 
 def test_a_time_beyond_all_times_is_the_last_one() -> None:
     """Long.MAX_VALUE, as programs write it, fits into microseconds."""
-    options = parse(GIVEN | {"startingTimestamp": str(2**59)})
+    options = parse(GIVEN | {"startingTimestamp": str(2**63 - 1)})
     assert options.starting == AtTime(limits.TIMESTAMP_MAX_US)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
-from pyspark.sql.types import BinaryType, StringType, StructType
+from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
@@ -126,21 +126,63 @@ def test_available_now_ends_where_it_was_called() -> None:
     assert not clock.slept_seconds
 
 
+def test_what_waits_is_read_without_another_look() -> None:
+    """A stream that catches up in steps is not held up by the poll interval."""
+    world, clock = World(), WatchedClock()
+    world.append(6)
+    stream = stream_of(world, clock, pollInterval="500ms", maxOffsetsPerTrigger="2")
+    at = stream.initialOffset()
+    for _ in range(3):
+        at = stream.latestOffset(at, ReadMaxRows(2))
+    assert at["t"]["offsets"]["0"] == 6
+    assert not clock.slept_seconds
+
+
+def test_a_long_poll_interval_holds_no_query_up() -> None:
+    """An answer comes after a second at most, so that a query can be stopped."""
+    world, clock = World(), WatchedClock()
+    stream = stream_of(world, clock, pollInterval="10m")
+    start = stream.initialOffset()
+    stream.latestOffset(start, ReadAllAvailable())
+    world.append(1)
+    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert clock.slept_seconds == [limits.POLL_BLOCKS_SECONDS]
+    clock.advance(600)
+    assert stream.latestOffset(start, ReadAllAvailable()) != start
+
+
+def fail(self: Planner, *, anew: bool = False) -> None:
+    """Instead of a refresh."""
+    raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
+
+
 def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latestOffset` says that nothing is new, and goes on when the store is back."""
+    """`latestOffset` tries for long, says that nothing is new, and goes on when it can."""
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock)
     start = stream.initialOffset()
     world.append(1)
     refresh = Planner.refresh
-
-    def fail(self: Planner, *, anew: bool = False) -> None:
-        raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
-
     monkeypatch.setattr(Planner, "refresh", fail)
     assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert sum(clock.slept_seconds) >= limits.SPARK_PATIENCE_SECONDS
     monkeypatch.setattr(Planner, "refresh", refresh)
     assert stream.latestOffset(start, ReadAllAvailable()) != start
+
+
+def test_available_now_does_not_end_for_a_store_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """That nothing is left to read would not be true; the query fails, and can be run again."""
+    world, clock = World(), WatchedClock()
+    world.append(3)
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    stream.prepareForTriggerAvailableNow()
+    monkeypatch.setattr(Planner, "_holds", lambda *_: False)  # so it must look again
+    monkeypatch.setattr(Planner, "refresh", fail)
+    with pytest.raises(errors.StorageUnavailable):
+        stream.latestOffset(start, ReadAllAvailable())
 
 
 def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,6 +222,25 @@ def test_a_schema_of_the_user_s_must_be_one_of_rows() -> None:
         datasource.batch_reader(options, StructType().add("key", StringType()))
     with pytest.raises(errors.BadOption, match="schema = 'id int'"):
         datasource.batch_reader(options, StructType().add("id", "integer"))
+
+
+@pytest.mark.parametrize(
+    ("options", "column", "kind"),
+    [
+        ({}, "_corrupt", BinaryType()),
+        ({"valueFormat": "string"}, "value", StructType().add("id", "long")),
+        ({"valueFormat": "string"}, "value", BinaryType()),
+        ({"valueFormat": "json", "valueSchema": "id INT"}, "value", StringType()),
+        ({"valueFormat": "string", "badValues": "column"}, "_corrupt", BinaryType()),
+    ],
+)
+def test_a_schema_of_the_user_s_must_be_what_values_become(
+    options: dict[str, str], column: str, kind: DataType
+) -> None:
+    """Nothing is left for a task to stumble over."""
+    given = {"root": World().uri, "subscribe": "t"} | options
+    with pytest.raises(errors.BadOption, match="schema"):
+        datasource.batch_reader(given, StructType().add(column, kind))
 
 
 def test_a_batch_that_ends_before_it_starts_is_refused() -> None:
