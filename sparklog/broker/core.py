@@ -127,9 +127,11 @@ class Core:
         """
         # One that was adopted may have been swept since, and a rerun deals out its rows anew: to
         # other partitions, which remember nothing. So any that remembers it speaks for all.
-        before = self._adopted_before(manifest.batch_of(request.manifest))
+        named = manifest.batch_of(request.manifest)
+        before = self._adopted_before(named)
         if before.ranges:
             return before
+        self._check_remembered(named)
         found = manifest.read(self._store, request.manifest)
         batch_id = BatchId(found.query, found.batch)
         appends = [self._staged(section, batch_id) for section in found.sections if section.rows]
@@ -158,6 +160,25 @@ class Core:
                         of_topic = ranges.setdefault(topic.name, {})
                         of_topic[partition.number] = batch.base_offset, batch.count
         return wire.Adopted(ranges=ranges, skipped=True)
+
+    def _check_remembered(self, batch_id: BatchId) -> None:
+        """Raises `BadRequest` for a batch so old that it may stand and be forgotten.
+
+        Batches of a query rise; one that comes after sixteen newer ones is of a checkpoint, or of a
+        program, that went back in time.
+        """
+        with self._ledger.lock:
+            for topic in self._ledger.topics():
+                for partition in topic.partitions:
+                    known = partition.batches.get(batch_id.query, ())
+                    oldest = min((each.batch_id.batch for each in known), default=0)
+                    if len(known) == limits.BATCHES_REMEMBERED and batch_id.batch < oldest:
+                        reason = (
+                            f"batch {batch_id.batch} of {batch_id.query} is older than all that are"
+                            f" remembered, {oldest} and on: it may stand already. Look whether its"
+                            " rows are there, and if not, write them as a batch of another query"
+                        )
+                        raise errors.BadRequest(reason=reason)
 
     def _staged(self, section: manifest.Section, batch_id: BatchId) -> Append:
         topic = self._topic_for_write(section.topic)

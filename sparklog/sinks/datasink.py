@@ -48,7 +48,7 @@ except ImportError:
 _STREAMS_ARE_ARROW: Final = DataSourceStreamArrowWriter.__name__ == "DataSourceStreamArrowWriter"
 """Spark 4.0 gives a stream's rows one by one; its batches are as they were later."""
 
-_COMMITTER: Final = "pyspark.sql.streaming.python_streaming_sink_runner"
+_COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("sparklog.sinks")
 
 

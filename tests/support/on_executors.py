@@ -21,6 +21,8 @@ from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.spark_programs import SHORT_LIVED_JVM
+
 ROWS = 120
 RACING_ROWS = 800
 _HOSTS = ("127.0.0.1", "localhost")
@@ -28,9 +30,11 @@ _VALUE_BYTES = 100_000  # so many that the first attempt has put a file before i
 _LONG_SECONDS = 60.0
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": SHORT_LIVED_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "512m",
     "spark.executor.cores": "1",
+    "spark.executor.extraJavaOptions": SHORT_LIVED_JVM,
     "spark.executor.memory": "512m",
     "spark.log.level": "OFF",
     "spark.master.rest.enabled": "false",

@@ -27,8 +27,12 @@ _REPOSITORY = Path(__file__).parents[2]
 _SPARK_HOME = Path(pyspark.__file__).parent
 _OURS = ("SPARK_", "PYSPARK_", "SPARKLOG_")
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
+SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""It is gone before a second compiler has paid for itself."""
+
 _SERVER_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": SHORT_LIVED_JVM,
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": "768m",
     "spark.log.level": "ERROR",

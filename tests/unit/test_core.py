@@ -935,6 +935,20 @@ def test_a_rerun_that_deals_its_rows_otherwise_is_skipped(rig: Rig, store: Memor
         assert (broker.end(), broker.end(partition=1)) == (1, 0)
 
 
+def test_a_batch_from_before_all_that_is_remembered_is_refused(rig: Rig) -> None:
+    """It may stand and be forgotten, so it is neither appended again nor passed over."""
+    for batch in range(limits.BATCHES_REMEMBERED + 2):
+        rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
+    end = rig.end()
+    request = stage(rig, [("t", 0, payload(["a"]))], batch=1)
+    for broker in (rig, rig.successor()):
+        with pytest.raises(errors.BadRequest, match="batch 1 of q is older than all"):
+            broker.core.adopt(request)
+    assert broker.end() == end
+    remembered = stage(rig, [("t", 0, payload(["a"]))], batch=2)
+    assert broker.core.adopt(remembered).skipped
+
+
 def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> None:
     """The bounds of an entry hold the times that its rows brought, the epoch's first among them."""
     rig.core.adopt(stage(rig, [("t", 0, payload(["a", "b"], timestamp=[0, None]))]))
