@@ -6,7 +6,11 @@ it. Figures compare on one machine, in one run; the report names the machine.
 
 from __future__ import annotations
 
+import signal
+import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparklog.bench.measures import MEASURES, run
+from sparklog.bench.measures import MEASURES, named, run
 from sparklog.bench.report import Figure, Options, machine, markdown
 
 app = typer.Typer(add_completion=False)
@@ -24,7 +28,10 @@ app = typer.Typer(add_completion=False)
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help=f"Which measures: {', '.join(MEASURES)}. None: all of them."),
+        typer.Argument(
+            help=f"Which measures: {', '.join(MEASURES)}; spark: all that begin so. None: all of"
+            " them."
+        ),
     ] = None,
     seconds: Annotated[
         float, typer.Option(help="How long a timed measure runs; the longest take six times that.")
@@ -40,18 +47,22 @@ def bench(
 ) -> None:
     """Measure this machine; --seconds, --rows and --versions make a minute enough for a look.
 
+    `spark` measures source and sink beside a real Kafka, whose jars are downloaded the first time.
+
     Example: sparklog bench latency burst --seconds 3 --rows 2000000
     """
-    unknown = [name for name in names or [] if name not in MEASURES]
-    if unknown:
+    try:
+        chosen = [each for name in names or () for each in named(name)]
+    except KeyError as unknown:
         raise typer.BadParameter(
-            f"no measure {', '.join(unknown)}; there are {', '.join(MEASURES)}"
-        )
+            f"no measure {unknown.args[0]}; there are {', '.join(MEASURES)}"
+        ) from None
     options = Options(
         folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
     )
     progress = Console(stderr=True)
-    figures = run(names or [], options, on_figure=lambda each: progress.print(_line(each)))
+    with _ended_in_order():
+        figures = run(chosen, options, on_figure=lambda each: progress.print(_line(each)))
     if as_markdown:
         typer.echo(f"{machine()}\n\n{markdown(figures)}")
         return
@@ -59,6 +70,16 @@ def bench(
     for each in figures:
         table.add_row(each.name, each.target, _value(each), _mark(each))
     Console().print(table)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends it as Ctrl-C does, with the brokers: they are processes of their own."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _line(figure: Figure) -> str:

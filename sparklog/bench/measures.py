@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from sparklog.bench import keeping, objectstore, scan, writing
+from sparklog.bench import keeping, objectstore, writing
 from sparklog.bench.report import Figure, Options
+from sparklog.bench.spark import age, bulk, stream
 
-Measure = Callable[[Options], list[Figure]]
+Measure = Callable[[Options], Iterable[Figure]]
+"""Its figures, as soon as each one is known."""
 
 MEASURES: Final[Mapping[str, Measure]] = {
     "disk": writing.disk,
@@ -21,10 +23,23 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "memory": keeping.memory,
     "restart": keeping.restart,
     "objectstore": objectstore.objectstore,
-    "scan": scan.scan,
     "compaction": keeping.flights,
+    "spark-bulk": bulk.bulk,
+    "spark-stream": stream.stream,
+    "spark-age": age.age,
 }
 """By name, in the order in which they run."""
+
+
+def named(name: str) -> list[str]:
+    """The measures that a name means: itself, or all of its group, as `spark` is one.
+
+    Raises KeyError for a name that is none.
+    """
+    found = [each for each in MEASURES if each == name or each.startswith(f"{name}-")]
+    if not found:
+        raise KeyError(name)
+    return found
 
 
 def run(

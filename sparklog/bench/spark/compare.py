@@ -1,0 +1,71 @@
+"""Ours beside another's of the same run, as a figure."""
+
+from __future__ import annotations
+
+from sparklog.bench.report import Figure, Times
+
+
+def faster(
+    name: str,
+    rows: int,
+    ours_seconds: float,
+    theirs_seconds: float | None,
+    *,
+    least: float,
+    than: str,
+) -> Figure:
+    """How many times as fast as `than` we are; without it, how fast."""
+    ours = rows / ours_seconds
+    target = f"≥ {least:g} × {than}"
+    if theirs_seconds is None:
+        return Figure(name=name, value=_rate(ours), target=target, detail=f"no {than} to compare")
+    theirs = rows / theirs_seconds
+    return Figure(
+        name=name,
+        value=f"{ours / theirs:.2f} ×",
+        target=target,
+        met=ours >= least * theirs,
+        detail=f"{_rate(ours)}, {than} {_rate(theirs)}",
+    )
+
+
+def _rate(rows_per_second: float) -> str:
+    return f"{rows_per_second / 1e6:.2f} M rows/s"
+
+
+def sooner(
+    name: str, ours: Times, theirs: Times | None, *, most: dict[float, float], than: str
+) -> Figure:
+    """How many times as long as `than` we take.
+
+    Args:
+        most: for each percentile that counts, the ratio that is allowed.
+    """
+    told = ", ".join(f"p{percentile:g} ≤ {limit:g} ×" for percentile, limit in most.items())
+    target = f"{told} {than}'s"
+    if theirs is None:
+        return Figure(name=name, value=_ms(ours), target=target, detail=f"no {than} to compare")
+    ratios = {each: ours.ms(each) / theirs.ms(each) for each in most}
+    return Figure(
+        name=name,
+        value=", ".join(f"p{percentile:g} {ratio:.2f} ×" for percentile, ratio in ratios.items()),
+        target=target,
+        met=all(ratios[each] <= limit for each, limit in most.items()),
+        detail=f"{_ms(ours)}; {than} {_ms(theirs)}",
+    )
+
+
+def _ms(times: Times) -> str:
+    return f"p50 {times.ms(50):.0f}, p99 {times.ms(99):.0f} ms"
+
+
+def no_dearer(name: str, young: Times, old: Times, *, most: float) -> Figure:
+    """What age costs, by the medians."""
+    first, last = young.ms(50), old.ms(50)
+    return Figure(
+        name=name,
+        value=f"{last / first:.2f} ×",
+        target=f"≤ {most:g} ×",
+        met=last <= most * first,
+        detail=f"{first:.0f} ms young, {last:.0f} ms old",
+    )
