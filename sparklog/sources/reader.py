@@ -13,14 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pyarrow as pa
 
 from sparklog import errors, limits
-from sparklog.client.connection import Connection
-from sparklog.client.reading import describe, read_range
 from sparklog.clock import SystemClock
 from sparklog.record import rows_of_run
 from sparklog.sources.options import Place
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
-from sparklog.sources.views import BrokerView, RootView, View
+from sparklog.sources.views import RootView, View
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.read import read_slice
@@ -36,7 +34,9 @@ Rows = Iterator[tuple[Slice, pa.RecordBatch]]
 def view_of(place: Place) -> View:
     """Where planning looks."""
     if place.bootstrap is not None:
-        return BrokerView(_connection(place.bootstrap))
+        from sparklog.sources import brokers  # Flight, which reading by the root never needs
+
+        return brokers.BrokerView(brokers.connection(place.bootstrap))
     return RootView(_store(place), clock=SystemClock())
 
 
@@ -84,21 +84,13 @@ def _read_run(
 
 def _batches(place: Place, run: Sequence[Slice], columns: list[str]) -> Iterator[pa.RecordBatch]:
     if run[0].source is Source.BROKER:
-        return _read_from_broker(place, run[0], columns)
+        from sparklog.sources import brokers
+
+        assert place.bootstrap is not None
+        return brokers.read(place.bootstrap, run[0], columns)
     if run[0].source is Source.WAL:
         return iter(_read_entries(_store(place), run))
     return read_slice(_store(place), run[0], columns=columns)
-
-
-def _read_from_broker(place: Place, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    assert place.bootstrap is not None
-    connection = _connection(place.bootstrap)
-    info = describe(connection, piece.topic)
-    if info.topic_id != piece.topic_id:
-        raise errors.TopicChanged(topic=piece.topic, expected=piece.topic_id, found=info.topic_id)
-    return read_range(
-        connection, info, piece.partition, start=piece.first, end=piece.end, columns=columns
-    )
 
 
 # ------------------------------------------------------------------------------ entries of the log
@@ -146,11 +138,6 @@ def _read_entry(store: Store, located: Located) -> pa.RecordBatch:
 def _store(place: Place) -> Store:
     assert place.root is not None
     return open_store(place.root, dict(place.storage))
-
-
-@functools.lru_cache(maxsize=4)
-def _connection(bootstrap: str) -> Connection:
-    return Connection.to(bootstrap)
 
 
 @functools.lru_cache(maxsize=4)

@@ -1,6 +1,6 @@
-"""What a planner sees of a log: through its root, with no broker, or through a broker from afar.
+"""What a planner sees of a log, and how its root shows it, with no broker.
 
-Both belong to one thread.
+A view belongs to one thread.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from typing import Protocol
 
 import msgspec
 
-from sparklog import errors, limits, wire
-from sparklog.client.connection import Connection
-from sparklog.client.reading import describe
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_since
-from sparklog.storage.snapshot import Slice, Source, TableSnapshot
+from sparklog.storage.snapshot import Slice, TableSnapshot
 
 
 class TopicView(msgspec.Struct, frozen=True):
@@ -53,9 +51,6 @@ class View(Protocol):
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """The least offset of a record that is not older; None: there is none."""
-
-
-# ------------------------------------------------------------------------------ the root
 
 
 class RootView:
@@ -109,47 +104,3 @@ class RootView:
                 raise errors.TopicChanged(
                     topic=name, expected=known[name].topic_id, found=snapshot.topic_id
                 )
-
-
-# ------------------------------------------------------------------------------ a broker
-
-
-class BrokerView:
-    """Asks a broker, over Flight."""
-
-    poll_interval_seconds = limits.POLL_INTERVAL_REMOTE_SECONDS
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._infos: Mapping[str, wire.TopicInfo] = {}
-
-    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
-        del anew  # nothing is remembered
-        listed: wire.TopicNames = self._connection.action("topics.list")
-        self._infos = {name: describe(self._connection, name) for name in choose(listed.topics)}
-        return {
-            name: TopicView(
-                info.topic_id,
-                tuple(each.start for each in info.partitions),
-                tuple(each.published for each in info.partitions),
-                tuple(each.end for each in info.partitions),
-            )
-            for name, info in self._infos.items()
-        }
-
-    def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
-        return [
-            Slice(
-                topic=topic,
-                topic_id=self._infos[topic].topic_id,
-                partition=partition,
-                first=first,
-                end=end,
-                source=Source.BROKER,
-            )
-        ]
-
-    def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
-        request = wire.OffsetsForTimes(topic=topic, timestamps_us={partition: timestamp_us})
-        found: wire.Offsets = self._connection.action("offsets.for_times", request)
-        return None if found.offsets[partition] < 0 else found.offsets[partition]

@@ -137,6 +137,14 @@ def test_no_pyspark_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None
     assert [each.value for each in figures] == ["pyspark is not installed"]
 
 
+class JavaError(Exception):
+    """As py4j gives on what was raised in Java."""
+
+    @property
+    def java_exception(self) -> Any:
+        return SimpleNamespace(getMessage=lambda: self.args[0])
+
+
 class Resolver:
     """A JVM whose Ivy finds everything but modules with `lacks` in their names."""
 
@@ -156,7 +164,7 @@ class Resolver:
     def resolveMavenDependencies(self, uri: str) -> Any:  # noqa: N802 (Spark's name)
         self.asked.append(uri)
         if self.lacks in uri.partition("?")[0]:
-            raise RuntimeError(f"[not found: {uri}]\nand a page more")
+            raise JavaError(f"[not found: {uri}]\nand a page more")
         return SimpleNamespace(size=lambda: 1, apply=lambda _: f"/jars/{len(self.asked)}.jar")
 
     def getPath(self) -> str:  # noqa: N802 (Java's name)
@@ -202,6 +210,16 @@ def test_jars_that_cannot_be_got(
     assert "\n" not in found.missing[0]
     fields = ("delta", "connector", "broker")
     assert [bool(getattr(found, each)) for each in fields] == [each != field for each in fields]
+
+
+def test_ivy_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its JVM is ended after a while; then nothing is found, and that is told."""
+    resolver = Resolver("nothing")
+    monkeypatch.setattr(resolver, "resolveMavenDependencies", None, raising=False)
+    found = found_by(resolver, monkeypatch)
+    assert (found.of_spark, found.broker) == ((), ())
+    assert len(found.missing) == 3
+    assert all("did not answer" in each for each in found.missing)
 
 
 # ------------------------------------------------------------------------------ a broker of Kafka
@@ -302,6 +320,24 @@ def test_record_that_never_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     arrivals.collect(batch_of(stream.stamped(0)), 0)
     with pytest.raises(RuntimeError, match="1 of 2 records"):
         arrivals.await_all(range(2))
+
+
+def raise_from(error: Exception | None) -> None:
+    """Raises it, if there is one."""
+    if error is not None:
+        raise error
+
+
+@pytest.mark.parametrize("body", [None, RuntimeError("never came")])
+def test_query_that_fails_says_so_itself(body: Exception | None) -> None:
+    """What ended it explains what is missing; and it is stopped."""
+    stopped: list[bool] = []
+    query: Any = SimpleNamespace(
+        exception=lambda: ValueError("the query's own"), stop=lambda: stopped.append(True)
+    )
+    with pytest.raises(ValueError, match="own"), stream._stopped(query):
+        raise_from(body)
+    assert stopped == [True]
 
 
 # ------------------------------------------------------------------------------ processes

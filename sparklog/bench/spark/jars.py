@@ -124,7 +124,7 @@ def _scala(jvm: Any) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """One line of what Ivy said."""
+    """One line of what Ivy said, or that it said nothing."""
     of_java = getattr(error, "java_exception", None)
-    lines = str(error if of_java is None else of_java.getMessage()).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    said = f"Spark's Ivy did not answer: {error}" if of_java is None else of_java.getMessage()
+    return str(said).strip().partition("\n")[0]

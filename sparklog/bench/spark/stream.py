@@ -110,13 +110,22 @@ def _await_first(arrivals: Arrivals, send: Callable[[bytes], object]) -> None:
 
 @contextmanager
 def _stopped(query: StreamingQuery) -> Iterator[None]:
+    """Stops the query in the end. Raises what had ended it before, rather than what follows."""
     try:
         yield
-        failed = query.exception()
-        if failed is not None:
-            raise failed
+    except RuntimeError:
+        _check_runs(query)
+        raise
+    else:
+        _check_runs(query)
     finally:
         query.stop()
+
+
+def _check_runs(query: StreamingQuery) -> None:
+    failed = query.exception()
+    if failed is not None:
+        raise failed
 
 
 _PADDING = np.random.default_rng(0).bytes(VALUE_BYTES - _STAMP.size)
