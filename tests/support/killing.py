@@ -16,7 +16,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -71,8 +71,9 @@ class Witness(Protocol):
 class BrokerProcess:
     """`sparklog broker` on a root, always at the same address."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, environment: Mapping[str, str] | None = None) -> None:
         self.root = root
+        self._environment = {**os.environ, **_EAGER, **(environment or {})}
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
         self._process: subprocess.Popen[bytes] | None = None
@@ -81,9 +82,7 @@ class BrokerProcess:
         """Returns when it serves."""
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
         command += ["--id", "1", "--flight", self.address]
-        self._process = subprocess.Popen(
-            command, env={**os.environ, **_EAGER}, stdout=subprocess.PIPE
-        )
+        self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, "the broker did not start"
@@ -102,6 +101,11 @@ class BrokerProcess:
     def _end(self, how: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(how)
+        self.await_end()
+
+    def await_end(self) -> None:
+        """Returns when the process has ended, by whatever hand."""
+        assert self._process is not None
         self._process.wait(PATIENCE_SECONDS)
         assert self._process.stdout is not None
         self._process.stdout.close()

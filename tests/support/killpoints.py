@@ -1,0 +1,165 @@
+"""Points on a batch's way into a topic at which a process is killed, each once.
+
+A folder says where: `armed/<point>@<victim>` is moved to `met/` by the first process that comes to
+the point, which then kills the victim. The processes are a Spark driver, its Python workers and a
+broker; a `sitecustomize` on their path brings them here, so none of them knows.
+
+| point | who comes there | when |
+|---|---|---|
+| planned | the planner of a stream | a batch is planned, and no task has begun |
+| staged | a task | its rows are staged, and nobody has been told |
+| undecided | who commits | all tasks have staged, and there is no manifest |
+| decided | who commits | the manifest stands, and the broker has not been asked |
+| asked | the broker | it has been asked, and has done nothing |
+| adopted | the broker | the batch is durable, and the answer is not sent |
+| answered | who commits | the answer has come, and Spark does not know yet |
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+_FOLDER: Final = "KILLPOINTS"
+_DRIVER: Final = "KILLPOINTS_DRIVER"
+_REPOSITORY: Final = Path(__file__).parents[2]
+_ARM: Final = "from tests.support import killpoints\n\nkillpoints.arm({!r})\n"
+
+
+class KillPoints:
+    """The points under `folder`, for a test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for state in ("armed", "met"):
+            (folder / state).mkdir(parents=True)
+
+    def environment(self, of: str) -> dict[str, str]:
+        """What processes of `spark`, or the `broker`, are started with."""
+        site = self._folder / of
+        site.mkdir(exist_ok=True)
+        (site / "sitecustomize.py").write_text(_ARM.format(of))
+        path = [str(site), str(_REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {_FOLDER: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
+
+    def arm(self, point: str, victim: str) -> None:
+        """Who comes to the point next kills `driver`, `worker` (itself) or `broker` (itself)."""
+        (self._folder / "armed" / f"{point}@{victim}").touch()
+
+    def was_met(self, point: str, victim: str) -> bool:
+        return (self._folder / "met" / f"{point}@{victim}").exists()
+
+
+# ------------------------------------------------------------------------------ in the processes
+
+
+def be_driver() -> None:
+    """What this process starts from now on knows it as the driver."""
+    os.environ[_DRIVER] = str(os.getpid())
+
+
+def arm(kind: str) -> None:
+    """Makes the points known to this process, as far as it comes to import their modules."""
+    hooks = _OF_SPARK if kind == "spark" else _OF_BROKER
+    sys.meta_path.insert(0, _Hooks(hooks))
+
+
+class _Hooks(MetaPathFinder):
+    """Calls something with a module when it has been imported; most processes need none."""
+
+    def __init__(self, hooks: Mapping[str, Callable[[Any], None]]) -> None:
+        self._hooks = dict(hooks)
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        hook = self._hooks.pop(name, None)
+        if hook is None:
+            return None
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        loader: Any = spec.loader
+        execute = loader.exec_module
+
+        def execute_and_hook(module: ModuleType) -> None:
+            execute(module)
+            hook(module)
+
+        loader.exec_module = execute_and_hook
+        return spec
+
+
+def _on_meta(meta: Any) -> None:
+    """A sink waits for the broker that was killed, and starts none of its own in its place."""
+    meta.is_alive = lambda heartbeat, **_: not heartbeat.stopped
+
+
+def _on_tasks(tasks: Any) -> None:
+    _wrap(tasks, "pack", after="planned")
+
+
+def _on_manifest(manifest: Any) -> None:
+    _wrap(manifest.StagingWriter, "finish", after="staged")
+    _wrap(manifest, "write", before="undecided", after="decided")
+
+
+def _on_connection(connection: Any) -> None:
+    _wrap(connection.Connection, "action", after="answered", only="batches.adopt")
+
+
+def _on_core(core: Any) -> None:
+    _wrap(core.Core, "adopt", before="asked", after="adopted")
+
+
+_OF_SPARK: Final = {
+    "sparklog.sources.tasks": _on_tasks,
+    "sparklog.storage.manifest": _on_manifest,
+    "sparklog.storage.meta": _on_meta,
+    "sparklog.client.connection": _on_connection,
+}
+_OF_BROKER: Final = {"sparklog.broker.core": _on_core}
+
+
+def _wrap(
+    owner: Any,
+    name: str,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    only: str | None = None,
+) -> None:
+    """Around a function; `only` those calls that have this for an argument."""
+    real = getattr(owner, name)
+
+    @functools.wraps(real)
+    def wrapped(*args: Any, **options: Any) -> Any:
+        counts = only is None or only in args
+        if before is not None and counts:
+            _come_to(before)
+        found = real(*args, **options)
+        if after is not None and counts:
+            _come_to(after)
+        return found
+
+    setattr(owner, name, wrapped)
+
+
+def _come_to(point: str) -> None:
+    folder = Path(os.environ[_FOLDER])
+    for victim in ("driver", "worker", "broker"):
+        name = f"{point}@{victim}"
+        try:
+            (folder / "armed" / name).rename(folder / "met" / name)
+        except FileNotFoundError:
+            continue
+        if victim == "driver":
+            os.killpg(int(os.environ[_DRIVER]), signal.SIGKILL)
+            os.killpg(os.getpgrp(), signal.SIGKILL)  # Spark's workers are a group of their own
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,104 @@
+"""A program: from topic `in` through a small transform to topic `out`, until it is told to end.
+
+    python -m tests.support.pipeline <root> <checkpoint> <report>
+
+It runs a Structured Streaming query, and starts it again where it fails, as a service would. At the
+end of its standard input it takes what is left, writes the rows of `out`, as Spark reads them, to
+`report` (JSON lines), and ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any, Final
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.support import killpoints
+
+_log = logging.getLogger("pipeline")
+_ATTEMPTS: Final = 20
+_LOOK_SECONDS: Final = 1
+_SETTINGS: Final = {
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.memory": "512m",
+    # Short lives: what compiles less starts sooner.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.log.level": "ERROR",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+def main(root: str, checkpoint: str, report: str) -> None:
+    """Runs until standard input ends."""
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    killpoints.be_driver()
+    builder = SparkSession.builder.master("local[2, 4]").appName("pipeline")
+    for name, value in _SETTINGS.items():
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    told = threading.Event()
+    threading.Thread(target=_listen, args=(told,), daemon=True).start()
+    for _ in range(_ATTEMPTS):
+        query = _begin(spark, root, checkpoint)
+        try:
+            while not told.is_set() and not query.awaitTermination(_LOOK_SECONDS):
+                pass
+            query.processAllAvailable()
+        except StreamingQueryException as error:
+            _log.warning("the query is started again: %s", error)
+        else:
+            query.stop()
+            break
+    else:
+        sys.exit("the query does not run")
+    _report(spark, root, Path(report))
+    spark.stop()
+
+
+def _listen(told: threading.Event) -> None:
+    sys.stdin.read()
+    told.set()
+
+
+def _begin(spark: SparkSession, root: str, checkpoint: str) -> StreamingQuery:
+    """Several tasks to a batch: each stages for itself, and their order is the log's."""
+    source = {
+        "root": root,
+        "subscribe": "in",
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "1000",
+        "maxRecordsPerPartition": "250",
+    }
+    value = "concat_ws('/', partition, offset, cast(value as string)) as value"
+    return (
+        spark.readStream.format("sparklog")
+        .options(**source)
+        .load()
+        .selectExpr("key", value)
+        .writeStream.format("sparklog")
+        .options(root=root, topic="out", checkpointLocation=checkpoint)
+        .start()
+    )
+
+
+def _report(spark: SparkSession, root: str, report: Path) -> None:
+    found = spark.read.format("sparklog").options(root=root, subscribe="out").load()
+    rows: list[Any] = found.selectExpr(
+        "partition", "offset", "cast(key as string)", "cast(value as string)"
+    ).collect()
+    report.write_text("".join(json.dumps(list(row)) + "\n" for row in rows))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

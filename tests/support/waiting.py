@@ -1,0 +1,20 @@
+"""Waiting for what happens in its own time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+PATIENCE_SECONDS: Final = 240.0
+"""Many times what anything takes on a machine that has time for it."""
+
+_LOOK_SECONDS: Final = 0.05
+
+
+def wait_until(met: Callable[[], bool], what: str) -> None:
+    """Looks again and again; fails after a long time, saying `what` did not happen."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not met():
+        assert time.monotonic() < deadline, f"waited too long until {what}"
+        time.sleep(_LOOK_SECONDS)
