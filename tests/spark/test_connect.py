@@ -11,7 +11,12 @@ import sparklog
 from tests.support import spark_programs
 from tests.support.over_connect import ROWS
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("connect"),  # all look at one run of the program
+]
 
 EACH_ONCE = sorted(str(number) for number in range(ROWS))
 

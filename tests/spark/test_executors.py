@@ -18,7 +18,12 @@ from tests.support import spark_programs
 from tests.support.brokers import rows_of_root
 from tests.support.on_executors import RACING_ROWS, ROWS
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(400),
+    pytest.mark.xdist_group("executors"),  # all look at one run of the program
+]
 
 PARTITIONS = 3
 
