@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -287,6 +288,7 @@ def test_a_moved_query_is_told_once(
     log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However many micro-batches ask for a writer."""
+    caplog.set_level(logging.WARNING, "sparklog.sinks")
     given = {"root": str(tmp_path), "topic": "t", "kafka.linger.ms": "5"}
     for _ in range(3):
         datasink.stream_writer(given, schema_of("value string"), overwrite=False)
@@ -453,6 +455,7 @@ def test_a_skipped_batch_is_told(
     log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A name that was used before is no silent loss of rows."""
+    caplog.set_level(logging.WARNING, "sparklog.sinks")
     sink = Sink(tmp_path, batch=3)
     sink.commit(sink.stage("a"))
     assert caplog.records == []
