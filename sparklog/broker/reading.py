@@ -218,7 +218,7 @@ class LogReader:
     def _table(self, topic: Topic) -> Table:
         found = self._tables.get(topic.topic_id)
         if found is None:
-            table = Table(self._store, topic.name, clock=self._clock)
+            table = Table(self._store, topic.name, clock=self._clock, only_reads=True)
             found = self._tables.setdefault(topic.topic_id, table)
         return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -43,10 +43,13 @@ class BrokerView:
         self._connection = connection
         self._infos: Mapping[str, wire.TopicInfo] = {}
 
+    def names(self) -> Collection[str]:
+        listed: wire.TopicNames = self._connection.action("topics.list")
+        return listed.topics
+
     def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
         del anew  # nothing is remembered
-        listed: wire.TopicNames = self._connection.action("topics.list")
-        self._infos = {name: describe(self._connection, name) for name in choose(listed.topics)}
+        self._infos = {name: describe(self._connection, name) for name in choose(self.names())}
         return {
             name: TopicView(
                 info.topic_id,

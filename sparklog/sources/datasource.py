@@ -24,9 +24,7 @@ def schema(given: Mapping[str, str]) -> str:
     Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`.
     """
     options = parse(given)
-    planner = planner_of(options)
-    planner.refresh()
-    planner.check_topics()
+    planner_of(options).check_names()
     return ddl(options)
 
 

@@ -8,7 +8,7 @@ believed everything is looked at anew, because a reader may for a moment see les
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 from sparklog import errors
 from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, Bound, Point
@@ -56,8 +56,15 @@ class Planner:
 
     def check_topics(self) -> None:
         """Raises `UnknownTopic` where one that was named does not exist, unless that is allowed."""
+        self._check_named(self._topics)
+
+    def check_names(self) -> None:
+        """As `check_topics`, before the first look and without its cost: no table is opened."""
+        self._check_named(self._view.names())
+
+    def _check_named(self, existing: Container[str]) -> None:
         for name in self._selection.topics:
-            if name not in self._topics:
+            if name not in existing:
                 self._lose(errors.UnknownTopic(topic=name))
 
     def earliest(self) -> Position:

@@ -5,7 +5,7 @@ A view belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Protocol
 
 import msgspec
@@ -40,6 +40,9 @@ class View(Protocol):
     poll_interval_seconds: float
     """How often a stream looks, unless it was asked to look otherwise."""
 
+    def names(self) -> Collection[str]:
+        """The topics that exist now. Raises what `refresh` raises, but for `UnknownTopic`."""
+
     def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
         """Looks at the topics meant; `anew`: trusting nothing that is remembered.
 
@@ -62,6 +65,9 @@ class RootView:
         self._follower: RootFollower | None = None
         self._snapshots: Mapping[str, TableSnapshot] = {}
         self.poll_interval_seconds = 0.0 if store.is_local else limits.POLL_INTERVAL_REMOTE_SECONDS
+
+    def names(self) -> Collection[str]:
+        return RootFollower(self._store, clock=self._clock).metadata.topics
 
     def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
         follower = self._follower

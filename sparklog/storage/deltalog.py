@@ -323,26 +323,32 @@ def _column(group: Sequence[Action], kind: pa.DataType) -> pa.Array:
     return pa.array([msgspec.to_builtins(each) for each in group], type=kind)
 
 
-def decode_checkpoint(source: pa.NativeFile | pa.Buffer, path: str) -> Actions:
-    """A classic checkpoint, or one part of it. Raises `CorruptObject` where it is not whole."""
+def decode_checkpoint(
+    source: pa.NativeFile | pa.Buffer, path: str, *, removes: bool = True
+) -> Actions:
+    """A classic checkpoint, or one part of it, with what it says of removed files or without.
+
+    Raises `CorruptObject` where it is not whole.
+    """
+    kinds = {name: kind for name, kind in _COLUMNS.items() if removes or kind is not Remove}
     try:
         parquet = pq.ParquetFile(source)
         names = parquet.schema_arrow.names
         wanted = [
             name if kind in (Metadata, Protocol) else f"{name}.{each.encode_name}"
-            for name, kind in _COLUMNS.items()
+            for name, kind in kinds.items()
             for each in _FIELDS[kind]
         ]
         table = parquet.read(columns=[*wanted, *_V2_COLUMNS], use_threads=False)
         found = {
             name: _actions(table[name], kind) if name in names else []
-            for name, kind in _COLUMNS.items()
+            for name, kind in kinds.items()
         }
     except (pa.ArrowException, OSError) as error:
         raise errors.CorruptObject(path=path, check=f"is no whole checkpoint: {error}") from error
     return Actions(
         adds=found["add"],
-        removes=found["remove"],
+        removes=found.get("remove", ()),
         txns=found["txn"],
         protocol=_last(found["protocol"]),
         metadata=_last(found["metaData"]),

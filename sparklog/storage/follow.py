@@ -111,7 +111,9 @@ class RootFollower:
         known = self._meta.current.topic(topic)
         table = self._tables.get(topic)
         if table is None:
-            table = self._tables[topic] = Table(self._store, topic, clock=self._clock)
+            table = self._tables[topic] = Table(
+                self._store, topic, clock=self._clock, only_reads=True
+            )
         snapshot = table.refresh()
         if snapshot.topic_id != known.topic_id:
             raise errors.UnknownTopic(topic=topic)

@@ -186,7 +186,8 @@ class _Replay:
     Paths are compared percent-decoded, because engines may spell them differently.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, remembers_removed: bool) -> None:
+        self._remembers_removed = remembers_removed
         self.version = -1
         self.protocol: Protocol | None = None
         self.metadata: Metadata | None = None
@@ -217,7 +218,8 @@ class _Replay:
         for remove in actions.removes:
             path = unquote(remove.path)
             self._deactivate(path, gone)
-            self.removed[path] = remove
+            if self._remembers_removed:
+                self.removed[path] = remove
         for add in actions.adds:
             path = unquote(add.path)
             self._deactivate(path, gone)
@@ -349,7 +351,11 @@ class _Replay:
 
 
 class Table:
-    """One topic's table. Safe to use from several threads, one of which works at a time."""
+    """One topic's table. Safe to use from several threads, one of which works at a time.
+
+    `only_reads`: does not remember which files were removed. Nothing is asked of those by a reader,
+    and they are most of an old table's checkpoint.
+    """
 
     def __init__(
         self,
@@ -357,19 +363,21 @@ class Table:
         topic: str,
         *,
         clock: Clock,
+        only_reads: bool = False,
         orphan_grace_seconds: float = limits.ORPHAN_GRACE_SECONDS,
         removed_file_grace_seconds: float = limits.REMOVED_FILE_GRACE_SECONDS,
     ) -> None:
         self.store = store
         self.topic = topic
         self.clock = clock
+        self._only_reads = only_reads
         self.orphan_grace_seconds = orphan_grace_seconds
         self.removed_file_grace_seconds = removed_file_grace_seconds
         self.folder = table_folder(topic)
         self.log_folder = f"{self.folder}/{deltalog.LOG_FOLDER}"
         self.checkpoint_version = -1
         """The newest checkpoint that this table has started from or written."""
-        self._replay = _Replay()
+        self._replay = self._beginning()
         self._is_settled = False
         self._unconfirmed: dict[int, int] = {}
         """CRC32C of the commits of ours that nobody has read back."""
@@ -439,6 +447,9 @@ class Table:
             self._snapshot = self._replay.snapshot(self.topic)
         return self._snapshot
 
+    def _beginning(self) -> _Replay:
+        return _Replay(remembers_removed=not self._only_reads)
+
     def _advance(self) -> None:
         if self._replay.version < 0:
             self._load()
@@ -487,7 +498,7 @@ class Table:
                     self.checkpoint_version = max(self.checkpoint_version, version)
                     if version <= self._replay.version:
                         return False
-                    self._replay = _Replay()
+                    self._replay = self._beginning()
                     self._is_settled = False
                     self._apply(version, actions)
                     return True
@@ -537,7 +548,8 @@ class Table:
         parts = []
         for name in names:
             path = f"{self.log_folder}/{name}"
-            parts.append(deltalog.decode_checkpoint(self.store.get(path), path))
+            data = self.store.get(path)
+            parts.append(deltalog.decode_checkpoint(data, path, removes=not self._only_reads))
         whole = deltalog.joined(parts)
         if not whole.protocol or not whole.metadata:
             path = f"{self.log_folder}/{names[0]}"
@@ -557,6 +569,7 @@ class Table:
         races), `StorageFull`, and `TimedOut` for a file that has become too old to be added: write
         it anew. Perhaps an effect: `OutcomeUnknown`; look for your own files or `txn`.
         """
+        assert not self._only_reads
         with self._lock:
             is_fresh = 0 <= self._snapshot.version == self._replay.version
             snapshot = self._snapshot if is_fresh else self.refresh()
@@ -667,6 +680,7 @@ class Table:
         Raises `ForeignTable`, `CorruptObject` where what stands is not what was to be written, and
         `OutcomeUnknown`, after which the next version's checkpoint does as well.
         """
+        assert not self._only_reads
         with self._lock:
             version = self._replay.version
             if version < 0:
@@ -695,10 +709,12 @@ class Table:
 
         `path` is relative to the table's folder and not percent-encoded, as in the two below.
         """
+        assert not self._only_reads
         return path in self._replay.active or path in self._replay.removed
 
     def removed_before(self, moment_us: int) -> list[str]:
         """The files whose removal is older and not forgotten."""
+        assert not self._only_reads
         with self._lock:
             return [
                 path

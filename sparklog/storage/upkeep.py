@@ -53,8 +53,9 @@ def clean_log(
 
     A version stays if it is younger than `kept_seconds` and among the newest `kept_versions`, or
     needed to rebuild one that stays. So other engines may fall behind or travel in time for a day,
-    and of a topic that commits every second for some hours: the listing of the log, which they all
-    start with, stays short. The two newest checkpoints stay in any case.
+    and of a topic that commits every second for a quarter of an hour, which is longer than the
+    files of an older version are there. The listing of the log, with which they all start, stays
+    short. The two newest checkpoints stay in any case.
     """
     young_us = table.clock.now_us() - round(kept_seconds * 1e6)
     names: dict[str, int] = {}

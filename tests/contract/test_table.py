@@ -389,6 +389,37 @@ def test_checkpoint_stands_for_the_log(table: Table, store: Store) -> None:
     assert fresh.is_named(seen.files[0][0].path)
 
 
+def test_a_reader_sees_the_same_without_the_removals(table: Table, store: Store) -> None:
+    """Removed files are not remembered for one who only reads, from a checkpoint and after it."""
+    create(table)
+    append(table, 4)
+    table.commit(lambda snapshot: Change(removes=(snapshot.files[0][0],)))
+    early = Table(store, table.topic, clock=table.clock, only_reads=True)
+    assert early.refresh() == table.snapshot
+    table.checkpoint()
+    remove_commits(store, range(5))
+    late = Table(store, table.topic, clock=table.clock, only_reads=True)
+    assert late.refresh() == table.snapshot
+    table.commit(lambda snapshot: Change(removes=(snapshot.files[1][0],)))
+    assert early.refresh() == late.refresh() == table.snapshot
+
+
+@pytest.mark.parametrize("doing", ["commit", "checkpoint", "sweep", "ask"])
+def test_a_reader_does_not_write(table: Table, store: Store, doing: str) -> None:
+    """What needs the removals is not done without them: it could take files for orphans."""
+    create(table)
+    reader = Table(store, table.topic, clock=table.clock, only_reads=True)
+    reader.refresh()
+    acts: dict[str, Callable[[], object]] = {
+        "commit": lambda: reader.commit(lambda _: Change()),
+        "checkpoint": reader.checkpoint,
+        "sweep": lambda: reader.removed_before(0),
+        "ask": lambda: reader.is_named("a"),
+    }
+    with pytest.raises(AssertionError):
+        acts[doing]()
+
+
 def test_broken_hint_is_no_harm(table: Table, store: Store) -> None:
     """`_last_checkpoint` is a hint: torn, missing or wrong, the listing finds the checkpoint."""
     create(table)
