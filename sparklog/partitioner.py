@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog import errors
+from sparklog import arrow, errors
 
 NO_KEY: Final = -1
 
@@ -90,7 +90,7 @@ def partitions_of(keys: pa.Array, count: int) -> npt.NDArray[np.int32]:
         hashes = _murmur2_block(data, offsets[first : first + _BLOCK_KEYS + 1])
         partitions[first : first + _BLOCK_KEYS] = (hashes & 0x7FFF_FFFF) % np.uint32(count)
     if keys.null_count:
-        partitions[keys.is_null().to_numpy(zero_copy_only=False)] = NO_KEY
+        partitions[arrow.as_mask(keys.is_null())] = NO_KEY
     return partitions
 
 
@@ -112,7 +112,7 @@ def parted(
     """
     # numpy sorts 16-bit integers by radix, several times faster; stable keeps the order.
     order = np.argsort(partitions.astype(np.int16), kind="stable")
-    gathered, ordered = rows.take(pa.array(order)), partitions[order]
+    gathered, ordered = rows.take(arrow.numbers(order, pa.int64())), partitions[order]
     starts = np.flatnonzero(np.diff(ordered, prepend=-1)).tolist()
     for start, end in pairwise([*starts, len(order)]):
         yield int(ordered[start]), order[start:end], gathered.slice(start, end - start)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 
 TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 HEADERS: Final = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -112,11 +112,11 @@ def rows(
     `timestamp_us` is the time of rows that have none of their own.
     """
     count = payload.num_rows
-    offsets = _int64(np.arange(base_offset, base_offset + count, dtype=np.int64))
+    offsets = arrow.numbers(np.arange(base_offset, base_offset + count), pa.int64())
     columns: dict[str, pa.Array] = {
-        "partition": _constant(partition, count, pa.int32()),
+        "partition": arrow.repeated(partition, count, pa.int32()),
         "offset": offsets,
-        "timestampType": _constant(timestamp_type, count, pa.int32()),
+        "timestampType": arrow.repeated(timestamp_type, count, pa.int32()),
     }
     for field in PAYLOAD_SCHEMA:
         index = payload.schema.get_field_index(field.name)
@@ -126,9 +126,9 @@ def rows(
             columns[field.name] = pa.nulls(count, field.type)
     stamped = columns.get("timestamp")
     if stamped is None:
-        columns["timestamp"] = _constant(timestamp_us, count, TIMESTAMP)
+        columns["timestamp"] = arrow.repeated(timestamp_us, count, TIMESTAMP)
     elif stamped.null_count:
-        columns["timestamp"] = pc.fill_null(stamped, pa.scalar(timestamp_us, TIMESTAMP))
+        columns["timestamp"] = pc.fill_null(stamped, arrow.number(timestamp_us, TIMESTAMP))
     return pa.RecordBatch.from_arrays(
         [columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA
     )
@@ -151,7 +151,7 @@ def rows_of_run(
             if "timestamp" not in payload.schema.names:
                 counts = [each[3].num_rows for each in group]
                 arrivals = np.repeat(np.array([each[1] for each in group], np.int64), counts)
-                payload = payload.append_column("timestamp", _int64(arrivals).view(TIMESTAMP))
+                payload = payload.append_column("timestamp", arrow.numbers(arrivals, TIMESTAMP))
         found.append(
             rows(
                 payload,
@@ -234,24 +234,18 @@ def largest_record_bytes(batch: pa.RecordBatch) -> int:
         headers = batch.column("headers")
         each = headers.flatten()
         sizes = _lengths(each.field("key")) + _lengths(each.field("value"))
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(headers), 0).to_numpy())
+        ends = np.cumsum(_or_0(pc.list_value_length(headers)))
         total += np.diff(np.concatenate(([0], np.cumsum(sizes)))[ends], prepend=0)
     return int(total.max(initial=0))
 
 
 def _lengths(column: pa.Array) -> npt.NDArray[np.int64]:
     """Bytes of each value; a null has none."""
-    return pc.fill_null(pc.binary_length(column), 0).to_numpy().astype(np.int64)
+    return _or_0(pc.binary_length(column)).astype(np.int64)
 
 
-def _int64(values: npt.NDArray[np.int64]) -> pa.Array:
-    """Without a copy; `pa.array` and `pa.scalar` would import pandas, which takes a second."""
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-
-
-def _constant(value: int, count: int, kind: pa.DataType) -> pa.Array:
-    values = np.full(count, value, np.int32 if kind == pa.int32() else np.int64)
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(values)])
+def _or_0(lengths: pa.Array) -> npt.NDArray[np.int32]:
+    return arrow.as_numpy(pc.fill_null(lengths, arrow.number(0, lengths.type)))
 
 
 def _convert(column: pa.Array, field: pa.Field) -> pa.Array:

@@ -17,11 +17,10 @@ from typing import Final
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog import errors
+from sparklog import arrow, errors
 
 _SHORT: Final = {8: "\\b", 9: "\\t", 10: "\\n", 12: "\\f", 13: "\\r"}
 _FIRST_PRINTABLE: Final = 0x20
@@ -77,7 +76,7 @@ def _blobs(column: pa.Array) -> pa.Array:
         binascii.b2a_base64(value or b"", newline=False)
         for value in column.cast(pa.binary()).to_pylist()
     ]
-    return _quoted(_masked(_strings_of(found), column))
+    return _quoted(_masked(arrow.strings(found), column))
 
 
 def _dates(column: pa.Array) -> pa.Array:
@@ -93,7 +92,7 @@ def _timestamps(column: pa.Array) -> pa.Array:
     finer = np.frombuffer(instants.buffers()[1], np.int64, len(column), at) % 1_000 != 0
     if not finer.all():
         shorter = naive.cast(pa.timestamp("ms"), safe=False).cast(pa.string())
-        texts = pc.if_else(_booleans(finer), texts, shorter)
+        texts = pc.if_else(arrow.booleans(finer), texts, shorter)
     texts = pc.replace_substring(texts, " ", "T", max_replacements=1)
     return _quoted(texts, end='Z"' if column.type.tz else '"')
 
@@ -138,25 +137,25 @@ _WRITERS: Final[Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array
 def _object(names: Sequence[str], columns: Sequence[pa.Array], count: int) -> pa.Array:
     """An object for each of `count` rows, without the fields that are null."""
     if not columns:
-        return pc.fill_null(pa.nulls(count, pa.string()), _literal("{}"))
+        return pc.fill_null(pa.nulls(count, pa.string()), arrow.string("{}"))
     fields = [
-        _joined([_literal(f",{msgspec.json.encode(name).decode()}:"), _texts(column)])
+        _joined([arrow.string(f",{msgspec.json.encode(name).decode()}:"), _texts(column)])
         for name, column in zip(names, columns, strict=True)
     ]
     # Brackets among the fields: Arrow drops a row of which nothing is left but nulls.
-    whole = _joined([_literal("{"), *fields, _literal("}")], null_handling="skip")
+    whole = _joined([arrow.string("{"), *fields, arrow.string("}")], null_handling="skip")
     return pc.replace_substring(whole, "{,", "{", max_replacements=1)
 
 
 def _bracketed(column: pa.Array, elements: pa.Array, brackets: str) -> pa.Array:
     """The texts of a list's elements, joined as the list has them."""
-    none = pa.Array.from_buffers(pa.int32(), 1, [None, pa.py_buffer(bytes(4))])[0]
-    lengths = np.from_dlpack(pc.fill_null(pc.list_value_length(column), none))
+    none = arrow.number(0, pa.int32())
+    lengths = arrow.as_numpy(pc.fill_null(pc.list_value_length(column), none))
     offsets = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
     lists = pa.Array.from_buffers(
         pa.list_(pa.string()), len(column), [None, pa.py_buffer(offsets)], children=[elements]
     )
-    return _masked(_wrapped(pc.binary_join(lists, _literal(",")), brackets), column)
+    return _masked(_wrapped(pc.binary_join(lists, arrow.string(",")), brackets), column)
 
 
 def _mended(texts: pa.Array) -> pa.Array:
@@ -168,7 +167,7 @@ def _mended(texts: pa.Array) -> pa.Array:
             (value or b"").decode("utf-8", "replace").encode()
             for value in texts.cast(pa.binary()).to_pylist()
         ]
-        return _masked(_strings_of(found), texts)
+        return _masked(arrow.strings(found), texts)
     return texts
 
 
@@ -186,15 +185,15 @@ def _escaped(texts: pa.Array) -> pa.Array:
 
 
 def _quoted(texts: pa.Array, end: str = '"') -> pa.Array:
-    return _joined([_literal('"'), texts, _literal(end)])
+    return _joined([arrow.string('"'), texts, arrow.string(end)])
 
 
 def _wrapped(texts: pa.Array, brackets: str) -> pa.Array:
-    return _joined([_literal(brackets[0]), texts, _literal(brackets[1])])
+    return _joined([arrow.string(brackets[0]), texts, arrow.string(brackets[1])])
 
 
 def _or_null(texts: pa.Array) -> pa.Array:
-    return pc.fill_null(texts, _literal("null"))
+    return pc.fill_null(texts, arrow.string("null"))
 
 
 def _masked(texts: pa.Array, column: pa.Array) -> pa.Array:
@@ -206,28 +205,8 @@ def _masked(texts: pa.Array, column: pa.Array) -> pa.Array:
 def _joined(
     texts: Sequence[pa.Array | pa.Scalar], separator: str = "", *, null_handling: str = "emit_null"
 ) -> pa.Array:
-    return pc.binary_join_element_wise(*texts, _literal(separator), null_handling=null_handling)
+    return pc.binary_join_element_wise(*texts, arrow.string(separator), null_handling=null_handling)
 
 
 def _any(found: pa.Array) -> bool:
     return pc.any(found).as_py() is True
-
-
-# Arrow values by way of buffers: `pa.scalar`, `pa.array` and `to_numpy` would import pandas, which
-# each of Spark's workers would wait for.
-
-
-def _literal(text: str) -> pa.Scalar:
-    return _strings_of([text.encode()])[0]
-
-
-def _strings_of(values: Sequence[bytes]) -> pa.Array:
-    offsets = np.cumsum([0, *map(len, values)], dtype=np.int32)
-    return pa.StringArray.from_buffers(
-        len(values), pa.py_buffer(offsets), pa.py_buffer(b"".join(values))
-    )
-
-
-def _booleans(values: npt.NDArray[np.bool_]) -> pa.Array:
-    bits = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 from sparklog.partitioner import NO_KEY, parted, partitions_of, spread
 from sparklog.record import PAYLOAD_SCHEMA, check_record_sizes, conform_payload
 
@@ -58,14 +58,14 @@ def _topics(rows: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.A
         raise errors.WrongSchema(reason="a row's topic is null; fill it, or set option 'topic'")
     encoded = column.dictionary_encode()
     names = encoded.dictionary.to_pylist()
-    codes = np.from_dlpack(encoded.indices)  # `to_numpy` would import pandas
+    codes = arrow.as_numpy(encoded.indices)
     for code, name in enumerate(names):
         yield name, None if len(names) == 1 else _places_of(codes == code)
 
 
 def _places_of(wanted: npt.NDArray[np.bool_]) -> pa.Array:
     found = np.flatnonzero(wanted)
-    return pa.Array.from_buffers(pa.int64(), len(found), [None, pa.py_buffer(found)])
+    return arrow.numbers(found, pa.int64())
 
 
 def _places(
@@ -73,15 +73,15 @@ def _places(
 ) -> npt.NDArray[np.int32]:
     """The partition of each row."""
     if asked is not None and not asked.null_count:
-        return np.from_dlpack(asked).astype(np.int32, copy=False)
+        return arrow.as_numpy(asked).astype(np.int32, copy=False)
     if "key" in payload.schema.names:
         places = partitions_of(payload.column("key"), count)
         places[places == NO_KEY] = spread(number, count)
     else:
         places = np.full(payload.num_rows, spread(number, count), np.int32)
     if asked is not None:
-        given = np.from_dlpack(asked.is_valid().cast(pa.uint8())).view(np.bool_)
-        places[given] = np.from_dlpack(asked.drop_null())
+        given = arrow.as_mask(asked.is_valid())
+        places[given] = arrow.as_numpy(asked.drop_null())
     return places
 
 

@@ -31,6 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
+from sparklog import arrow
 from sparklog.limits import TIMESTAMP_MAX_US, TIMESTAMP_MIN_US
 from sparklog.sources.jsonobject import DATE_PATTERN, TIME_PATTERN, Unfit, rewriter
 
@@ -52,20 +53,6 @@ _DAY_MIN: Final = TIMESTAMP_MIN_US // 86_400_000_000
 _DAY_MAX: Final = TIMESTAMP_MAX_US // 86_400_000_000
 
 
-def arrow_mask(mask: Mask) -> pa.BooleanArray:
-    """As Arrow has it."""
-    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
-
-
-def _strings(texts: list[bytes]) -> pa.StringArray:
-    """`pa.array` would import pandas, which takes a second, and so would `pa.scalar`."""
-    offsets = np.zeros(len(texts) + 1, np.int32)
-    np.cumsum([len(text) for text in texts], out=offsets[1:])
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))]
-    return pa.Array.from_buffers(pa.string(), len(texts), buffers)
-
-
 def pieces(array: pa.Array) -> Iterator[pa.Array]:
     """The array in some slices of about the same length."""
     step = max(-(-len(array) // _PIECES), 1)
@@ -73,9 +60,9 @@ def pieces(array: pa.Array) -> Iterator[pa.Array]:
         yield array.slice(first, step)
 
 
-_NOTHING: Final = _strings([b""])[0]
-_BREAK: Final = _strings([b"\n"])[0]
-_EMPTY: Final = _strings([b"{}"])
+_NOTHING: Final = arrow.string("")
+_BREAK: Final = arrow.string("\n")
+_EMPTY: Final = arrow.strings([b"{}"])
 
 
 class ObjectReader:
@@ -101,14 +88,14 @@ class ObjectReader:
             return pa.nulls(0, self._kind), np.zeros(0, np.bool_)
         lines = pc.ascii_trim(pc.coalesce(texts, _NOTHING), _WHITESPACE)
         is_object = pc.and_(pc.starts_with(lines, "{"), pc.ends_with(lines, "}"))
-        shaped = _mask(is_object)
+        shaped = arrow.as_mask(is_object)
         if not shaped.all():
             lines = pc.if_else(is_object, lines, _EMPTY[0])
         columns, bad = self._read_blocks(lines)
-        is_null = _mask(texts.is_null())
+        is_null = arrow.as_mask(texts.is_null())
         bad |= ~shaped & ~is_null
         gone = bad | is_null
-        mask = arrow_mask(gone) if gone.any() else None
+        mask = arrow.booleans(gone) if gone.any() else None
         return pa.StructArray.from_arrays(columns, fields=list(self._kind), mask=mask), bad
 
     def reason(self, text: str) -> str:
@@ -127,7 +114,7 @@ class ObjectReader:
         if len(lines) > 1 and (len(lines) > _BLOCK_ROWS or lines.nbytes > _BLOCK_BYTES):
             half = len(lines) // 2
             return _joined([self._read_blocks(part) for part in (lines[:half], lines[half:])])
-        odd = _mask(pc.match_substring_regex(lines, _UNBEARABLE))
+        odd = arrow.as_mask(pc.match_substring_regex(lines, _UNBEARABLE))
         bad = np.zeros(len(lines), np.bool_)
         if self._has_maps:
             lines = self._mend(lines, odd, bad, may_ask_arrow=False)
@@ -181,12 +168,12 @@ class ObjectReader:
             return lines
         rows = np.flatnonzero(odd)
         written = []
-        for row, line in zip(rows, lines.filter(arrow_mask(odd)).to_pylist(), strict=True):
+        for row, line in zip(rows, lines.filter(arrow.booleans(odd)).to_pylist(), strict=True):
             found = self._mended(line, may_ask_arrow=may_ask_arrow)
             if found is None:
                 bad[row] = True
             written.append(found or b"{}")
-        return pc.replace_with_mask(lines, arrow_mask(odd), _strings(written))
+        return pc.replace_with_mask(lines, arrow.booleans(odd), arrow.strings(written))
 
     def _mended(self, line: str, *, may_ask_arrow: bool) -> bytes | None:
         try:
@@ -200,7 +187,7 @@ class ObjectReader:
 
     def _if_arrow_takes(self, line: bytes) -> bytes | None:
         try:
-            self._read_lines(_strings([line]))
+            self._read_lines(arrow.strings([line]))
         except pa.ArrowException:
             return None
         return line
@@ -255,13 +242,6 @@ def _text_of(lines: pa.StringArray) -> pa.Buffer:
     octets[is_break] = ord("\r")
     octets[ends - 1] = ord("\n")
     return pa.py_buffer(octets)
-
-
-def _mask(found: pa.BooleanArray) -> Mask:
-    # `to_numpy` would import pandas too.
-    octets = found.cast(pa.uint8())
-    values = np.frombuffer(octets.buffers()[1], np.uint8, len(found), octets.offset)
-    return values.astype(np.bool_)
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -19,7 +19,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 from sparklog.sources.options import CORRUPT, Place, SourceOptions
 from sparklog.sources.reader import read_slices
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
@@ -154,4 +154,4 @@ def _absolute(place: Place) -> Place:
 @functools.lru_cache(maxsize=16)
 def _constant(value: str | int, count: int, kind: pa.DataType) -> pa.Array:
     """Most batches are of one length, so their constant columns are one array."""
-    return pa.repeat(pa.scalar(value, kind), count)
+    return arrow.repeated(value, count, kind)

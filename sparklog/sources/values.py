@@ -22,8 +22,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sparklog import errors
-from sparklog.sources.jsonlines import Mask, arrow_mask, object_reader, pieces
+from sparklog import arrow, errors
+from sparklog.sources.jsonlines import Mask, object_reader, pieces
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
@@ -181,4 +181,4 @@ def _bytes_of(values: pa.BinaryArray, bad: Mask) -> pa.BinaryArray:
 
 
 def _where(wanted: Mask, values: pa.BinaryArray) -> pa.BinaryArray:
-    return pc.if_else(arrow_mask(wanted), values, pa.nulls(1, pa.binary())[0])
+    return pc.if_else(arrow.booleans(wanted), values, pa.nulls(1, pa.binary())[0])

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 from sparklog.record import FILE_SCHEMA
 from sparklog.storage import publish
 from sparklog.storage.objects import ObjectMissing, Store
@@ -301,7 +301,7 @@ def _offsets(parquet: pq.ParquetFile, path: str) -> npt.NDArray[np.int64]:
     column = parquet.read(columns=["offset"]).column("offset").cast(pa.int64())
     if column.null_count:
         raise errors.CorruptObject(path=path, check="holds a record without an offset")
-    return column.to_numpy()
+    return arrow.as_numpy(column)
 
 
 def _rises(offsets: npt.NDArray[np.int64]) -> bool:

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog import limits
+from sparklog import arrow, limits
 from sparklog.clock import Clock
 from sparklog.record import FILE_SCHEMA
 from sparklog.storage.objects import Store, claim
@@ -107,7 +107,7 @@ class Encoder:
         self._writer.write_table(table, row_group_size=limits.ROW_GROUP_ROWS)
 
     def _note(self, table: pa.Table) -> None:
-        offsets = table.column("offset").to_numpy()
+        offsets = arrow.as_numpy(table.column("offset"))
         assert offsets[0] > self._last, f"offset {offsets[0]} follows {self._last}"
         assert bool(np.all(offsets[1:] > offsets[:-1])), "offsets do not rise"
         times = table.column("timestamp")

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 from sparklog.record import ROW_SCHEMA, rows
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store
@@ -64,7 +64,7 @@ def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int
 
 def first_row_since(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
     """The same within rows that have an offset and a timestamp."""
-    stamps = rows.column("timestamp").view(pa.int64()).to_numpy()
+    stamps = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
     late = np.flatnonzero(stamps >= timestamp_us)
     return int(rows.column("offset")[int(late[0])].as_py()) if len(late) else None
 
@@ -93,7 +93,7 @@ def _read_file(
     stored = [name for name in dict.fromkeys(columns) if name != "partition"]
     with _opened(store, piece, file) as parquet:
         groups = _row_groups(parquet, piece)
-        offsets = parquet.read_row_groups(groups, columns=["offset"])["offset"].to_numpy()
+        offsets = arrow.as_numpy(parquet.read_row_groups(groups, columns=["offset"])["offset"])
         if not _rises(offsets):
             yield from _merge_files(store, piece, columns, batch_rows)
             return
@@ -181,7 +181,8 @@ def _merge_files(
             batches += [_shape(batch, piece.partition, names) for batch in found]
     table = pa.Table.from_batches(batches, schema=_schema(names))
     inside = pc.and_(
-        pc.greater_equal(table["offset"], piece.first), pc.less(table["offset"], piece.end)
+        pc.greater_equal(table["offset"], arrow.number(piece.first, pa.int64())),
+        pc.less(table["offset"], arrow.number(piece.end, pa.int64())),
     )
     ordered = table.filter(inside).sort_by("offset").combine_chunks()
     for batch in ordered.to_batches(max_chunksize=batch_rows):
@@ -201,7 +202,7 @@ def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.Reco
     arrays = []
     for field in schema:
         if field.name == "partition":
-            arrays.append(pa.repeat(pa.scalar(partition, field.type), batch.num_rows))
+            arrays.append(arrow.repeated(partition, batch.num_rows, field.type))
         elif field.name not in batch.schema.names:
             arrays.append(pa.nulls(batch.num_rows, field.type))
         else:

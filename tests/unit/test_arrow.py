@@ -1,0 +1,111 @@
+"""Arrow values by way of buffers, and the tasks of Spark that they keep free of pandas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import arrow
+from tests.support.roots import payload
+from tests.support.worlds import World
+
+INT64 = st.integers(-(2**63), 2**63 - 1)
+
+
+@given(values=st.lists(INT64), first=st.integers(0, 3))
+def test_numbers_go_there_and_back(values: list[int], first: int) -> None:
+    """Also from a slice and from several chunks."""
+    array = arrow.numbers(np.array(values, np.int64), pa.int64())
+    assert array.equals(pa.array(values, pa.int64()))
+    assert arrow.as_numpy(array[first:]).tolist() == values[first:]
+    assert arrow.as_numpy(pa.chunked_array([array[:first], array[first:]])).tolist() == values
+
+
+@given(values=st.lists(st.booleans()), first=st.integers(0, 9))
+def test_masks_go_there_and_back(values: list[bool], first: int) -> None:
+    """A slice begins in the middle of a byte."""
+    array = arrow.booleans(np.array(values, np.bool_))
+    assert array.equals(pa.array(values, pa.bool_()))
+    assert arrow.as_mask(array[first:]).tolist() == values[first:]
+
+
+@given(values=st.lists(st.text()))
+def test_strings_are_utf8(values: list[str]) -> None:
+    """As `pa.array` makes them."""
+    assert arrow.strings([each.encode() for each in values]).equals(pa.array(values, pa.string()))
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (-1, pa.int32()),
+        (2**62, pa.int64()),
+        (-(10**15), pa.timestamp("us", "UTC")),
+        ("ähm", pa.string()),
+        ("", pa.string()),
+    ],
+    ids=str,
+)
+def test_one_value_many_times(value: int | str, kind: pa.DataType) -> None:
+    """Of each kind that a constant column has."""
+    expected = pa.scalar(value, kind)
+    assert arrow.repeated(value, 3, kind).equals(pa.array([expected.as_py()] * 3, kind))
+
+
+def test_nulls_are_no_numbers() -> None:
+    """They would become zeros otherwise."""
+    with pytest.raises(AssertionError):
+        arrow.as_numpy(pa.array([1, None]))
+
+
+READ = """
+from pyspark.sql.types import *
+from sparklog.sources import datasource
+
+options = {"root": sys.argv[1], "subscribe": "t", "includeHeaders": "true"}
+datasource.schema(options)
+header = StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+columns = [
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("timestamp", TimestampType()),
+    StructField("headers", ArrayType(header)),
+]
+reader = datasource.batch_reader(options, StructType(columns))
+done = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
+"""
+
+WRITE = """
+import pyarrow as pa
+from sparklog import arrow
+from sparklog.sinks import datasink
+
+values = arrow.strings([b"a", b"b", b"c"])
+keyless = pa.nulls(3, pa.string())
+target = datasink.Target(root=sys.argv[1], storage={}, topic="t", counts={"t": 2})
+for number, key in enumerate([values, keyless]):
+    frame = pa.RecordBatch.from_arrays([key, values], names=["key", "value"])
+    datasink._stage(target, "query", number, iter([frame]))
+done = 3
+"""
+
+
+@pytest.mark.parametrize("task", [READ, WRITE], ids=["read", "write"])
+def test_tasks_need_no_pandas(tmp_path: Path, task: str) -> None:
+    """What is published and what is not is read, and rows are staged, keys or none."""
+    world = World(uri=str(tmp_path))
+    world.append(2)
+    world.root.publish("t")
+    world.root.append(("t", 1, payload([b"x"], headers=[[{"key": "h", "value": b"1"}]])))
+    program = f"import sys\n{task}\nprint(done, 'pandas' in sys.modules)"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.stdout.split() == ["3", "False"], done.stderr
