@@ -29,6 +29,9 @@ _RANGE: Final = frozenset(
 )
 """Options that say from where to where."""
 
+_FEW_PARTITIONS: Final = 64
+"""Spark compares with so many one after another in less time than it looks one up."""
+
 
 def dataframe(
     spark: SparkSession, root: str | None, topic: str | Iterable[str], **options: object
@@ -111,19 +114,26 @@ def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
     """
     from pyspark.sql import functions as f
 
-    offset = f.col("offset")
-    count = max(end) + 1
+    offset, partition = f.col("offset"), f.col("partition")
 
     def of_partition(bounds_of: Mapping[int, int]) -> Column:
-        return f.try_element_at(
-            f.array(*(f.lit(bounds_of.get(number, 0)).cast("long") for number in range(count))),
-            f.col("partition") + 1,
-        )
+        if len(bounds_of) <= _FEW_PARTITIONS:
+            cases = [(partition == number, _long(bounds_of[number])) for number in bounds_of]
+            return reduce(lambda found, case: found.when(*case), cases[1:], f.when(*cases[0]))
+        places = range(max(bounds_of) + 1)
+        lookup = f.array(*(_long(bounds_of.get(number, 0)) for number in places))
+        return f.try_element_at(lookup, partition + 1)
 
     inside = (offset < max(end.values())) & (offset < of_partition(end))
     if any(start.values()):
         inside &= (offset >= min(start.values())) & (offset >= of_partition(start))
     return inside
+
+
+def _long(value: int) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.lit(value).cast("long")
 
 
 def _tail(

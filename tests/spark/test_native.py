@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sparklog
 from sparklog import errors
 from sparklog.client import Log
-from sparklog.sources import dataframe
+from sparklog.sources import dataframe, native
 from tests.support.harvest import AT, send, sent, values
 
 pytestmark = pytest.mark.spark
@@ -53,6 +53,13 @@ def test_it_is_what_the_source_gives(
         assert_df_equality(found, expected, ignore_row_order=True)
 
 
+@pytest.fixture(name="few", params=[native._FEW_PARTITIONS, 0], ids=["few", "many"])
+def _few(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bounds of few partitions, and of many, are looked up in different ways."""
+    monkeypatch.setattr(native, "_FEW_PARTITIONS", request.param)
+
+
+@pytest.mark.usefixtures("few")
 def test_it_stays_as_it_was(spark: SparkSession, root: str, log: Log) -> None:
     """Records and partitions that come later are not in it, also when it is read again."""
     send(log, 0, 10)
@@ -69,6 +76,7 @@ def test_it_stays_as_it_was(spark: SparkSession, root: str, log: Log) -> None:
     assert values(dataframe(spark, root, "t")) == sent(0, 31)
 
 
+@pytest.mark.usefixtures("few")
 def test_bounds_and_several_topics(spark: SparkSession, root: str, log: Log) -> None:
     """Options that say from where to where mean what they mean to the source."""
     log.create_topic("u", partitions=2)
