@@ -16,7 +16,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -299,7 +299,20 @@ _V2_COLUMNS: Final = ("checkpointMetadata", "sidecar")
 
 
 def encode_checkpoint(actions: Actions) -> pa.Buffer:
-    """A classic checkpoint in one part: a row for each action."""
+    """A classic checkpoint in one part: a row for each action.
+
+    Removed files have row groups of their own, because an old table has many and readers pass over
+    them.
+    """
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, _CHECKPOINT_SCHEMA) as writer:
+        writer.write_table(_rows_of(replace(actions, removes=())))
+        if actions.removes:
+            writer.write_table(_rows_of(Actions(removes=actions.removes)))
+    return sink.getvalue()
+
+
+def _rows_of(actions: Actions) -> pa.Table:
     groups: dict[str, Sequence[Action]] = {
         "txn": actions.txns,
         "add": actions.adds,
@@ -314,9 +327,7 @@ def encode_checkpoint(actions: Actions) -> pa.Buffer:
         column = [pa.nulls(before, kind), _column(group, kind), pa.nulls(after, kind)]
         columns.append(pa.concat_arrays(column))
         before += len(group)
-    sink = pa.BufferOutputStream()
-    pq.write_table(pa.Table.from_arrays(columns, schema=_CHECKPOINT_SCHEMA), sink)
-    return sink.getvalue()
+    return pa.Table.from_arrays(columns, schema=_CHECKPOINT_SCHEMA)
 
 
 def _column(group: Sequence[Action], kind: pa.DataType) -> pa.Array:
@@ -339,7 +350,12 @@ def decode_checkpoint(
             for name, kind in kinds.items()
             for each in _FIELDS[kind]
         ]
-        table = parquet.read(columns=[*wanted, *_V2_COLUMNS], use_threads=False)
+        groups = [
+            number
+            for number in range(parquet.num_row_groups)
+            if removes or not _has_only_removes(parquet.metadata.row_group(number))
+        ]
+        table = parquet.read_row_groups(groups, columns=[*wanted, *_V2_COLUMNS], use_threads=False)
         found = {
             name: _actions(table[name], kind) if name in names else []
             for name, kind in kinds.items()
@@ -355,6 +371,18 @@ def decode_checkpoint(
         unknown=frozenset(
             name for name in _V2_COLUMNS if name in names and table[name].null_count < len(table)
         ),
+    )
+
+
+def _has_only_removes(group: pq.RowGroupMetaData) -> bool:
+    """As far as statistics tell. A row is one action: a path that is never null leaves no room."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return any(
+        each.path_in_schema == "remove.path"
+        and each.statistics is not None
+        and each.statistics.has_null_count
+        and each.statistics.null_count == 0
+        for each in columns
     )
 
 

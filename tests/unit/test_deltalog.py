@@ -6,6 +6,8 @@ import dataclasses
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,6 +93,35 @@ def test_commit_round_trip(actions: Actions) -> None:
 def test_checkpoint_round_trip(actions: Actions) -> None:
     """A checkpoint keeps every action, nulls and empty maps included."""
     assert deltalog.decode_checkpoint(deltalog.encode_checkpoint(actions), "x") == actions
+
+
+@given(all_actions, st.booleans())
+def test_removed_files_are_passed_over(actions: Actions, foreign: bool) -> None:
+    """All else is there, also of a checkpoint of an engine that keeps them among the others."""
+    checkpoint = deltalog.encode_checkpoint(actions)
+    if foreign:
+        sink = pa.BufferOutputStream()
+        pq.write_table(pq.read_table(checkpoint), sink)
+        checkpoint = sink.getvalue()
+    found = deltalog.decode_checkpoint(checkpoint, "x", removes=False)
+    assert found == dataclasses.replace(actions, removes=())
+
+
+def test_removed_files_cost_a_reader_nothing() -> None:
+    """They have row groups of their own, which are not even decoded: damage there is not seen."""
+    removed = [Remove(path=f"{number:064x}", data_change=False) for number in range(100)]
+    data = deltalog.encode_checkpoint(Actions(adds=[add()], removes=removed)).to_pybytes()
+    group = pq.ParquetFile(pa.py_buffer(data)).metadata.row_group(1)
+    paths = next(
+        column
+        for column in map(group.column, range(group.num_columns))
+        if column.path_in_schema == "remove.path"
+    )
+    first, end = paths.data_page_offset, paths.data_page_offset + paths.total_compressed_size // 2
+    torn = pa.py_buffer(data[:first] + bytes(end - first) + data[end:])
+    assert deltalog.decode_checkpoint(torn, "x", removes=False).adds == [add()]
+    with pytest.raises(errors.CorruptObject):
+        deltalog.decode_checkpoint(torn, "x")
 
 
 @given(files)
