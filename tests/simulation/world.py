@@ -489,12 +489,13 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                         patch(module, known, value)
         for name, bound in _LIMITS.items():
             patch(limits, name, bound)
+        defaults = table.Table.__init__.__kwdefaults__ or {}
         # A writer goes by the default, whatever the janitor was told.
         graces = {
             "orphan_grace_seconds": ORPHAN_GRACE_SECONDS,
             "removed_file_grace_seconds": REMOVED_FILE_GRACE_SECONDS,
         }
-        patch(table.Table.__init__, "__kwdefaults__", graces)
+        patch(table.Table.__init__, "__kwdefaults__", {**defaults, **graces})
         patch(upkeep.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
         stack.enter_context(simulated(world))
         patch(os, "urandom", chance.randbytes)
