@@ -106,6 +106,13 @@ class TimedOut(Retriable):
     template = "{what} did not finish within {timeout_seconds} s"
 
 
+class DamagedBatch(Retriable):
+    """What arrived is not what was sent, as far as its checksum and its structure tell."""
+
+    code = "damaged_batch"
+    template = "a record batch is damaged: {reason}"
+
+
 class OutcomeUnknown(SparklogError):
     """The request may or may not have taken effect; look before you repeat it."""
 
@@ -176,6 +183,21 @@ class BadValue(Invalid):
 
     code = "bad_value"
     template = "{topic}-{partition}, offset {offset}: {reason}"
+
+
+class BadBatch(Invalid):
+    code = "bad_batch"
+    template = "a record batch is refused: {reason}"
+
+
+class BadTimestamp(Invalid):
+    code = "bad_timestamp"
+    template = "a record's timestamp is refused: {reason}"
+
+
+class UnknownCodec(Invalid):
+    code = "unknown_codec"
+    template = "compression {codec} is unknown; 0 to 4 are none, gzip, snappy, lz4 and zstd"
 
 
 class OffsetOutOfRange(Invalid):

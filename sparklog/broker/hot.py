@@ -7,19 +7,31 @@ partitions goes first. Thread-safe.
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import pyarrow as pa
 
+from sparklog.storage import wal
 from sparklog.storage.snapshot import Entry
 
 _OVERHEAD_BYTES = 1_024
 """What a batch costs beside its data: objects of Python and Arrow, measured on one-row batches."""
 
 
+Held: TypeAlias = pa.RecordBatch | bytes | bytearray
+"""A payload, or a record batch of Kafka's: in the encoding that its entry names."""
+
+
 class HotBatch(NamedTuple):
     entry: Entry
-    payload: pa.RecordBatch
+    held: Held
+
+    @property
+    def payload(self) -> pa.RecordBatch:
+        """The records in columns."""
+        if isinstance(self.held, pa.RecordBatch):
+            return self.held
+        return wal.decode_payload(self.entry, pa.py_buffer(self.held))
 
 
 _Key = tuple[str, int, int]
@@ -37,19 +49,20 @@ class HotTail:
     def bytes(self) -> int:
         return self._bytes
 
-    def add(self, entry: Entry, payload: pa.RecordBatch) -> None:
-        size = payload.nbytes + _OVERHEAD_BYTES
+    def add(self, entry: Entry, held: Held) -> None:
+        size = held.nbytes if isinstance(held, pa.RecordBatch) else len(held)
+        size += _OVERHEAD_BYTES
         with self._lock:
-            self._batches[_key(entry)] = HotBatch(entry, payload), size
+            self._batches[_key(entry)] = HotBatch(entry, held), size
             self._bytes += size
             while self._bytes > self._limit_bytes and self._batches:
                 _, evicted = self._batches.pop(next(iter(self._batches)))
                 self._bytes -= evicted
 
-    def find(self, entry: Entry) -> pa.RecordBatch | None:
-        """The payload of `entry`, if it is still here."""
+    def find(self, entry: Entry) -> HotBatch | None:
+        """What `entry` holds, if it is still here."""
         held = self._batches.get(_key(entry))
-        return held[0].payload if held is not None else None
+        return held[0] if held is not None else None
 
     def run(
         self, topic_id: str, partition: int, offset: int, *, rows: int, limit_bytes: int

@@ -281,7 +281,7 @@ class Publisher:
     def _payload(self, located: Located) -> pa.RecordBatch:
         held = self._hot.find(located.entry)
         if held is not None:
-            return held
+            return held.payload
         return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
 
     # -------------------------------------------------------------------------- committing

@@ -135,7 +135,10 @@ class LogReader:
         self, topic: Topic, partition: Partition, hot: Sequence[HotBatch], end: int, wish: _Wish
     ) -> Iterator[Batch]:
         start = hot[0].entry.base_offset
-        run = [(e.base_offset, e.arrival_us, e.timestamp_type, payload) for e, payload in hot]
+        run = [
+            (e.entry.base_offset, e.entry.arrival_us, e.entry.timestamp_type, e.payload)
+            for e in hot
+        ]
         for rows in _cut(rows_of_run(run, partition=partition.number), wish.batch_rows):
             wanted = rows.slice(0, end - start)
             if wanted.num_rows:

@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog import errors, limits
-from sparklog.broker.hot import HotTail
+from sparklog.broker.hot import Held, HotTail
 from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.producers import (
     NO_PRODUCER,
@@ -40,7 +40,7 @@ from sparklog.record import (
 )
 from sparklog.storage import wal
 from sparklog.storage.objects import Store
-from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, StagedRef
+from sparklog.storage.snapshot import BatchId, Encoding, Entry, Kind, Located, StagedRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,8 @@ class Append:
     max_timestamp_us: int
     timestamp_type: int
     payload: wal.Payload = wal.EMPTY
-    batch: pa.RecordBatch | None = None
+    encoding: Encoding = Encoding.ARROW
+    held: Held | None = None
     """The same records for the hot tail; None for staged ones."""
     stamp: Stamp | None = None
     staged: StagedRef | None = None
@@ -79,6 +80,7 @@ class Append:
             producer_epoch=stamp.epoch if stamp else -1,
             base_sequence=stamp.base_sequence if stamp else -1,
             batch_id=self.batch_id,
+            encoding=self.encoding,
             staged=self.staged,
         )
 
@@ -137,7 +139,7 @@ class _Flush:
         self._states: dict[tuple[str, int, int], ProducerState] = {}
         self._batches: dict[tuple[str, int, BatchId], Appended] = {}
         self.entries: list[tuple[Entry, wal.Payload]] = []
-        self.batches: list[pa.RecordBatch | None] = []
+        self.held: list[Held | None] = []
 
     def add(self, ticket: Ticket) -> None:
         """Gives offsets to the appends of `ticket`, or refuses all of them."""
@@ -158,7 +160,7 @@ class _Flush:
         except errors.SparklogError as error:
             ticket.error = error
             if before is not None:
-                del self.entries[mark:], self.batches[mark:]
+                del self.entries[mark:], self.held[mark:]
                 self._ends, self._states = before
         else:
             self._batches.update(batches)  # for the tickets behind: a batch has several appends
@@ -167,7 +169,7 @@ class _Flush:
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
         )
-        self.batches.append(None)
+        self.held.append(None)
 
     def _place(self, append: Append) -> Appended:
         topic = self._ledger.by_id(append.topic_id)
@@ -199,7 +201,7 @@ class _Flush:
         self.entries.append(
             (append.entry(base_offset=base, leader_epoch=partition.leader_epoch), append.payload)
         )
-        self.batches.append(append.batch)
+        self.held.append(append.held)
         return Appended(
             base_offset=base,
             count=append.count,
@@ -311,7 +313,63 @@ class Writer:
             max_timestamp_us=high,
             timestamp_type=timestamp_type,
             payload=wal.encode_payload(batch),
-            batch=batch,
+            held=batch,
+            stamp=stamp,
+        )
+
+    def prepare_kafka(self, topic: Topic, partition: int, data: bytes) -> Append:
+        """The same of a record batch in Kafka's encoding, which is kept as it came.
+
+        Only its times are set where the topic's time is that of the append, or where its header
+        has another greatest time than its records.
+
+        Raises `UnknownPartition`, `RecordTooLarge`, and what `recordbatch.check` raises.
+        """
+        from sparklog import recordbatch  # compiled loops, which only this door needs
+
+        topic.partition(partition)
+        timestamp_type = topic.timestamp_type
+        found = recordbatch.check(data, limit_bytes=self._bounds.max_batch_bytes)
+        if found.header.is_transactional:
+            raise errors.BadBatch(reason="there are no transactions here")
+        if found.largest_bytes > self._bounds.max_record_bytes:
+            raise errors.RecordTooLarge(
+                bytes=found.largest_bytes, limit_bytes=self._bounds.max_record_bytes
+            )
+        arrival_us = self._clock.now_us()
+        low_us, high_us = found.min_timestamp_ms * 1_000, found.max_timestamp_ms * 1_000
+        batch: bytes | bytearray = data
+        if timestamp_type == LOG_APPEND_TIME:
+            now_ms = arrival_us // 1_000
+            low_us = high_us = arrival_us = now_ms * 1_000
+            batch = recordbatch.with_times(data, max_timestamp_ms=now_ms, append_time=True)
+        elif found.header.has_append_time:
+            raise errors.BadTimestamp(reason="only the broker may set the time of the append")
+        elif not (low_us >= limits.TIMESTAMP_MIN_US and high_us <= limits.TIMESTAMP_MAX_US):
+            raise errors.BadTimestamp(
+                reason=f"{found.min_timestamp_ms} to {found.max_timestamp_ms} ms is no time of the"
+                " years 1 to 9999"
+            )
+        elif found.max_timestamp_ms != found.header.max_timestamp_ms:
+            batch = recordbatch.with_times(
+                data, max_timestamp_ms=found.max_timestamp_ms, append_time=False
+            )
+        header = found.header
+        stamp = None
+        if header.producer_id != NO_PRODUCER:
+            stamp = Stamp(header.producer_id, header.producer_epoch, header.base_sequence)
+        return Append(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=partition,
+            count=header.record_count,
+            arrival_us=arrival_us,
+            min_timestamp_us=low_us,
+            max_timestamp_us=high_us,
+            timestamp_type=timestamp_type,
+            payload=wal.encode_kafka(batch),
+            encoding=Encoding.KAFKA,
+            held=batch,
             stamp=stamp,
         )
 
@@ -448,9 +506,9 @@ class Writer:
         return taken
 
     def _apply(self, written: wal.WalObject, flush: _Flush) -> None:
-        for located, batch in zip(written.located, flush.batches, strict=True):
-            if batch is not None:
-                self._hot.add(located.entry, batch)
+        for located, held in zip(written.located, flush.held, strict=True):
+            if held is not None:
+                self._hot.add(located.entry, held)
         self._ledger.wrote(written)
 
     def _answer(self, tickets: Sequence[Ticket], failure: BaseException | None) -> None:

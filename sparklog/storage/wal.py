@@ -72,8 +72,8 @@ def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
 
     Raises `CorruptObject` for what is no such batch.
     """
-    if entry.encoding is not Encoding.ARROW:
-        raise _not_as_described(entry, f"encoding {entry.encoding} is unknown")
+    if entry.encoding is Encoding.KAFKA:
+        return _decode_kafka(entry, data)
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
@@ -87,6 +87,23 @@ def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
         raise _not_as_described(entry, f"its columns are {batch.schema.to_string()}")
     if entry.timestamp_type == LOG_APPEND_TIME and "timestamp" in names:
         batch = batch.drop_columns(["timestamp"])  # a staged file keeps what was written
+    return batch
+
+
+def encode_kafka(batch: bytes | bytearray) -> Payload:
+    """A record batch of Kafka's, kept as it is; the offset in it is not its place, `entry` is."""
+    return Payload((batch,), len(batch), crc32c.crc32c(batch))
+
+
+def _decode_kafka(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
+    from sparklog import recordbatch  # its loops cost a reader of anything else too much
+
+    try:
+        batch = recordbatch.decode(data)
+    except (errors.Invalid, errors.DamagedBatch) as error:
+        raise _not_as_described(entry, str(error)) from error
+    if batch.num_rows != entry.count:
+        raise _not_as_described(entry, f"{batch.num_rows} rows instead of {entry.count}")
     return batch
 
 

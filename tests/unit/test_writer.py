@@ -534,8 +534,8 @@ def test_a_change_of_time_amid_an_append_leaves_it_whole(
     (append,) = rig.core.append("t", 0, batch).appends
     assert isinstance(append, Append)
     assert append.timestamp_type == CREATE_TIME
-    assert append.batch is not None
-    assert append.batch.schema.names == ["timestamp", "value"]
+    assert isinstance(append.held, pa.RecordBatch)
+    assert append.held.schema.names == ["timestamp", "value"]
 
 
 def test_a_fenced_writer_ends(rig: Rig) -> None:

@@ -1,0 +1,289 @@
+"""Kafka's record batches, against the builders and readers of two clients."""
+
+from __future__ import annotations
+
+import random
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import cramjam
+import crc32c
+import numpy as np
+import pyarrow as pa
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparklog import errors, limits, recordbatch
+from sparklog.record import ROW_SCHEMA, rows
+from sparklog.recordbatch import Codec
+
+CODECS = list(Codec)
+SECOND_MS = 1_700_000_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+octets = st.none() | st.binary(max_size=40)
+headers = st.lists(st.tuples(st.text(max_size=8), octets), max_size=3).map(tuple)
+times_ms = st.integers(limits.TIMESTAMP_MIN_US // 1_000 + 1, limits.TIMESTAMP_MAX_US // 1_000)
+records = st.builds(Record, times_ms, octets, octets, headers)
+batches = st.lists(records, min_size=1, max_size=30)
+
+
+def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
+    """As aiokafka's producer would send it."""
+    stamp = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
+    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 24, **stamp)
+    for offset, each in enumerate(given):
+        added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
+        assert added is not None
+    return bytes(builder.build())
+
+
+def read(batch: Any) -> list[tuple[int, Record]]:
+    """As aiokafka's consumer reads it, with the offsets."""
+    found = DefaultRecordBatch(bytes(batch))
+    assert found.validate_crc()
+    return [
+        (each.offset, Record(each.timestamp, each.key, each.value, tuple(each.headers)))
+        for each in found
+    ]
+
+
+def told(payload: pa.RecordBatch) -> list[Record]:
+    """A payload's rows."""
+    count = payload.num_rows
+
+    def column(name: str) -> list[Any]:
+        known = payload.schema.get_field_index(name) >= 0
+        return payload.column(name).to_pylist() if known else [None] * count
+
+    stamps = payload.column("timestamp").view(pa.int64()).to_pylist()
+    return [
+        Record(us // 1_000, key, value, tuple((h["key"], h["value"]) for h in heads or ()))
+        for us, key, value, heads in zip(
+            stamps, column("key"), column("value"), column("headers"), strict=True
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------ there and back
+
+
+@given(batches, st.sampled_from(CODECS))
+def test_what_a_client_builds_is_decoded(given: list[Record], codec: Codec) -> None:
+    """Keys, values, headers, nulls and times are what went in, in every codec."""
+    batch = built(given, codec)
+    payload = recordbatch.decode(batch)
+    payload.validate(full=True)
+    assert told(payload) == given
+    checked = recordbatch.check(batch)
+    stamps = [each.timestamp_ms for each in given]
+    assert (checked.min_timestamp_ms, checked.max_timestamp_ms) == (min(stamps), max(stamps))
+    assert checked.keys == sum(each.key is not None for each in given)
+    assert checked.header.record_count == len(given)
+
+
+@given(batches, st.integers(1, 2_000), st.integers(0, 2**62), st.integers(0, 2**31 - 1))
+def test_what_is_encoded_is_read_by_a_client(
+    given: list[Record], limit_bytes: int, base_offset: int, leader_epoch: int
+) -> None:
+    """The same records at the same offsets, in batches of a size."""
+    payload = recordbatch.decode(built(given))
+    found = rows(payload, partition=0, base_offset=base_offset, timestamp_us=0, timestamp_type=0)
+    encoded = list(recordbatch.encode(found, leader_epoch=leader_epoch, limit_bytes=limit_bytes))
+    read_back = [each for batch in encoded for each in read(batch)]
+    assert read_back == list(enumerate(given, base_offset))
+    for batch in encoded:
+        checked = recordbatch.check(batch)
+        assert checked.header.leader_epoch == leader_epoch
+        assert len(batch) <= limit_bytes + recordbatch.HEADER_BYTES or (
+            checked.header.record_count == 1
+        )
+
+
+@given(batches, st.data())
+def test_rows_with_gaps_keep_their_offsets(given: list[Record], data: st.DataObject) -> None:
+    """Compacted rows, also a slice of more; deltas beyond an int32 begin another batch."""
+    steps = data.draw(st.lists(st.integers(1, 2**31), min_size=len(given), max_size=len(given)))
+    offsets = np.cumsum(np.array(steps, np.int64))
+    payload = recordbatch.decode(built(given))
+    found = rows(payload, partition=0, base_offset=0, timestamp_us=0, timestamp_type=0)
+    at = ROW_SCHEMA.get_field_index("offset")
+    found = found.set_column(at, "offset", pa.array(offsets))
+    first = data.draw(st.integers(0, len(given) - 1))
+    encoded = recordbatch.encode(found.slice(first), leader_epoch=0, limit_bytes=1 << 20)
+    read_back = [each for batch in encoded for each in read(batch)]
+    assert read_back == list(zip(offsets.tolist(), given, strict=True))[first:]
+
+
+def test_rows_of_append_time_are_grouped_by_it() -> None:
+    """A batch has one such time, which counts for all of its records."""
+    stamps_us = [5_000, 5_999, 6_000, 6_000, 7_000]
+    payload = pa.record_batch(
+        {
+            "timestamp": pa.array(stamps_us, pa.timestamp("us", "UTC")),
+            "value": pa.array([b"x"] * 5, pa.binary()),
+        }
+    )
+    found = rows(payload, partition=0, base_offset=9, timestamp_us=0, timestamp_type=1)
+    encoded = list(recordbatch.encode(found, leader_epoch=0, limit_bytes=1 << 20))
+    counts = [
+        (header.max_timestamp_ms, header.record_count, header.has_append_time)
+        for header in map(recordbatch.read_header, encoded)
+    ]
+    assert counts == [(5, 2, True), (6, 2, True), (7, 1, True)]
+    assert "timestamp" not in recordbatch.decode(encoded[0]).schema.names
+
+
+def test_a_place_is_set_without_a_new_checksum() -> None:
+    """Base offset and leader epoch stand outside of what the CRC covers."""
+    batch = built([Record(SECOND_MS, b"k", b"v")] * 3)
+    found = recordbatch.placed(batch, base_offset=2**40, leader_epoch=7)
+    checked = recordbatch.check(found)
+    assert (checked.header.base_offset, checked.header.leader_epoch) == (2**40, 7)
+    assert checked.header.next_offset == 2**40 + 3
+    assert found[21:] == batch[21:]
+    assert [offset for offset, _ in read(found)] == [2**40, 2**40 + 1, 2**40 + 2]
+
+
+def test_the_time_of_the_append_counts_for_all() -> None:
+    """As a topic with LogAppendTime has it; the CRC follows."""
+    batch = built([Record(SECOND_MS, None, b"v"), Record(SECOND_MS + 5, None, b"v")])
+    found = recordbatch.with_times(batch, max_timestamp_ms=SECOND_MS + 99, append_time=True)
+    assert [each.timestamp_ms for _, each in read(found)] == [SECOND_MS + 99] * 2
+    assert recordbatch.check(found).header.has_append_time
+
+
+# ------------------------------------------------------------------------------ refusals
+
+
+def changed(batch: bytes, at: int, form: str, value: int, *, checksum: bool = True) -> bytes:
+    """With another number at `at`."""
+    found = bytearray(batch)
+    struct.pack_into(form, found, at, value)
+    if checksum:
+        struct.pack_into(">I", found, 17, crc32c.crc32c(bytes(found[21:])))
+    return bytes(found)
+
+
+PLAIN = built([Record(SECOND_MS, b"k", b"v", (("h", b"1"),)), Record(SECOND_MS, None, None)])
+
+
+@pytest.mark.parametrize(
+    ("batch", "error", "reason"),
+    [
+        (b"", errors.DamagedBatch, "less than its header"),
+        (PLAIN[:60], errors.DamagedBatch, "less than its header"),
+        (PLAIN[:-1], errors.DamagedBatch, "are no batch"),
+        (PLAIN + b"x", errors.BadBatch, "more follows"),
+        (PLAIN + PLAIN, errors.BadBatch, "more follows"),
+        (changed(PLAIN, 16, ">b", 1), errors.BadBatch, "message set of version 1"),
+        (changed(PLAIN, 16, ">b", 3), errors.DamagedBatch, "are no batch"),
+        (changed(PLAIN, 8, ">i", 2), errors.DamagedBatch, "are no batch"),
+        (changed(PLAIN, 8, ">i", -1), errors.DamagedBatch, "are no batch"),
+        (changed(PLAIN, 30, ">b", 9, checksum=False), errors.DamagedBatch, "CRC32C"),
+        (changed(PLAIN, 21, ">h", 0x20), errors.BadBatch, "control"),
+        (changed(PLAIN, 21, ">h", 5), errors.UnknownCodec, "compression 5"),
+        (changed(PLAIN, 57, ">i", 0), errors.BadBatch, "0 records"),
+        (changed(PLAIN, 57, ">i", -1), errors.BadBatch, "-1 records"),
+        (changed(PLAIN, 57, ">i", 3), errors.BadBatch, "the last has offset 1"),
+        (changed(PLAIN, 43, ">q", 5), errors.BadBatch, "an id, an epoch and a sequence"),
+        (changed(PLAIN, 62, ">b", 1), errors.BadBatch, "attributes"),
+        (changed(PLAIN, 64, ">b", 2), errors.BadBatch, "do not rise"),
+        (changed(PLAIN, 61, ">b", -1), errors.BadBatch, "number|add up|middle"),
+        (changed(PLAIN, 61, ">b", 126), errors.BadBatch, "middle of a record"),
+        (changed(PLAIN, 65, ">b", 100), errors.BadBatch, "add up"),
+        (changed(PLAIN, 65, ">b", 3), errors.BadBatch, "add up"),
+        (changed(PLAIN, 21, ">h", 4), errors.DamagedBatch, "ZSTD does not decompress"),
+        (changed(PLAIN, 21, ">h", 2), errors.DamagedBatch, "SNAPPY does not decompress"),
+    ],
+)
+def test_what_is_wrong_is_named(
+    batch: bytes, error: type[errors.SparklogError], reason: str
+) -> None:
+    """A batch is refused by what is wrong with it."""
+    with pytest.raises(error, match=reason):
+        recordbatch.check(batch)
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_a_bomb_is_refused(codec: Codec) -> None:
+    """What grows beyond the limit is not even written."""
+    batch = built([Record(SECOND_MS, None, bytes(4_000_000))], codec)
+    assert len(batch) < 400_000
+    with pytest.raises(errors.BatchTooLarge):
+        recordbatch.check(batch, limit_bytes=1_000_000)
+    recordbatch.check(batch, limit_bytes=5_000_000)
+
+
+@pytest.mark.parametrize("framed", [False, True])
+def test_snappy_comes_raw_and_framed(framed: bool) -> None:
+    """librdkafka sends a block, the Java client several, each with its length."""
+    given = [Record(SECOND_MS, None, b"%d" % number) for number in range(2_000)]
+    body = built(given)[recordbatch.HEADER_BYTES :]
+    if framed:
+        blocks = [body[at : at + 1_000] for at in range(0, len(body), 1_000)]
+        packed = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
+        for each in map(bytes, map(cramjam.snappy.compress_raw, blocks)):
+            packed += struct.pack(">I", len(each)) + each
+    else:
+        packed = bytes(cramjam.snappy.compress_raw(body))
+    batch = built(given)[: recordbatch.HEADER_BYTES] + packed
+    batch = changed(changed(batch, 8, ">i", len(batch) - 12), 21, ">h", 2)
+    assert told(recordbatch.decode(batch)) == given
+    with pytest.raises(errors.DamagedBatch):
+        recordbatch.check(changed(batch[:-9], 8, ">i", len(batch) - 21))
+
+
+def test_a_header_is_text() -> None:
+    """The table keeps a header's key as a string, so its bytes must be one."""
+    batch = built([Record(SECOND_MS, None, b"v", (("hh", b""),))])
+    with pytest.raises(errors.BadBatch, match="not UTF-8"):
+        recordbatch.check(changed(batch, batch.index(b"hh"), ">B", 0xFF))
+
+
+def mutated(chance: random.Random, batch: bytes) -> bytes:
+    """Some bytes are others, or gone, or more; the checksum is right, so it does not save us."""
+    found = bytearray(batch)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(recordbatch.HEADER_BYTES, len(found))
+        match chance.randrange(4):
+            case 0:
+                found[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+            case 1:
+                del found[at : at + chance.randint(1, 5)]
+            case 2:
+                found[at:at] = chance.randbytes(chance.randint(1, 5))
+            case _:
+                found[at] ^= 1 << chance.randrange(8)
+        if len(found) <= recordbatch.HEADER_BYTES:
+            break
+    struct.pack_into(">i", found, 8, len(found) - 12)
+    struct.pack_into(">I", found, 17, crc32c.crc32c(bytes(found[21:])))
+    return bytes(found)
+
+
+@settings(max_examples=20, deadline=None)
+@given(batches, st.sampled_from(CODECS), st.integers())
+def test_mutations_are_refused_or_read(given: list[Record], codec: Codec, seed: int) -> None:
+    """Whatever the bytes say, the answer is an error of ours or rows that Arrow finds valid."""
+    chance = random.Random(seed)
+    batch = built(given, codec)
+    for _ in range(100):
+        try:
+            payload = recordbatch.decode(mutated(chance, batch))
+        except (errors.Invalid, errors.DamagedBatch):
+            continue
+        payload.validate(full=True)
+        assert payload.num_rows == len(given)
