@@ -181,7 +181,7 @@ def delays_by_pandas(flights: Flights) -> dict[str, Delays]:
 @contextmanager
 def running_broker(places: Places) -> Iterator[str]:
     """A broker as its own process, on any free port; its address. Stopped in good order."""
-    command = [sys.executable, "-m", "sparklog", "broker", "--flight", "127.0.0.1:0"]
+    command = [sys.executable, "-m", "sparklog", "broker", "--flight", "127.0.0.1:0", "--kafka", ""]
     command += ["--root", str(places.root)]
     environment = {
         **os.environ,

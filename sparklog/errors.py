@@ -173,6 +173,16 @@ class BatchTooLarge(Invalid):
     template = "a batch of {bytes} bytes is over max_batch_bytes = {limit_bytes}; send smaller ones"
 
 
+class KeylessRecord(Invalid):
+    """Kafka's `INVALID_RECORD`, for this reason: without a key nothing ever supersedes a record."""
+
+    code = "keyless_record"
+    template = (
+        "topic {topic!r} is compacted (cleanup.policy=compact), so each of its records needs a key;"
+        " of those sent to partition {partition}, {count} have none"
+    )
+
+
 class WrongSchema(Invalid):
     code = "wrong_schema"
     template = "{reason}"
@@ -183,6 +193,21 @@ class BadValue(Invalid):
 
     code = "bad_value"
     template = "{topic}-{partition}, offset {offset}: {reason}"
+
+
+class UnknownLeaderEpoch(Retriable):
+    code = "unknown_leader_epoch"
+    template = "{topic}-{partition}: leader epoch {found} is still to come; it is {current}"
+
+
+class FencedLeaderEpoch(Retriable):
+    code = "fenced_leader_epoch"
+    template = "{topic}-{partition}: leader epoch {found} is over; it is {current}"
+
+
+class BadAcks(Invalid):
+    code = "bad_acks"
+    template = "acks = {acks}: -1, 0 and 1 are known"
 
 
 class BadBatch(Invalid):

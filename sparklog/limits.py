@@ -73,11 +73,23 @@ COMPACT_TARGET_BYTES = 128 * MIB
 BUSY_BYTES_PER_SECOND = 48 * MIB
 FILES_BEFORE_PATIENCE_ENDS = 2_000
 COMPACT_SETTLED_SECONDS = 3600.0
+COMPACT_KEYS_BYTES = 256 * MIB  # of memory, for the keys that are compared at a time
+COMPACT_KEYS_ROWS = 1_048_576  # that wait to be compared
+COMPACT_STEP_BYTES = 1 * GIB  # of files that one commit of a key compaction replaces
+MIN_CLEANABLE_DIRTY_RATIO = 0.5
+MIN_COMPACTION_LAG_MS = 0
+DELETE_RETENTION_MS = 24 * 3600 * 1_000
+MILLISECONDS_MAX = 2**63 - 1  # an int64, as Kafka has it
 STAGING_ABANDONED_SECONDS = 7 * 24 * 3600.0
 SWEEP_EVERY_SECONDS = 300.0
 SETTLE_EVERY_SECONDS = 60.0
 UPKEEP_RETRY_SECONDS = 30.0
 TEMPORARY_KEPT_SECONDS = 3600.0  # no put takes so long
+
+# ---- broker: the Kafka door
+KAFKA_REQUEST_MAX_BYTES = 100 * MIB  # Kafka's socket.request.max.bytes
+KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read on
+KAFKA_THREADS = 8
 
 # ---- storage
 CLAIM_ATTEMPTS = 8

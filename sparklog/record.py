@@ -224,6 +224,12 @@ def check_record_sizes(payload: pa.RecordBatch, limit_bytes: int) -> None:
             raise errors.RecordTooLarge(bytes=largest, limit_bytes=limit_bytes)
 
 
+def count_keyless(payload: pa.RecordBatch) -> int:
+    """How many records of a conforming payload have no key."""
+    index = payload.schema.get_field_index("key")
+    return payload.num_rows if index < 0 else payload.column(index).null_count
+
+
 def largest_record_bytes(batch: pa.RecordBatch) -> int:
     """Bytes of the largest record of a conforming payload: of its key, value and headers."""
     total = np.zeros(batch.num_rows, np.int64)

@@ -177,12 +177,17 @@ def _measured(header: Header, records: Bytes) -> Longs:
     return found
 
 
-def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> bytearray:
+def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> bytes:
     """The same batch with its place in the log."""
-    found = bytearray(data)
-    struct.pack_into(">q", found, 0, base_offset)
-    struct.pack_into(">i", found, 12, leader_epoch)
-    return found
+    whole = memoryview(data)
+    return b"".join(
+        (
+            base_offset.to_bytes(8, "big"),
+            whole[8:12],
+            leader_epoch.to_bytes(4, "big"),
+            whole[16:],
+        )
+    )
 
 
 def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytearray:

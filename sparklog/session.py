@@ -39,7 +39,13 @@ from sparklog.options import (
     is_address,
     storage_options,
 )
-from sparklog.settings import BrokerSettings, FlightSettings, LivenessSettings, LogSettings
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    KafkaSettings,
+    LivenessSettings,
+    LogSettings,
+)
 from sparklog.storage.meta import Heartbeat, MetaStore, find_live_heartbeat
 from sparklog.storage.objects import Store, open_store
 
@@ -192,6 +198,7 @@ class _RootSession:
             root=root,
             id=limits.EMBEDDED_BROKER_ID,
             flight=FlightSettings(listen=_ANY_PORT),
+            kafka=KafkaSettings(listen=""),
             liveness=LivenessSettings(
                 idle_exit_seconds=limits.DETACHED_IDLE_SECONDS if detached else 0.0
             ),
@@ -292,6 +299,7 @@ class _RootSession:
         }
         command = [sys.executable, "-m", "sparklog", "broker", "--root", settings.root]
         command += ["--id", str(settings.id), "--flight", settings.flight.listen]
+        command += ["--kafka", settings.kafka.listen]
         # A file, because nobody reads a pipe once we are gone, and the broker may still complain.
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(

@@ -45,6 +45,14 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     advertised: str = ""
 
 
+class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The Kafka protocol's door; an empty `listen` leaves it closed."""
+
+    listen: str = "127.0.0.1:9092"
+    advertised: str = ""
+    request_max_bytes: _BufferBytes = limits.KAFKA_REQUEST_MAX_BYTES
+
+
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """From a record's arrival to its ack."""
 
@@ -96,7 +104,7 @@ class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a topic starts with."""
 
-    auto_create: bool = False
+    auto_create: bool = True
     default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = (
         limits.DEFAULT_PARTITIONS
     )
@@ -123,6 +131,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     root: str = ""
     id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
     flight: FlightSettings = FlightSettings()
+    kafka: KafkaSettings = KafkaSettings()
     writer: WriterSettings = WriterSettings()
     publisher: PublisherSettings = PublisherSettings()
     hot_tail: HotTailSettings = HotTailSettings()
@@ -283,8 +292,12 @@ def _check_together(settings: BrokerSettings) -> None:
             option="root", value="", reason="name a folder, or an s3://, gs:// or az:// address"
         )
     _check_address("flight.listen", settings.flight.listen, lowest_port=0)
-    if settings.flight.advertised:
-        _check_address("flight.advertised", settings.flight.advertised, lowest_port=1)
+    if settings.kafka.listen:
+        _check_address("kafka.listen", settings.kafka.listen, lowest_port=0)
+    for option in ("flight.advertised", "kafka.advertised"):
+        address = attrgetter(option)(settings)
+        if address:
+            _check_address(option, address, lowest_port=1)
 
     for low, high in _NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)

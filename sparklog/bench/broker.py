@@ -38,7 +38,7 @@ class BrokerProcess:
 
     def start(self) -> Self:
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
-        command += ["--flight", self._flight]
+        command += ["--flight", self._flight, "--kafka", ""]
         self._process = subprocess.Popen(
             command,
             env={**os.environ, "SPARKLOG_LOG_LEVEL": "warning", **self._settings},

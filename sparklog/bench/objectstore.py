@@ -9,7 +9,7 @@ from sparklog.broker.agent import Agent
 from sparklog.client.connection import Connection
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
-from sparklog.settings import BrokerSettings, FlightSettings
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from sparklog.storage.objects import DelayedStore, MemoryStore
 
 _DELAY_SECONDS = 0.02
@@ -20,7 +20,9 @@ _RECORDS_PER_SECOND = 1_000
 def objectstore(options: Options) -> list[Figure]:
     """Acks, and requests an hour, over a store in memory that takes 20 ms a request."""
     store = DelayedStore(MemoryStore(SystemClock()), _DELAY_SECONDS)
-    settings = BrokerSettings(root=store.uri, flight=FlightSettings(listen="127.0.0.1:0"))
+    settings = BrokerSettings(
+        root=store.uri, flight=FlightSettings(listen="127.0.0.1:0"), kafka=KafkaSettings(listen="")
+    )
     with Agent(settings, store=store) as agent, Log(Connection(lambda: agent.address)) as log:
         topics = [f"topic-{number:02d}" for number in range(_TOPICS)]
         for topic in topics:

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import structlog
@@ -34,11 +34,14 @@ from sparklog.broker.publisher import Publisher
 from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
 from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
-from sparklog.settings import BrokerSettings
+from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
 from sparklog.storage.meta import Heartbeat, MetaStore, write_heartbeat
 from sparklog.storage.objects import PutUnresolved, Store, SyncFailed, open_store
 from sparklog.storage.table import Table
+
+if TYPE_CHECKING:
+    from sparklog.broker.kafka.door import KafkaDoor
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
@@ -76,6 +79,7 @@ class Agent:
         )
         self._core: Core | None = None
         self._door: FlightDoor | None = None
+        self._kafka: KafkaDoor | None = None
         self.failure: BaseException | None = None
         """Why the broker stopped by itself."""
 
@@ -124,6 +128,9 @@ class Agent:
         self._writer.open()
         _wait_until_free(listen, self.settings.liveness.dead_after_seconds)
         self._core, self._door = core, FlightDoor(core, listen)
+        if self.settings.kafka.listen:
+            self._kafka = _kafka_door(core, self.settings.kafka)
+            self._kafka.start()
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
         self._run("publisher", self._publish_loop)
@@ -205,6 +212,11 @@ class Agent:
             loop()
         except BaseException as error:
             self._fail(error)
+
+    @property
+    def kafka_address(self) -> str:
+        """Where Kafka clients are told to come; empty where that door is closed."""
+        return self._kafka.address if self._kafka is not None else ""
 
     # -------------------------------------------------------------------------- loops
 
@@ -352,8 +364,9 @@ class Agent:
     def _close_doors(self) -> None:
         if self._core is not None:
             self._core.close()
-        if self._door is not None:
-            self._door.close()
+        for door in (self._kafka, self._door):
+            if door is not None:
+                door.close()
         self._pool.shutdown()
         self._stopped.set()
 
@@ -417,6 +430,23 @@ def _wait_until_free(listen: str, timeout_seconds: float) -> None:
         time.sleep(0.05)
 
 
+def _kafka_door(core: Core, settings: KafkaSettings) -> KafkaDoor:
+    """Raises `BadOption` where what it needs is not installed."""
+    try:
+        from sparklog.broker.kafka.door import KafkaDoor
+    except ModuleNotFoundError as error:
+        reason = f"{error}: pip install 'sparklog[broker]', or set it to '' to do without"
+        raise errors.BadOption(
+            option="kafka.listen", value=settings.listen, reason=reason
+        ) from error
+    return KafkaDoor(
+        core,
+        settings.listen,
+        advertised=settings.advertised,
+        request_max_bytes=settings.request_max_bytes,
+    )
+
+
 def run_broker(settings: BrokerSettings) -> None:
     """A broker as the whole process: says one line when it serves, leaves on SIGTERM or SIGINT.
 
@@ -433,7 +463,9 @@ def run_broker(settings: BrokerSettings) -> None:
     agent.start()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, leave)
-    sys.stdout.write(f"sparklog broker {settings.id} serves {settings.root} at {agent.address}\n")
+    kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
+    served = f"sparklog broker {settings.id} serves {settings.root}{kafka}"
+    sys.stdout.write(f"{served}, Flight at {agent.address}\n")
     sys.stdout.flush()
     while not agent.wait(1.0):
         pass  # a wait without an end would keep signals from being handled

@@ -26,7 +26,7 @@ from sparklog.broker.reading import Batch, LogReader
 from sparklog.broker.writer import Append, Appended, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.record import CREATE_TIME, check_topic_name
-from sparklog.storage import compaction, manifest
+from sparklog.storage import compaction, keycompaction, manifest
 from sparklog.storage.meta import Broker, Metadata, MetaStore, PartitionMeta, TopicMeta
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, TableSnapshot
@@ -40,7 +40,7 @@ from sparklog.storage.table import (
 )
 from sparklog.version import VERSION
 
-__all__ = ["Batch", "Core", "Ticket", "TopicDefaults"]
+__all__ = ["Appended", "Batch", "Core", "Places", "Ticket", "TopicDefaults"]
 """What a door knows of this broker."""
 
 
@@ -48,6 +48,17 @@ __all__ = ["Batch", "Core", "Ticket", "TopicDefaults"]
 class TopicDefaults:
     auto_create: bool = False
     partitions: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """A topic's partitions: who leads them, and their log start offsets and high watermarks."""
+
+    topic_id: str
+    leader: int
+    leader_epochs: tuple[int, ...]
+    starts: tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class Core:
@@ -92,21 +103,21 @@ class Core:
 
         Raises `UnknownTopic`, and what `Writer.prepare` and `Writer.submit` raise.
         """
-        prepared = self._writer.prepare(self._topic_for_write(topic), partition, batch, stamp)
+        prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, stamp)
         return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
+
+    def append_kafka(self, topic: str, partition: int, data: bytes, *, wait: bool) -> Ticket:
+        """Queues a record batch in Kafka's encoding; `wait`: for room in the queue, too.
+
+        Raises `UnknownTopic`, and what `Writer.prepare_kafka` and `Writer.submit` raise.
+        """
+        prepared = self._writer.prepare_kafka(self._ledger.topic(topic), partition, data)
+        timeout_seconds = self._submit_timeout_seconds if wait else 0.0
+        return self._writer.submit([prepared], timeout_seconds=timeout_seconds)
 
     def wait(self, ticket: Ticket) -> list[Appended]:
         """Returns once the ticket is durable. Raises what refused it, and `OutcomeUnknown`."""
         return self._writer.wait(ticket)
-
-    def _topic_for_write(self, name: str) -> Topic:
-        try:
-            return self._ledger.topic(name)
-        except errors.UnknownTopic:
-            if not self._defaults.auto_create:
-                raise
-            self.create_topic(wire.CreateTopic(topic=name, if_absent=True))
-            return self._ledger.topic(name)
 
     def new_producer(self) -> wire.ProducerIdentity:
         """A producer id that nobody has had before."""
@@ -122,8 +133,8 @@ class Core:
     def adopt(self, request: wire.Adopt) -> wire.Adopted:
         """Appends what a manifest names, by reference, once; all of it becomes durable together.
 
-        Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `CorruptObject`, `MissingObject`,
-        and what `Writer.submit` and `wait` raise.
+        Raises `BadRequest`, `UnknownTopic`, `UnknownPartition`, `KeylessRecord`, `CorruptObject`,
+        `MissingObject`, and what `Writer.submit` and `wait` raise.
         """
         # One that was adopted may have been swept since, and a rerun deals out its rows anew: to
         # other partitions, which remember nothing. So any that remembers it speaks for all.
@@ -181,8 +192,9 @@ class Core:
                         raise errors.BadRequest(reason=reason)
 
     def _staged(self, section: manifest.Section, batch_id: BatchId) -> Append:
-        topic = self._topic_for_write(section.topic)
+        topic = self._ledger.topic(section.topic)
         topic.partition(section.partition)
+        topic.check_keys(section.partition, section.keyless)
         arrival_us = self._clock.now_us()
         timestamp_type = topic.timestamp_type
         times_us = [arrival_us]  # of rows that brought none
@@ -229,6 +241,42 @@ class Core:
         return self._reader.tail(
             positions, columns=columns, batch_rows=batch_rows, idle_seconds=idle_seconds
         )
+
+    def fetch_kafka(
+        self, topic: str, partition: int, offset: int, *, limit_bytes: int, only_hot: bool
+    ) -> list[bytes] | None:
+        """Record batches from `offset` on. Says and raises what `LogReader.fetch_kafka` does."""
+        return self._reader.fetch_kafka(
+            topic, partition, offset, limit_bytes=limit_bytes, only_hot=only_hot
+        )
+
+    def wait_for_growth(self, timeout_seconds: float) -> None:
+        """Returns when some partition has grown, some topic is gone, or the time is over."""
+        with self._ledger.grown:
+            self._ledger.grown.wait(timeout_seconds)
+
+    def places(self, name: str) -> Places:
+        """Where a topic's partitions begin and end now. Raises `UnknownTopic`."""
+        topic = self._ledger.topic(name)
+        return Places(
+            topic_id=topic.topic_id,
+            leader=self._lease.broker,
+            leader_epochs=tuple(each.leader_epoch for each in topic.partitions),
+            starts=tuple(each.start for each in topic.partitions),
+            ends=tuple(each.end for each in topic.partitions),
+        )
+
+    def topic_of(self, topic_id: str) -> str | None:
+        """The name of the topic with that id, if it lives."""
+        topic = self._ledger.by_id(topic_id)
+        return topic.name if topic is not None else None
+
+    def greatest_time(self, topic: str, partition: int) -> tuple[int, int]:
+        """(time in ms, offset) of the first record with the greatest time; -1, -1 if there is none.
+
+        Raises `UnknownTopic` and `UnknownPartition`.
+        """
+        return self._reader.greatest_time(topic, partition)
 
     def offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
         """The first offsets at or after given times. Raises `UnknownTopic`, `UnknownPartition`."""
@@ -279,6 +327,15 @@ class Core:
             table_bytes=sum(file.size_bytes for file in files),
             max_record_bytes=self._writer.max_record_bytes,
         )
+
+    def auto_create(self, name: str) -> None:
+        """Creates a topic that a Kafka client has asked for, where that is wanted.
+
+        Raises `UnknownTopic` where it is not, and what `create_topic` raises.
+        """
+        if not self._defaults.auto_create:
+            raise errors.UnknownTopic(topic=name)
+        self.create_topic(wire.CreateTopic(topic=name, if_absent=True))
 
     def create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:
         """What `describe` tells of the new topic.
@@ -389,12 +446,21 @@ class Core:
     def compact(self, name: str) -> wire.TopicInfo:
         """Merges the small files of the topic's table now; returns when that is done.
 
-        Raises `UnknownTopic`, and what `compaction.compact` raises.
+        Where the topic is compacted by keys, of each key all but the last record go first. Raises
+        `UnknownTopic`, and what `compaction.compact` raises.
         """
         topic = self._ledger.topic(name)
         table = Table(self._store, name, clock=self._clock)
         with self._stopping_on_sync_failure(f"compaction of topic {name}"):
-            for group in compaction.choose(self._ours(table.refresh(), topic), everything=True):
+            self._ours(table.refresh(), topic)
+            for each in keycompaction.choose(table, everything=True):
+                keycompaction.compact(table, each, should_stop=self._closing.is_set)
+            groups = compaction.choose(
+                self._ours(table.refresh(), topic),
+                everything=True,
+                borders=keycompaction.borders(table),
+            )
+            for group in groups:
                 compaction.compact(table, group)
             self._publisher.table(topic).refresh()
         return self.describe(name)

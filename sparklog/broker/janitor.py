@@ -1,8 +1,9 @@
 """The janitor: keeps what has been published cheap to read and small, one little piece a tick.
 
 Each topic gets, when due: a checkpoint of its Delta log, the log's cleaning, the sweeping of files
-that nobody needs, and one merge of small files. A topic whose upkeep fails is named in the log and
-left alone for a while; the others go on. Besides, staged files of Spark batches go once all their
+that nobody needs, and one merge of small files; before that, where the topic is compacted by keys,
+the records that later ones supersede go. A topic whose upkeep fails is named in the log and left
+alone for a while; the others go on. Besides, staged files of Spark batches go once all their
 records are published, and abandoned ones after a day; the files of deleted topics, after the graces
 that all files have; and what crashed puts have left, once it is old.
 
@@ -22,7 +23,7 @@ from sparklog import errors, limits
 from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage import compaction, staging, upkeep
+from sparklog.storage import compaction, keycompaction, staging, upkeep
 from sparklog.storage.manifest import Manifest
 from sparklog.storage.meta import MetaStore, TopicMeta
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
@@ -41,6 +42,7 @@ class _Chores:
     table: Table
     due: dict[str, float] = field(default_factory=dict)
     seen_version: int = -1
+    seen_keys_version: int = -1
 
 
 class Janitor:
@@ -79,13 +81,9 @@ class Janitor:
             if should_stop():
                 return
             chores = self._chores(topic)
-            if self._clock.monotonic() < chores.due.get("topic", 0.0):
-                continue
-            try:
-                self._tend(chores, should_stop)
-            except (errors.SparklogError, ObjectMissing, PutUnresolved, OSError) as error:
-                _log.warning("upkeep failed", topic=topic.name, reason=str(error))
-                chores.due["topic"] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
+            if topic.is_compacted:
+                self._try(topic, chores, "keys", self._compact_keys, should_stop)
+            self._try(topic, chores, "topic", self._tend, should_stop)
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
@@ -117,6 +115,46 @@ class Janitor:
             orphan_grace_seconds=self._settings.orphan_grace_seconds,
         )
 
+    def _try(
+        self,
+        topic: Topic,
+        chores: _Chores,
+        what: str,
+        tend: Callable[[_Chores, Callable[[], bool]], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Does it, unless it has failed a short while ago."""
+        if self._clock.monotonic() < chores.due.get(what, 0.0):
+            return
+        try:
+            tend(chores, should_stop)
+        except (errors.SparklogError, ObjectMissing, PutUnresolved, OSError) as error:
+            _log.warning("upkeep failed", topic=topic.name, reason=str(error))
+            chores.due[what] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
+
+    def _compact_keys(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
+        table = chores.table
+        snapshot = table.refresh()
+        now = self._clock.monotonic()
+        is_settling = now >= chores.due.get("settle keys", 0.0)
+        if (snapshot.version == chores.seen_keys_version and not is_settling) or not self._has_time(
+            snapshot
+        ):
+            return
+        chores.seen_keys_version = snapshot.version
+        passes = keycompaction.choose(
+            table,
+            compact_files=self._settings.compact_files,
+            target_bytes=self._settings.compact_target_bytes,
+            settled_before_us=self._settled_before_us(),
+        )
+        for each in passes:
+            if should_stop():
+                return
+            keycompaction.compact(table, each, should_stop=should_stop)
+        if is_settling:
+            chores.due["settle keys"] = now + limits.SETTLE_EVERY_SECONDS
+
     def _tend(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
         table = chores.table
         snapshot = table.refresh()
@@ -139,6 +177,7 @@ class Janitor:
                 compact_files=self._settings.compact_files,
                 target_bytes=self._settings.compact_target_bytes,
                 settled_before_us=self._settled_before_us() if is_settling else None,
+                borders=keycompaction.borders(table),
             )
             for group in groups:
                 if should_stop():

@@ -120,6 +120,16 @@ class Topic:
         wanted = self.config.get("message.timestamp.type", "CreateTime")
         return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME
 
+    @property
+    def is_compacted(self) -> bool:
+        """Whether of each key the last record stays, so that each record needs one."""
+        return self.config.get("cleanup.policy") == "compact"
+
+    def check_keys(self, partition: int, keyless: int) -> None:
+        """Raises `KeylessRecord` where records are sent to a compacted topic without a key."""
+        if keyless and self.is_compacted:
+            raise errors.KeylessRecord(topic=self.name, partition=partition, count=keyless)
+
     def partition(self, number: int) -> Partition:
         """Raises `UnknownPartition`."""
         if not 0 <= number < len(self.partitions):

@@ -13,7 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from sparklog import errors, limits, wire
+from sparklog import arrow, errors, limits, wire
 from sparklog.broker.hot import HotBatch, HotTail
 from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.clock import Clock
@@ -25,6 +25,8 @@ from sparklog.storage.snapshot import Slice, Source, TableSnapshot
 from sparklog.storage.table import Table
 
 _PLAN_ATTEMPTS: Final = 5
+_KAFKA_ROWS: Final = 8_192
+"""So many rows are made into Kafka's batches at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +187,54 @@ class LogReader:
             parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
         return _cut(rows_of_run(parts, partition=run[0].partition), wish.batch_rows)
 
+    # -------------------------------------------------------------------------- for Kafka
+
+    def fetch_kafka(
+        self, name: str, number: int, offset: int, *, limit_bytes: int, only_hot: bool
+    ) -> list[bytes] | None:
+        """Record batches of Kafka's from `offset` on, of so many bytes together, one at least.
+
+        What a Kafka client wrote is handed on as it came; all else is encoded. The first batch may
+        begin below `offset`. Nothing at the end; None where `only_hot` and memory has it not.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange`.
+        """
+        topic = self._ledger.topic(name)
+        partition = topic.partition(number)
+        end = partition.end
+        _check_range(topic, partition, offset, end)
+        if offset == end:
+            return []
+        hot = self._hot.run(
+            topic.topic_id, number, offset, rows=end - offset, limit_bytes=limit_bytes
+        )
+        if hot:
+            return [batch for each in hot for batch in _as_kafka(each, number, limit_bytes)]
+        return None if only_hot else self._fetch_planned(topic, partition, offset, limit_bytes)
+
+    def _fetch_planned(
+        self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
+    ) -> list[bytes]:
+        """The same from WAL and table: what kept its encoding in the WAL goes out with it."""
+        from sparklog import recordbatch
+
+        wish = _Wish(columns=None, batch_rows=_KAFKA_ROWS)
+        found: list[bytes] = []
+        for batch in self._some(topic, partition, offset, partition.end, wish):
+            if batch.rows.num_rows == 0:
+                continue
+            encoded = recordbatch.encode(
+                batch.rows, leader_epoch=partition.leader_epoch, limit_bytes=limit_bytes
+            )
+            for each in encoded:
+                if found and len(each) > limit_bytes:
+                    return found
+                found.append(bytes(each))
+                limit_bytes -= len(each)
+            if limit_bytes <= 0:
+                break
+        return found
+
     # -------------------------------------------------------------------------- planning
 
     def _plan(
@@ -328,6 +378,51 @@ class LogReader:
                 if offset is not None:
                     return offset
         return -1
+
+    def greatest_time(self, name: str, number: int) -> tuple[int, int]:
+        """(time in ms, offset) of the first record with the greatest time; -1, -1 if there is none.
+
+        As in Kafka's `ListOffsets` for the timestamp -3 (KIP-734).
+        """
+        topic = self._ledger.topic(name)
+        partition = topic.partition(number)
+        start, end = partition.start, partition.end
+        wish = _Wish(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
+        pieces, _ = self._plan(topic, partition, start, end, enough=end)
+        found: tuple[int, int] | None = None
+        for piece in sorted(pieces, key=plan.latest_timestamp_us, reverse=True):
+            if found is not None and plan.latest_timestamp_us(piece) < found[0]:
+                break
+            for batch in self._all(topic, partition, piece.first, piece.end, wish):
+                if batch.rows.num_rows:
+                    stamp_us, offset = _latest(batch.rows)
+                    if found is None or (stamp_us, -offset) > (found[0], -found[1]):
+                        found = stamp_us, offset
+        return (-1, -1) if found is None else (found[0] // 1_000, found[1])
+
+
+def _latest(rows: pa.RecordBatch) -> tuple[int, int]:
+    """(greatest timestamp in µs, the first offset that has it)."""
+    stamps = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
+    at = int(stamps.argmax())
+    return int(stamps[at]), rows.column("offset")[at].as_py()
+
+
+def _as_kafka(hot: HotBatch, partition: int, limit_bytes: int) -> Iterator[bytes]:
+    from sparklog import recordbatch
+
+    entry = hot.entry
+    if isinstance(hot.held, pa.RecordBatch):
+        run = [(entry.base_offset, entry.arrival_us, entry.timestamp_type, hot.held)]
+        for rows in rows_of_run(run, partition=partition):
+            for batch in recordbatch.encode(
+                rows, leader_epoch=entry.leader_epoch, limit_bytes=limit_bytes
+            ):
+                yield bytes(batch)
+    else:
+        yield recordbatch.placed(
+            hot.held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
+        )
 
 
 def _batch(topic: Topic, partition: Partition, first: int, end: int, rows: pa.RecordBatch) -> Batch:

@@ -36,6 +36,7 @@ from sparklog.record import (
     LOG_APPEND_TIME,
     check_record_sizes,
     conform_payload,
+    count_keyless,
     timestamp_range_us,
 )
 from sparklog.storage import wal
@@ -282,7 +283,8 @@ class Writer:
     ) -> Append:
         """Checks and encodes a payload batch; done by the caller's thread, outside any lock.
 
-        Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`.
+        Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`,
+        `KeylessRecord`.
         """
         topic.partition(partition)
         timestamp_type = topic.timestamp_type  # once: an administrator may change it meanwhile
@@ -301,6 +303,7 @@ class Writer:
         if timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
         self._check_size(batch)
+        topic.check_keys(partition, count_keyless(batch))
         arrival_us = self._clock.now_us()
         low, high = timestamp_range_us(batch, arrival_us)
         return Append(
@@ -323,7 +326,8 @@ class Writer:
         Only its times are set where the topic's time is that of the append, or where its header
         has another greatest time than its records.
 
-        Raises `UnknownPartition`, `RecordTooLarge`, and what `recordbatch.check` raises.
+        Raises `UnknownPartition`, `RecordTooLarge`, `KeylessRecord`, and what `recordbatch.check`
+        raises.
         """
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
@@ -336,6 +340,7 @@ class Writer:
             raise errors.RecordTooLarge(
                 bytes=found.largest_bytes, limit_bytes=self._bounds.max_record_bytes
             )
+        topic.check_keys(partition, found.header.record_count - found.keys)
         arrival_us = self._clock.now_us()
         low_us, high_us = found.min_timestamp_ms * 1_000, found.max_timestamp_ms * 1_000
         batch: bytes | bytearray = data

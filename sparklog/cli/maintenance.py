@@ -39,6 +39,14 @@ def broker(
             show_default=False,
         ),
     ] = None,
+    kafka: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Where the Kafka door listens; '' closes it. Or SPARKLOG_KAFKA_LISTEN.",
+            show_default=False,
+        ),
+    ] = None,
     config: Annotated[
         Path | None,
         typer.Option(
@@ -52,12 +60,17 @@ def broker(
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which it takes for a request to leave in good order.
 
-    Example: sparklog broker --root ./data --flight 127.0.0.1:8815
+    Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
     from sparklog.broker.agent import run_broker
     from sparklog.settings import load_settings
 
-    given: dict[str, Any] = {"root": root, "id": number, "flight.listen": flight}
+    given: dict[str, Any] = {
+        "root": root,
+        "id": number,
+        "flight.listen": flight,
+        "kafka.listen": kafka,
+    }
     run_broker(load_settings(config, os.environ, given))
 
 

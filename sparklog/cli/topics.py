@@ -214,6 +214,8 @@ def compact(
 ) -> None:
     """Merge the small files of a topic's table now; a broker does so in time by itself.
 
+    Where cleanup.policy is compact, records that a later one of their key supersedes go as well.
+
     Example: sparklog topics compact flights --root ./data
     """
     with open_log(root, bootstrap) as log:

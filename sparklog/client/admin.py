@@ -80,6 +80,7 @@ class Admin:
     def compact(self, topic: str) -> wire.TopicInfo:
         """Merges the small files of the topic's table now; the janitor does so in time by itself.
 
+        Where `cleanup.policy` is `compact`, records that a later one of their key supersedes go.
         Raises `UnknownTopic`.
         """
         name = wire.TopicName(topic=topic)

@@ -20,6 +20,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +34,8 @@ from sparklog.storage import publish
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import Change, Table, data_path, maintenance_app_id
+
+_ALL: Final = tuple(FILE_SCHEMA.names)
 
 # ------------------------------------------------------------------------------ what to merge
 
@@ -57,20 +60,23 @@ def choose(
     target_bytes: int = limits.COMPACT_TARGET_BYTES,
     settled_before_us: int | None = None,
     everything: bool = False,
+    borders: Sequence[int] = (),
 ) -> list[Group]:
-    """What is worth merging now; groups have no file in common.
+    """What is worth merging now; groups have no file in common, and none reaches over a border.
 
     `compact_files` neighbours of about the same size are merged, to at most `target_bytes`. Fewer
     are if all are older than `settled_before_us`: where little comes in, no more may follow. With
     `everything`, all that is below half of `target_bytes` is merged, or at least encoded anew. A
-    file without statistics, which every reader must open, always gets some.
+    file without statistics, which every reader must open, always gets some. `borders`: an offset of
+    each partition, where what a key compaction has been through ends.
     """
     groups: list[Group] = []
     for partition, files in enumerate(snapshot.files):
+        border = borders[partition] if borders else 0
         packs = [
             [file] for file in files if not _is_known(file) and file.size_bytes <= target_bytes
         ]
-        for run in _runs(files, target_bytes):
+        for run in _runs(files, target_bytes, border):
             if everything:
                 packs += _packs(run, target_bytes)
             else:
@@ -98,7 +104,7 @@ def _size(files: Sequence[TableFile]) -> int:
     return sum(file.size_bytes for file in files)
 
 
-def _runs(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]]:
+def _runs(files: Sequence[TableFile], target_bytes: int, border: int) -> list[list[TableFile]]:
     """Neighbours that may be merged: below half the target, with statistics, without overlap."""
     runs: list[list[TableFile]] = [[]]
     end = -1
@@ -110,6 +116,8 @@ def _runs(files: Sequence[TableFile], target_bytes: int) -> list[list[TableFile]
             runs.append([])
         elif 2 * file.size_bytes > target_bytes:
             runs.append([])
+        elif end < border <= file.first:
+            runs.append([file])
         else:
             runs[-1].append(file)
         end = max(end, file.last)
@@ -230,14 +238,21 @@ def _merge(store: Store, topic: str, group: Group) -> publish.Encoded | None:
     encoder = publish.Encoder(level=level)
     total = 0
     for file in group.files:
-        for batch in _read(store, data_path(topic, file), file, group.end):
+        for batch in read_rows(store, data_path(topic, file), file, group.end):
             encoder.add(batch)
             total += batch.num_rows
     return encoder.finish() if total else None
 
 
-def _read(store: Store, path: str, file: TableFile, end: int) -> Iterator[pa.RecordBatch]:
-    """The file's rows as `FILE_SCHEMA`, in offset order, whoever wrote it and in whatever order."""
+def read_rows(
+    store: Store, path: str, file: TableFile, end: int, *, columns: Sequence[str] = _ALL
+) -> Iterator[pa.RecordBatch]:
+    """The file's rows in offset order, whoever wrote it and in whatever order.
+
+    They have those of `FILE_SCHEMA`'s columns that are named; `offset` must be. The same file gives
+    the same rows in the same order each time, whatever the columns. Raises `ObjectMissing`, and
+    `CorruptObject` where it is not what the log says, or has offsets from `end` on.
+    """
     try:
         with store.open(path) as source:
             parquet = pq.ParquetFile(
@@ -247,10 +262,12 @@ def _read(store: Store, path: str, file: TableFile, end: int) -> Iterator[pa.Rec
             is_sorted = _rises(offsets)
             _check_offsets(offsets if is_sorted else np.sort(offsets), path, file, end)
             missing = len(offsets)
-            for batch in _batches(parquet) if is_sorted else _sorted_batches(parquet):
+            read = _batches if is_sorted else _sorted_batches
+            for batch in read(parquet, columns):
                 if batch.num_rows:
-                    conformed = _conform(batch)
-                    _check_times(conformed.column("timestamp"), path)
+                    conformed = _conform(batch, columns)
+                    if "timestamp" in columns:
+                        _check_times(conformed.column("timestamp"), path)
                     missing -= batch.num_rows
                     yield conformed
             if missing:
@@ -264,7 +281,7 @@ def _read(store: Store, path: str, file: TableFile, end: int) -> Iterator[pa.Rec
         raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
 
 
-def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
+def _batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows as they stand, in batches that are no heavier than row groups of ours."""
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
@@ -272,26 +289,27 @@ def _batches(parquet: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         yield from parquet.iter_batches(
             batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
             row_groups=[number],
-            columns=FILE_SCHEMA.names,
+            columns=list(columns),
             use_threads=False,
         )
 
 
-def _sorted_batches(parquet: pq.ParquetFile) -> list[pa.RecordBatch]:
+def _sorted_batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> list[pa.RecordBatch]:
     """The rows in offset order; all of them are in memory at once."""
-    whole = parquet.read(columns=FILE_SCHEMA.names, use_threads=False)
+    whole = parquet.read(columns=list(columns), use_threads=False)
     return whole.sort_by("offset").to_batches()
 
 
-def _conform(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The rows with `FILE_SCHEMA`'s columns; Delta has a file lack one that is null in all rows."""
-    columns = [
+def _conform(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """The rows with `FILE_SCHEMA`'s types; Delta has a file lack a column that is null in all."""
+    schema = pa.schema([FILE_SCHEMA.field(name) for name in columns])
+    arrays = [
         batch.column(field.name).cast(field.type)
         if field.name in batch.schema.names
         else pa.nulls(batch.num_rows, field.type)
-        for field in FILE_SCHEMA
+        for field in schema
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=FILE_SCHEMA)
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 # ------------------------------------------------------------------------------ checking

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
+from sparklog.record import count_keyless
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, StagedRef
@@ -50,6 +51,8 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: _Place
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
+    keyless: _Place = 0
+    """How many of the rows have no key."""
 
     def ref(self) -> StagedRef:
         return StagedRef(self.path, self.start, self.length, self.crc32c)
@@ -241,6 +244,7 @@ class StagingWriter:
                 crc32c=payload.crc32c,
                 min_timestamp_us=low,
                 max_timestamp_us=high,
+                keyless=count_keyless(batch),
             )
         )
         self._file.add(payload)

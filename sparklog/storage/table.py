@@ -63,6 +63,16 @@ def start_app_id(topic_id: str, partition: int) -> str:
     return f"sparklog/{topic_id}/{partition}/start"
 
 
+def compacted_app_id(topic_id: str, partition: int) -> str:
+    """The `txn` whose version is the offset that the last key compaction came to."""
+    return f"sparklog/{topic_id}/{partition}/compacted"
+
+
+def tombstones_app_id(topic_id: str, partition: int) -> str:
+    """The `txn` below whose version tombstones have been waiting since its `lastUpdated`."""
+    return f"sparklog/{topic_id}/{partition}/tombstones"
+
+
 def maintenance_app_id(topic_id: str) -> str:
     """The `txn` that compaction and retention share: other engines' conflict checks go by it."""
     return f"sparklog/{topic_id}/maintenance"
@@ -83,6 +93,12 @@ class Change:
     """Table properties to be set, or, with None, to be removed."""
     data_change: bool = True
     """False where the same rows are only arranged anew."""
+    drops_rows: bool = False
+    """Some rows of the removed files are in no added one; the others are, whatever `data_change`.
+
+    The protocol wants `dataChange` of an action to be true where its rows are nowhere else in the
+    commit (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Add File and Remove File").
+    """
     operation: str = "WRITE"
     create: bool = False
     """A topic begins: makes the table, or gives that of a deleted topic a new life."""
@@ -397,6 +413,10 @@ class Table:
         with self._lock:
             return self._replay.bounds(topic_id, range(partitions))
 
+    def txn(self, app_id: str) -> Txn | None:
+        """What the version last seen says of `app_id`; `snapshot` has starts and ends already."""
+        return self._replay.txns.get(app_id)
+
     # -------------------------------------------------------------------------- reading
 
     def refresh(self) -> TableSnapshot:
@@ -654,7 +674,7 @@ class Table:
                 Remove(
                     path=replay.active[path].path,
                     deletion_timestamp=now_ms,
-                    data_change=change.data_change,
+                    data_change=change.data_change or change.drops_rows,
                     extended_file_metadata=True,
                     partition_values=replay.active[path].partition_values,
                     size=replay.active[path].size,

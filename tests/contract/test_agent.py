@@ -22,6 +22,7 @@ from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
     JanitorSettings,
+    KafkaSettings,
     LivenessSettings,
     PublisherSettings,
     WriterSettings,
@@ -53,6 +54,7 @@ def settings(root: object = "memory://x", broker: int = 1, **changed: Any) -> Br
     """A broker with little patience."""
     known: dict[str, Any] = {
         "flight": FlightSettings(listen="127.0.0.1:0"),
+        "kafka": KafkaSettings(listen=""),
         "liveness": LivenessSettings(heartbeat_seconds=0.05, dead_after_seconds=5.0),
         "publisher": PublisherSettings(interval_seconds=0.05),
         "janitor": JanitorSettings(interval_seconds=0.1),

@@ -24,6 +24,7 @@ from sparklog.record import ROW_SCHEMA
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
+    KafkaSettings,
     LivenessSettings,
     PublisherSettings,
     WriterSettings,
@@ -45,6 +46,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         root=str(tmp_path_factory.mktemp("root")),
         id=1,
         flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen=""),
         writer=WriterSettings(max_record_bytes=MAX_RECORD_BYTES, max_batch_bytes=MAX_BATCH_BYTES),
         publisher=PublisherSettings(interval_seconds=0.1),
         liveness=LivenessSettings(heartbeat_seconds=0.1),
@@ -621,7 +623,12 @@ def test_damaged_messages_stop_nobody(door: Door, topic: str, agent: Agent) -> N
 
 def test_open_streams_do_not_keep_a_broker(tmp_path: Path) -> None:
     """A broker that stops ends idle streams of producers and consumers, and is soon gone."""
-    settings = BrokerSettings(root=str(tmp_path), id=1, flight=FlightSettings(listen="127.0.0.1:0"))
+    settings = BrokerSettings(
+        root=str(tmp_path),
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen=""),
+    )
     agent = Agent(settings)
     agent.start()
     with Door(agent.address) as door:

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 from delta.tables import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from sparklog import errors
 from sparklog.clock import SystemClock
-from sparklog.storage import compaction, upkeep
+from sparklog.storage import compaction, keycompaction, upkeep
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import Change, Table, delete_change
+from sparklog.storage.table import Change, Table, delete_change, describe_change
 from tests.support import tables
 from tests.support.tables import create, publish_rows
 
@@ -89,6 +91,30 @@ def test_spark_skips_by_our_statistics(spark: SparkSession, table: Table) -> Non
         assert len(found.collect()) in (1, 20)
         scanned = found._jdf.queryExecution().executedPlan().collectLeaves().head()
         assert scanned.metrics().apply("numFiles").value() == 1
+
+
+def test_a_native_stream_passes_over_a_key_compaction(
+    spark: SparkSession, table: Table, tmp_path: Path
+) -> None:
+    """It is told of rows that went; with `ignoreDeletes` it goes on and reads none twice."""
+    config = {"cleanup.policy": "compact"}
+    table.commit(lambda before: describe_change(before, 2, config))
+
+    def stream(**options: str) -> StreamingQuery:
+        source = spark.readStream.format("delta").options(**options).load(root_of(table))
+        writer = source.writeStream.format("parquet").trigger(availableNow=True)
+        return writer.option("checkpointLocation", f"{tmp_path}/state").start(f"{tmp_path}/read")
+
+    stream().awaitTermination(60)
+    publish_rows(table, 0, 20)
+    passes = keycompaction.choose(table, everything=True)
+    assert [keycompaction.compact(table, each) for each in passes] == [113, 13]
+    publish_rows(table, 0, 10)
+    assert sorted(offsets(read(spark, table))) == [*range(113, 130)]
+    with pytest.raises(StreamingQueryException, match=r"IGNORE_DELETE|ignoreDeletes"):
+        stream().awaitTermination(60)
+    stream(ignoreDeletes="true").awaitTermination(60)
+    assert offsets(spark.read.parquet(f"{tmp_path}/read")) == list(range(130))
 
 
 def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: Table) -> None:

@@ -81,7 +81,7 @@ class BrokerProcess:
     def start(self) -> None:
         """Returns when it serves."""
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
-        command += ["--id", "1", "--flight", self.address]
+        command += ["--id", "1", "--flight", self.address, "--kafka", ""]
         self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

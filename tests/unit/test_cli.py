@@ -655,7 +655,15 @@ def test_lines_go_out_as_they_come_in(broker: FakeBroker) -> None:
 def test_broker_serves_and_leaves(tmp_path: Path) -> None:
     """A broker says one line when it serves, and SIGTERM and Ctrl-C are both exit code 0."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        arguments = ("broker", "--root", str(tmp_path / "root"), "--flight", "127.0.0.1:0")
+        arguments = (
+            "broker",
+            "--root",
+            str(tmp_path / "root"),
+            "--flight",
+            "127.0.0.1:0",
+            "--kafka",
+            "127.0.0.1:0",
+        )
         with start(*arguments) as process:
             assert process.stdout is not None
             address = process.stdout.readline().decode().split()[-1]

@@ -106,6 +106,14 @@ BAD_TOPICS: dict[str, tuple[wire.CreateTopic, type[errors.SparklogError]]] = {
         create_request("u", config={"message.timestamp.type": "Never"}),
         errors.BadOption,
     ),
+    "policy": (create_request("u", config={"cleanup.policy": "shrink"}), errors.BadOption),
+    "ratio": (create_request("u", config={"min.cleanable.dirty.ratio": "1.5"}), errors.BadOption),
+    "no ratio": (
+        create_request("u", config={"min.cleanable.dirty.ratio": "nan"}),
+        errors.BadOption,
+    ),
+    "lag": (create_request("u", config={"min.compaction.lag.ms": "-1"}), errors.BadOption),
+    "retention": (create_request("u", config={"delete.retention.ms": "9" * 19}), errors.BadOption),
 }
 
 
@@ -142,17 +150,24 @@ def test_a_topic_that_is_unknown(rig: Rig) -> None:
         assert refused.value.topic == "u"
 
 
-def test_auto_creation_is_for_writers(store: MemoryStore, clock: ManualClock) -> None:
-    """Where it is allowed, a topic begins with its first record, under Kafka's rule of names."""
-    options = RigOptions(topics=TopicDefaults(auto_create=True, partitions=2))
+@pytest.mark.parametrize("allowed", [True, False])
+def test_auto_creation_is_for_those_who_ask(
+    store: MemoryStore, clock: ManualClock, allowed: bool
+) -> None:
+    """A topic comes into being by asking for it where that is allowed, never by writing to it."""
+    options = RigOptions(topics=TopicDefaults(auto_create=allowed, partitions=2))
     rig = Rig(store, clock, options=options)
     with pytest.raises(errors.UnknownTopic):
-        rig.core.read("t", 0, 0, 0)
+        rig.append(["a"])
+    if not allowed:
+        with pytest.raises(errors.UnknownTopic):
+            rig.core.auto_create("t")
+        return
+    rig.core.auto_create("t")
+    rig.core.auto_create("t")
     assert rig.append(["a"], partition=1).base_offset == 0
     with pytest.raises(errors.BadTopicName):
-        rig.append(["a"], topic="no/name")
-    with pytest.raises(errors.UnknownPartition):
-        rig.append(["a"], topic="u", partition=2)
+        rig.core.auto_create("no/name")
 
 
 def test_a_configuration_changes_by_key(rig: Rig) -> None:
@@ -877,6 +892,20 @@ def test_compacting_merges_what_is_small(rig: Rig, store: MemoryStore) -> None:
     assert rows_of_table(store, rig.clock) == [(n, b"%d" % n) for n in range(5)]
 
 
+def test_compacting_a_compacted_topic_leaves_the_last_of_each_key(
+    rig: Rig, store: MemoryStore
+) -> None:
+    """At once, however little there is; and as soon as the topic is told to be."""
+    for number in range(5):
+        rig.append([f"{number}"], key=[b"%d" % (number % 2)])
+        rig.publish()
+    rig.core.alter(wire.AlterTopic(topic="t", config={"cleanup.policy": "compact"}))
+    assert rig.core.compact("t").table_files == 1
+    successor = rig.successor(hot_bytes=0)
+    assert successor.read() == rows_of_table(store, rig.clock) == [(3, b"3"), (4, b"4")]
+    assert successor.append(["5"], key=[b"k"]).base_offset == 5
+
+
 # ------------------------------------------------------------------------------ staged batches
 
 
@@ -910,6 +939,20 @@ def test_a_staged_batch_is_appended_by_reference(rig: Rig, store: MemoryStore) -
     rig.publish()
     assert rows_of_table(store, rig.clock) == expected
     assert rows_of_table(store, rig.clock, "u", 1) == [(0, b"c")]
+
+
+def test_a_staged_batch_for_a_compacted_topic_wants_keys(rig: Rig) -> None:
+    """A record without one refuses all of the batch, before anything of it is written."""
+    rig.create("c", cleanup_policy="compact")
+    request = stage(
+        rig, [("t", 0, payload(["a"])), ("c", 0, payload(["b", "c"], key=[b"k", None]))]
+    )
+    with pytest.raises(errors.KeylessRecord) as refused:
+        rig.core.adopt(request)
+    assert (refused.value.topic, refused.value.count) == ("c", 1)
+    assert (rig.end("t"), rig.end("c")) == (0, 0)
+    request = stage(rig, [("c", 0, payload(["b"], key=[b"k"]))], batch=2)
+    assert rig.core.adopt(request).ranges == {"c": {0: (0, 1)}}
 
 
 def test_a_staged_batch_is_adopted_once(rig: Rig) -> None:

@@ -109,6 +109,69 @@ def test_small_files_are_merged(rig: Rig, clock: ManualClock, complaints: Compla
     assert complaints.events == []
 
 
+def test_a_compacted_topic_keeps_the_last_of_each_key(
+    rig: Rig, clock: ManualClock, complaints: Complaints
+) -> None:
+    """When enough is dirty; merging goes on, and another topic's records are left alone."""
+    rig.create("c", cleanup_policy="compact")
+    for number in range(3):
+        for topic in ("t", "c"):
+            rig.append([f"{number}"], topic=topic, key=[b"k"])
+        rig.publish()
+        rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "t") == [(0, b"0"), (1, b"1"), (2, b"2")]
+    assert rows_of_table(rig.store, clock, "c") == rig.read("c") == [(2, b"2")]
+    for number in range(6):
+        rig.append([f"{number}"], topic="c", key=[b"%d" % number])
+        rig.publish()
+    for _ in range(3):
+        rig.janitor.tick()
+    assert [value for _, value in rows_of_table(rig.store, clock, "c")] == [
+        b"2",
+        *b"0 1 2 3 4 5".split(),
+    ]
+    found = Table(rig.store, "c", clock=clock).refresh()
+    assert len(found.files[0]) < 4
+    assert found.ends == (9,)
+    assert complaints.events == []
+
+
+def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: ManualClock) -> None:
+    """Where nothing more comes, a few records are worth a pass as well; tombstones go in time."""
+    rig.create("c", cleanup_policy="compact", delete_retention_ms="7200000")
+    rig.append(["a", "b", None], topic="c", key=[b"k"] * 3)
+    rig.publish()
+    rig.janitor.tick()
+    assert len(rows_of_table(rig.store, clock, "c")) == 3
+    clock.advance(limits.COMPACT_SETTLED_SECONDS + 1)
+    rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "c") == [(2, None)]
+    clock.advance(3_600)
+    rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "c") == [(2, None)]
+    clock.advance(3_600)
+    rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "c") == rig.read("c") == []
+    assert rig.append(["c"], topic="c", key=[b"k"]).base_offset == 3
+
+
+def test_keys_that_cannot_be_compacted_stop_no_upkeep(
+    rig: Rig, clock: ManualClock, complaints: Complaints
+) -> None:
+    """A damaged file is named, now and then, and the topic has its checkpoints meanwhile."""
+    rig.create("c", cleanup_policy="compact")
+    for number in range(5):
+        rig.append([f"{number}"], topic="c", key=[b"k"])
+        rig.publish()
+    (file, *_) = Table(rig.store, "c", clock=clock).refresh().files[0]
+    rig.store.put(data_path("c", file), b"PAR1")
+    for _ in range(2):
+        rig.janitor.tick()
+    assert complaints.events[0] == ("upkeep failed", "c")
+    assert len(complaints.events) <= 2
+    assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/c"))
+
+
 def test_few_files_are_left_alone(rig: Rig, clock: ManualClock) -> None:
     """Below the number that is worth a merge nothing is written."""
     fill(rig, 2)

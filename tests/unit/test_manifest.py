@@ -131,6 +131,19 @@ def test_a_section_knows_its_times() -> None:
     assert (bare.min_timestamp_us, bare.max_timestamp_us) == (None, None)
 
 
+def test_a_section_says_how_many_rows_have_no_key() -> None:
+    """A compacted topic takes none of those."""
+    sections = stage(
+        MemoryStore(clock=CLOCK),
+        [
+            ("t", 0, payload([b"a", b"b", b"c"], key=[b"k", None, b""])),
+            ("t", 1, payload([b"a", b"b"])),
+            ("t", 2, payload([b"a"], key=[b"k"])),
+        ],
+    )
+    assert [each.keyless for each in sections] == [1, 2, 0]
+
+
 def test_discard_leaves_nothing() -> None:
     """A task that fails takes away the files that it had put."""
     store = MemoryStore(clock=CLOCK)

@@ -211,6 +211,25 @@ def test_a_batch_that_cannot_be_taken(
     assert rig.append(["x" * 10]).base_offset == 0
 
 
+@pytest.mark.parametrize(
+    ("batch", "keyless"),
+    [
+        (payload(["a", "b"]), 2),
+        (payload(["a", "b", "c"], key=[b"k", None, b""]), 1),
+        (payload([None], key=[None]), 1),
+    ],
+)
+def test_a_compacted_topic_wants_keys(rig: Rig, batch: pa.RecordBatch, keyless: int) -> None:
+    """A record without one is refused with all of its batch, by the topic's name and the rule."""
+    rig.create("c", 2, cleanup_policy="compact")
+    with pytest.raises(errors.KeylessRecord, match=r"'c'.*cleanup\.policy=compact") as refused:
+        rig.core.append("c", 1, batch)
+    assert (refused.value.partition, refused.value.count) == (1, keyless)
+    assert rig.append(["a", None], topic="c", partition=1, key=[b"k", b""]).base_offset == 0
+    rig.core.alter(wire.AlterTopic(topic="c", config={"cleanup.policy": None}))
+    assert rig.core.wait(rig.core.append("c", 1, batch))[0].base_offset == 2
+
+
 def test_a_batch_of_too_many_records_is_refused(rig: Rig) -> None:
     """Records that weigh nothing are counted as well."""
     many = pa.record_batch({"value": pa.nulls(limits.MAX_BATCH_ROWS + 1, pa.binary())})

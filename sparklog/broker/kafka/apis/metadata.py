@@ -1,0 +1,80 @@
+"""Metadata (3): brokers, topics, and who leads each partition; creates topics on the way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.topics import kafka_id, name_of_id
+
+
+@serves(3, "metadata", last=13)
+async def _handle(door: Door, request: Request) -> Reply:
+    body = request.body
+    cluster = door.core.cluster()
+    broker = cluster.brokers[0].broker
+    return {
+        "throttle_time": NO_TIME,
+        "brokers": [{"node_id": broker, "host": door.host, "port": door.port, "rack": None}],
+        "cluster_id": cluster.cluster_id,
+        "controller_id": broker,
+        "topics": [await _topic(door, each, body) for each in _wanted(door, request)],
+        "error_code": ErrorCode.none,
+    }
+
+
+def _wanted(door: Door, request: Request) -> list[Any]:
+    """What was asked for; all topics for null, and for none at all in version 0."""
+    topics = request.body.topics
+    if topics is None or (request.version == 0 and not topics):
+        return list(door.core.topics().topics)
+    return list(topics)
+
+
+async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
+    name = wanted if isinstance(wanted, str) else getattr(wanted, "name", None)
+    topic_id = None if isinstance(wanted, str) else getattr(wanted, "topic_id", None)
+    try:
+        known = str(name) if name is not None else name_of_id(door.core, topic_id)
+        try:
+            return _described(door, known)
+        except errors.UnknownTopic:
+            if not getattr(body, "allow_auto_topic_creation", True):
+                raise
+            await door.blocking(door.core.auto_create, known)
+            return _described(door, known)
+    except errors.SparklogError as error:
+        return {
+            "error_code": code_of(error),
+            "name": name,
+            "topic_id": topic_id,
+            "partitions": (),
+        }
+
+
+def _described(door: Door, name: str) -> Fields:
+    places = door.core.places(name)
+    return {
+        "error_code": ErrorCode.none,
+        "name": name,
+        "topic_id": kafka_id(places.topic_id),
+        "is_internal": name.startswith("__"),
+        "partitions": [
+            {
+                "error_code": ErrorCode.none,
+                "partition_index": number,
+                "leader_id": places.leader,
+                "leader_epoch": leader_epoch,
+                "replica_nodes": (places.leader,),
+                "isr_nodes": (places.leader,),
+                "offline_replicas": (),
+            }
+            for number, leader_epoch in enumerate(places.leader_epochs)
+        ],
+    }

@@ -1,0 +1,250 @@
+"""The Kafka door: one thread, one event loop, every connection.
+
+- Requests of a connection are handled in order, and answered in order.
+- The loop never waits for storage: what does runs in threads. A produce request is only queued
+  here; one thread waits for the writer and tells the loop what has become durable.
+- A connection costs no more than a frame and its answers: a frame that says it is larger than
+  `request_max_bytes` ends it, and one that does not read its answers is not read on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, TypeAlias, TypeVar
+
+import structlog
+import uvloop
+
+from sparklog import errors
+from sparklog.broker.core import Appended, Core, Ticket
+from sparklog.broker.kafka import apis, messages
+from sparklog.broker.kafka.registry import APIS, Reply
+from sparklog.limits import KAFKA_PIPELINED, KAFKA_THREADS
+
+_log = structlog.get_logger("sparklog.kafka")
+_T = TypeVar("_T")
+_LENGTH_BYTES: Final = 4
+_TICK_SECONDS: Final = 0.5
+_Answer: TypeAlias = tuple[int, int, int, Reply | Awaitable[Reply]]
+"""(API key, version, correlation id, answer)."""
+
+
+class KafkaDoor:
+    """Serves `core` at `listen` (`host:port`; port 0 takes a free one) once it is started."""
+
+    def __init__(
+        self, core: Core, listen: str, *, advertised: str = "", request_max_bytes: int
+    ) -> None:
+        self.core = core
+        self._listen = listen
+        self._advertised = advertised
+        self._request_max_bytes = request_max_bytes
+        self._loop = uvloop.new_event_loop()
+        self._pool = ThreadPoolExecutor(KAFKA_THREADS, thread_name_prefix="sparklog-kafka")
+        self._tickets: queue.SimpleQueue[tuple[Ticket, asyncio.Future[list[Appended]]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._waiting: set[asyncio.Future[None]] = set()
+        self._connections: set[asyncio.Task[None]] = set()
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self.host, self.port = "", 0
+        self.calls = 0
+
+    @property
+    def address(self) -> str:
+        """`host:port` that clients are told."""
+        return f"{self.host}:{self.port}"
+
+    # -------------------------------------------------------------------------- starting
+
+    def start(self) -> None:
+        """Raises `BadOption` where the address is taken."""
+        host, _, port = self._listen.rpartition(":")
+        try:
+            listener = socket.create_server((host.strip("[]"), int(port)), backlog=1_024)
+        except OSError as error:
+            reason = f"{error}; name another address, or '' for no Kafka door"
+            raise errors.BadOption(
+                option="kafka.listen", value=self._listen, reason=reason
+            ) from error
+        advertised_host, _, advertised_port = self._advertised.rpartition(":")
+        self.host = advertised_host or host
+        self.port = int(advertised_port or listener.getsockname()[1])
+        for name, run in (
+            ("kafka", lambda: self._serve(listener)),
+            ("kafka-acks", self._watch_tickets),
+            ("kafka-growth", self._watch_growth),
+        ):
+            thread = threading.Thread(target=run, name=f"sparklog-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, listener: socket.socket) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            asyncio.start_server(self._connected, sock=listener, limit=1 << 20)
+        )
+        self._loop.run_forever()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._connections, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def close(self) -> None:
+        """Returns when nobody is served any more."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._tickets.put(None)
+        if self._threads:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        for thread in self._threads:
+            thread.join()
+        self._pool.shutdown()
+
+    # -------------------------------------------------------------------------- what handlers use
+
+    async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
+        """What `call` returns, run in another thread."""
+        return await self._loop.run_in_executor(self._pool, call, *values)
+
+    def durable(self, ticket: Ticket) -> asyncio.Future[list[Appended]]:
+        """Done when the ticket is."""
+        found: asyncio.Future[list[Appended]] = self._loop.create_future()
+        self._tickets.put((ticket, found))
+        return found
+
+    async def grown(self, timeout_seconds: float) -> None:
+        """Returns when some partition has grown, or the time is over."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.add(waiter)
+        try:
+            await asyncio.wait_for(waiter, timeout_seconds)
+        except TimeoutError:
+            pass
+        finally:
+            self._waiting.discard(waiter)
+
+    # -------------------------------------------------------------------------- watching
+
+    def _watch_tickets(self) -> None:
+        """Leads the flushes, and tells the loop of many outcomes at once."""
+        while True:
+            batch = [self._tickets.get()]
+            while not self._tickets.empty():
+                batch.append(self._tickets.get())
+            for item in batch:
+                if item is None:
+                    return
+                ticket, found = item
+                try:
+                    self._tell(_settle, found, self.core.wait(ticket), None)
+                except BaseException as error:
+                    self._tell(_settle, found, None, error)
+
+    def _watch_growth(self) -> None:
+        while not self._closing.is_set():
+            self.core.wait_for_growth(_TICK_SECONDS)
+            if self._waiting:
+                self._tell(self._wake)
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _tell(self, call: Callable[..., object], *values: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *values)
+        except RuntimeError:  # the loop is closed
+            if not self._closing.is_set():
+                raise
+
+    # -------------------------------------------------------------------------- a connection
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        peer = writer.get_extra_info("peername")
+        answers: asyncio.Queue[_Answer | None] = asyncio.Queue(KAFKA_PIPELINED)
+        sending = asyncio.ensure_future(self._send(answers, writer))
+        try:
+            await self._receive(reader, answers, sending)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has left
+        except errors.Invalid as error:
+            _log.warning("a connection is closed", peer=str(peer), reason=str(error))
+        except asyncio.CancelledError:
+            sending.cancel()
+        except Exception:
+            _log.exception("a connection is closed", peer=str(peer))
+        finally:
+            if not sending.done():
+                await answers.put(None)
+            await asyncio.gather(sending, return_exceptions=True)
+            writer.close()
+            self._connections.discard(task)
+
+    async def _receive(
+        self,
+        reader: asyncio.StreamReader,
+        answers: asyncio.Queue[_Answer | None],
+        sending: asyncio.Future[None],
+    ) -> None:
+        while not sending.done():
+            size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big", signed=True)
+            if not 0 <= size <= self._request_max_bytes:
+                reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
+                raise errors.BadRequest(reason=reason)
+            frame = await reader.readexactly(size)
+            self.calls += 1
+            await answers.put(await self._handled(frame))
+
+    async def _handled(self, frame: bytes) -> _Answer:
+        api_key, version, correlation_id = messages.read_start(frame)
+        api = APIS.get(api_key)
+        if api is None:
+            raise errors.BadRequest(reason=f"API key {api_key} is not served")
+        if not api.first <= version <= api.last:
+            if api_key != messages.API_VERSIONS:
+                raise errors.BadRequest(reason=f"{api.name} is not served in version {version}")
+            return (
+                api_key,
+                0,
+                correlation_id,
+                apis.api_versions.answer(messages.UNSUPPORTED_VERSION),
+            )
+        request = messages.read_request(frame)
+        return api_key, version, correlation_id, await api.handle(self, request)
+
+    async def _send(
+        self, answers: asyncio.Queue[_Answer | None], writer: asyncio.StreamWriter
+    ) -> None:
+        while (item := await answers.get()) is not None:
+            api_key, version, correlation_id, answer = item
+            fields = await answer if isinstance(answer, Awaitable) else answer
+            if fields is not None:
+                writer.write(messages.write_reply(api_key, version, correlation_id, fields))
+                await writer.drain()
+
+
+def _settle(
+    found: asyncio.Future[list[Appended]],
+    results: list[Appended] | None,
+    error: BaseException | None,
+) -> None:
+    if found.done():
+        return
+    if error is not None:
+        found.set_exception(error)
+    else:
+        found.set_result(results or [])

@@ -1,0 +1,127 @@
+"""Frames of Kafka's protocol to messages and back; pure.
+
+kio knows every message in every version. A reply is given as plain mappings and sequences by field
+name, and takes the shape of the version that was asked for: a field which that version has not is
+left out.
+Source: https://kafka.apache.org/protocol
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import struct
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Final, TypeAlias, get_args
+
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from sparklog import errors
+
+Fields: TypeAlias = Mapping[str, Any]
+
+_START: Final = struct.Struct(">hhi")
+"""Of every request: API key, its version, correlation id."""
+API_VERSIONS: Final = 18
+UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
+"""Said to ApiVersions in version 0, so that the client asks again in one that we read (KIP-511)."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request as it came. `body` is kio's message of that version."""
+
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: str
+    body: Any
+
+
+def read_start(frame: bytes) -> tuple[int, int, int]:
+    """(API key, version, correlation id), which every frame begins with. Raises `BadRequest`."""
+    if len(frame) < _START.size:
+        raise errors.BadRequest(reason=f"a request of {len(frame)} bytes")
+    found: tuple[int, int, int] = _START.unpack_from(frame)
+    return found
+
+
+def read_request(frame: bytes) -> Request:
+    """Raises `BadRequest` for bytes that are no such message."""
+    api_key, version, correlation_id = read_start(frame)
+    schema: Any = load_request_schema(api_key, version)
+    try:
+        header, at = _reader(schema.__header_schema__)(frame, 0)
+        body, _ = _reader(schema)(frame, at)  # librdkafka may send some bytes more
+    except Exception as error:  # whatever kio's native decoder makes of bytes that make no sense
+        reason = f"not a request {schema.__name__} of version {version}: {error!r}"
+        raise errors.BadRequest(reason=reason) from error
+    return Request(
+        api_key=api_key,
+        version=version,
+        correlation_id=correlation_id,
+        client_id=getattr(header, "client_id", None) or "",
+        body=body,
+    )
+
+
+def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> bytes:
+    """The whole frame, its length before it."""
+    schema: Any = load_response_schema(api_key, version)
+    target = io.BytesIO()
+    target.write(bytes(4))
+    header_schema: Any = schema.__header_schema__
+    _writer(header_schema)(target, header_schema(correlation_id=correlation_id))
+    _writer(schema)(target, _maker(schema)(fields))
+    size = target.tell()
+    target.seek(0)
+    target.write((size - 4).to_bytes(4, "big"))
+    return target.getvalue()
+
+
+@functools.cache
+def _reader(schema: Any) -> Callable[[bytes, int], tuple[Any, int]]:
+    return entity_reader(schema)
+
+
+@functools.cache
+def _writer(schema: Hashable) -> Callable[[io.BytesIO, Any], None]:
+    kind: Any = schema
+    return entity_writer(kind)
+
+
+@functools.cache
+def _maker(schema: Hashable) -> Callable[[Fields], Any]:
+    """Makes a message of `schema`, whatever is nested in it included."""
+    kind: Any = schema
+    makers: dict[str, Callable[[Any], Any] | None] = {}
+    for field in dataclasses.fields(kind):
+        of_field: Any = field.type
+        inner: Any = next((each for each in get_args(of_field) if _is_schema(each)), None)
+        if inner is not None:
+            makers[field.name] = functools.partial(_make_each, _maker(inner))
+        elif _is_schema(of_field):
+            makers[field.name] = _maker(of_field)
+        else:
+            makers[field.name] = None
+
+    def make(fields: Fields) -> Any:
+        taken = {}
+        for name, maker in makers.items():
+            if name in fields:
+                value = fields[name]
+                taken[name] = value if maker is None or value is None else maker(value)
+        return kind(**taken)
+
+    return make
+
+
+def _make_each(maker: Callable[[Fields], Any], values: Any) -> tuple[Any, ...]:
+    return tuple(maker(value) for value in values)
+
+
+def _is_schema(kind: Any) -> bool:
+    return hasattr(kind, "__api_key__")

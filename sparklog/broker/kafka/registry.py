@@ -1,0 +1,68 @@
+"""What the door serves: a handler for each API key, and what handlers may ask of their door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from kio.schema.index import schema_name_map
+
+from sparklog.broker.core import Appended, Core, Ticket
+from sparklog.broker.kafka.messages import Fields, Request
+
+_T = TypeVar("_T")
+
+Reply: TypeAlias = Fields | None
+"""None: no answer is wanted."""
+
+
+class Door(Protocol):
+    """What a handler may ask for. All of it belongs to the door's loop."""
+
+    core: Core
+    host: str
+    port: int
+    """Where clients are told to come."""
+
+    async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
+        """What `call` returns, run in another thread: for whatever waits for storage."""
+
+    def durable(self, ticket: Ticket) -> asyncio.Future[list[Appended]]:
+        """Done when the ticket is."""
+
+    async def grown(self, timeout_seconds: float) -> None:
+        """Returns when some partition has grown, or the time is over."""
+
+
+Handler: TypeAlias = Callable[[Door, Request], Awaitable[Reply | Awaitable[Reply]]]
+"""Requests of a connection are handled one after another. Where the answer is an awaitable, the
+next request is handled while it is awaited; answers go out in order all the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Api:
+    """A request that is served, in these versions."""
+
+    key: int
+    name: str
+    first: int
+    last: int
+    handle: Handler
+
+
+APIS: Final[dict[int, Api]] = {}
+
+
+def serves(key: int, name: str, *, last: int) -> Callable[[Handler], Handler]:
+    """Registers a handler for all versions that kio knows, up to `last`, Kafka 4.1's newest."""
+    versions: Sequence[int] = sorted(schema_name_map[name])
+
+    def register(handle: Handler) -> Handler:
+        APIS[key] = Api(
+            key=key, name=name, first=versions[0], last=min(versions[-1], last), handle=handle
+        )
+        return handle
+
+    return register

@@ -1,0 +1,14 @@
+"""Times as kio has them: durations and moments of Python's."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Final
+
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+NO_TIME: Final = dt.timedelta(0)
+
+
+def moment(ms: int) -> dt.datetime:
+    """So many milliseconds after the Unix epoch."""
+    return _EPOCH + dt.timedelta(milliseconds=ms)

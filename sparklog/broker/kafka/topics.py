@@ -1,0 +1,47 @@
+"""Names and ids of topics on Kafka's wire."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any, Final
+
+from sparklog import errors
+from sparklog.broker.core import Core
+
+_PREFIX: Final = b"sparklog"
+"""Our ids have 8 bytes; Kafka's are UUIDs, of which these are the first half."""
+
+
+def kafka_id(topic_id: str) -> uuid.UUID:
+    """The id as Kafka has it."""
+    return uuid.UUID(bytes=_PREFIX + bytes.fromhex(topic_id))
+
+
+def name_of(core: Core, topic: Any) -> str:
+    """The name of the topic that a message means, by name or, in newer versions, by id.
+
+    Raises `TopicChanged` for an id that no living topic has.
+    """
+    for field in ("name", "topic"):
+        if hasattr(topic, field):
+            return str(getattr(topic, field))
+    return name_of_id(core, topic.topic_id)
+
+
+def name_of_id(core: Core, topic_id: uuid.UUID | None) -> str:
+    """The same by the id alone."""
+    octets = topic_id.bytes if topic_id is not None else bytes(16)
+    prefix, ours = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
+    found = core.topic_of(ours.hex()) if prefix == _PREFIX else None
+    if found is None:
+        raise errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
+    return found
+
+
+def named(topic: Any) -> dict[str, Any]:
+    """What an answer says of it, by as many names as the request did."""
+    return {
+        field: getattr(topic, field)
+        for field in ("name", "topic", "topic_id")
+        if hasattr(topic, field)
+    }

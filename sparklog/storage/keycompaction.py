@@ -1,0 +1,669 @@
+"""Key compaction: of each key in a partition the last record stays; no offset changes.
+
+Rules of this room, which are those of Kafka's log cleaner where it has them:
+
+- A *pass* takes all of a partition's rows in the table below an offset, its end. A record goes if
+  the pass has one of the same key at a higher offset. Records without a key stay. Keys are compared
+  byte for byte: no hash decides.
+- A partition is passed when more than `min.cleanable.dirty.ratio` of its bytes is dirty: lies at or
+  beyond the end of the last pass. That end is the `txn` `sparklog/<topic id>/<p>/compacted`, so the
+  table itself says what is dirty, and merges of small files do not reach over it. Records younger
+  than `min.compaction.lag.ms`, and all after the first file with such, wait for a later pass.
+- A pass is one commit; a few for very large partitions, in any order, because whatever supersedes a
+  record stays, and the last of them says how far the pass went. It lands only where exactly the
+  files that were read, or what the pass made of them, hold the partition's rows below the end in
+  the version just before it, and the topic is still compacted. Otherwise it is given up, and what
+  it wrote removed.
+- Rows go that no other file has, so `dataChange` is true for what is removed; it is false for what
+  is added, all of whose rows were there before. So no stream of another engine reads a row twice,
+  and one that passes over deletes goes on.
+- Memory is bounded but for three bytes a record: keys are compared in parts, by a hash of them.
+
+**Tombstones** (records with a key and no value). The `txn` `…/tombstones` is a horizon H, set at
+the time t by a pass that left tombstones below H, its end. A later pass removes a tombstone if
+
+1. it is the only record of its key among all rows of the pass, those below it included;
+2. it lies below H, and t is `delete.retention.ms` or longer ago.
+
+When tombstones remain after t has become so old, H and t move to the end and the time of that pass.
+So a tombstone waits once to twice as long as it must, however many passes there are.
+
+Why no deleted key comes back. *In the table*: let a commit remove a tombstone of key k. By 1, and
+as the commit lands only on the files that were read, no other record of k stood below the end in
+the version just before; so none does after it. Records are published in order of offsets, so what
+is published later lies beyond the end, and is newer than the tombstone. Merges move rows and make
+none. The records that the tombstone deletes had gone in an earlier version, or never were there.
+*For a reader* that goes through the log: it saw an older record of k in a version before the commit
+at t, which left one record of each key below H, the tombstone or a later one. Until that has gone,
+`delete.retention.ms` later or later still, the reader meets it or a newer one. (As in Kafka, who
+takes longer from an old record to the end may miss a delete. What is read from a version of the
+past, or from a broker's memory, is as old as that.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog import arrow, errors, limits
+from sparklog.storage import compaction, publish
+from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import (
+    Change,
+    Table,
+    compacted_app_id,
+    data_path,
+    maintenance_app_id,
+    tombstones_app_id,
+)
+
+# ------------------------------------------------------------------------------ when
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What a compacted topic is told, under Kafka's names."""
+
+    min_cleanable_dirty_ratio: float = limits.MIN_CLEANABLE_DIRTY_RATIO
+    min_compaction_lag_ms: int = limits.MIN_COMPACTION_LAG_MS
+    delete_retention_ms: int = limits.DELETE_RETENTION_MS
+
+
+def policy_of(config: Mapping[str, str]) -> Policy | None:
+    """How a topic of that configuration is compacted; None where it is not.
+
+    Raises `BadOption` for a number that is none.
+    """
+    if config.get("cleanup.policy") != "compact":
+        return None
+    usual = Policy()
+    return Policy(
+        min_cleanable_dirty_ratio=_number(
+            config, "min.cleanable.dirty.ratio", float, usual.min_cleanable_dirty_ratio
+        ),
+        min_compaction_lag_ms=_number(
+            config, "min.compaction.lag.ms", int, usual.min_compaction_lag_ms
+        ),
+        delete_retention_ms=_number(config, "delete.retention.ms", int, usual.delete_retention_ms),
+    )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _number(
+    config: Mapping[str, str], key: str, kind: Callable[[str], _Number], usual: _Number
+) -> _Number:
+    value = config.get(key)
+    if value is None:
+        return usual
+    try:
+        return kind(value)
+    except ValueError:
+        raise errors.BadOption(option=key, value=value, reason="not a number") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marks:
+    """What earlier passes have left in the table for the next ones; times are the brokers'."""
+
+    compacted: int = 0
+    """Below it each key had one record, when the last pass was committed, which was then:"""
+    compacted_ms: int = 0
+    horizon: int = 0
+    """Tombstones below it have been waiting since:"""
+    horizon_ms: int | None = None
+
+    def has_waited(self, retention_ms: int, at_ms: int) -> bool:
+        """Whether the tombstones below the horizon may go at that time."""
+        return self.horizon_ms is not None and at_ms - self.horizon_ms >= retention_ms
+
+    def had_its_pass(self, retention_ms: int) -> bool:
+        """Whether they could go with the last pass, which came after the one that set them."""
+        is_later = self.horizon_ms is None or self.compacted_ms > self.horizon_ms
+        return is_later and self.has_waited(retention_ms, self.compacted_ms)
+
+
+def marks_of(table: Table, topic_id: str, partition: int) -> Marks:
+    """Those of the version that `table` has seen last."""
+    compacted = table.txn(compacted_app_id(topic_id, partition))
+    tombstones = table.txn(tombstones_app_id(topic_id, partition))
+    return Marks(
+        compacted=compacted.version if compacted else 0,
+        compacted_ms=(compacted.last_updated or 0) if compacted else 0,
+        horizon=tombstones.version if tombstones else 0,
+        horizon_ms=tombstones.last_updated if tombstones else None,
+    )
+
+
+def borders(table: Table) -> tuple[int, ...]:
+    """For each partition where the last pass ended; no merge should reach over it."""
+    snapshot = table.snapshot
+    if policy_of(snapshot.config) is None:
+        return (0,) * snapshot.partitions
+    return tuple(
+        marks_of(table, snapshot.topic_id or "", partition).compacted
+        for partition in range(snapshot.partitions)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """What is to be done to one partition."""
+
+    topic_id: str
+    partition: int
+    files: tuple[TableFile, ...]
+    """All that may hold rows below `end`, in the snapshot's order."""
+    end: int
+    table_end: int
+    marks: Marks
+    """As the pass has found them."""
+    tombstones_go: bool
+    """Those below the horizon, where there is nothing else of their key."""
+    target_bytes: int
+
+
+def choose(
+    table: Table,
+    *,
+    compact_files: int = limits.COMPACT_FILES,
+    target_bytes: int = limits.COMPACT_TARGET_BYTES,
+    settled_before_us: int | None = None,
+    everything: bool = False,
+) -> list[Pass]:
+    """The partitions that are worth a pass now, in the version that `table` has seen last.
+
+    One is if it is dirty enough, and what is dirty is `compact_files` files, or half of
+    `target_bytes`, or has a file older than `settled_before_us`: a topic that gets a record a
+    second is not passed each second. Or if tombstones have waited long enough and no pass came
+    since. With `everything`, whatever is dirty or has waited. Raises `BadOption` where the topic's
+    configuration makes no sense.
+    """
+    snapshot, now_us = table.snapshot, table.clock.now_us()
+    policy = policy_of(snapshot.config)
+    if policy is None or snapshot.topic_id is None:
+        return []
+    found = []
+    for partition, files in enumerate(snapshot.files):
+        marks = marks_of(table, snapshot.topic_id, partition)
+        end = _end(files, snapshot.ends[partition], marks, policy, now_us)
+        taken = tuple(file for file in files if file.first is None or file.first < end)
+        dirty = [file for file in taken if file.last is None or file.last >= marks.compacted]
+        is_due = bool(dirty) if everything else _is_dirty_enough(taken, dirty, policy)
+        if is_due and not everything:
+            is_due = (
+                len(dirty) >= compact_files
+                or 2 * _size(dirty) > target_bytes
+                or min(file.modified_us for file in dirty) < (settled_before_us or 0)
+            )
+        waited = marks.has_waited(policy.delete_retention_ms, now_us // 1_000)
+        had_its_pass = marks.had_its_pass(policy.delete_retention_ms)
+        if taken and (is_due or (waited and not had_its_pass)):
+            found.append(
+                Pass(
+                    topic_id=snapshot.topic_id,
+                    partition=partition,
+                    files=taken,
+                    end=end,
+                    table_end=snapshot.ends[partition],
+                    marks=marks,
+                    tombstones_go=waited,
+                    target_bytes=target_bytes,
+                )
+            )
+    return found
+
+
+def _end(
+    files: Sequence[TableFile], table_end: int, marks: Marks, policy: Policy, now_us: int
+) -> int:
+    """Where a pass ends that leaves alone what is younger than the lag."""
+    end = table_end
+    if policy.min_compaction_lag_ms:
+        old_us = now_us - policy.min_compaction_lag_ms * 1_000
+        for file in files:
+            newest_us = file.max_timestamp_us
+            is_young = (file.modified_us if newest_us is None else newest_us) > old_us
+            if is_young and (file.last is None or file.last >= marks.compacted):
+                end = min(end, file.first or 0)
+    return max(end, marks.compacted)
+
+
+def _is_dirty_enough(
+    files: Sequence[TableFile], dirty: Sequence[TableFile], policy: Policy
+) -> bool:
+    return bool(dirty) and _size(dirty) > policy.min_cleanable_dirty_ratio * _size(files)
+
+
+def _size(files: Sequence[TableFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+# ------------------------------------------------------------------------------ a pass
+
+
+def compact(
+    table: Table, each: Pass, *, should_stop: Callable[[], bool] = lambda: False
+) -> int | None:
+    """Does what the pass says and commits it; how many records went.
+
+    None if it was given up: the partition's files, or the topic, are not what they were, or the
+    caller is to stop. Raises what `Table.commit` does, `MissingObject` for an active file that is
+    not there, and `CorruptObject` for one that does not hold what the log says.
+    """
+    try:
+        return _Compaction(table, each, should_stop).run()
+    except _GivenUp:
+        return None
+    except ObjectMissing as error:
+        table.refresh()
+        if _is_as_it_was(table, each, {file.path for file in each.files}):
+            raise errors.MissingObject(path=error.path, reason="the table names it") from error
+        return None
+
+
+class _GivenUp(Exception):
+    """The pass ends without its last commit."""
+
+
+def _is_as_it_was(table: Table, each: Pass, paths: set[str]) -> bool:
+    """Whether the files of these paths, and no others, hold the partition's rows below the end."""
+    snapshot = table.snapshot
+    if snapshot.topic_id != each.topic_id or policy_of(snapshot.config) is None:
+        return False
+    files = snapshot.files[each.partition]
+    taken = {file.path for file in files if file.first is None or file.first < each.end}
+    return taken == paths and marks_of(table, each.topic_id, each.partition) == each.marks
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A file and which of its rows stay."""
+
+    file: TableFile
+    stays: npt.NDArray[np.bool_]
+
+    @property
+    def left(self) -> int:
+        return int(np.count_nonzero(self.stays))
+
+    @property
+    def loses(self) -> bool:
+        return not self.stays.all()
+
+    @property
+    def size_bytes(self) -> int:
+        """What is left of it, by a guess."""
+        return self.file.size_bytes * self.left // max(len(self.stays), 1)
+
+
+class _Compaction:
+    def __init__(self, table: Table, each: Pass, should_stop: Callable[[], bool]) -> None:
+        self._table = table
+        self._pass = each
+        self._should_stop = should_stop
+        self._paths = {file.path for file in each.files}
+        """Of the files that hold the partition's rows below the end, as far as we know."""
+
+    def run(self) -> int:
+        inputs, tombstones_stay = self._judge()
+        steps = list(_steps(list(_packs(inputs, self._pass.target_bytes))))
+        for packs in steps[:-1]:
+            self._step(packs, {})
+        self._step(steps[-1] if steps else [], self._new_marks(tombstones_stay))
+        return sum(len(each.stays) - each.left for each in inputs)
+
+    def _new_marks(self, tombstones_stay: bool) -> dict[str, int]:
+        each = self._pass
+        marks = {compacted_app_id(each.topic_id, each.partition): each.end}
+        if tombstones_stay and (each.marks.horizon_ms is None or each.tombstones_go):
+            marks[tombstones_app_id(each.topic_id, each.partition)] = each.end
+        return marks
+
+    # -------------------------------------------------------------------------- judging
+
+    def _judge(self) -> tuple[list[_Input], bool]:
+        """What stays of each file, and whether there are tombstones among it."""
+        each = self._pass
+        records = self._look()
+        for part in records.parts():
+            newest = _Newest(records)
+            for position, batch in self._batches(["offset", "key"]):
+                rows = np.flatnonzero(records.is_in(part, position, batch.num_rows))
+                if len(rows):
+                    chosen = batch.take(arrow.numbers(rows, pa.int64()))
+                    offsets = arrow.as_numpy(chosen.column("offset"))
+                    newest.add(chosen.column("key"), offsets, position + rows)
+            newest.finish()
+        stays, tombstones_stay = records.verdict(tombstones_go=each.tombstones_go)
+        ends = np.cumsum(records.file_rows)
+        parts = np.split(stays, ends[:-1]) if len(ends) else []
+        inputs = [_Input(file, part) for file, part in zip(each.files, parts, strict=True)]
+        return inputs, tombstones_stay
+
+    def _look(self) -> _Records:
+        """Goes through all rows once, to know how many keys there are, and which are tombstones."""
+        records = _Records(self._pass)
+        for _, batch in self._batches(["offset", "key", "value"], records.file_rows):
+            records.add(batch)
+        records.close()
+        return records
+
+    def _batches(
+        self, columns: Sequence[str], counts: list[int] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows of all files, each batch with the number of rows before it."""
+        store, topic, position = self._table.store, self._table.topic, 0
+        for file in self._pass.files:
+            before = position
+            path = data_path(topic, file)
+            for batch in compaction.read_rows(
+                store, path, file, self._pass.table_end, columns=columns
+            ):
+                if self._should_stop():
+                    raise _GivenUp
+                yield position, batch
+                position += batch.num_rows
+            if counts is not None:
+                counts.append(position - before)
+
+    # -------------------------------------------------------------------------- writing
+
+    def _step(self, packs: Sequence[Sequence[_Input]], marks: Mapping[str, int]) -> None:
+        """Replaces the packs' files and sets the marks, in one commit."""
+        each, table = self._pass, self._table
+        adds: list[TableFile] = []
+        removes = tuple(one.file for pack in packs for one in pack)
+        is_wanted = False
+
+        def decide(snapshot: TableSnapshot) -> Change | None:
+            nonlocal is_wanted
+            is_wanted = _is_as_it_was(table, each, self._paths)
+            if not is_wanted:
+                return None
+            return Change(
+                adds=tuple(adds),
+                removes=removes,
+                txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **marks},
+                data_change=False,
+                drops_rows=True,
+                operation="COMPACT KEYS",
+            )
+
+        try:
+            for pack in packs:
+                if self._should_stop():
+                    raise _GivenUp
+                if any(one.left for one in pack):
+                    adds.append(self._rewrite(pack))
+            is_wanted = True  # from here on nobody knows, until `decide` or the commit says no
+            table.commit(decide)
+        except errors.Retriable:
+            is_wanted = False
+            raise
+        finally:
+            if not is_wanted:
+                with contextlib.suppress(errors.Retriable):  # or else they are swept as orphans
+                    table.store.delete([data_path(table.topic, file) for file in adds])
+        if not is_wanted:
+            raise _GivenUp
+        self._paths -= {file.path for file in removes}
+        self._paths |= {file.path for file in adds}
+
+    def _rewrite(self, pack: Sequence[_Input]) -> TableFile:
+        """What stays of the pack's files, as one file."""
+        store, topic, each = self._table.store, self._table.topic, self._pass
+        is_last = 2 * sum(one.size_bytes for one in pack) > each.target_bytes
+        encoder = publish.Encoder(level=publish.SMALL_LEVEL if is_last else publish.FAST_LEVEL)
+        for one in pack:
+            at = 0
+            path = data_path(topic, one.file)
+            for batch in compaction.read_rows(store, path, one.file, each.table_end):
+                stays = one.stays[at : at + batch.num_rows]
+                at += batch.num_rows
+                if stays.all():
+                    encoder.add(batch)
+                elif stays.any():
+                    encoder.add(batch.filter(arrow.booleans(stays)))
+            if at != len(one.stays):
+                check = f"holds {at} rows, and held {len(one.stays)}"
+                raise errors.CorruptObject(path=path, check=check)
+        encoded = encoder.finish()
+        assert encoded.rows == sum(one.left for one in pack)
+        return publish.put_file(
+            store,
+            encoded,
+            topic=topic,
+            topic_id=each.topic_id,
+            partition=each.partition,
+            clock=self._table.clock,
+        )
+
+
+def _packs(inputs: Sequence[_Input], target_bytes: int) -> Iterator[list[_Input]]:
+    """Neighbours that become one file, the first and the last of which lose rows.
+
+    Files that overlap, or have no statistics, are rewritten alone.
+    """
+    pack: list[_Input] = []
+    room_bytes, end = 0, 0
+    for each in inputs:
+        first, last = each.file.first, each.file.last
+        is_free = first is not None and first >= end
+        is_large = not each.loses and 2 * each.file.size_bytes > target_bytes
+        if not is_free or is_large or each.size_bytes > room_bytes:
+            yield from _trimmed(pack)
+            pack, room_bytes = [], target_bytes
+        if not is_large:
+            pack.append(each)
+            room_bytes -= each.size_bytes
+        if first is None or last is None:
+            room_bytes = 0
+        end = max(end, 0 if last is None else last + 1)
+    yield from _trimmed(pack)
+
+
+def _trimmed(pack: Sequence[_Input]) -> Iterator[list[_Input]]:
+    losing = [number for number, each in enumerate(pack) if each.loses]
+    if losing:
+        yield list(pack[losing[0] : losing[-1] + 1])
+
+
+def _steps(packs: Sequence[list[_Input]]) -> Iterator[list[list[_Input]]]:
+    """Packs that go into one commit."""
+    step: list[list[_Input]] = []
+    size_bytes = 0
+    for pack in packs:
+        step.append(pack)
+        size_bytes += _size([each.file for each in pack])
+        if size_bytes >= limits.COMPACT_STEP_BYTES:
+            yield step
+            step, size_bytes = [], 0
+    if step:
+        yield step
+
+
+# ------------------------------------------------------------------------------ which go
+
+_PARTS: Final = 256
+"""That keys are dealt to by their hash; as many of them are compared at once as memory allows."""
+_SLOTS: Final = 1 << 22
+"""That keys fall into: from how many are empty it is known how many keys there are, about."""
+_WORD: Final = 8
+_MARGIN: Final = 32
+_KEY_BYTES: Final = 160
+"""What a key costs in memory while it is compared, beside its own bytes and a copy of them."""
+
+_COMPARED: Final = np.uint8(1)
+"""Has a key and lies below the pass's end."""
+_TOMBSTONE: Final = np.uint8(2)
+_WAITED: Final = np.uint8(4)
+"""Lies below the horizon."""
+_SUPERSEDED: Final = np.uint8(8)
+_SUPERSEDES: Final = np.uint8(16)
+"""Is the last record of its key, and not the only one."""
+
+
+class _Records:
+    """What is known of each row of the pass, in the order of its files."""
+
+    def __init__(self, each: Pass) -> None:
+        self._pass = each
+        self._noted: list[npt.NDArray[np.uint8]] = []
+        self._dealt: list[npt.NDArray[np.uint8]] = []
+        self._slots = np.zeros(_SLOTS, np.bool_)
+        self._key_bytes = self._keys = 0
+        self._weights = np.random.default_rng().integers(0, 2**63, 1 << 12, np.uint64) | np.uint64(
+            1
+        )
+        self.file_rows: list[int] = []
+        self.flags = np.zeros(0, np.uint8)
+        self._part = np.zeros(0, np.uint8)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Takes note of the next rows, of which offset, key and value are needed."""
+        offsets, keys = arrow.as_numpy(batch.column("offset")), batch.column("key")
+        compared = arrow.as_mask(keys.is_valid()) & (offsets < self._pass.end)
+        flags = np.where(compared, _COMPARED, np.uint8(0))
+        flags[compared & arrow.as_mask(batch.column("value").is_null())] |= _TOMBSTONE
+        flags[offsets < self._pass.marks.horizon] |= _WAITED
+        hashes = _hashes(keys)
+        self._noted.append(flags)
+        self._dealt.append((hashes >> np.uint64(56)).astype(np.uint8))
+        self._slots[(hashes[compared] >> np.uint64(20)) % np.uint64(_SLOTS)] = True
+        self._keys += int(np.count_nonzero(compared))
+        self._key_bytes += keys.nbytes
+
+    def close(self) -> None:
+        """All rows are noted."""
+        self.flags = np.concatenate([self.flags, *self._noted])
+        self._part = np.concatenate([self._part, *self._dealt])
+        self._noted, self._dealt = [], []
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Ranges of hashes whose keys are few enough to be compared at once."""
+        free = max(_SLOTS - int(np.count_nonzero(self._slots)), 1)
+        distinct = min(self._keys, -_SLOTS * np.log(free / _SLOTS))
+        self._slots = np.zeros(0, np.bool_)
+        each_bytes = _KEY_BYTES + 2 * self._key_bytes // max(self._keys, 1)
+        count = -(-int(distinct * each_bytes) // limits.COMPACT_KEYS_BYTES)
+        bounds = np.linspace(0, _PARTS, min(max(count, 1), _PARTS) + 1).astype(np.int64)
+        return [(int(low), int(high)) for low, high in itertools.pairwise(bounds)]
+
+    def is_in(self, part: tuple[int, int], position: int, count: int) -> npt.NDArray[np.bool_]:
+        """Which of `count` rows have a key of that part."""
+        dealt = self._part[position : position + count]
+        here = (self.flags[position : position + count] & _COMPARED) != 0
+        return here & (dealt >= part[0]) & (dealt < part[1])
+
+    def verdict(self, *, tombstones_go: bool) -> tuple[npt.NDArray[np.bool_], bool]:
+        """Which rows stay, and whether tombstones are among them."""
+        flags = self.flags
+        stays = (flags & _SUPERSEDED) == 0
+        if tombstones_go:
+            alone = _TOMBSTONE | _WAITED
+            stays &= (flags & (alone | _SUPERSEDES)) != alone
+        return stays, bool(np.any(stays & ((flags & _TOMBSTONE) != 0)))
+
+
+def _hashes(keys: pa.BinaryArray) -> npt.NDArray[np.uint64]:
+    """A number for each key, the same for equal ones. It only deals keys out.
+
+    Of the length, the first 16 bytes and the last 32: where keys differ in the middle only, they
+    come into one part, which is then larger than it should be.
+    """
+    _, bounds, data = keys.buffers()
+    ends = np.frombuffer(bounds, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
+    first, lengths = int(ends[0]), np.diff(ends)
+    held = np.zeros(_MARGIN + int(ends[-1]) - first + _WORD, np.uint8)
+    if len(held) > _MARGIN + _WORD:
+        held[_MARGIN:-_WORD] = np.frombuffer(data, np.uint8, int(ends[-1]) - first, first)
+    words: npt.NDArray[np.uint64] = np.ndarray(
+        (len(held) - _WORD + 1,), np.dtype("<u8"), held.data, strides=(1,)
+    )
+    starts, stops = ends[:-1] - first + _MARGIN, ends[1:] - first + _MARGIN
+    hashes = lengths.astype(np.uint64)
+    for number in range(2):
+        missing = np.clip(_WORD * (number + 1) - lengths, 0, _WORD)
+        places = np.minimum(starts + _WORD * number, len(words) - 1)
+        hashes = _mixed(hashes, _shifted(words[places], missing, np.left_shift))
+    for number in range(_MARGIN // _WORD):
+        missing = np.clip(_WORD * (number + 1) - lengths, 0, _WORD)
+        places = stops - _WORD * (number + 1)
+        hashes = _mixed(hashes, _shifted(words[places], missing, np.right_shift))
+    return hashes
+
+
+def _shifted(
+    words: npt.NDArray[np.uint64], missing: npt.NDArray[np.int64], shift: np.ufunc
+) -> npt.NDArray[np.uint64]:
+    """The words without so many bytes that are not of the key."""
+    bits = (8 * np.minimum(missing, _WORD - 1)).astype(np.uint64)
+    return np.where(missing < _WORD, shift(words, bits), np.uint64(0))
+
+
+def _mixed(hashes: npt.NDArray[np.uint64], words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed = (hashes ^ words) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@dataclass(slots=True)
+class _Newest:
+    """The last record of each key, of those that were added; the others it marks."""
+
+    records: _Records
+    _keys: list[pa.BinaryArray] = field(default_factory=list)
+    """First those that were compared, each once; then those that wait to be."""
+    _offsets: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _positions: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _waiting_rows: int = 0
+    _waiting_bytes: int = 0
+
+    def add(
+        self,
+        keys: pa.BinaryArray,
+        offsets: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> None:
+        self._keys.append(keys)
+        self._offsets.append(offsets)
+        self._positions.append(positions)
+        self._waiting_rows += len(keys)
+        self._waiting_bytes += keys.nbytes
+        # No fewer than are known already, so that those are not compared over and over.
+        if (
+            self._waiting_rows >= max(limits.COMPACT_KEYS_ROWS, len(self._keys[0]))
+            or self._waiting_bytes >= limits.COMPACT_KEYS_BYTES // 2
+        ):
+            self.finish()
+
+    def finish(self) -> None:
+        """Compares all that wait."""
+        if not self._waiting_rows:
+            return
+        offsets, positions = np.concatenate(self._offsets), np.concatenate(self._positions)
+        keys, self._keys, self._offsets, self._positions = self._keys, [], [], []
+        whole = pa.concat_arrays(keys)
+        del keys
+        encoded = whole.dictionary_encode()
+        del whole
+        numbers = arrow.as_numpy(encoded.indices)
+        last = np.full(len(encoded.dictionary), -1, np.int64)
+        np.maximum.at(last, numbers, offsets)
+        is_last = offsets == last[numbers]
+        flags = self.records.flags
+        flags[positions[~is_last]] |= _SUPERSEDED
+        places = np.empty(len(last), np.int64)
+        places[numbers[is_last]] = positions[is_last]
+        flags[places[np.bincount(numbers, minlength=len(last)) > 1]] |= _SUPERSEDES
+        self._keys, self._offsets, self._positions = [encoded.dictionary], [last], [places]
+        self._waiting_rows = self._waiting_bytes = 0

@@ -1,0 +1,167 @@
+"""The Kafka door's translation: frames, versions, and errors in Kafka's codes."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import random
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.index import load_request_schema, load_response_schema
+from kio.schema.errors import ErrorCode
+from kio.serial import entity_reader, entity_writer
+
+from sparklog import errors
+from sparklog.broker.kafka import apis, messages, topics
+from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.kafka.registry import APIS
+from sparklog.broker.kafka.times import NO_TIME
+
+SERVED = [(api, version) for api in APIS.values() for version in range(api.first, api.last + 1)]
+
+
+def frame(api_key: int, version: int, body: Any) -> bytes:
+    """A request as a client would send it."""
+    target = io.BytesIO()
+    schema: Any = body.__header_schema__
+    known = {field.name for field in dataclasses.fields(schema)}
+    given = {
+        "request_api_key": api_key,
+        "request_api_version": version,
+        "correlation_id": 7,
+        "client_id": "me",
+    }
+    header = schema(**{name: value for name, value in given.items() if name in known})
+    entity_writer(schema)(target, header)
+    entity_writer(type(body))(target, body)
+    return target.getvalue()
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_a_request_is_read_in_every_version(version: int) -> None:
+    """Header and body, of the old encodings and of the flexible ones."""
+    schema: Any = load_request_schema(3, version)
+    kinds = {field.name for field in dataclasses.fields(schema)}
+    rest = {"include_topic_authorized_operations": False} if version >= 8 else {}
+    if version in (8, 9, 10):
+        rest["include_cluster_authorized_operations"] = False
+    body = schema(topics=(), **{name: value for name, value in rest.items() if name in kinds})
+    found = messages.read_request(frame(3, version, body))
+    assert (found.api_key, found.version, found.correlation_id) == (3, version, 7)
+    assert (found.client_id, found.body) == ("me", body)
+    # librdkafka sends some bytes more, now and then, and Kafka takes no offence.
+    assert messages.read_request(frame(3, version, body) + b"more").body == body
+
+
+def test_api_versions_tells_what_is_registered() -> None:
+    """In every version of itself; and what it tells, kio can read."""
+    for version in range(5):
+        fields = apis.api_versions.answer(ErrorCode.none)
+        assert fields is not None
+        reply = messages.write_reply(18, version, 5, fields)
+        assert int.from_bytes(reply[:4], "big") == len(reply) - 4
+        schema: Any = load_response_schema(18, version)
+        _, size = entity_reader(schema.__header_schema__)(reply, 4)
+        body: Any = entity_reader(schema)(reply, 4 + size)[0]
+        told = {each.api_key: (each.min_version, each.max_version) for each in body.api_keys}
+        assert told == {api.key: (api.first, api.last) for api in APIS.values()}
+    for api, version in SERVED:
+        load_request_schema(api.key, version)
+        load_response_schema(api.key, version)
+
+
+def test_the_docs_tell_what_is_registered() -> None:
+    """`docs/kafka.md` has a row for every request that is served, with its versions."""
+    page = Path(__file__).parents[2] / "docs" / "kafka.md"
+    rows = [
+        f"| {api.key} | {api.name} | {api.first} to {api.last} |"
+        for api in sorted(APIS.values(), key=lambda api: api.key)
+    ]
+    lines = page.read_text().splitlines()
+    assert [line for line in lines if line.startswith("| ") and line[2].isdigit()] == rows
+
+
+def test_a_reply_takes_the_shape_of_its_version() -> None:
+    """Fields that a version lacks are left out, nested ones too; a null stays null."""
+    fields = {
+        "throttle_time": NO_TIME,
+        "brokers": [{"node_id": 1, "host": "h", "port": 9, "rack": None}],
+        "cluster_id": None,
+        "controller_id": 1,
+        "topics": [
+            {
+                "error_code": ErrorCode.none,
+                "name": "t",
+                "topic_id": uuid.UUID(int=5),
+                "is_internal": False,
+                "partitions": (),
+            }
+        ],
+        "error_code": ErrorCode.none,
+    }
+    for version in range(14):
+        reply = messages.write_reply(3, version, 5, fields)
+        schema: Any = load_response_schema(3, version)
+        _, size = entity_reader(schema.__header_schema__)(reply, 4)
+        body: Any = entity_reader(schema)(reply, 4 + size)[0]
+        assert body.topics[0].name == "t"
+        assert hasattr(body.topics[0], "topic_id") is (version >= 10)
+
+
+def test_bytes_that_make_no_sense_are_refused() -> None:
+    """Any prefix and any mutation of a request is refused by one error, or read as another."""
+    schema: Any = load_request_schema(1, 12)
+    topic: Any = schema.__dataclass_fields__["topics"].type.__args__[0]
+    partition: Any = topic.__dataclass_fields__["partitions"].type.__args__[0]
+    wanted = partition(partition=0, fetch_offset=5, partition_max_bytes=9)
+    body = schema(
+        max_wait=NO_TIME,
+        min_bytes=1,
+        topics=(topic(topic="t", partitions=(wanted,)),),
+        forgotten_topics_data=(),
+    )
+    whole = frame(1, 12, body)
+    chance = random.Random(1)
+    for end in range(len(whole)):
+        with pytest.raises(errors.BadRequest):
+            messages.read_request(whole[:end])
+    for _ in range(5_000):
+        octets = bytearray(whole)
+        for _ in range(chance.randint(1, 3)):
+            octets[chance.randrange(8, len(octets))] = chance.choice((0, 1, 0x7F, 0x80, 0xFF))
+        try:
+            messages.read_request(bytes(octets))
+        except errors.BadRequest:
+            continue
+
+
+def test_every_error_has_a_code() -> None:
+    """What is to be done about it is told to Kafka's clients by a code that says the same."""
+    kinds = [errors.SparklogError]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    for kind in kinds[1:]:
+        error = kind.__new__(kind)
+        code = code_of(error)
+        assert code is not ErrorCode.unknown_server_error, kind
+        if issubclass(kind, errors.Retriable):
+            assert code.retriable or kind is errors.BrokerUnavailable, kind
+    assert code_of(RuntimeError()) is ErrorCode.unknown_server_error
+
+
+def test_topic_ids_go_there_and_back() -> None:
+    """Ours are half of Kafka's."""
+    known = {"00ff00ff00ff00ff": "t"}
+
+    class Core:
+        topic_of = staticmethod(known.get)
+
+    core: Any = Core()
+    wanted = topics.kafka_id("00ff00ff00ff00ff")
+    assert topics.name_of_id(core, wanted) == "t"
+    for stranger in (None, uuid.UUID(int=5), topics.kafka_id("00ff00ff00ff00fe")):
+        with pytest.raises(errors.TopicChanged):
+            topics.name_of_id(core, stranger)
