@@ -211,6 +211,8 @@ _XERIAL_BYTES: Final = 16
 def _records(header: Header, data: Raw, limit_bytes: int) -> Bytes:
     """The records' bytes, out of compression."""
     packed = _slice(data, HEADER_BYTES)
+    if len(packed) > limit_bytes:
+        raise errors.BatchTooLarge(bytes=len(packed), limit_bytes=limit_bytes)
     if header.codec == Codec.NONE:
         return _sealed(np.frombuffer(packed, np.uint8))
     # What is not written costs no memory: the system gives pages as they are touched.

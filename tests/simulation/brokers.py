@@ -30,6 +30,7 @@ from sparklog.settings import (
     FlightSettings,
     HotTailSettings,
     JanitorSettings,
+    KafkaSettings,
     LivenessSettings,
     PublisherSettings,
     WriterSettings,
@@ -58,6 +59,7 @@ class Pace:
         settings = BrokerSettings(
             root="memory://simulation",
             flight=FlightSettings(listen="127.0.0.1:1"),
+            kafka=KafkaSettings(listen=""),
             writer=WriterSettings(
                 linger_ms=chance.choice([0, 0, 10]),
                 checkpoint_every_seconds=chance.choice([0.3, 1.0]),

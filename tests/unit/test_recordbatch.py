@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import cramjam
@@ -13,24 +11,16 @@ import crc32c
 import numpy as np
 import pyarrow as pa
 import pytest
-from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits, recordbatch
 from sparklog.record import ROW_SCHEMA, rows
 from sparklog.recordbatch import Codec
+from tests.support.batches import Record, built, changed, read
 
 CODECS = list(Codec)
 SECOND_MS = 1_700_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 octets = st.none() | st.binary(max_size=40)
@@ -38,26 +28,6 @@ headers = st.lists(st.tuples(st.text(max_size=8), octets), max_size=3).map(tuple
 times_ms = st.integers(limits.TIMESTAMP_MIN_US // 1_000 + 1, limits.TIMESTAMP_MAX_US // 1_000)
 records = st.builds(Record, times_ms, octets, octets, headers)
 batches = st.lists(records, min_size=1, max_size=30)
-
-
-def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
-    """As aiokafka's producer would send it."""
-    stamp = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
-    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 24, **stamp)
-    for offset, each in enumerate(given):
-        added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
-        assert added is not None
-    return bytes(builder.build())
-
-
-def read(batch: Any) -> list[tuple[int, Record]]:
-    """As aiokafka's consumer reads it, with the offsets."""
-    found = DefaultRecordBatch(bytes(batch))
-    assert found.validate_crc()
-    return [
-        (each.offset, Record(each.timestamp, each.key, each.value, tuple(each.headers)))
-        for each in found
-    ]
 
 
 def told(payload: pa.RecordBatch) -> list[Record]:
@@ -166,15 +136,6 @@ def test_the_time_of_the_append_counts_for_all() -> None:
 
 
 # ------------------------------------------------------------------------------ refusals
-
-
-def changed(batch: bytes, at: int, form: str, value: int, *, checksum: bool = True) -> bytes:
-    """With another number at `at`."""
-    found = bytearray(batch)
-    struct.pack_into(form, found, at, value)
-    if checksum:
-        struct.pack_into(">I", found, 17, crc32c.crc32c(bytes(found[21:])))
-    return bytes(found)
 
 
 PLAIN = built([Record(SECOND_MS, b"k", b"v", (("h", b"1"),)), Record(SECOND_MS, None, None)])

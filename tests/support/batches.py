@@ -1,0 +1,48 @@
+"""Record batches of Kafka's, as aiokafka's producer builds them and its consumer reads them."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import crc32c
+from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
+    """As aiokafka's producer would send it."""
+    stamp = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
+    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 24, **stamp)
+    for offset, each in enumerate(given):
+        added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
+        assert added is not None
+    return bytes(builder.build())
+
+
+def read(batch: Any) -> list[tuple[int, Record]]:
+    """As aiokafka's consumer reads it, with the offsets."""
+    found = DefaultRecordBatch(bytes(batch))
+    assert found.validate_crc()
+    return [
+        (each.offset, Record(each.timestamp, each.key, each.value, tuple(each.headers)))
+        for each in found
+    ]
+
+
+def changed(batch: bytes, at: int, form: str, value: int, *, checksum: bool = True) -> bytes:
+    """With another number at `at`."""
+    found = bytearray(batch)
+    struct.pack_into(form, found, at, value)
+    if checksum:
+        struct.pack_into(">I", found, 17, crc32c.crc32c(bytes(found[21:])))
+    return bytes(found)

@@ -1,0 +1,177 @@
+"""Record batches of Kafka's on their way through the log: as they came, and in columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog import errors, limits, recordbatch, wire
+from sparklog.broker.writer import WriterLimits
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import MemoryStore
+from tests.support.batches import Record, built, changed, read
+from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
+
+SECOND_MS = 1_700_000_000_000
+
+
+@pytest.fixture(name="clock")
+def _clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(name="store")
+def _store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture(name="rig")
+def _rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    rig = Rig(store, clock)
+    rig.create("t", 2)
+    return rig
+
+
+def records(*values: bytes, key: bytes | None = b"k") -> list[Record]:
+    """One a second."""
+    return [Record(SECOND_MS + 1_000 * n, key, value) for n, value in enumerate(values)]
+
+
+def append(rig: Rig, batch: bytes, partition: int = 0) -> int:
+    """Its base offset, once it is durable."""
+    (stands,) = rig.core.wait(rig.core.append_kafka("t", partition, batch, wait=True))
+    return stands.base_offset
+
+
+def fetched(rig: Rig, offset: int, *, limit_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
+    """What a consumer finds from `offset` on, which skips what lies before it in a batch."""
+    batches = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes, only_hot=False)
+    assert batches is not None
+    return [each for batch in batches for each in read(batch) if each[0] >= offset]
+
+
+@pytest.mark.parametrize("codec", list(recordbatch.Codec))
+def test_a_batch_goes_out_as_it_came(rig: Rig, codec: recordbatch.Codec) -> None:
+    """But for its place: base offset and leader epoch."""
+    rig.append(["before"])
+    batch = built(records(b"a", b"b"), codec)
+    assert append(rig, batch) == 1
+    found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_hot=True)
+    assert found == [recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
+
+
+def test_it_is_rows_for_everybody_else(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
+    """Our consumers, readers of the root alone, and the table."""
+    append(rig, built(records(b"a", b"b"), recordbatch.Codec.ZSTD))
+    rows = [(0, b"a"), (1, b"b")]
+    assert rig.read() == rows
+    assert rows_of_root(store, clock) == rows
+    rig.publish()
+    assert rows_of_table(store, clock) == rows
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_a_restart_changes_nothing(rig: Rig, published: bool) -> None:
+    """From the WAL and from the table come the same records at the same offsets."""
+    given = [*records(b"a", b"b", b"c"), Record(SECOND_MS, None, None, (("h", None), ("h", b"1")))]
+    append(rig, built(given))
+    if published:
+        rig.publish()
+    later = rig.successor()
+    assert later.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_hot=True) is None
+    assert fetched(later, 0) == list(enumerate(given))
+    assert fetched(later, 2) == list(enumerate(given))[2:]
+    assert fetched(later, 4) == []
+
+
+def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
+    """However small the limit, a consumer gets on."""
+    for value in (b"a", b"b", b"c"):
+        append(rig, built(records(value * 100)))
+    size = len(built(records(b"a" * 100)))
+    assert [offset for offset, _ in fetched(rig, 0, limit_bytes=1)] == [0]
+    assert [offset for offset, _ in fetched(rig, 0, limit_bytes=2 * size)] == [0, 1]
+    rig.publish()
+    later = rig.successor()
+    assert [offset for offset, _ in fetched(later, 1, limit_bytes=1)] == [1]
+    assert [offset for offset, _ in fetched(later, 0)] == [0, 1, 2]
+
+
+def test_a_duplicate_is_acked_where_it_stands(rig: Rig) -> None:
+    """An idempotent producer's retry, also after a restart; a gap is refused."""
+    stamp = {"producer_id": 5, "producer_epoch": 0}
+    batches = [built(records(b"x"), **stamp, base_sequence=number) for number in range(3)]
+    assert [append(rig, each) for each in batches[:2]] == [0, 1]
+    assert append(rig, batches[0]) == 0
+    later = rig.successor()
+    assert append(later, batches[1]) == 1
+    with pytest.raises(errors.OutOfOrderSequence):
+        append(later, built(records(b"x"), **stamp, base_sequence=7))
+    assert append(later, batches[2]) == 2
+    newer = built(records(b"x"), producer_id=5, producer_epoch=1, base_sequence=0)
+    assert append(later, newer) == 3
+    with pytest.raises(errors.ProducerFenced):
+        append(later, batches[2])
+
+
+def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> None:
+    """Then the batch says so, and table and consumers see the same millisecond."""
+    config: dict[str, str | None] = {"message.timestamp.type": "LogAppendTime"}
+    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    clock.advance(12.3456789)
+    append(rig, built(records(b"a", b"b")))
+    now_ms = clock.now_us() // 1_000
+    assert [each.timestamp_ms for _, each in fetched(rig, 0)] == [now_ms] * 2
+    rig.publish()
+    assert [each.timestamp_ms for _, each in fetched(rig.successor(), 0)] == [now_ms] * 2
+
+
+def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
+    """As Kafka does: what stands in the header is what is in the records."""
+    append(rig, changed(built(records(b"a", b"b")), 35, ">q", 5))
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_hot=True)
+    assert found is not None
+    assert recordbatch.check(found[0]).header.max_timestamp_ms == SECOND_MS + 1_000
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (built(records(b"a"))[:-1], errors.DamagedBatch),
+        (changed(built(records(b"a")), 21, ">h", 0x10), errors.BadBatch),
+        (changed(built(records(b"a")), 21, ">h", 0x08), errors.BadTimestamp),
+        (built([Record(limits.TIMESTAMP_MAX_US // 1_000 + 1, b"k", b"v")]), errors.BadTimestamp),
+        (built(records(b"a" * 2_000)), errors.RecordTooLarge),
+        (built(records(*[b"a" * 900] * 10)), errors.BatchTooLarge),
+    ],
+)
+def test_what_is_refused_leaves_no_trace(
+    store: MemoryStore, clock: ManualClock, batch: bytes, error: type[Exception]
+) -> None:
+    """A batch stands as a whole, or not at all."""
+    bounds = WriterLimits(max_record_bytes=1_000, max_batch_bytes=5_000)
+    rig = Rig(store, clock, options=RigOptions(writer=bounds))
+    rig.create("t", 2)
+    with pytest.raises(error):
+        append(rig, batch)
+    assert rig.end() == 0
+    assert append(rig, built(records(b"a"))) == 0
+
+
+def test_a_compacted_topic_wants_keys(rig: Rig) -> None:
+    """Kafka's rule: INVALID_RECORD otherwise."""
+    config: dict[str, str | None] = {"cleanup.policy": "compact"}
+    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    with pytest.raises(errors.KeylessRecord):
+        append(rig, built(records(b"a", key=None)))
+    assert append(rig, built(records(b"a"))) == 0
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_greatest_time_is_found(rig: Rig, published: bool) -> None:
+    """The first record that has it, wherever it stands (KIP-734)."""
+    assert rig.core.greatest_time("t", 0) == (-1, -1)
+    for stamps in ((5, 9, 7), (3, 9), (8,)):
+        append(rig, built([Record(SECOND_MS + each, b"k", b"v") for each in stamps]))
+        if published:
+            rig.publish()
+    assert rig.core.greatest_time("t", 0) == (SECOND_MS + 9, 1)
