@@ -250,10 +250,12 @@ class Core:
             topic, partition, offset, limit_bytes=limit_bytes, only_hot=only_hot
         )
 
-    def wait_for_growth(self, timeout_seconds: float) -> None:
-        """Returns when some partition has grown, some topic is gone, or the time is over."""
-        with self._ledger.grown:
-            self._ledger.grown.wait(timeout_seconds)
+    def wait_for_growth(self, seen: int, timeout_seconds: float) -> int:
+        """How far the log is, as soon as that is not what was seen, or the time is over."""
+        ledger = self._ledger
+        with ledger.grown:
+            ledger.grown.wait_for(lambda: ledger.applied_sequence != seen, timeout_seconds)
+            return ledger.applied_sequence
 
     def places(self, name: str) -> Places:
         """Where a topic's partitions begin and end now. Raises `UnknownTopic`."""

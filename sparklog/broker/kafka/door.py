@@ -54,6 +54,7 @@ class KafkaDoor:
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.host, self.port = "", 0
+        self.growth = -1
         self.calls = 0
 
     @property
@@ -122,12 +123,13 @@ class KafkaDoor:
         self._tickets.put((ticket, found))
         return found
 
-    async def grown(self, timeout_seconds: float) -> None:
-        """Returns when some partition has grown, or the time is over."""
+    async def grown(self, seen: int, timeout_seconds: float) -> None:
+        """Returns when the log is not where it was seen, or the time is over."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiter)
         try:
-            await asyncio.wait_for(waiter, timeout_seconds)
+            if self.growth == seen:
+                await asyncio.wait_for(waiter, timeout_seconds)
         except TimeoutError:
             pass
         finally:
@@ -152,7 +154,7 @@ class KafkaDoor:
 
     def _watch_growth(self) -> None:
         while not self._closing.is_set():
-            self.core.wait_for_growth(_TICK_SECONDS)
+            self.growth = self.core.wait_for_growth(self.growth, _TICK_SECONDS)
             if self._waiting:
                 self._tell(self._wake)
 
@@ -174,34 +176,34 @@ class KafkaDoor:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        peer = writer.get_extra_info("peername")
         answers: asyncio.Queue[_Answer | None] = asyncio.Queue(KAFKA_PIPELINED)
-        sending = asyncio.ensure_future(self._send(answers, writer))
         try:
-            await self._receive(reader, answers, sending)
-        except (asyncio.IncompleteReadError, ConnectionError):
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._receive(reader, answers))
+                both.create_task(self._send(answers, writer))
+        except* (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has left
-        except errors.Invalid as error:
-            _log.warning("a connection is closed", peer=str(peer), reason=str(error))
-        except asyncio.CancelledError:
-            sending.cancel()
-        except Exception:
-            _log.exception("a connection is closed", peer=str(peer))
+        except* errors.Invalid as group:
+            peer = str(writer.get_extra_info("peername"))
+            _log.warning("a connection is closed", peer=peer, reason=str(group.exceptions[0]))
+        except* Exception:
+            _log.exception("a connection is closed")
         finally:
-            if not sending.done():
-                await answers.put(None)
-            await asyncio.gather(sending, return_exceptions=True)
             writer.close()
             self._connections.discard(task)
 
     async def _receive(
-        self,
-        reader: asyncio.StreamReader,
-        answers: asyncio.Queue[_Answer | None],
-        sending: asyncio.Future[None],
+        self, reader: asyncio.StreamReader, answers: asyncio.Queue[_Answer | None]
     ) -> None:
-        while not sending.done():
-            size = int.from_bytes(await reader.readexactly(_LENGTH_BYTES), "big", signed=True)
+        while True:
+            try:
+                length = await reader.readexactly(_LENGTH_BYTES)
+            except asyncio.IncompleteReadError as end:
+                if end.partial:
+                    raise
+                await answers.put(None)  # the client has said all that it wanted to say
+                return
+            size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
                 raise errors.BadRequest(reason=reason)

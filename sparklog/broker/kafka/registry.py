@@ -32,8 +32,11 @@ class Door(Protocol):
     def durable(self, ticket: Ticket) -> asyncio.Future[list[Appended]]:
         """Done when the ticket is."""
 
-    async def grown(self, timeout_seconds: float) -> None:
-        """Returns when some partition has grown, or the time is over."""
+    growth: int
+    """How far the log is; another number each time that some partition grows."""
+
+    async def grown(self, seen: int, timeout_seconds: float) -> None:
+        """Returns when the log is not where it was seen, or the time is over."""
 
 
 Handler: TypeAlias = Callable[[Door, Request], Awaitable[Reply | Awaitable[Reply]]]

@@ -56,11 +56,12 @@ async def _handle(door: Door, request: Request) -> Reply:
     wait_seconds = min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
     deadline = time.monotonic() + wait_seconds
     while True:
+        seen = door.growth
         size = await _look(door, wishes, body.max_bytes)
         left_seconds = deadline - time.monotonic()
         if size >= body.min_bytes or left_seconds <= 0 or any(each.code for each in wishes):
             return _answer(wishes)
-        await door.grown(left_seconds)
+        await door.grown(seen, left_seconds)
 
 
 async def _look(door: Door, wishes: list[_Wish], most_bytes: int) -> int:
