@@ -52,7 +52,7 @@ def read_start(frame: bytes) -> tuple[int, int, int]:
 def read_request(frame: bytes) -> Request:
     """Raises `BadRequest` for bytes that are no such message."""
     api_key, version, correlation_id = read_start(frame)
-    schema: Any = load_request_schema(api_key, version)
+    schema: Any = _request_schema(api_key, version)
     try:
         header, at = _reader(schema.__header_schema__)(frame, 0)
         body, _ = _reader(schema)(frame, at)  # librdkafka may send some bytes more
@@ -70,7 +70,7 @@ def read_request(frame: bytes) -> Request:
 
 def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> bytes:
     """The whole frame, its length before it."""
-    schema: Any = load_response_schema(api_key, version)
+    schema: Any = _response_schema(api_key, version)
     target = io.BytesIO()
     target.write(bytes(4))
     header_schema: Any = schema.__header_schema__
@@ -80,6 +80,10 @@ def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields)
     target.seek(0)
     target.write((size - 4).to_bytes(4, "big"))
     return target.getvalue()
+
+
+_request_schema: Final = functools.cache(load_request_schema)
+_response_schema: Final = functools.cache(load_response_schema)
 
 
 @functools.cache
