@@ -15,7 +15,15 @@ from sparklog.sinks import options as sink
 from sparklog.sources import options as source
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
-HEAVY = ("deltalake", "pandas", "pyarrow", "pyspark", "sparklog.broker", "sparklog.storage")
+HEAVY = (
+    "deltalake",
+    "numba",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "sparklog.broker",
+    "sparklog.storage",
+)
 LIGHT_SECONDS = 0.3
 
 MEASURE = """
