@@ -189,6 +189,16 @@ def _copy(source: Bytes, first: int, target: Bytes, at: int, length: int) -> Non
 
 
 @_compiled
+def _take(data: Bytes, at: int, end: int, target: Bytes, target_at: int) -> tuple[int, int]:
+    """(length, where it ends) of a part whose bytes are now in `target`."""
+    length, at = _varint(data, at, end)
+    if length > 0:
+        _copy(data, at, target, target_at, length)
+        at += length
+    return length, at
+
+
+@_compiled
 def take(
     data: Bytes,
     deltas: Longs,
@@ -211,18 +221,13 @@ def take(
         end = at + length
         deltas[number], at = _varint(data, at + 1, end)
         _, at = _varint(data, at, end)
-        length, at = _varint(data, at, end)
+        length, at = _take(data, at, end, keys, key_at)
         has_key[number] = length >= 0
-        if length > 0:
-            _copy(data, at, keys, key_at, length)
-            at += length
-            key_at += length
+        key_at += max(length, 0)
         key_ends[number + 1] = key_at
-        length, at = _varint(data, at, end)
+        length, at = _take(data, at, end, values, value_at)
         has_value[number] = length >= 0
-        if length > 0:
-            _copy(data, at, values, value_at, length)
-            value_at += length
+        value_at += max(length, 0)
         value_ends[number + 1] = value_at
         at = end
 
@@ -250,17 +255,12 @@ def take_headers(
             at += max(length, 0)
         count, at = _varint(data, at, end)
         for _ in range(count):
-            length, at = _varint(data, at, end)
-            _copy(data, at, names, name_at, length)
-            at += length
+            length, at = _take(data, at, end, names, name_at)
             name_at += length
             name_ends[header + 1] = name_at
-            length, at = _varint(data, at, end)
+            length, at = _take(data, at, end, values, value_at)
             has_value[header] = length >= 0
-            if length > 0:
-                _copy(data, at, values, value_at, length)
-                at += length
-                value_at += length
+            value_at += max(length, 0)
             value_ends[header + 1] = value_at
             header += 1
         list_ends[number + 1] = header
@@ -296,6 +296,26 @@ def _put(target: Bytes, at: int, value: int) -> int:
 
 
 @_compiled
+def _length(ends: Ints, number: int, there: bool) -> int:
+    """Of a part, as Kafka writes it: -1 for a null."""
+    return ends[number + 1] - ends[number] if there else -1
+
+
+@_compiled
+def _part_size(length: int) -> int:
+    return _size_of(length) + max(length, 0)
+
+
+@_compiled
+def _put_part(target: Bytes, at: int, source: Bytes, first: int, length: int) -> int:
+    at = _put(target, at, length)
+    if length > 0:
+        _copy(source, first, target, at, length)
+        at += length
+    return at
+
+
+@_compiled
 def sizes(
     offsets: Longs,
     stamps: Longs,
@@ -317,18 +337,14 @@ def sizes(
     total = 0
     for number in range(len(offsets)):
         size = 1 + _size_of(stamps[number]) + _size_of(offsets[number])
-        length = key_ends[number + 1] - key_ends[number] if has_key[number] else -1
-        size += _size_of(length) + max(length, 0)
-        length = value_ends[number + 1] - value_ends[number] if has_value[number] else -1
-        size += _size_of(length) + max(length, 0)
+        size += _part_size(_length(key_ends, number, has_key[number]))
+        size += _part_size(_length(value_ends, number, has_value[number]))
         if len(list_ends):
             first, end = list_ends[number], list_ends[number + 1]
             size += _size_of(end - first)
             for header in range(first, end):
-                length = name_ends[header + 1] - name_ends[header]
-                size += _size_of(length) + length
-                length = header_ends[header + 1] - header_ends[header] if has_header[header] else -1
-                size += _size_of(length) + max(length, 0)
+                size += _part_size(_length(name_ends, header, True))
+                size += _part_size(_length(header_ends, header, has_header[header]))
         else:
             size += 1
         bodies[number] = size
@@ -362,33 +378,18 @@ def put(
         target[at] = 0
         at = _put(target, at + 1, stamps[number])
         at = _put(target, at, offsets[number])
-        first = key_ends[number]
-        length = key_ends[number + 1] - first if has_key[number] else -1
-        at = _put(target, at, length)
-        if length > 0:
-            _copy(keys, first, target, at, length)
-            at += length
-        first = value_ends[number]
-        length = value_ends[number + 1] - first if has_value[number] else -1
-        at = _put(target, at, length)
-        if length > 0:
-            _copy(values, first, target, at, length)
-            at += length
+        length = _length(key_ends, number, has_key[number])
+        at = _put_part(target, at, keys, key_ends[number], length)
+        length = _length(value_ends, number, has_value[number])
+        at = _put_part(target, at, values, value_ends[number], length)
         if not len(list_ends):
             target[at] = 0
             at += 1
             continue
         at = _put(target, at, list_ends[number + 1] - list_ends[number])
         for header in range(list_ends[number], list_ends[number + 1]):
-            first = name_ends[header]
-            length = name_ends[header + 1] - first
-            at = _put(target, at, length)
-            _copy(names, first, target, at, length)
-            at += length
-            first = header_ends[header]
-            length = header_ends[header + 1] - first if has_header[header] else -1
-            at = _put(target, at, length)
-            if length > 0:
-                _copy(header_values, first, target, at, length)
-                at += length
+            length = _length(name_ends, header, True)
+            at = _put_part(target, at, names, name_ends[header], length)
+            length = _length(header_ends, header, has_header[header])
+            at = _put_part(target, at, header_values, header_ends[header], length)
     return at

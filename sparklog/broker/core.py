@@ -19,7 +19,7 @@ from sparklog import errors, limits, wire
 from sparklog.broker import topicconfig
 from sparklog.broker.hot import HotTail
 from sparklog.broker.lease import Lease, check_lease
-from sparklog.broker.partitions import Ledger, Topic
+from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.reading import Batch, LogReader
@@ -40,7 +40,7 @@ from sparklog.storage.table import (
 )
 from sparklog.version import VERSION
 
-__all__ = ["Appended", "Batch", "Core", "Places", "Ticket", "TopicDefaults"]
+__all__ = ["Appended", "Batch", "Core", "Place", "Ticket", "TopicDefaults"]
 """What a door knows of this broker."""
 
 
@@ -51,14 +51,13 @@ class TopicDefaults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Places:
-    """A topic's partitions: who leads them, and their log start offsets and high watermarks."""
+class Place:
+    """A partition: who leads it, its log start offset and its high watermark."""
 
-    topic_id: str
     leader: int
-    leader_epochs: tuple[int, ...]
-    starts: tuple[int, ...]
-    ends: tuple[int, ...]
+    leader_epoch: int
+    start: int
+    end: int
 
 
 class Core:
@@ -257,16 +256,25 @@ class Core:
             ledger.grown.wait_for(lambda: ledger.applied_sequence != seen, timeout_seconds)
             return ledger.applied_sequence
 
-    def places(self, name: str) -> Places:
-        """Where a topic's partitions begin and end now. Raises `UnknownTopic`."""
-        topic = self._ledger.topic(name)
-        return Places(
-            topic_id=topic.topic_id,
+    def place(self, topic: str, partition: int) -> Place:
+        """Where a partition begins and ends now. Raises `UnknownTopic`, `UnknownPartition`."""
+        return self._place(self._ledger.topic(topic).partition(partition))
+
+    def places(self, topic: str) -> list[Place]:
+        """The same of all partitions, in order. Raises `UnknownTopic`."""
+        return [self._place(each) for each in self._ledger.topic(topic).partitions]
+
+    def _place(self, partition: Partition) -> Place:
+        return Place(
             leader=self._lease.broker,
-            leader_epochs=tuple(each.leader_epoch for each in topic.partitions),
-            starts=tuple(each.start for each in topic.partitions),
-            ends=tuple(each.end for each in topic.partitions),
+            leader_epoch=partition.leader_epoch,
+            start=partition.start,
+            end=partition.end,
         )
+
+    def id_of(self, topic: str) -> str:
+        """The id of the topic with that name. Raises `UnknownTopic`."""
+        return self._ledger.topic(topic).topic_id
 
     def topic_of(self, topic_id: str) -> str | None:
         """The name of the topic with that id, if it lives."""
@@ -344,12 +352,10 @@ class Core:
 
         Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`.
         """
-        name = check_topic_name(request.topic)
-        count = self._defaults.partitions if request.partitions == -1 else request.partitions
-        _check_count(name, count)
-        config = topicconfig.check(request.config)
+        name = request.topic
+        count, config = self._new_topic(request)
         with self._changing(f"creation of topic {name}"):
-            if any(topic.name == name for topic in self._ledger.topics()):
+            if self._exists(name):
                 if request.if_absent:
                     return self.describe(name)
                 raise errors.TopicExists(topic=name)
@@ -368,6 +374,22 @@ class Core:
             self._publisher.take(topic, table)
             self._ledger.add_topic(topic)
         return self.describe(name)
+
+    def check_topic(self, request: wire.CreateTopic) -> None:
+        """Raises what `create_topic` would, and creates nothing."""
+        self._new_topic(request)
+        if self._exists(request.topic):
+            raise errors.TopicExists(topic=request.topic)
+
+    def _new_topic(self, request: wire.CreateTopic) -> tuple[int, dict[str, str]]:
+        """How many partitions it gets, and its configuration."""
+        name = check_topic_name(request.topic)
+        count = self._defaults.partitions if request.partitions == -1 else request.partitions
+        _check_count(name, count)
+        return count, topicconfig.check(request.config)
+
+    def _exists(self, name: str) -> bool:
+        return any(topic.name == name for topic in self._ledger.topics())
 
     def _make_table(self, name: str, topic_id: str, count: int, config: Mapping[str, str]) -> Table:
         """The table first, the metadata after: a topic that the metadata names has its table.

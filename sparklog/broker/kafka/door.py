@@ -55,7 +55,6 @@ class KafkaDoor:
         self._threads: list[threading.Thread] = []
         self.host, self.port = "", 0
         self.growth = -1
-        self.calls = 0
 
     @property
     def address(self) -> str:
@@ -138,19 +137,13 @@ class KafkaDoor:
     # -------------------------------------------------------------------------- watching
 
     def _watch_tickets(self) -> None:
-        """Leads the flushes, and tells the loop of many outcomes at once."""
-        while True:
-            batch = [self._tickets.get()]
-            while not self._tickets.empty():
-                batch.append(self._tickets.get())
-            for item in batch:
-                if item is None:
-                    return
-                ticket, found = item
-                try:
-                    self._tell(_settle, found, self.core.wait(ticket), None)
-                except BaseException as error:
-                    self._tell(_settle, found, None, error)
+        """Leads the flushes, and tells the loop how each append has ended."""
+        while (item := self._tickets.get()) is not None:
+            ticket, found = item
+            try:
+                self._tell(_settle, found, self.core.wait(ticket), None)
+            except BaseException as error:
+                self._tell(_settle, found, None, error)
 
     def _watch_growth(self) -> None:
         while not self._closing.is_set():
@@ -208,7 +201,6 @@ class KafkaDoor:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
                 raise errors.BadRequest(reason=reason)
             frame = await reader.readexactly(size)
-            self.calls += 1
             await answers.put(await self._handled(frame))
 
     async def _handled(self, frame: bytes) -> _Answer:

@@ -7,13 +7,11 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors, wire
-from sparklog.broker import topicconfig
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import kafka_id
-from sparklog.record import check_topic_name
 
 
 @serves(19, "create_topics", last=7)
@@ -34,7 +32,7 @@ async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> 
     try:
         wanted = _wanted(topic, twice=twice)
         if only_checks:
-            _check(door, wanted)
+            door.core.check_topic(wanted)
             return _answer(topic.name, count=wanted.partitions)
         info = await door.blocking(door.core.create_topic, wanted)
     except errors.SparklogError as error:
@@ -71,13 +69,6 @@ def _wanted(topic: Any, *, twice: bool) -> wire.CreateTopic:
         partitions=count,
         config={each.name: each.value or "" for each in topic.configs},
     )
-
-
-def _check(door: Door, wanted: wire.CreateTopic) -> None:
-    check_topic_name(wanted.topic)
-    topicconfig.check(wanted.config)
-    if wanted.topic in door.core.topics().topics:
-        raise errors.TopicExists(topic=wanted.topic)
 
 
 def _answer(

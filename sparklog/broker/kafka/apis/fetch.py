@@ -83,12 +83,8 @@ async def _look(door: Door, wishes: list[_Wish], most_bytes: int) -> int:
 
 def _place(door: Door, wish: _Wish) -> None:
     wish.name = name_of(door.core, wish.topic)
-    places = door.core.places(wish.name)
-    if not 0 <= wish.number < len(places.ends):
-        last = len(places.ends) - 1
-        raise errors.UnknownPartition(topic=wish.name, partition=wish.number, last=last)
-    wish.start, wish.end = places.starts[wish.number], places.ends[wish.number]
-    epoch = places.leader_epochs[wish.number]
+    place = door.core.place(wish.name, wish.number)
+    wish.start, wish.end, epoch = place.start, place.end, place.leader_epoch
     if wish.leader_epoch not in (-1, epoch):
         newer = wish.leader_epoch > epoch
         kind = errors.UnknownLeaderEpoch if newer else errors.FencedLeaderEpoch

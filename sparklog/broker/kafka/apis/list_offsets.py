@@ -35,15 +35,13 @@ async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
     number = wanted.partition_index
     code, timestamp_ms, offset, leader_epoch = ErrorCode.none, -1, -1, -1
     try:
-        places = door.core.places(topic)
-        if not 0 <= number < len(places.ends):
-            raise errors.UnknownPartition(topic=topic, partition=number, last=len(places.ends) - 1)
-        leader_epoch = places.leader_epochs[number]
+        place = door.core.place(topic, number)
+        leader_epoch = place.leader_epoch
         match wanted.timestamp:
             case -1:
-                offset = places.ends[number]
+                offset = place.end
             case -2 | -4:
-                offset = places.starts[number]
+                offset = place.start
             case -5:
                 offset = -1
             case asked_ms:

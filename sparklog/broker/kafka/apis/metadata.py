@@ -59,22 +59,21 @@ async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
 
 
 def _described(door: Door, name: str) -> Fields:
-    places = door.core.places(name)
     return {
         "error_code": ErrorCode.none,
         "name": name,
-        "topic_id": kafka_id(places.topic_id),
+        "topic_id": kafka_id(door.core.id_of(name)),
         "is_internal": name.startswith("__"),
         "partitions": [
             {
                 "error_code": ErrorCode.none,
                 "partition_index": number,
-                "leader_id": places.leader,
-                "leader_epoch": leader_epoch,
-                "replica_nodes": (places.leader,),
-                "isr_nodes": (places.leader,),
+                "leader_id": place.leader,
+                "leader_epoch": place.leader_epoch,
+                "replica_nodes": (place.leader,),
+                "isr_nodes": (place.leader,),
                 "offline_replicas": (),
             }
-            for number, leader_epoch in enumerate(places.leader_epochs)
+            for number, place in enumerate(door.core.places(name))
         ],
     }
