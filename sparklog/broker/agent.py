@@ -72,6 +72,8 @@ class Agent:
         self._publish_now = threading.Event()
         self._ending = threading.Lock()
         """Held by whoever takes the broker down."""
+        self._beating = threading.Lock()
+        self._said_goodbye = False
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(
             limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
@@ -291,19 +293,23 @@ class Agent:
                 return
 
     def _beat(self, *, stopped: bool = False) -> None:
-        write_heartbeat(
-            self._store,
-            Heartbeat(
-                broker=self._lease.broker,
-                epoch=self._lease.epoch,
-                flight=self.address,
-                at_us=self._clock.now_us(),
-                host=socket.gethostname(),
-                pid=os.getpid(),
-                newest_sequence=self._ledger.applied_sequence if self._core else -1,
-                stopped=stopped,
-            ),
-        )
+        with self._beating:
+            if self._said_goodbye:
+                return  # a beat that comes late would call us alive
+            self._said_goodbye = stopped
+            write_heartbeat(
+                self._store,
+                Heartbeat(
+                    broker=self._lease.broker,
+                    epoch=self._lease.epoch,
+                    flight=self.address,
+                    at_us=self._clock.now_us(),
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    newest_sequence=self._ledger.applied_sequence if self._core else -1,
+                    stopped=stopped,
+                ),
+            )
 
     def _say_goodbye(self) -> None:
         """Tells others not to wait for us, unless one of them has taken over."""

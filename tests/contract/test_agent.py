@@ -348,6 +348,15 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
         assert door.action("topics.list").topics == []
 
 
+def test_a_late_heartbeat_calls_no_stopped_broker_alive(tmp_path: Path) -> None:
+    """The heartbeat's thread may be between its look and its beat when the broker leaves."""
+    agent = Agent(settings(tmp_path))
+    agent.start()
+    agent.stop()
+    agent._beat()
+    assert live_broker(LocalStore(tmp_path)) is None
+
+
 def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path) -> None:
     """The object is named every time, until it is mended; then everything is there."""
     store = LocalStore(tmp_path)
