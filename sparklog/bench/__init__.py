@@ -29,8 +29,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Which measures: {', '.join(MEASURES)}; spark: all that begin so. None: all of"
-            " them."
+            help=f"Which measures: {', '.join(MEASURES)}; kafka or spark: all that begin so."
+            " None: all of them."
         ),
     ] = None,
     seconds: Annotated[
@@ -47,7 +47,7 @@ def bench(
 ) -> None:
     """Measure this machine; --seconds, --rows and --versions make a minute enough for a look.
 
-    `spark` measures source and sink beside a real Kafka, whose jars are downloaded the first time.
+    `kafka` and `spark` measure beside a real Kafka, whose jars are downloaded the first time.
 
     Example: sparklog bench latency burst --seconds 3 --rows 2000000
     """

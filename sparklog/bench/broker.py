@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,17 +29,23 @@ class BrokerProcess:
     """
 
     def __init__(
-        self, root: Path, settings: Mapping[str, str] | None = None, *, flight: str = "127.0.0.1:0"
+        self,
+        root: Path,
+        settings: Mapping[str, str] | None = None,
+        *,
+        flight: str = "127.0.0.1:0",
+        kafka: str = "",
     ) -> None:
         self.root = root
         self._settings = dict(settings or {})
-        self._flight = flight
+        self._doors = ["--flight", flight, "--kafka", kafka]
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
+        self.kafka_address = ""
 
     def start(self) -> Self:
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
-        command += ["--flight", self._flight, "--kafka", ""]
+        command += self._doors
         self._process = subprocess.Popen(
             command,
             env={**os.environ, "SPARKLOG_LOG_LEVEL": "warning", **self._settings},
@@ -51,6 +58,8 @@ class BrokerProcess:
         if not line or found is None:
             raise RuntimeError(f"the broker did not start: exit {self._process.poll()}")
         self.address = found[1]
+        told = re.search(rb"Kafka at ([^ ,]+)", line)
+        self.kafka_address = told[1].decode() if told else ""
         return self
 
     def _live(self) -> tuple[int, str] | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from sparklog.bench import keeping, objectstore, writing
+from sparklog.bench.kafka import measures as kafka
 from sparklog.bench.report import Figure, Options
 from sparklog.bench.spark import age, bulk, stream
 
@@ -24,6 +25,12 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "restart": keeping.restart,
     "objectstore": objectstore.objectstore,
     "compaction": keeping.flights,
+    "kafka-produce": kafka.produce,
+    "kafka-consume": kafka.consume,
+    "kafka-python": kafka.python,
+    "kafka-single": kafka.single,
+    "kafka-idle": kafka.idle,
+    "kafka-rebalance": kafka.rebalance,
     "spark-bulk": bulk.bulk,
     "spark-stream": stream.stream,
     "spark-age": age.age,
@@ -32,7 +39,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
 
 
 def named(name: str) -> list[str]:
-    """The measures that a name means: itself, or all of its group, as `spark` is one.
+    """The measures that a name means: itself, or all of its group, as `kafka` and `spark` are.
 
     Raises KeyError for a name that is none.
     """

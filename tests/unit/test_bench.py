@@ -19,10 +19,10 @@ import pytest
 from typer.testing import CliRunner
 
 from sparklog import bench
-from sparklog.bench import measures
+from sparklog.bench import compare, jars, kafkaprocess, measures, processes
+from sparklog.bench.progress import doing
 from sparklog.bench.report import Figure, Options, Times
-from sparklog.bench.spark import bulk, compare, jars, kafka, processes, stream
-from sparklog.bench.spark.progress import doing
+from sparklog.bench.spark import bulk, stream
 
 OPTIONS = Options(folder=Path())
 
@@ -250,7 +250,7 @@ def fake_java(home: Path, monkeypatch: pytest.MonkeyPatch, body: str = "") -> No
 def test_kafka_serves_until_it_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At an address of this machine alone; then the process is gone."""
     fake_java(tmp_path / "java", monkeypatch)
-    with kafka.KafkaProcess(["a.jar"], tmp_path / "kafka") as broker:
+    with kafkaprocess.KafkaProcess(["a.jar"], tmp_path / "kafka") as broker:
         host, _, port = broker.address.partition(":")
         pid = broker.pid
         assert host == "127.0.0.1"
@@ -264,14 +264,14 @@ def test_kafka_that_does_not_start(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     body = 'print("much"); print("no such class"); sys.exit(1)'
     fake_java(tmp_path / "java", monkeypatch, body)
     with pytest.raises(RuntimeError, match="Kafka did not start: no such class"):
-        kafka.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
+        kafkaprocess.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
 
 
 def test_kafka_that_does_not_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is killed."""
-    monkeypatch.setattr(kafka, "_STOP_SECONDS", 0.1)
+    monkeypatch.setattr(kafkaprocess, "_STOP_SECONDS", 0.1)
     fake_java(tmp_path / "java", monkeypatch, "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
-    broker = kafka.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
+    broker = kafkaprocess.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
     pid = broker.pid
     broker.stop()
     with pytest.raises(ProcessLookupError):
@@ -282,7 +282,7 @@ def test_kafka_without_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """That is a broker that does not start, too."""
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
     with pytest.raises(RuntimeError, match="Kafka did not start"):
-        kafka.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
+        kafkaprocess.KafkaProcess(["a.jar"], tmp_path / "kafka").start()
 
 
 # ------------------------------------------------------------------------------ arrivals

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from sparklog.bench import jars
 from sparklog.bench.broker import BrokerProcess, FreshRoot
+from sparklog.bench.compare import no_dearer
+from sparklog.bench.progress import doing
 from sparklog.bench.report import Figure, Options, Times
-from sparklog.bench.spark import jars
 from sparklog.bench.spark.bed import needs_spark, session
-from sparklog.bench.spark.compare import no_dearer
-from sparklog.bench.spark.progress import doing
 from sparklog.bench.spark.sides import PARTITIONS, Sparklog
 from sparklog.bench.writing import values
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from sparklog.bench import jars
 from sparklog.bench.broker import BrokerProcess, FreshRoot
+from sparklog.bench.jars import Jars
+from sparklog.bench.kafkaprocess import KafkaProcess
+from sparklog.bench.progress import doing
 from sparklog.bench.report import Figure, Options
-from sparklog.bench.spark import jars
-from sparklog.bench.spark.jars import Jars
-from sparklog.bench.spark.kafka import KafkaProcess
-from sparklog.bench.spark.progress import doing
 from sparklog.bench.spark.sides import Kafka, Sparklog
 
 if TYPE_CHECKING:

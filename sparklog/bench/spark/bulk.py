@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sparklog.bench.compare import faster
+from sparklog.bench.progress import doing
 from sparklog.bench.report import Figure, Options
 from sparklog.bench.spark.bed import Bed, bed, needs_spark
-from sparklog.bench.spark.compare import faster
-from sparklog.bench.spark.progress import doing
 from sparklog.bench.writing import values
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from sparklog.bench.compare import sooner
+from sparklog.bench.processes import Usage
+from sparklog.bench.progress import doing
 from sparklog.bench.report import Figure, Options, Times
 from sparklog.bench.spark.bed import Bed, bed, needs_spark
-from sparklog.bench.spark.compare import sooner
-from sparklog.bench.spark.processes import Usage
-from sparklog.bench.spark.progress import doing
 from sparklog.bench.writing import VALUE_BYTES
 
 if TYPE_CHECKING:

@@ -56,7 +56,8 @@ def sooner(
 
 
 def _ms(times: Times) -> str:
-    return f"p50 {times.ms(50):.0f}, p99 {times.ms(99):.0f} ms"
+    digits = 2 if times.ms(99) < 100 else 0
+    return f"p50 {times.ms(50):.{digits}f}, p99 {times.ms(99):.{digits}f} ms"
 
 
 def no_dearer(name: str, young: Times, old: Times, *, most: float) -> Figure:

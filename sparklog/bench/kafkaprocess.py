@@ -12,7 +12,8 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -31,6 +32,12 @@ _STOP_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 
 
+def java() -> str:
+    """The program that runs Java's."""
+    home = os.environ.get("JAVA_HOME")
+    return str(Path(home, "bin", "java")) if home else "java"
+
+
 class KafkaProcess:
     """A broker with its data in `folder`, which must not exist; serving when `start` returns.
 
@@ -38,10 +45,10 @@ class KafkaProcess:
     """
 
     def __init__(self, jars: Sequence[str], folder: Path) -> None:
-        home = os.environ.get("JAVA_HOME")
-        java = str(Path(home, "bin", "java")) if home else "java"
-        self._java = [java, *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
+        self._java = [java(), *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
         self._folder = folder
+        self._config = folder / "server.properties"
+        self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self.address = ""
 
@@ -51,26 +58,42 @@ class KafkaProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        port, controller_port = _free_ports(2)
+        self._port, controller_port = _free_ports(2)
         self._folder.mkdir(parents=True)
-        config = self._folder / "server.properties"
-        config.write_text(_properties(self._folder / "data", port, controller_port), "utf-8")
-        format_storage = ("kafka.tools.StorageTool", "format", "--config", str(config))
-        output = self._folder / "output.log"
-        with output.open("wb") as to:
+        self._config.write_text(
+            _properties(self._folder / "data", self._port, controller_port), "utf-8"
+        )
+        format_storage = ("kafka.tools.StorageTool", "format", "--config", str(self._config))
+        with self._starting() as output:
+            self._run(output, *format_storage, "--cluster-id", _cluster_id()).wait(_START_SECONDS)
+            self._serve(output)
+        return self
+
+    def restart(self) -> None:
+        """Stops it in good order, and starts it on the same data at the same address."""
+        self.stop()
+        with self._starting() as output:
+            self._serve(output)
+
+    @contextmanager
+    def _starting(self) -> Iterator[IO[bytes]]:
+        """Where it writes what it says; an error comes with the last line of that."""
+        path = self._folder / "output.log"
+        with path.open("wb") as output:
             try:
-                self._run(to, *format_storage, "--cluster-id", _cluster_id()).wait(_START_SECONDS)
-                self._process = self._run(to, "kafka.Kafka", str(config))
-                self._await(port)
+                yield output
             except (OSError, subprocess.TimeoutExpired, RuntimeError) as error:
                 self.stop()
-                lines = output.read_text("utf-8", "replace").strip().splitlines() or [str(error)]
+                lines = path.read_text("utf-8", "replace").strip().splitlines() or [str(error)]
                 raise RuntimeError(f"Kafka did not start: {lines[-1]}") from error
             except BaseException:
                 self.stop()
                 raise
-        self.address = f"127.0.0.1:{port}"
-        return self
+
+    def _serve(self, output: IO[bytes]) -> None:
+        self._process = self._run(output, "kafka.Kafka", str(self._config))
+        self._await(self._port)
+        self.address = f"127.0.0.1:{self._port}"
 
     def _run(self, output: IO[bytes], *command: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sparklog.bench.spark.progress import doing
+from sparklog.bench.progress import doing
 
 KAFKA_VERSION: Final = "4.1.1"
 
@@ -58,6 +58,17 @@ def find() -> Jars:
         if "broker" in found:
             found["broker"] += (_scala(jvm),)
     return Jars(**found, missing=tuple(missing))
+
+
+@functools.cache
+def find_tools() -> tuple[str, ...]:
+    """Kafka's command line tools; asks Ivy once a process. Raises RuntimeError without them."""
+    tools = f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}"
+    with doing("looking for Kafka's tools; the first time they are downloaded"), _jvm() as jvm:
+        try:
+            return _resolve(jvm, (tools, f"{_LOGGING}?transitive=false"))
+        except Exception as error:
+            raise RuntimeError(f"Kafka's tools {KAFKA_VERSION}: {_reason(error)}") from error
 
 
 def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:
