@@ -13,7 +13,7 @@ import functools
 import io
 import struct
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, TypeAlias, get_args
+from typing import Any, Final, TypeAlias, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
@@ -38,6 +38,8 @@ class Request:
     version: int
     correlation_id: int
     client_id: str
+    client_host: str
+    """As Kafka shows it, `/127.0.0.1`; empty where nobody knows."""
     body: Any
 
 
@@ -49,7 +51,7 @@ def read_start(frame: bytes) -> tuple[int, int, int]:
     return found
 
 
-def read_request(frame: bytes) -> Request:
+def read_request(frame: bytes, client_host: str = "") -> Request:
     """Raises `BadRequest` for bytes that are no such message."""
     api_key, version, correlation_id = read_start(frame)
     schema: Any = _request_schema(api_key, version)
@@ -64,6 +66,7 @@ def read_request(frame: bytes) -> Request:
         version=version,
         correlation_id=correlation_id,
         client_id=getattr(header, "client_id", None) or "",
+        client_host=client_host,
         body=body,
     )
 
@@ -103,14 +106,7 @@ def _maker(schema: Hashable) -> Callable[[Fields], Any]:
     kind: Any = schema
     makers: dict[str, Callable[[Any], Any] | None] = {}
     for field in dataclasses.fields(kind):
-        of_field: Any = field.type
-        inner: Any = next((each for each in get_args(of_field) if _is_schema(each)), None)
-        if inner is not None:
-            makers[field.name] = functools.partial(_make_each, _maker(inner))
-        elif _is_schema(of_field):
-            makers[field.name] = _maker(of_field)
-        else:
-            makers[field.name] = None
+        makers[field.name] = _maker_of(field.type)
 
     def make(fields: Fields) -> Any:
         taken = {}
@@ -121,6 +117,17 @@ def _maker(schema: Hashable) -> Callable[[Fields], Any]:
         return kind(**taken)
 
     return make
+
+
+def _maker_of(kind: Any) -> Callable[[Any], Any] | None:
+    """Makes a field of that type; None where there is nothing to be made of its value."""
+    if _is_schema(kind):
+        return _maker(kind)
+    found = [each for each in map(_maker_of, get_args(kind)) if each is not None]
+    if not found:
+        return None
+    # Of an array that may be null, as of a message that may be, the other type is that of nulls.
+    return functools.partial(_make_each, found[0]) if get_origin(kind) is tuple else found[0]
 
 
 def _make_each(maker: Callable[[Fields], Any], values: Any) -> tuple[Any, ...]:

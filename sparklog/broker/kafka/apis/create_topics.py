@@ -10,6 +10,7 @@ from sparklog import errors, wire
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.resources import entry_fields
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import kafka_id
 
@@ -29,27 +30,36 @@ async def _handle(door: Door, request: Request) -> Reply:
 
 
 async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> Fields:
+    topic_id = None
     try:
         wanted = _wanted(topic, twice=twice)
+        door.core.check_replication(topic.name, topic.replication_factor)
         if only_checks:
-            door.core.check_topic(wanted)
-            return _answer(topic.name, count=wanted.partitions)
-        info = await door.blocking(door.core.create_topic, wanted)
+            count, config = door.core.check_topic(wanted)
+        else:
+            info = await door.blocking(door.core.create_topic, wanted)
+            count, config = len(info.partitions), info.config
+            topic_id = kafka_id(info.topic_id)
     except errors.SparklogError as error:
-        return _answer(topic.name, code=code_of(error), message=str(error))
-    config = [
-        {
-            "name": name,
-            "value": value,
-            "read_only": False,
-            "config_source": 5,
-            "is_sensitive": False,
+        return {
+            "name": topic.name,
+            "topic_id": None,
+            "error_code": code_of(error),
+            "error_message": str(error),
+            "num_partitions": -1,
+            "replication_factor": -1,
+            "configs": None,
         }
-        for name, value in sorted(info.config.items())
-    ]
-    return _answer(
-        topic.name, topic_id=kafka_id(info.topic_id), count=len(info.partitions), config=config
-    )
+    entries = door.core.new_topic_configs(config)
+    return {
+        "name": topic.name,
+        "topic_id": topic_id,
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "num_partitions": count,
+        "replication_factor": 1,
+        "configs": [entry_fields(entry) for entry in sorted(entries, key=lambda entry: entry.name)],
+    }
 
 
 def _wanted(topic: Any, *, twice: bool) -> wire.CreateTopic:
@@ -57,35 +67,22 @@ def _wanted(topic: Any, *, twice: bool) -> wire.CreateTopic:
         raise errors.BadRequest(reason=f"topic {topic.name} is named twice")
     count = topic.num_partitions
     if topic.assignments:
-        # Who leads what is for the brokers to agree on; how many there are is the client's to say.
-        numbers = sorted(each.partition_index for each in topic.assignments)
-        if count != -1 or numbers != list(range(len(numbers))):
-            raise errors.BadRequest(reason="an assignment names all partitions, and no count")
-        count = len(numbers)
+        count = _assigned(topic)
     elif count == 0 or count < -1:
         raise errors.BadPartitionCount(topic=topic.name, requested=count, reason="1 at least")
-    return wire.CreateTopic(
-        topic=topic.name,
-        partitions=count,
-        config={each.name: each.value or "" for each in topic.configs},
-    )
+    config = {each.name: each.value for each in topic.configs}
+    for key, value in config.items():
+        if value is None:
+            raise errors.BadOption(option=key, value=None, reason="it needs a value")
+    return wire.CreateTopic(topic=topic.name, partitions=count, config=config)
 
 
-def _answer(
-    name: str,
-    *,
-    code: ErrorCode = ErrorCode.none,
-    message: str | None = None,
-    topic_id: Any = None,
-    count: int = -1,
-    config: Any = None,
-) -> Fields:
-    return {
-        "name": name,
-        "topic_id": topic_id,
-        "error_code": code,
-        "error_message": message,
-        "num_partitions": count,
-        "replication_factor": -1 if code else 1,
-        "configs": config,
-    }
+def _assigned(topic: Any) -> int:
+    """How many partitions are assigned. Who leads them is for the brokers to agree on."""
+    if topic.num_partitions != -1 or topic.replication_factor != -1:
+        reason = "an assignment says how many partitions and replicas there are, and nothing else"
+        raise errors.BadRequest(reason=reason)
+    numbers = sorted(each.partition_index for each in topic.assignments)
+    if numbers != list(range(len(numbers))):
+        raise errors.BadAssignment(topic=topic.name, reason=f"it is of partitions {numbers}")
+    return len(numbers)

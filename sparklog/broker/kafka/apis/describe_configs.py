@@ -1,0 +1,59 @@
+"""DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.core import ConfigEntry
+from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.resources import ResourceType, entry_fields, is_this_broker
+from sparklog.broker.kafka.times import NO_TIME
+from sparklog.record import check_topic_name
+
+
+@serves(32, "describe_configs", last=4)
+async def _handle(door: Door, request: Request) -> Reply:
+    body = request.body
+    return {
+        "throttle_time": NO_TIME,
+        "results": [_described(door, each, body) for each in body.resources],
+    }
+
+
+def _described(door: Door, resource: Any, body: Any) -> Fields:
+    code, message, entries = ErrorCode.none, None, []
+    try:
+        entries = _entries(door, resource.resource_type, resource.resource_name)
+    except errors.SparklogError as error:
+        code, message = code_of(error), str(error)
+    wanted = resource.configuration_keys  # null and none mean all
+    about = getattr(body, "include_documentation", False)
+    return {
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+        "configs": [
+            entry_fields(entry, synonyms=body.include_synonyms, about=about)
+            for entry in sorted(entries, key=lambda entry: entry.name)
+            if not wanted or entry.name in wanted
+        ],
+    }
+
+
+def _entries(door: Door, kind: int, name: str) -> list[ConfigEntry]:
+    match kind:
+        case ResourceType.TOPIC:
+            return door.core.topic_configs(check_topic_name(name))
+        case ResourceType.BROKER:
+            # What all brokers are told together is nothing: each has its own settings.
+            is_this = is_this_broker(door.core, name)
+            return door.core.broker_configs(f"{door.host}:{door.port}") if is_this else []
+        case _:
+            reason = f"resources of type {kind} have no configuration here"
+            raise errors.BadRequest(reason=reason)

@@ -1,0 +1,87 @@
+"""The Kafka door from outside: a broker that has one, and requests frame by frame."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kio.index import load_request_schema, load_response_schema
+from kio.serial import entity_reader, entity_writer
+
+from sparklog.broker.agent import Agent
+from sparklog.broker.kafka.messages import _maker
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    KafkaSettings,
+    LogSettings,
+    PublisherSettings,
+)
+
+SECONDS = 30.0
+
+
+@contextmanager
+def broker(root: Path, **settings: Any) -> Iterator[Agent]:
+    """A broker with both doors, number 1."""
+    given = BrokerSettings(
+        root=str(root),
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        publisher=PublisherSettings(interval_seconds=0.1),
+        log=LogSettings(level="error"),
+        **settings,
+    )
+    with Agent(given) as agent:
+        yield agent
+
+
+class Frames:
+    """One connection to the door: any request in any version, for what no client asks."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._socket = socket.create_connection((host, int(port)), SECONDS)
+        self._numbers = itertools.count(1)
+
+    def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
+        """kio's message of the answer."""
+        number = next(self._numbers)
+        schema: Any = load_request_schema(key, version)
+        target = io.BytesIO()
+        header: Any = schema.__header_schema__
+        names = {field.name for field in dataclasses.fields(header)}
+        given = {
+            "request_api_key": key,
+            "request_api_version": version,
+            "correlation_id": number,
+            "client_id": "frames",
+        }
+        taken = {name: value for name, value in given.items() if name in names}
+        entity_writer(header)(target, header(**taken))
+        entity_writer(schema)(target, _maker(schema)(fields))
+        frame = target.getvalue()
+        self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
+        reply = self._read(int.from_bytes(self._read(4), "big"))
+        answer: Any = load_response_schema(key, version)
+        found, at = entity_reader(answer.__header_schema__)(reply, 0)
+        assert found.correlation_id == number
+        return entity_reader(answer)(reply, at)[0]
+
+    def _read(self, size: int) -> bytes:
+        parts = b""
+        while len(parts) < size:
+            part = self._socket.recv(size - len(parts))
+            assert part, "the door has closed the connection"
+            parts += part
+        return parts
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,116 @@
+"""What administrators see of partitions: leader epochs, sizes, producers."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparklog import errors
+from sparklog.broker.producers import ProducerState, Written
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import MemoryStore
+from tests.support import tables
+from tests.support.brokers import Rig
+
+LENGTHS = (3, 2, 4)
+"""Records of the epochs 0, 1 and 2."""
+
+
+def rig_of_three_epochs(*, published_after: int | None = None) -> Rig:
+    """A broker in epoch 2; what was written up to one epoch's end may be in the table."""
+    clock = tables.manual_clock()
+    assert isinstance(clock, ManualClock)
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create()
+    for epoch, count in enumerate(LENGTHS):
+        rig = rig.successor() if epoch else rig
+        for _ in range(count):
+            rig.append(["v"])
+        if epoch == published_after:
+            rig.publish()
+    return rig
+
+
+def ends(rig: Rig) -> list[tuple[int, int]]:
+    """Of the epochs 0 to 3."""
+    return [rig.core.epoch_end("t", 0, epoch) for epoch in range(4)]
+
+
+def test_ends_of_epochs_that_wait_for_the_table_are_exact() -> None:
+    """The write-ahead log names the epoch of every entry."""
+    assert ends(rig_of_three_epochs()) == [(0, 3), (1, 5), (2, 9), (-1, -1)]
+
+
+@pytest.mark.parametrize(
+    ("published_after", "first"),
+    [(0, (0, 3)), (1, (0, 5)), (2, (0, 5))],
+)
+def test_the_table_forgets_the_older_ones(published_after: int, first: tuple[int, int]) -> None:
+    """The epoch before the current one stays exact; older ones never end too early."""
+    rig = rig_of_three_epochs(published_after=published_after)
+    assert ends(rig) == [first, (1, 5), (2, 9), (-1, -1)]
+
+
+def test_a_new_partition_knows_its_own() -> None:
+    """It begins at 0, and its end rises."""
+    rig = rig_of_three_epochs()
+    rig.create("u")
+    assert rig.core.epoch_end("u", 0, 0) == (0, 0)
+    rig.append(["v"], topic="u")
+    assert rig.core.epoch_end("u", 0, 0) == (0, 1)
+    assert rig.core.epoch_end("u", 0, 1) == (-1, -1)
+    assert rig.core.epoch_end("u", 0, -1) == (-1, -1)
+
+
+def test_who_means_another_epoch_is_told() -> None:
+    """One that is over, and one that is to come."""
+    rig = rig_of_three_epochs()
+    for fine in (-1, 2):
+        rig.core.check_leader_epoch("t", 0, fine)
+    with pytest.raises(errors.FencedLeaderEpoch):
+        rig.core.check_leader_epoch("t", 0, 1)
+    with pytest.raises(errors.UnknownLeaderEpoch):
+        rig.core.check_leader_epoch("t", 0, 3)
+
+
+def test_a_partition_takes_what_waits_and_what_is_in_the_table() -> None:
+    """Bytes of records in the write-ahead log, then of files; nothing of a deleted topic."""
+    clock = tables.manual_clock()
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create("t", 2)
+    rig.create("u")
+    assert rig.core.log_bytes() == {"t": [0, 0], "u": [0]}
+    rig.append(["v" * 1_000], partition=1)
+    waiting = rig.core.log_bytes()["t"]
+    assert waiting[0] == 0
+    assert 1_000 < waiting[1] < 2_000
+    rig.publish()
+    table_bytes = rig.core.describe("t").table_bytes
+    assert rig.core.log_bytes()["t"] == [0, table_bytes]
+    rig.append(["v" * 1_000], partition=1)
+    assert rig.core.log_bytes()["t"] == [0, table_bytes + waiting[1]]
+    rig.core.delete_topic("t")
+    assert rig.core.log_bytes() == {"u": [0]}
+
+
+def test_the_producers_of_a_partition() -> None:
+    """By their ids, each with its newest epoch and sequence, which wraps, and its time."""
+    clock = tables.manual_clock()
+    assert isinstance(clock, ManualClock)
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create("t", 2)
+    rig.append(["v"] * 3, stamp=(9, 0, 0))
+    rig.append(["v"] * 2, stamp=(9, 0, 3))
+    rig.append(["v"], stamp=(9, 1, 0))
+    began_us = clock.now_us()
+    clock.advance(1)
+    rig.append(["v"] * 4, stamp=(8, 0, 0))
+    found = [
+        (each.producer_id, each.epoch, each.last_sequence, each.last_us)
+        for each in rig.successor().core.producers("t", 0)
+    ]
+    assert found == [(8, 0, 3, clock.now_us()), (9, 1, 0, began_us)]
+    assert rig.core.producers("t", 1) == []
+    with pytest.raises(errors.UnknownPartition):
+        rig.core.producers("t", 2)
+    wrapped = ProducerState(0, (Written(2**31 - 2, 2, 0, 0),))
+    assert wrapped.last_sequence == 2**31 - 1
