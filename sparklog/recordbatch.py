@@ -11,7 +11,7 @@ Here is no I/O and no state.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
@@ -106,6 +106,8 @@ class Checked:
     """How many records have one."""
     largest_bytes: int
     """Of key, value and headers of one record."""
+    records: Bytes
+    """As they are out of compression."""
 
 
 # ------------------------------------------------------------------------------ checking
@@ -129,7 +131,7 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> Checked:
     header = read_header(data)
     _check_header(header, data)
     records = _records(header, data, limit_bytes)
-    measures = _measured(header, records)
+    measures = _measured([header], [records], records)
     if measures[recordloops.HEADERS]:
         _headers(records, measures, header.record_count)
     return Checked(
@@ -138,6 +140,7 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> Checked:
         max_timestamp_ms=header.base_timestamp_ms + int(measures[recordloops.MAX_DELTA]),
         keys=int(measures[recordloops.KEYS]),
         largest_bytes=int(measures[recordloops.LARGEST]),
+        records=records,
     )
 
 
@@ -169,9 +172,12 @@ def _check_header(header: Header, data: Raw) -> None:
         raise errors.UnknownCodec(codec=header.codec)
 
 
-def _measured(header: Header, records: Bytes) -> Longs:
+def _measured(headers: Sequence[Header], parts: Sequence[Bytes], records: Bytes) -> Longs:
+    """Of batches whose records are `parts`, one after another in `records`."""
     found = np.empty(recordloops.MEASURES, np.int64)
-    recordloops.measure(records, header.record_count, found)
+    ends = np.cumsum([len(part) for part in parts])
+    counts = np.array([header.record_count for header in headers], np.int64)
+    recordloops.measure(records, _sealed(ends), _sealed(counts), found)
     if found[recordloops.STATUS] != recordloops.FINE:
         raise errors.BadBatch(reason=f"it {recordloops.PROBLEMS[int(found[recordloops.STATUS])]}")
     return found
@@ -197,8 +203,13 @@ def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytear
     attributes = attributes | _APPEND_TIME if append_time else attributes & ~_APPEND_TIME
     struct.pack_into(">h", found, 21, attributes)
     struct.pack_into(">q", found, 35, max_timestamp_ms)
-    struct.pack_into(">I", found, 17, crc32c.crc32c(memoryview(found)[_CRC_FROM:]))
+    _seal(found)
     return found
+
+
+def _seal(batch: bytearray) -> None:
+    """Gives it the CRC of what is in it."""
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(memoryview(batch)[_CRC_FROM:]))
 
 
 # ------------------------------------------------------------------------------ compression
@@ -206,6 +217,66 @@ def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytear
 _XERIAL: Final = b"\x82SNAPPY\x00"
 _XERIAL_BYTES: Final = 16
 """Its magic and two versions, before blocks with their lengths; the Java client's framing."""
+_XERIAL_VERSIONS: Final = struct.pack(">ii", 1, 1)
+_XERIAL_BLOCK_BYTES: Final = 32 * 1_024
+
+
+def compressed(data: Raw, records: Bytes, codec: Codec, level: int) -> bytearray:
+    """The same batch in that codec.
+
+    Args:
+        records: those of `data`, out of compression.
+        level: of the codec, as Kafka counts them; -1 for gzip's own default.
+    """
+    packed = _PACKERS[codec](records.data, level)
+    found = bytearray(HEADER_BYTES + len(packed))
+    found[:HEADER_BYTES] = _slice(data, 0)[:HEADER_BYTES]
+    found[HEADER_BYTES:] = packed
+    (attributes,) = struct.unpack_from(">h", found, 21)
+    struct.pack_into(">h", found, 21, attributes & ~_CODEC | codec)
+    struct.pack_into(">i", found, 8, len(found) - _LENGTH_FROM)
+    _seal(found)
+    return found
+
+
+def encoded_in(batch: bytearray, codec: Codec, level: int) -> bytearray:
+    """What `encode` gave, in that codec."""
+    if codec == Codec.NONE:
+        return batch
+    return compressed(batch, np.frombuffer(batch, np.uint8)[HEADER_BYTES:], codec, level)
+
+
+def _gzip(records: memoryview, level: int) -> memoryview:
+    return memoryview(cramjam.gzip.compress(records, level=None if level < 0 else level))
+
+
+def _snap(records: memoryview, _level: int) -> bytes:
+    """In the Java client's framing, which all clients read."""
+    parts = [_XERIAL, _XERIAL_VERSIONS]
+    for at in range(0, len(records), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(records[at : at + _XERIAL_BLOCK_BYTES]))
+        parts += [len(block).to_bytes(4, "big"), block]
+    return b"".join(parts)
+
+
+def _lz4(records: memoryview, level: int) -> memoryview:
+    # The Java client reads no blocks that refer to the ones before them.
+    packer = cramjam.lz4.Compressor(level=level, content_checksum=False, block_linked=False)
+    packer.compress(bytes(records))  # it takes no other buffer
+    return memoryview(packer.finish())
+
+
+def _zstd(records: memoryview, level: int) -> memoryview:
+    return memoryview(cramjam.zstd.compress(records, level=level))
+
+
+_PACKERS: Final[dict[int, Callable[[memoryview, int], bytes | memoryview]]] = {
+    Codec.NONE: lambda records, _level: bytes(records),
+    Codec.GZIP: _gzip,
+    Codec.SNAPPY: _snap,
+    Codec.LZ4: _lz4,
+    Codec.ZSTD: _zstd,
+}
 
 
 def _records(header: Header, data: Raw, limit_bytes: int) -> Bytes:
@@ -263,34 +334,71 @@ def _unsnap_block(block: memoryview, target: npt.NDArray[np.uint8]) -> int:
 # ------------------------------------------------------------------------------ to columns
 
 
-def decode(data: Raw) -> pa.RecordBatch:
-    """The records as a payload (`record.PAYLOAD_SCHEMA`), without columns that are null throughout.
+def decode(*batches: Raw) -> pa.RecordBatch:
+    """The records of batches, one after another, as a payload (`record.PAYLOAD_SCHEMA`).
 
-    `timestamp` is left out where the batch has the time of its append: `max_timestamp_ms` is that
-    of every record then. Raises what `check` raises.
+    Columns that are null throughout are left out, and `timestamp` where a batch has the time of its
+    append: `max_timestamp_ms` is that of every record then, so such batches come one at a time.
+    Several at once cost far less than each for itself, where they are small.
+
+    Raises what `check` raises; `BatchTooLarge` also for too much together.
     """
-    header = read_header(data)
-    _check_header(header, data)
-    # What was taken in has been measured against the limit of its day.
-    records = _records(header, data, limits.BUFFER_MAX_BYTES)
-    measures = _measured(header, records)
-    count = header.record_count
+    headers = []
+    parts = []
+    for data in batches:
+        header = read_header(data)
+        _check_header(header, data)
+        headers.append(header)
+        # What was taken in has been measured against the limit of its day.
+        parts.append(_records(header, data, limits.BUFFER_MAX_BYTES))
+    size = sum(len(part) for part in parts)
+    if size > limits.BUFFER_MAX_BYTES:
+        raise errors.BatchTooLarge(bytes=size, limit_bytes=limits.BUFFER_MAX_BYTES)
+    records = parts[0] if len(parts) == 1 else _sealed(np.concatenate(parts))
+    measures = _measured(headers, parts, records)
+    count = sum(header.record_count for header in headers)
+    taken = _take(headers, records, measures)
+    columns = {}
+    if not headers[0].has_append_time:
+        columns["timestamp"] = arrow.numbers(taken.stamps_ms * 1_000, TIMESTAMP)
+    if measures[recordloops.KEYS]:
+        columns["key"] = _column(pa.binary(), taken.key_ends, taken.keys, taken.has_key)
+    columns["value"] = _column(pa.binary(), taken.value_ends, taken.values, taken.has_value)
+    if measures[recordloops.HEADERS]:
+        columns["headers"] = _headers(records, measures, count)
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+class _Taken(NamedTuple):
+    """What records hold, but for their headers."""
+
+    stamps_ms: Longs
+    key_ends: Ints
+    keys: Bytes
+    has_key: Flags
+    value_ends: Ints
+    values: Bytes
+    has_value: Flags
+
+
+def _take(headers: Sequence[Header], records: Bytes, measures: Longs) -> _Taken:
+    counts = [header.record_count for header in headers]
+    bases_ms = np.repeat([header.base_timestamp_ms for header in headers], counts)
+    count = len(bases_ms)
     deltas = np.empty(count, np.int64)
     key_ends, value_ends = np.zeros(count + 1, np.int32), np.zeros(count + 1, np.int32)
     keys = np.empty(measures[recordloops.KEY_BYTES], np.uint8)
     values = np.empty(measures[recordloops.VALUE_BYTES], np.uint8)
     has_key, has_value = np.empty(count, np.bool_), np.empty(count, np.bool_)
     recordloops.take(records, deltas, key_ends, keys, has_key, value_ends, values, has_value)
-    columns = {}
-    if not header.has_append_time:
-        stamps = (deltas + header.base_timestamp_ms) * 1_000
-        columns["timestamp"] = arrow.numbers(stamps, TIMESTAMP)
-    if measures[recordloops.KEYS]:
-        columns["key"] = _column(pa.binary(), key_ends, keys, has_key)
-    columns["value"] = _column(pa.binary(), value_ends, values, has_value)
-    if measures[recordloops.HEADERS]:
-        columns["headers"] = _headers(records, measures, count)
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+    return _Taken(deltas + bases_ms, key_ends, keys, has_key, value_ends, values, has_value)
+
+
+def stamps_and_keys(batch: Checked) -> tuple[Longs, Flags]:
+    """(time in ms, whether it has a key) of each record, for who must name those he refuses."""
+    records = batch.records
+    taken = _take([batch.header], records, _measured([batch.header], [records], records))
+    return taken.stamps_ms, taken.has_key
 
 
 def _headers(records: Bytes, measures: Longs, count: int) -> pa.ListArray:
@@ -448,7 +556,7 @@ def _batch(parts: _Parts, taken: slice, leader_epoch: int) -> bytearray:
         record_count=count,
     )
     _HEADER.pack_into(found, 0, *header)
-    struct.pack_into(">I", found, 17, crc32c.crc32c(memoryview(found)[_CRC_FROM:]))
+    _seal(found)
     return found
 
 

@@ -9,7 +9,8 @@ run of entries begins. Otherwise it is not made, and the run is chosen anew from
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
@@ -19,7 +20,7 @@ from sparklog import errors, limits
 from sparklog.broker.hot import HotTail
 from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.clock import Clock
-from sparklog.record import rows_of_run
+from sparklog.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.publish import write_file
@@ -242,30 +243,27 @@ class Publisher:
                 payloads.clear()
                 size = 0
 
-        for located in run.entries:
-            entry = located.entry
-            try:
-                payload = self._payload(located)
-            except errors.CorruptObject as error:
-                written.error = error
-                break
-            except ObjectMissing as missing:
-                reason = "it is not published yet"
-                written.error = errors.MissingObject(path=missing.path, reason=reason)
-                break
-            skip = max(run.first - entry.base_offset, 0)
-            payloads.append(
-                (
-                    entry.base_offset + skip,
-                    entry.arrival_us,
-                    entry.timestamp_type,
-                    payload.slice(skip) if skip else payload,
+        try:
+            for entries, payload in self._payloads(run.entries):
+                first = entries[0].entry
+                skip = max(run.first - first.base_offset, 0)
+                payloads.append(
+                    (
+                        first.base_offset + skip,
+                        first.arrival_us,
+                        first.timestamp_type,
+                        payload.slice(skip) if skip else payload,
+                    )
                 )
-            )
-            written.sound += 1
-            size += payload_bytes(entry)
-            if size >= self._file_bytes:
-                write()
+                written.sound += len(entries)
+                size += sum(payload_bytes(each.entry) for each in entries)
+                if size >= self._file_bytes:
+                    write()
+        except errors.CorruptObject as error:
+            written.error = error
+        except ObjectMissing as missing:
+            reason = "it is not published yet"
+            written.error = errors.MissingObject(path=missing.path, reason=reason)
         write()
 
     def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
@@ -277,6 +275,43 @@ class Publisher:
             batches=batches,
             clock=self._clock,
         )
+
+    def _payloads(
+        self, entries: Sequence[Located]
+    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
+        """The records of entries in their order, of some of Kafka's together."""
+        at = 0
+        while at < len(entries):
+            batches = self._hot_from_kafka(itertools.islice(entries, at, None))
+            if len(batches) > 1:
+                together = entries[at : at + len(batches)]
+                try:
+                    payload = wal.decode_kafka([each.entry for each in together], batches)
+                except errors.CorruptObject:  # or too large: one by one, and by name
+                    yield from (([each], self._payload(each)) for each in together)
+                else:
+                    yield together, payload
+            else:
+                together = entries[at : at + 1]
+                yield together, self._payload(entries[at])
+            at += len(together)
+
+    def _hot_from_kafka(self, entries: Iterable[Located]) -> list[bytes | bytearray]:
+        """The batches of the first of these, as long as they can be decoded together."""
+        found: list[bytes | bytearray] = []
+        size = 0
+        for each in entries:
+            batch = self._hot.find(each.entry)
+            if (
+                batch is None
+                or isinstance(batch.held, pa.RecordBatch)
+                or each.entry.timestamp_type == LOG_APPEND_TIME
+                or size >= limits.PUBLISH_TOGETHER_BYTES
+            ):
+                break
+            found.append(batch.held)
+            size += len(batch.held)
+        return found
 
     def _payload(self, located: Located) -> pa.RecordBatch:
         held = self._hot.find(located.entry)
@@ -332,6 +367,7 @@ class Publisher:
         # The WAL is trimmed by what the ledger says, and a dying predecessor may have committed it.
         self.table(topic).settle()
         self._ledger.published(topic, snapshot.ends)
+        self._ledger.started(topic, snapshot.starts)
 
 
 def _cut(entries: Sequence[Located], budget_bytes: int) -> int:

@@ -73,7 +73,7 @@ def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
     Raises `CorruptObject` for what is no such batch.
     """
     if entry.encoding is Encoding.KAFKA:
-        return _decode_kafka(entry, data)
+        return decode_kafka([entry], [data])
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
@@ -95,16 +95,24 @@ def encode_kafka(batch: bytes | bytearray) -> Payload:
     return Payload((batch,), len(batch), crc32c.crc32c(batch))
 
 
-def _decode_kafka(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
+def decode_kafka(
+    entries: Sequence[Entry], batches: Sequence[bytes | bytearray | pa.Buffer]
+) -> pa.RecordBatch:
+    """The records of entries in Kafka's encoding that follow one another, as one payload.
+
+    Entries with the time of their append come one at a time: their records bring none. Raises
+    `CorruptObject` where one of them is no such batch, or they are too large together.
+    """
     from sparklog import recordbatch  # its loops cost a reader of anything else too much
 
     try:
-        batch = recordbatch.decode(data)
+        payload = recordbatch.decode(*batches)
     except (errors.Invalid, errors.DamagedBatch) as error:
-        raise _not_as_described(entry, str(error)) from error
-    if batch.num_rows != entry.count:
-        raise _not_as_described(entry, f"{batch.num_rows} rows instead of {entry.count}")
-    return batch
+        raise _not_as_described(entries[0], str(error)) from error
+    count = sum(entry.count for entry in entries)
+    if payload.num_rows != count:
+        raise _not_as_described(entries[0], f"{payload.num_rows} rows instead of {count}")
+    return payload
 
 
 def _not_as_described(entry: Entry, check: str) -> errors.CorruptObject:

@@ -251,3 +251,66 @@ def test_mutations_are_refused_or_read(given: list[Record], codec: Codec, seed: 
             continue
         payload.validate(full=True)
         assert payload.num_rows == len(given)
+
+
+# ------------------------------------------------------------------------------ another codec
+
+
+LEVELS = {Codec.NONE: [-1], Codec.GZIP: [-1, 1, 9], Codec.SNAPPY: [-1], Codec.LZ4: [1, 9, 17]}
+LEVELS |= {Codec.ZSTD: [-131_072, 3, 22]}
+PACKINGS = [(codec, level) for codec, levels in LEVELS.items() for level in levels]
+
+
+@given(batches, st.sampled_from(CODECS), st.sampled_from(PACKINGS))
+def test_a_batch_in_another_codec_is_the_same_batch(
+    given: list[Record], came: Codec, packing: tuple[Codec, int]
+) -> None:
+    """Read by a client: its records, and all that its header says but codec, length and CRC."""
+    codec, level = packing
+    stamp = {"producer_id": 7, "producer_epoch": 1, "base_sequence": 5}
+    before = built(given, came, **stamp)
+    found = recordbatch.compressed(before, recordbatch.check(before).records, codec, level)
+    assert read(found) == read(before)
+    header, old = recordbatch.read_header(found), recordbatch.read_header(before)
+    assert (header.codec, header.size) == (codec, len(found))
+    assert header._replace(crc=0, length=0, attributes=0) == old._replace(
+        crc=0, length=0, attributes=0
+    )
+    assert recordbatch.check(found).largest_bytes == recordbatch.check(before).largest_bytes
+
+
+@pytest.mark.parametrize("level", LEVELS[Codec.LZ4])
+def test_lz4_is_as_the_java_client_reads_it(level: int) -> None:
+    """Blocks that stand alone, of 64 KiB to 4 MiB, and no content size: nothing else is read."""
+    batch = built([Record(1, None, b"v" * 300_000)])
+    found = recordbatch.compressed(batch, recordbatch.check(batch).records, Codec.LZ4, level)
+    magic, flags, blocks = struct.unpack_from("<IBB", found, recordbatch.HEADER_BYTES)
+    assert magic == 0x184D2204
+    assert flags >> 6 == 1
+    assert flags & 0x20
+    assert not flags & 0x08
+    assert 4 <= blocks >> 4 <= 7
+
+
+def test_snappy_is_in_the_java_clients_framing() -> None:
+    """Its magic and versions, then blocks of 32 KiB of records."""
+    batch = built([Record(1, None, b"v" * 100_000)])
+    found = recordbatch.compressed(batch, recordbatch.check(batch).records, Codec.SNAPPY, -1)
+    assert found[61:77] == b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
+    at, blocks = 77, []
+    while at < len(found):
+        (size,) = struct.unpack_from(">I", found, at)
+        blocks.append(cramjam.snappy.decompress_raw_len(bytes(found[at + 4 : at + 4 + size])))
+        at += 4 + size
+    assert blocks[:-1] == [32 * 1_024] * 3
+
+
+def test_a_level_counts() -> None:
+    """A higher one takes less room, in each codec that has levels."""
+    chance = random.Random(1)
+    value = b" ".join(chance.choice((b"one", b"three", b"seventeen")) for _ in range(20_000))
+    batch = built([Record(1, None, value)])
+    taken = recordbatch.check(batch).records
+    for codec, levels in ((Codec.GZIP, (1, 9)), (Codec.LZ4, (1, 17)), (Codec.ZSTD, (-100, 22))):
+        low, high = (len(recordbatch.compressed(batch, taken, codec, level)) for level in levels)
+        assert high < low
