@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final
 
-_FEW_OPTIONS: Final = 16
+_FEW_OPTIONS: Final = 24
 """As many as an error can list and still be read."""
 
 
@@ -113,6 +113,13 @@ class DamagedBatch(Retriable):
     template = "a record batch is damaged: {reason}"
 
 
+class GroupBusy(Retriable):
+    """The group's coordinator is not ready, or its members are being assigned anew."""
+
+    code = "group_busy"
+    template = "group {group!r}: {error}; try again"
+
+
 class OutcomeUnknown(SparklogError):
     """The request may or may not have taken effect; look before you repeat it."""
 
@@ -153,6 +160,11 @@ class BadTopicName(Invalid):
     template = "{topic!r} is no topic name: 1 to 249 of [a-zA-Z0-9._-], and not '.' or '..'"
 
 
+class InternalTopic(Invalid):
+    code = "internal_topic"
+    template = "topic {topic!r} is the brokers' own; nobody else may {what} it"
+
+
 class BadPartitionCount(Invalid):
     code = "bad_partition_count"
     template = "topic {topic!r}: {requested} partitions asked for, {reason}"
@@ -171,6 +183,13 @@ class RecordTooLarge(Invalid):
 class BatchTooLarge(Invalid):
     code = "batch_too_large"
     template = "a batch of {bytes} bytes is over max_batch_bytes = {limit_bytes}; send smaller ones"
+
+
+class MessageTooLarge(Invalid):
+    """Over what the topic takes, where the broker would take it."""
+
+    code = "message_too_large"
+    template = "{what} of {bytes} bytes is over topic {topic!r}'s max.message.bytes = {limit_bytes}"
 
 
 class KeylessRecord(Invalid):
@@ -215,6 +234,16 @@ class BadBatch(Invalid):
     template = "a record batch is refused: {reason}"
 
 
+class BadReplicationFactor(Invalid):
+    code = "bad_replication_factor"
+    template = "topic {topic!r}: a replication factor of {requested} asked for, {reason}"
+
+
+class BadAssignment(Invalid):
+    code = "bad_assignment"
+    template = "topic {topic!r}: the assignment of its partitions is refused: {reason}"
+
+
 class BadTimestamp(Invalid):
     code = "bad_timestamp"
     template = "a record's timestamp is refused: {reason}"
@@ -228,6 +257,11 @@ class UnknownCodec(Invalid):
 class OffsetOutOfRange(Invalid):
     code = "offset_out_of_range"
     template = "{topic}-{partition}: offset {offset} is outside the range {start} to {end}"
+
+
+class PolicyViolation(Invalid):
+    code = "policy_violation"
+    template = "topic {topic!r}: {reason}"
 
 
 class UnknownOption(Invalid):
@@ -297,6 +331,13 @@ class BadRequest(Invalid):
     template = "{reason}"
 
 
+class GroupRefused(Invalid):
+    """`error` is Kafka's name for the reason."""
+
+    code = "group_refused"
+    template = "group {group!r}: {error}{hint}"
+
+
 class OutOfOrderSequence(Invalid):
     code = "out_of_order_sequence"
     template = (
@@ -324,6 +365,13 @@ class ProducerFenced(Fenced):
     template = "producer {producer_id} epoch {epoch} was replaced by epoch {current}"
 
 
+class MemberFenced(Fenced):
+    """The group went on without this member, or another process has its place: join anew."""
+
+    code = "member_fenced"
+    template = "group {group!r} has gone on without member {member_id!r}: {error}"
+
+
 # ------------------------------------------------------------------------------ corrupt
 
 
@@ -340,6 +388,11 @@ class MissingObject(Corrupt):
 class ForeignTable(Corrupt):
     code = "foreign_table"
     template = "the table of topic {topic!r} was changed so that sparklog cannot use it: {reason}"
+
+
+class CorruptRecord(Corrupt):
+    code = "corrupt_record"
+    template = "{what} is not encoded as it should be: {reason}"
 
 
 class DataLoss(Corrupt):

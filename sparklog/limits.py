@@ -40,6 +40,7 @@ PUBLISH_FILE_BYTES = 64 * MIB
 PUBLISH_THREADS = 2
 PUBLISH_THREADS_REMOTE = 8
 PUBLISH_IN_PARALLEL_BYTES = 4 * MIB
+PUBLISH_TOGETHER_BYTES = 1 * MIB  # of Kafka's batches, that are decoded at once
 PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * GIB
 ROW_GROUP_ROWS = 65_536
@@ -84,12 +85,28 @@ STAGING_ABANDONED_SECONDS = 7 * 24 * 3600.0
 SWEEP_EVERY_SECONDS = 300.0
 SETTLE_EVERY_SECONDS = 60.0
 UPKEEP_RETRY_SECONDS = 30.0
+RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 minutes
+RETENTION_SPANS = 10  # of `retention.ms`, one for each file: by so little may a record outstay it
+FILES_BEFORE_SPANS_END = 200  # of a partition; then records may outstay it by more
+DELETE_ATTEMPTS = 5  # where others rewrite the files that hold what is deleted
 TEMPORARY_KEPT_SECONDS = 3600.0  # no put takes so long
 
 # ---- broker: the Kafka door
 KAFKA_REQUEST_MAX_BYTES = 100 * MIB  # Kafka's socket.request.max.bytes
 KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read on
 KAFKA_THREADS = 8
+KAFKA_RECORD_ERRORS = 1_000  # of the records that a batch is refused for, so many are named
+
+# ---- broker: consumer groups; what may be set is as Kafka has it
+MIN_SESSION_TIMEOUT_MS = 6_000
+MAX_SESSION_TIMEOUT_MS = 30 * 60_000
+INITIAL_REBALANCE_DELAY_MS = 3_000
+GROUP_SIZE = 2**31 - 1
+NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # waits so long that has never been in a generation
+OFFSETS_PARTITIONS = 8  # of `__consumer_offsets`
+OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
+OFFSETS_RETENTION_CHECK_SECONDS = 600.0
+OFFSET_METADATA_BYTES = 4_096
 
 # ---- storage
 CLAIM_ATTEMPTS = 8
@@ -135,6 +152,12 @@ SCAN_BATCH_ROWS = 65_536
 CONSUMER_BUFFER_BYTES = 32 * MIB
 CONSUMER_POLL_ROWS = 1_000
 READ_THREADS = 4
+SESSION_TIMEOUT_SECONDS = 45.0  # of a member of a group, as Kafka's consumers have it
+GROUP_HEARTBEAT_SECONDS = 3.0
+MAX_POLL_INTERVAL_SECONDS = 300.0
+AUTO_COMMIT_SECONDS = 5.0
+GROUP_ANSWER_SECONDS = 30.0  # beyond the time that members have to join
+GROUP_CLOSE_SECONDS = 5.0  # for the last commit, and again for leaving
 METADATA_AGE_SECONDS = 30.0
 ACTION_TIMEOUT_SECONDS = 30.0
 PROBE_TIMEOUT_SECONDS = 3.0
@@ -144,7 +167,8 @@ BACKOFF_FIRST_SECONDS = 0.02
 BACKOFF_MAX_SECONDS = 1.0
 
 # ---- settings: the widest values that a broker starts with
-BROKER_ID_MAX = 2**31 - 1  # an int32 on Kafka's wire
+INT32_MAX = 2**31 - 1
+BROKER_ID_MAX = INT32_MAX  # as Kafka's wire has it
 LINGER_MAX_MS = 60_000
 BUFFER_MAX_BYTES = 1 * GIB  # half of what an Arrow binary column's int32 offsets reach
 SPACE_MAX_BYTES = 1024 * GIB

@@ -27,10 +27,12 @@ _NOT_ABOVE = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
     ("writer.max_batch_bytes", "writer.queue_bytes"),
     ("publisher.publish_bytes", "publisher.unpublished_bytes"),
+    ("groups.min_session_timeout_ms", "groups.max_session_timeout_ms"),
 )
 
 _BufferBytes = Annotated[int, Meta(ge=1, le=limits.BUFFER_MAX_BYTES)]
 _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
+_Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
 
@@ -108,6 +110,21 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = (
         limits.DEFAULT_PARTITIONS
     )
+    refuse_replication: bool = False
+
+
+class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Consumer groups; Kafka has these names with `group.` before them, and the same defaults."""
+
+    min_session_timeout_ms: _Milliseconds = limits.MIN_SESSION_TIMEOUT_MS
+    max_session_timeout_ms: _Milliseconds = limits.MAX_SESSION_TIMEOUT_MS
+    initial_rebalance_delay_ms: Annotated[int, Meta(ge=0, le=limits.INT32_MAX)] = (
+        limits.INITIAL_REBALANCE_DELAY_MS
+    )
+    max_size: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = limits.GROUP_SIZE
+    offsets_retention_minutes: Annotated[int, Meta(ge=1, le=limits.INT32_MAX)] = (
+        limits.OFFSETS_RETENTION_MINUTES
+    )
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -137,6 +154,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hot_tail: HotTailSettings = HotTailSettings()
     janitor: JanitorSettings = JanitorSettings()
     topics: TopicSettings = TopicSettings()
+    groups: GroupSettings = GroupSettings()
     liveness: LivenessSettings = LivenessSettings()
     log: LogSettings = LogSettings()
     storage: Mapping[str, str] = {}

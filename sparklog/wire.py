@@ -194,6 +194,24 @@ class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """The new total."""
 
 
+class DeleteRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Deletes, of each partition that is named, the records below its offset.
+
+    -1: all that there are. An offset below the log start changes nothing.
+    """
+
+    topic: str
+    offsets: dict[_Int32, _Int64]
+    timeout_seconds: float = 60.0
+    """For publishing what is to be deleted, which comes first."""
+
+
+class LogStarts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Per partition: the log start offset."""
+
+    starts: dict[int, int]
+
+
 class OffsetsForTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     topic: str
     timestamps_us: dict[_Int32, _Int64]
@@ -230,6 +248,150 @@ class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     timeout_seconds: float = 60.0
 
 
+# ------------------------------------------------------------------------------ groups
+
+
+class GroupName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+
+
+class GroupProtocol(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A way of assigning, with a member's subscription in that way's terms."""
+
+    name: str
+    metadata: bytes = b""
+
+
+class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Become or stay a member; the answer comes when the next generation begins."""
+
+    group: str
+    member_id: str = ""
+    """Empty for a new one."""
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    """For people."""
+    session_timeout_ms: _Int32
+    rebalance_timeout_ms: _Int32
+    protocol_type: str = "consumer"
+    protocols: list[GroupProtocol]
+    member_id_required: bool = False
+    """A new member is told its id first (KIP-394), without a generation, and joins again with it.
+    So no member that nobody knows of is left where an answer is lost."""
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """As `JoinedGroup` tells the leader, with `metadata`; as `GroupInfo` tells everybody else."""
+
+    member_id: str
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+
+class JoinedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A generation; who leads it is told of the members, and assigns.
+
+    -1: there is none yet; join with the member id.
+    """
+
+    member_id: str
+    generation: int = -1
+    protocol: str = ""
+    leader: str = ""
+    members: list[GroupMember] = []
+
+
+class SyncGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Give, as the leader, or get the assignment."""
+
+    group: str
+    member_id: str
+    instance_id: str | None = None
+    generation: _Int32
+    assignments: dict[str, bytes] = {}
+
+
+class SyncedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    assignment: bytes = b""
+
+
+class GroupHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    member_id: str
+    instance_id: str | None = None
+    generation: _Int32
+
+
+class GroupState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`rebalancing`: finish, commit, and join again."""
+
+    rebalancing: bool = False
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The next offset that a group wants of a partition."""
+
+    topic: str
+    partition: _Int32
+    offset: _Int64
+    leader_epoch: _Int32 = -1
+    metadata: str = ""
+    commit_ms: int = -1
+    """When it was committed, in ms since the Unix epoch; of no meaning in a commit."""
+
+
+class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Without a generation: for a group without members."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+    generation: _Int32 = -1
+    offsets: list[GroupOffset]
+
+
+class GroupPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    partition: _Int32
+
+
+class ForgetOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Takes back what a group has committed of topics that no member subscribes to."""
+
+    group: str
+    partitions: list[GroupPartition]
+
+
+class GroupOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    offsets: list[GroupOffset] = []
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    state: str
+    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable."""
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    members: list[GroupMember] = []
+
+
+class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Without their members."""
+
+    groups: list[GroupInfo] = []
+
+
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
     "topics.list": (Empty, TopicNames),
@@ -239,10 +401,21 @@ ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "topics.add_partitions": (AddPartitions, TopicInfo),
     "topics.delete": (TopicName, Empty),
     "topics.compact": (TopicName, TopicInfo),
+    "records.delete": (DeleteRecords, LogStarts),
     "offsets.for_times": (OffsetsForTimes, Offsets),
     "producers.new": (Empty, ProducerIdentity),
     "batches.adopt": (Adopt, Adopted),
     "publish.now": (PublishNow, Empty),
+    "groups.join": (JoinGroup, JoinedGroup),
+    "groups.sync": (SyncGroup, SyncedGroup),
+    "groups.heartbeat": (GroupHeartbeat, GroupState),
+    "groups.leave": (LeaveGroup, Empty),
+    "groups.commit": (CommitOffsets, Empty),
+    "groups.forget": (ForgetOffsets, Empty),
+    "groups.offsets": (GroupName, GroupOffsets),
+    "groups.list": (Empty, GroupList),
+    "groups.describe": (GroupName, GroupInfo),
+    "groups.delete": (GroupName, Empty),
 }
 
 # ------------------------------------------------------------------------------ bytes

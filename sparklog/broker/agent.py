@@ -1,7 +1,8 @@
 """The agent: builds a broker in order, runs its threads, and takes it down in reverse.
 
-Four threads beside the doors' own: the publisher, which has others write its larger files, the
-WAL's keeper, the janitor, and the heartbeat, which also notices that a newer broker has taken over.
+Five threads beside the doors' own: the publisher, which has others write its larger files, the
+WAL's keeper, the janitor, the groups' coordinator, and the heartbeat, which also notices that a
+newer broker has taken over.
 What ends the writer ends the broker.
 """
 
@@ -24,6 +25,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import lease as leases
+from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core, TopicDefaults
 from sparklog.broker.flight import FlightDoor
 from sparklog.broker.hot import HotTail
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
 _KEEP_TICK_SECONDS = 0.5
+_GROUPS_TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's own is 5 ms: too long for an ack that waits while the publisher computes."""
@@ -129,14 +132,16 @@ class Agent:
         core = self._build(ledger, tables)
         self._writer.open()
         _wait_until_free(listen, self.settings.liveness.dead_after_seconds)
-        self._core, self._door = core, FlightDoor(core, listen)
+        groups = Coordinator(core, settings=self.settings.groups, clock=self._clock)
+        self._core, self._door = core, FlightDoor(core, groups, listen)
         if self.settings.kafka.listen:
-            self._kafka = _kafka_door(core, self.settings.kafka)
+            self._kafka = _kafka_door(core, groups, self.settings.kafka)
             self._kafka.start()
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
         self._run("publisher", self._publish_loop)
         self._run("wal-keeper", self._keep_loop)
+        self._run("groups", lambda: self._coordinate(groups))
         if self.settings.janitor.enabled:
             self._run("janitor", self._janitor_loop)
 
@@ -197,7 +202,9 @@ class Agent:
             defaults=TopicDefaults(
                 auto_create=settings.topics.auto_create,
                 partitions=settings.topics.default_partitions,
+                refuse_replication=settings.topics.refuse_replication,
             ),
+            settings=settings,
         )
         core.publish_now = self._publish_now.set
         self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock, bury=core.bury)
@@ -264,6 +271,13 @@ class Agent:
                     self._writer.wait(ticket)
             except (errors.Retriable, errors.OutcomeUnknown) as error:
                 _log.warning("the write-ahead log's upkeep waits", reason=str(error))
+
+    def _coordinate(self, groups: Coordinator) -> None:
+        try:
+            while not self._stopping.is_set():
+                groups.tick(_GROUPS_TICK_SECONDS)
+        finally:
+            groups.close()
 
     def _janitor_loop(self) -> None:
         while not self._stopping.wait(self.settings.janitor.interval_seconds):
@@ -436,7 +450,7 @@ def _wait_until_free(listen: str, timeout_seconds: float) -> None:
         time.sleep(0.05)
 
 
-def _kafka_door(core: Core, settings: KafkaSettings) -> KafkaDoor:
+def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> KafkaDoor:
     """Raises `BadOption` where what it needs is not installed."""
     try:
         from sparklog.broker.kafka.door import KafkaDoor
@@ -447,6 +461,7 @@ def _kafka_door(core: Core, settings: KafkaSettings) -> KafkaDoor:
         ) from error
     return KafkaDoor(
         core,
+        groups,
         settings.listen,
         advertised=settings.advertised,
         request_max_bytes=settings.request_max_bytes,

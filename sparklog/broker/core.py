@@ -15,18 +15,21 @@ from dataclasses import dataclass
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors, limits, wire
-from sparklog.broker import topicconfig
+from sparklog import consumeroffsets, errors, limits, wire
+from sparklog.broker import configs, topicconfig
+from sparklog.broker.configs import ConfigEntry, Source
 from sparklog.broker.hot import HotTail
 from sparklog.broker.lease import Lease, check_lease
-from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.reading import Batch, LogReader
+from sparklog.broker.topicconfig import Edit, Kind
 from sparklog.broker.writer import Append, Appended, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.record import CREATE_TIME, check_topic_name
-from sparklog.storage import compaction, keycompaction, manifest
+from sparklog.settings import BrokerSettings
+from sparklog.storage import compaction, keycompaction, manifest, retention
 from sparklog.storage.meta import Broker, Metadata, MetaStore, PartitionMeta, TopicMeta
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, TableSnapshot
@@ -40,7 +43,22 @@ from sparklog.storage.table import (
 )
 from sparklog.version import VERSION
 
-__all__ = ["Appended", "Batch", "Core", "Place", "Ticket", "TopicDefaults"]
+INTERNAL_TOPICS = frozenset({consumeroffsets.TOPIC})
+
+__all__ = [
+    "INTERNAL_TOPICS",
+    "Appended",
+    "Batch",
+    "ConfigEntry",
+    "Core",
+    "Edit",
+    "Kind",
+    "Place",
+    "Producer",
+    "Source",
+    "Ticket",
+    "TopicDefaults",
+]
 """What a door knows of this broker."""
 
 
@@ -48,6 +66,7 @@ __all__ = ["Appended", "Batch", "Core", "Place", "Ticket", "TopicDefaults"]
 class TopicDefaults:
     auto_create: bool = False
     partitions: int = 4
+    refuse_replication: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +77,20 @@ class Place:
     leader_epoch: int
     start: int
     end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producer:
+    """An idempotent producer, as a partition remembers it."""
+
+    producer_id: int
+    epoch: int
+    last_sequence: int
+    last_us: int
+    """When its newest batch came, µs since the Unix epoch."""
+
+
+_USUAL = BrokerSettings()
 
 
 class Core:
@@ -75,6 +108,7 @@ class Core:
         *,
         clock: Clock,
         defaults: TopicDefaults,
+        settings: BrokerSettings = _USUAL,
         submit_timeout_seconds: float = 30.0,
     ) -> None:
         self._store = store
@@ -85,6 +119,7 @@ class Core:
         self._publisher = publisher
         self._clock = clock
         self._defaults = defaults
+        self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
         self._admin = threading.Lock()
         """Serialises changes of topics; the only lock that is held across I/O, by admin calls."""
@@ -100,19 +135,34 @@ class Core:
     ) -> Ticket:
         """Queues a payload batch, to be waited for.
 
-        Raises `UnknownTopic`, and what `Writer.prepare` and `Writer.submit` raise.
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare` and `Writer.submit` raise.
         """
+        _check_not_internal(topic, "write to")
         prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, stamp)
         return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
+
+    def append_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Ticket:
+        """The same into a topic of the brokers' own, and without waiting for room in the queue."""
+        prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, None)
+        return self._writer.submit([prepared])
 
     def append_kafka(self, topic: str, partition: int, data: bytes, *, wait: bool) -> Ticket:
         """Queues a record batch in Kafka's encoding; `wait`: for room in the queue, too.
 
-        Raises `UnknownTopic`, and what `Writer.prepare_kafka` and `Writer.submit` raise.
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` and `Writer.submit`
+        raise.
         """
+        _check_not_internal(topic, "write to")
         prepared = self._writer.prepare_kafka(self._ledger.topic(topic), partition, data)
         timeout_seconds = self._submit_timeout_seconds if wait else 0.0
         return self._writer.submit([prepared], timeout_seconds=timeout_seconds)
+
+    def compresses(self, topic: str) -> bool:
+        """Whether `append_kafka` may have to compress what it is given, which takes its time.
+
+        Raises `UnknownTopic`.
+        """
+        return self._ledger.topic(topic).compression is not None
 
     def wait(self, ticket: Ticket) -> list[Appended]:
         """Returns once the ticket is durable. Raises what refused it, and `OutcomeUnknown`."""
@@ -191,6 +241,7 @@ class Core:
                         raise errors.BadRequest(reason=reason)
 
     def _staged(self, section: manifest.Section, batch_id: BatchId) -> Append:
+        _check_not_internal(section.topic, "write to")
         topic = self._ledger.topic(section.topic)
         topic.partition(section.partition)
         topic.check_keys(section.partition, section.keyless)
@@ -200,6 +251,7 @@ class Core:
         if timestamp_type == CREATE_TIME:
             bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
             times_us += [each for each in bounds_us if each is not None]
+            topic.check_times(min(times_us), max(times_us), arrival_us)
         return Append(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -249,6 +301,11 @@ class Core:
             topic, partition, offset, limit_bytes=limit_bytes, only_hot=only_hot
         )
 
+    @property
+    def growth(self) -> int:
+        """How far the log is; another number each time that some partition grows."""
+        return self._ledger.applied_sequence
+
     def wait_for_growth(self, seen: int, timeout_seconds: float) -> int:
         """How far the log is, as soon as that is not what was seen, or the time is over."""
         ledger = self._ledger
@@ -294,6 +351,11 @@ class Core:
 
     # -------------------------------------------------------------------------- topics
 
+    @property
+    def broker(self) -> int:
+        """This broker's id."""
+        return self._lease.broker
+
     def cluster(self) -> wire.ClusterInfo:
         """This broker: where it is, and of what cluster."""
         metadata = self._meta.current
@@ -335,8 +397,12 @@ class Core:
             table_version=snapshot.version,
             table_files=len(files),
             table_bytes=sum(file.size_bytes for file in files),
-            max_record_bytes=self._writer.max_record_bytes,
+            max_record_bytes=self._max_record_bytes(topic),
         )
+
+    def _max_record_bytes(self, topic: Topic) -> int:
+        of_broker, of_topic = self._writer.max_record_bytes, topic.max_message_bytes
+        return of_broker if of_topic is None else min(of_broker, of_topic)
 
     def auto_create(self, name: str) -> None:
         """Creates a topic that a Kafka client has asked for, where that is wanted.
@@ -375,11 +441,25 @@ class Core:
             self._ledger.add_topic(topic)
         return self.describe(name)
 
-    def check_topic(self, request: wire.CreateTopic) -> None:
-        """Raises what `create_topic` would, and creates nothing."""
-        self._new_topic(request)
+    def check_topic(self, request: wire.CreateTopic) -> tuple[int, dict[str, str]]:
+        """How many partitions the topic would get, and its configuration; creates nothing.
+
+        Raises what `create_topic` would.
+        """
+        count, config = self._new_topic(request)
         if self._exists(request.topic):
             raise errors.TopicExists(topic=request.topic)
+        return count, config
+
+    def check_replication(self, topic: str, factor: int) -> None:
+        """Raises `BadReplicationFactor`. Any factor is met: the root's storage replicates."""
+        reason = ""
+        if factor == 0 or factor < -1:
+            reason = "1 and more are known, and -1 for the default"
+        elif factor > 1 and self._defaults.refuse_replication:
+            reason = "a partition has one replica (setting topics.refuse_replication)"
+        if reason:
+            raise errors.BadReplicationFactor(topic=topic, requested=factor, reason=reason)
 
     def _new_topic(self, request: wire.CreateTopic) -> tuple[int, dict[str, str]]:
         """How many partitions it gets, and its configuration."""
@@ -442,18 +522,58 @@ class Core:
             self._ledger.add_partitions(topic, snapshot, epochs)
         return self.describe(topic.name)
 
+    def check_partitions(self, request: wire.AddPartitions) -> None:
+        """Raises what `add_partitions` would, and adds none."""
+        _check_count(request.topic, request.partitions)
+        topic = self._ledger.topic(request.topic)
+        if request.partitions <= len(topic.partitions):
+            raise _too_few(request, len(topic.partitions))
+
     def alter(self, request: wire.AlterTopic) -> wire.TopicInfo:
         """Raises `UnknownTopic`, `UnknownOption`, `BadOption`."""
-        with self._changing(f"configuration of topic {request.topic}"):
-            topic = self._ledger.topic(request.topic)
-            config = dict(topic.config)
+
+        def change(config: Mapping[str, str]) -> dict[str, str]:
+            changed = dict(config)
             for key, value in request.config.items():
                 topicconfig.check_key(key)
                 if value is None:
-                    config.pop(key, None)
+                    changed.pop(key, None)
                 else:
-                    config[key] = value
-            config = topicconfig.check(config)
+                    changed[key] = value
+            return changed
+
+        self._change_config(request.topic, change, only_checks=False)
+        return self.describe(request.topic)
+
+    def edit_config(
+        self, topic: str, edits: Sequence[tuple[Edit, str, str | None]], *, only_checks: bool
+    ) -> None:
+        """Changes single keys: (edit, key, value) of each; or only says whether that would go.
+
+        Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
+        """
+        check_topic_name(topic)
+        self._change_config(
+            topic, lambda config: topicconfig.edited(config, edits), only_checks=only_checks
+        )
+
+    def replace_config(self, topic: str, config: Mapping[str, str], *, only_checks: bool) -> None:
+        """The same of the whole configuration: what it does not name goes back to its default."""
+        check_topic_name(topic)
+        self._change_config(topic, lambda _: config, only_checks=only_checks)
+
+    def _change_config(
+        self,
+        name: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        only_checks: bool,
+    ) -> None:
+        with self._changing(f"configuration of topic {name}"):
+            topic = self._ledger.topic(name)
+            config = topicconfig.check(change(topic.config))
+            if only_checks:
+                return
             table = Table(self._store, topic.name, clock=self._clock)
             table.commit(
                 lambda before: describe_change(self._ours(before, topic), before.partitions, config)
@@ -465,7 +585,18 @@ class Core:
 
             self._change_topics(replace)
             topic.config = config
-        return self.describe(topic.name)
+
+    def topic_configs(self, name: str) -> list[ConfigEntry]:
+        """Every configuration key of a topic. Raises `UnknownTopic`."""
+        return configs.topic_entries(self._ledger.topic(name).config, self._settings)
+
+    def new_topic_configs(self, config: Mapping[str, str]) -> list[ConfigEntry]:
+        """The same of a topic that would have that configuration."""
+        return configs.topic_entries(config, self._settings)
+
+    def broker_configs(self, listener: str) -> list[ConfigEntry]:
+        """This broker's settings; `listener`: where Kafka's clients are told to come."""
+        return configs.broker_entries(self._settings, listener)
 
     def compact(self, name: str) -> wire.TopicInfo:
         """Merges the small files of the topic's table now; returns when that is done.
@@ -479,21 +610,60 @@ class Core:
             self._ours(table.refresh(), topic)
             for each in keycompaction.choose(table, everything=True):
                 keycompaction.compact(table, each, should_stop=self._closing.is_set)
+            snapshot = self._ours(table.refresh(), topic)
             groups = compaction.choose(
-                self._ours(table.refresh(), topic),
+                snapshot,
                 everything=True,
                 borders=keycompaction.borders(table),
+                span_us=retention.span_us(snapshot.config),
             )
             for group in groups:
                 compaction.compact(table, group)
             self._publisher.table(topic).refresh()
         return self.describe(name)
 
-    def delete_topic(self, name: str) -> None:
-        """Raises `UnknownTopic`; `OutcomeUnknown` where the topic is gone and its table is not.
+    def delete_records(self, request: wire.DeleteRecords) -> wire.LogStarts:
+        """Moves the log start of partitions, and says where it is then.
 
-        Its files go once the grace of replaced files has passed.
+        What is below it is in nobody's reach any more, and gone from the topic's table; its files
+        go once the grace of replaced files has passed. A repetition changes nothing.
+
+        Raises, with no effect, `UnknownTopic`, `InternalTopic`, `UnknownPartition`,
+        `PolicyViolation` where the topic's `cleanup.policy` does not name `delete`,
+        `OffsetOutOfRange` beyond the high watermark, `TimedOut` where the records cannot be
+        published first; and what `retention.delete_records` raises.
         """
+        _check_not_internal(request.topic, "delete records of")
+        topic = self._ledger.topic(request.topic)
+        if "delete" not in topicconfig.value_of(topic.config, "cleanup.policy").split(","):
+            reason = "its cleanup.policy is not delete, so its records stay but for newer ones"
+            raise errors.PolicyViolation(topic=topic.name, reason=reason)
+        offsets = {
+            number: _deletion_offset(topic, topic.partition(number), offset)
+            for number, offset in request.offsets.items()
+        }
+        moved = {
+            number: offset
+            for number, offset in offsets.items()
+            if offset > topic.partition(number).start
+        }
+        if moved:
+            goals = [moved.get(each.number, 0) for each in topic.partitions]
+            self._publish_up_to([(topic, goals)], request.timeout_seconds)
+            with self._stopping_on_sync_failure(f"deletion of records of topic {topic.name}"):
+                self._check_lease(self._meta.reload())
+                table = Table(self._store, topic.name, clock=self._clock)
+                found = retention.delete_records(table, topic.topic_id, moved)
+                self._ledger.started(topic, found.starts)
+        return wire.LogStarts(starts={number: topic.partition(number).start for number in offsets})
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes it; its files go once the grace of replaced files has passed.
+
+        Raises `UnknownTopic`, `InternalTopic`; `OutcomeUnknown` where the topic is gone and its
+        table is not.
+        """
+        _check_not_internal(name, "delete")
         with self._changing(f"deletion of topic {name}"):
             topic = self._ledger.topic(name)
             try:
@@ -566,6 +736,65 @@ class Core:
             self._writer.fail(error)
             raise
 
+    # -------------------------------------------------------------------------- looking inside
+
+    def producers(self, topic: str, partition: int) -> list[Producer]:
+        """The idempotent producers that a partition remembers, by their ids.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._ledger.topic(topic).partition(partition)
+        with self._ledger.lock:
+            states = sorted(found.producers.items())
+        return [
+            Producer(
+                producer_id=producer_id,
+                epoch=state.epoch,
+                last_sequence=state.last_sequence,
+                last_us=state.last_us,
+            )
+            for producer_id, state in states
+        ]
+
+    def log_bytes(self) -> dict[str, list[int]]:
+        """What each partition of each topic takes: its table's files, and what waits in the WAL."""
+        found = {}
+        for topic in self._ledger.topics():
+            files = self._publisher.table(topic).snapshot.files
+            with self._ledger.lock:
+                sizes = [
+                    sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
+                    for each in topic.partitions
+                ]
+            for number, of_partition in enumerate(files[: len(sizes)]):
+                sizes[number] += sum(file.size_bytes for file in of_partition)
+            found[topic.name] = sizes
+        return found
+
+    def check_leader_epoch(self, topic: str, partition: int, leader_epoch: int) -> None:
+        """That it is the current one, which is what a client means by it; -1 says nothing.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `UnknownLeaderEpoch`, `FencedLeaderEpoch`.
+        """
+        current = self._ledger.topic(topic).partition(partition).leader_epoch
+        if leader_epoch in (-1, current):
+            return
+        kind = errors.UnknownLeaderEpoch if leader_epoch > current else errors.FencedLeaderEpoch
+        raise kind(topic=topic, partition=partition, found=leader_epoch, current=current)
+
+    def free_bytes(self) -> int | None:
+        """Space left under the root; None where nobody knows."""
+        return self._store.free_bytes()
+
+    def epoch_end(self, topic: str, partition: int, leader_epoch: int) -> tuple[int, int]:
+        """(leader epoch, the offset where it ended), of that epoch or the last before it.
+
+        For one that is still to come -1, -1. Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._ledger.topic(topic).partition(partition)
+        with self._ledger.lock:
+            return found.epoch_end(leader_epoch)
+
     # -------------------------------------------------------------------------- publishing
 
     def publish_all(self, request: wire.PublishNow) -> None:
@@ -574,15 +803,21 @@ class Core:
         if request.topics is not None:
             wanted = [self._ledger.topic(name) for name in request.topics]
         goals = [(topic, [each.end for each in topic.partitions]) for topic in wanted]
-        deadline = self._clock.monotonic() + request.timeout_seconds
+        self._publish_up_to(goals, request.timeout_seconds)
+
+    def _publish_up_to(
+        self, goals: Sequence[tuple[Topic, Sequence[int]]], timeout_seconds: float
+    ) -> None:
+        """Returns when each topic's table has what is below the ends, per partition."""
+        deadline = self._clock.monotonic() + timeout_seconds
         while not self._closing.is_set():
             missing = [topic for topic, ends in goals if not self._reached(topic, ends)]
             if not missing:
                 return
             if self._clock.monotonic() > deadline:
-                reasons = [f"; {each.name}: {each.held_back}" for each in wanted if each.held_back]
+                reasons = [f"; {each.name}: {each.held_back}" for each in missing if each.held_back]
                 what = "publishing" + "".join(reasons)
-                raise errors.TimedOut(what=what, timeout_seconds=request.timeout_seconds)
+                raise errors.TimedOut(what=what, timeout_seconds=timeout_seconds)
             for topic in missing:
                 self._publisher.want(topic)
             self.publish_now()
@@ -607,6 +842,26 @@ class Core:
         self._writer.fail(errors.BrokerClosing(broker=self._lease.broker))
         with self._ledger.grown:
             self._ledger.grown.notify_all()
+
+
+def _check_not_internal(topic: str, what: str) -> None:
+    """Groups are kept in such a topic, and go wrong if others meddle with it, as in Kafka."""
+    if topic in INTERNAL_TOPICS:
+        raise errors.InternalTopic(topic=topic, what=what)
+
+
+def _deletion_offset(topic: Topic, partition: Partition, offset: int) -> int:
+    """Below which offset records are to be deleted; -1 means all. Raises `OffsetOutOfRange`."""
+    end = partition.end
+    if not -1 <= offset <= end:
+        raise errors.OffsetOutOfRange(
+            topic=topic.name,
+            partition=partition.number,
+            offset=offset,
+            start=partition.start,
+            end=end,
+        )
+    return end if offset == -1 else offset
 
 
 def _too_few(request: wire.AddPartitions, count: int) -> errors.BadPartitionCount:

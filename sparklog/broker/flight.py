@@ -14,6 +14,7 @@ import socket
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
@@ -23,6 +24,8 @@ import pyarrow.flight as flight
 import structlog
 
 from sparklog import errors, wire
+from sparklog.broker import flightgroups
+from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Batch, Core, Ticket
 from sparklog.broker.producers import NO_PRODUCER, Stamp
 from sparklog.record import ROW_SCHEMA
@@ -37,16 +40,18 @@ _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
 _CUTS: Final = 30
+_LOOK_SECONDS: Final = 0.5
+"""How often an action that waits looks whether its client is still there."""
 
 
 class FlightDoor(flight.FlightServerBase):
-    """Serves `core` at `listen` (`host:port`; port 0 takes a free one) from construction on."""
+    """Serves core and groups at `listen` (`host:port`; port 0: a free one) from construction on."""
 
-    def __init__(self, core: Core, listen: str) -> None:
+    def __init__(self, core: Core, groups: Coordinator, listen: str) -> None:
         self._core = core
         self._host = listen.rpartition(":")[0] or "127.0.0.1"
         self._counting = threading.Lock()
-        self._actions: dict[str, Callable[[Any], msgspec.Struct]] = {
+        self._actions: dict[str, Callable[[Any], flightgroups.Answer]] = {
             "cluster": lambda _: core.cluster(),
             "topics.list": lambda _: core.topics(),
             "topics.create": core.create_topic,
@@ -55,10 +60,12 @@ class FlightDoor(flight.FlightServerBase):
             "topics.add_partitions": core.add_partitions,
             "topics.delete": _silently(lambda request: core.delete_topic(request.topic)),
             "topics.compact": lambda request: core.compact(request.topic),
+            "records.delete": core.delete_records,
             "offsets.for_times": core.offsets_for_times,
             "producers.new": lambda _: core.new_producer(),
             "batches.adopt": core.adopt,
             "publish.now": _silently(core.publish_all),
+            **flightgroups.actions(groups),
         }
         self.calls = 0
         self.open_calls = 0
@@ -189,7 +196,7 @@ class FlightDoor(flight.FlightServerBase):
     # -------------------------------------------------------------------------- admin
 
     def do_action(
-        self, _context: flight.ServerCallContext, action: flight.Action
+        self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
         with self._call():
             known = wire.ACTIONS.get(action.type)
@@ -197,6 +204,8 @@ class FlightDoor(flight.FlightServerBase):
                 raise errors.BadRequest(reason=f"no action is named {action.type!r}")
             request = wire.decode(known[0], action.body.to_pybytes() or b"{}")
             reply = self._actions[action.type](request)
+            if isinstance(reply, Future):
+                reply = _awaited(reply, context)
             return [flight.Result(pa.py_buffer(wire.encode(reply)))]
 
     def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
@@ -323,6 +332,18 @@ def _append_header(chunk: flight.FlightStreamChunk) -> wire.AppendHeader:
     if chunk.data is None or chunk.app_metadata is None:
         raise errors.BadRequest(reason="each batch needs an AppendHeader, and each header a batch")
     return wire.decode(wire.AppendHeader, memoryview(chunk.app_metadata))
+
+
+def _awaited(reply: Future[Any], context: flight.ServerCallContext) -> msgspec.Struct:
+    """What it comes to; nothing more is done for a client that has gone."""
+    while True:
+        try:
+            found: msgspec.Struct = reply.result(timeout=_LOOK_SECONDS)
+            return found
+        except TimeoutError:
+            if context.is_cancelled():
+                reply.cancel()
+                raise flight.FlightCancelledError("the client has gone") from None
 
 
 def _silently(work: Callable[[Any], None]) -> Callable[[Any], wire.Empty]:

@@ -26,6 +26,32 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from sparklog.consumeroffsets import GroupRecord, MemberRecord
+from sparklog.limits import NEW_MEMBER_JOIN_TIMEOUT_MS
+from sparklog.settings import GroupSettings
+
+__all__ = [
+    "Description",
+    "Group",
+    "GroupError",
+    "GroupRecord",
+    "GroupSettings",
+    "GroupState",
+    "JoinReply",
+    "JoinRequest",
+    "JoinedMember",
+    "LeaveReply",
+    "Leaver",
+    "LeaverReply",
+    "MemberRecord",
+    "Outcome",
+    "Protocol",
+    "Reply",
+    "SyncReply",
+    "SyncRequest",
+    "Token",
+]
+
 Token: TypeAlias = Hashable
 
 NO_GENERATION: Final = -1
@@ -36,10 +62,12 @@ _GONE: Final = object()
 class GroupError(enum.Enum):
     """Kafka's names; a door knows their numbers."""
 
+    COORDINATOR_LOAD_IN_PROGRESS = enum.auto()
     COORDINATOR_NOT_AVAILABLE = enum.auto()
     FENCED_INSTANCE_ID = enum.auto()
     GROUP_ID_NOT_FOUND = enum.auto()
     GROUP_MAX_SIZE_REACHED = enum.auto()
+    GROUP_SUBSCRIBED_TO_TOPIC = enum.auto()
     ILLEGAL_GENERATION = enum.auto()
     INCONSISTENT_GROUP_PROTOCOL = enum.auto()
     INVALID_GROUP_ID = enum.auto()
@@ -47,9 +75,11 @@ class GroupError(enum.Enum):
     MEMBER_ID_REQUIRED = enum.auto()
     NON_EMPTY_GROUP = enum.auto()
     NOT_COORDINATOR = enum.auto()
+    OFFSET_METADATA_TOO_LARGE = enum.auto()
     REBALANCE_IN_PROGRESS = enum.auto()
     UNKNOWN_MEMBER_ID = enum.auto()
     UNKNOWN_SERVER_ERROR = enum.auto()
+    UNKNOWN_TOPIC_OR_PARTITION = enum.auto()
 
 
 class GroupState(enum.Enum):
@@ -69,17 +99,6 @@ _BEFORE: Final = {
     GroupState.STABLE: {GroupState.COMPLETING},
     GroupState.DEAD: set(GroupState),
 }
-
-
-class GroupSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Kafka's names are these with `group.` before them and dots; its defaults are ours."""
-
-    min_session_timeout_ms: int = 6_000
-    max_session_timeout_ms: int = 1_800_000
-    initial_rebalance_delay_ms: int = 3_000
-    max_size: int = 2**31 - 1
-    new_member_join_timeout_ms: int = 300_000
-    """How long a member waits that has never been in a generation; not to be set in Kafka."""
 
 
 class Protocol(msgspec.Struct, frozen=True):
@@ -173,27 +192,6 @@ class LeaveReply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Reply: TypeAlias = JoinReply | SyncReply | LeaveReply
-
-
-class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    rebalance_timeout_ms: int
-    session_timeout_ms: int
-    subscription: bytes
-    assignment: bytes
-
-
-class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
-    """What a coordinator must find again; each is told apart from an equal one."""
-
-    generation: int
-    protocol_type: str | None
-    protocol: str | None
-    leader: str | None
-    members: tuple[MemberRecord, ...]
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -713,9 +711,8 @@ class Group:
             self.leader = next(iter(self._members), None)
 
     def _renew(self, member: _Member, now_ms: int) -> None:
-        settings = self._settings
         member.deadline_ms = now_ms + (
-            settings.new_member_join_timeout_ms
+            NEW_MEMBER_JOIN_TIMEOUT_MS
             if member.is_new
             else member.request.session_timeout_ms
         )

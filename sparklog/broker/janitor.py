@@ -1,11 +1,12 @@
 """The janitor: keeps what has been published cheap to read and small, one little piece a tick.
 
 Each topic gets, when due: a checkpoint of its Delta log, the log's cleaning, the sweeping of files
-that nobody needs, and one merge of small files; before that, where the topic is compacted by keys,
-the records that later ones supersede go. A topic whose upkeep fails is named in the log and left
-alone for a while; the others go on. Besides, staged files of Spark batches go once all their
-records are published, and abandoned ones after a day; the files of deleted topics, after the graces
-that all files have; and what crashed puts have left, once it is old.
+that nobody needs, and one merge of small files; before that, the files go that it no longer keeps,
+and where it is compacted by keys, the records that later ones supersede. A topic whose upkeep fails
+is named in the log and left alone for a while; the others go on. Besides, staged files of Spark
+batches go once all their records are published, and abandoned ones after a day; the files of
+deleted topics, after the graces that all files have; and what crashed puts have left, once it is
+old.
 
 A broker that was replaced may not know it yet, nor what its successor has made since. So nothing
 goes because this broker does not know it: only the metadata can say that a topic is gone.
@@ -23,7 +24,7 @@ from sparklog import errors, limits
 from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage import compaction, keycompaction, staging, upkeep
+from sparklog.storage import compaction, keycompaction, retention, staging, upkeep
 from sparklog.storage.manifest import Manifest
 from sparklog.storage.meta import MetaStore, TopicMeta
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
@@ -132,6 +133,17 @@ class Janitor:
             _log.warning("upkeep failed", topic=topic.name, reason=str(error))
             chores.due[what] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
 
+    def _note_starts(self, table: Table) -> None:
+        """Lets the ledger know where the logs start, whoever has moved that."""
+        snapshot = table.snapshot
+        topic = self._ledger.by_id(snapshot.topic_id) if snapshot.topic_id is not None else None
+        if topic is not None and any(
+            start > each.start
+            for each, start in zip(topic.partitions, snapshot.starts, strict=False)
+        ):
+            table.settle()
+            self._ledger.started(topic, snapshot.starts)
+
     def _compact_keys(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
         table = chores.table
         snapshot = table.refresh()
@@ -160,6 +172,7 @@ class Janitor:
         snapshot = table.refresh()
         if snapshot.topic_id is None:
             return
+        self._note_starts(table)
         now = self._clock.monotonic()
         if upkeep.checkpoint_due(table, every=self._settings.table_checkpoint_every):
             table.checkpoint()
@@ -168,6 +181,12 @@ class Janitor:
             chores.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
             upkeep.sweep_replaced(table)
             upkeep.sweep_orphans(table)
+        if now >= chores.due.get("retention", 0.0):
+            chores.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
+            retention.retain(table)
+            retention.sweep_below(table)
+            self._note_starts(table)
+            snapshot = table.snapshot
         # Last: a file that cannot be merged is in the way of other merges only.
         is_settling = now >= chores.due.get("settle", 0.0)
         if (snapshot.version != chores.seen_version or is_settling) and self._has_time(snapshot):
@@ -178,6 +197,7 @@ class Janitor:
                 target_bytes=self._settings.compact_target_bytes,
                 settled_before_us=self._settled_before_us() if is_settling else None,
                 borders=keycompaction.borders(table),
+                span_us=retention.span_us(snapshot.config),
             )
             for group in groups:
                 if should_stop():

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from sparklog import errors, limits
+from sparklog.broker import topicconfig
 from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advance
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
@@ -74,6 +75,27 @@ class Partition:
         first = bisect_right(self.unpublished, start, key=_end)
         return self.unpublished[first : first + count]
 
+    def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
+        """(leader epoch, the offset where it ended), of that epoch or the last before it.
+
+        As Kafka's `LeaderEpochFileCache` says it: -1, -1 for an epoch that is still to come, and
+        for one older than all that are known the epoch itself, and where the first known begins.
+        Known are the current one and those of entries that are not published yet; the table
+        remembers none. So of older ones the answer may lie behind their end, never before it.
+        """
+        if leader_epoch == self.leader_epoch:
+            return leader_epoch, self.end
+        if not 0 <= leader_epoch < self.leader_epoch:
+            return -1, -1
+        begins = {self.leader_epoch: self.inherited_end}
+        for waiting in self.unpublished:
+            if waiting.entry.base_offset >= self.inherited_end:
+                break
+            begins.setdefault(waiting.entry.leader_epoch, waiting.entry.base_offset)
+        known = max((each for each in begins if each <= leader_epoch), default=leader_epoch)
+        end = begins[min(each for each in begins if each > leader_epoch)]
+        return known, max(end, self.start)
+
     def remember(self, entry: Entry) -> None:
         """Takes note of who wrote `entry`, for retries; entries come in order of offsets."""
         if entry.carried:
@@ -117,13 +139,41 @@ class Topic:
 
     @property
     def timestamp_type(self) -> int:
-        wanted = self.config.get("message.timestamp.type", "CreateTime")
+        wanted = topicconfig.value_of(self.config, "message.timestamp.type")
         return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME
 
     @property
     def is_compacted(self) -> bool:
         """Whether of each key the last record stays, so that each record needs one."""
-        return self.config.get("cleanup.policy") == "compact"
+        return topicconfig.is_compacted(self.config)
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        """What the topic says; None: nothing, and the broker's own bounds are all there are."""
+        wanted = self.config.get("max.message.bytes")
+        return int(wanted) if wanted is not None else None
+
+    @property
+    def compression(self) -> tuple[str, int] | None:
+        """(codec, level) that Kafka's batches are to have; None: as they came."""
+        return topicconfig.compression_of(self.config)
+
+    def time_bounds_ms(self, now_us: int) -> tuple[int, int]:
+        """The first and the last time that a producer may give a record now."""
+        before = topicconfig.number_of(self.config, "message.timestamp.before.max.ms")
+        after = topicconfig.number_of(self.config, "message.timestamp.after.max.ms")
+        now_ms = now_us // 1_000
+        return now_ms - before, now_ms + after
+
+    def check_times(self, low_us: int, high_us: int, now_us: int) -> None:
+        """Raises `BadTimestamp` where a producer's times are too far from the broker's."""
+        first_ms, last_ms = self.time_bounds_ms(now_us)
+        low_ms, high_ms = low_us // 1_000, high_us // 1_000
+        if low_ms < first_ms or high_ms > last_ms:
+            reason = (
+                f"{low_ms} to {high_ms} ms; topic {self.name} takes {first_ms} to {last_ms} ms now"
+            )
+            raise errors.BadTimestamp(reason=reason)
 
     def check_keys(self, partition: int, keyless: int) -> None:
         """Raises `KeylessRecord` where records are sent to a compacted topic without a key."""
@@ -254,6 +304,15 @@ class Ledger:
                 count = bisect_right(partition.unpublished, end, key=_end)
                 self._release(topic, partition.unpublished[:count])
                 del partition.unpublished[:count]
+
+    def started(self, topic: Topic, starts: Iterable[int]) -> None:
+        """By a durable version of its table the logs of `topic` start there, per partition.
+
+        A start never goes back; one beyond our end was moved by who has replaced us.
+        """
+        with self.lock:
+            for partition, start in zip(topic.partitions, starts, strict=False):
+                partition.start = max(partition.start, min(start, partition.end))
 
     def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
         partition.unpublished.append(located)

@@ -52,6 +52,11 @@ class ProducerState(msgspec.Struct, frozen=True, array_like=True):
     def last_us(self) -> int:
         return self.recent[-1].arrival_us
 
+    @property
+    def last_sequence(self) -> int:
+        """That of the newest record."""
+        return (self.recent[-1].next_sequence - 1) % _SEQUENCES
+
 
 def find_duplicate(
     state: ProducerState | None, stamp: Stamp, count: int, *, topic: str, partition: int

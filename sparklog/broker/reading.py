@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import pyarrow as pa
 
@@ -27,6 +27,8 @@ from sparklog.storage.table import Table
 _PLAN_ATTEMPTS: Final = 5
 _KAFKA_ROWS: Final = 8_192
 """So many rows are made into Kafka's batches at once."""
+
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ class LogReader:
     ) -> Iterator[Batch]:
         """Every record of the range, in order. Refuses at once, before the first batch.
 
-        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`.
+        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`; the last also
+        in the middle, where the log start has moved beyond what is to be read next.
         """
         topic = self._topic(name, topic_id)
         place = topic.partition(partition)
@@ -114,6 +117,7 @@ class LogReader:
     ) -> Iterator[Batch]:
         while start < end:
             for batch in self._some(topic, partition, start, end, wish):
+                _check_range(topic, partition, start, end)  # it may be deleted while it is read
                 yield batch
                 start = batch.end
 
@@ -195,7 +199,8 @@ class LogReader:
         """Record batches of Kafka's from `offset` on, of so many bytes together, one at least.
 
         What a Kafka client wrote is handed on as it came; all else is encoded. The first batch may
-        begin below `offset`. Nothing at the end; None where `only_hot` and memory has it not.
+        begin below `offset`. Nothing at the end; None where `only_hot` and memory has it not, or
+        has it as rows that the topic wants compressed, which takes longer than a caller may wait.
 
         Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange`.
         """
@@ -208,8 +213,10 @@ class LogReader:
         hot = self._hot.run(
             topic.topic_id, number, offset, rows=end - offset, limit_bytes=limit_bytes
         )
+        if hot and only_hot and _must_compress(topic, hot):
+            return None
         if hot:
-            return [batch for each in hot for batch in _as_kafka(each, number, limit_bytes)]
+            return [batch for each in hot for batch in _as_kafka(each, topic, number, limit_bytes)]
         return None if only_hot else self._fetch_planned(topic, partition, offset, limit_bytes)
 
     def _fetch_planned(
@@ -226,7 +233,7 @@ class LogReader:
             encoded = recordbatch.encode(
                 batch.rows, leader_epoch=partition.leader_epoch, limit_bytes=limit_bytes
             )
-            for each in encoded:
+            for each in _compressed(encoded, topic):
                 if found and len(each) > limit_bytes:
                     return found
                 found.append(bytes(each))
@@ -368,16 +375,19 @@ class LogReader:
 
     def _offset_for_time(self, topic: Topic, partition: Partition, timestamp_us: int) -> int:
         wish = _Wish(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
-        start, end = partition.start, partition.end
-        pieces, _ = self._plan(topic, partition, start, end, enough=end)
-        for piece in pieces:
-            if plan.latest_timestamp_us(piece) < timestamp_us:
-                continue
-            for batch in self._all(topic, partition, piece.first, piece.end, wish):
-                offset = first_row_since(batch.rows, timestamp_us)
-                if offset is not None:
-                    return offset
-        return -1
+
+        def look(start: int, end: int) -> int:
+            pieces, _ = self._plan(topic, partition, start, end, enough=end)
+            for piece in pieces:
+                if plan.latest_timestamp_us(piece) < timestamp_us:
+                    continue
+                for batch in self._all(topic, partition, piece.first, piece.end, wish):
+                    offset = first_row_since(batch.rows, timestamp_us)
+                    if offset is not None:
+                        return offset
+            return -1
+
+        return _from_start(partition, look)
 
     def greatest_time(self, name: str, number: int) -> tuple[int, int]:
         """(time in ms, offset) of the first record with the greatest time; -1, -1 if there is none.
@@ -386,19 +396,34 @@ class LogReader:
         """
         topic = self._ledger.topic(name)
         partition = topic.partition(number)
-        start, end = partition.start, partition.end
         wish = _Wish(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
-        pieces, _ = self._plan(topic, partition, start, end, enough=end)
-        found: tuple[int, int] | None = None
-        for piece in sorted(pieces, key=plan.latest_timestamp_us, reverse=True):
-            if found is not None and plan.latest_timestamp_us(piece) < found[0]:
-                break
-            for batch in self._all(topic, partition, piece.first, piece.end, wish):
-                if batch.rows.num_rows:
-                    stamp_us, offset = _latest(batch.rows)
-                    if found is None or (stamp_us, -offset) > (found[0], -found[1]):
-                        found = stamp_us, offset
-        return (-1, -1) if found is None else (found[0] // 1_000, found[1])
+
+        def look(start: int, end: int) -> tuple[int, int]:
+            pieces, _ = self._plan(topic, partition, start, end, enough=end)
+            found: tuple[int, int] | None = None
+            for piece in sorted(pieces, key=plan.latest_timestamp_us, reverse=True):
+                if found is not None and plan.latest_timestamp_us(piece) < found[0]:
+                    break
+                for batch in self._all(topic, partition, piece.first, piece.end, wish):
+                    if batch.rows.num_rows:
+                        stamp_us, offset = _latest(batch.rows)
+                        if found is None or (stamp_us, -offset) > (found[0], -found[1]):
+                            found = stamp_us, offset
+            return (-1, -1) if found is None else (found[0] // 1_000, found[1])
+
+        return _from_start(partition, look)
+
+
+def _from_start(partition: Partition, look: Callable[[int, int], _Found]) -> _Found:
+    """What `look` finds in the whole partition; anew where its start moves while it looks."""
+    start = partition.start
+    while True:
+        try:
+            return look(start, partition.end)
+        except errors.OffsetOutOfRange as moved:
+            if moved.start <= start:
+                raise
+            start = moved.start
 
 
 def _latest(rows: pa.RecordBatch) -> tuple[int, int]:
@@ -408,17 +433,35 @@ def _latest(rows: pa.RecordBatch) -> tuple[int, int]:
     return int(stamps[at]), rows.column("offset")[at].as_py()
 
 
-def _as_kafka(hot: HotBatch, partition: int, limit_bytes: int) -> Iterator[bytes]:
+def _must_compress(topic: Topic, hot: Iterable[HotBatch]) -> bool:
+    """Whether some of it is in no codec yet and is to have one."""
+    wanted = topic.compression
+    is_plain = wanted is None or wanted[0] == "none"
+    return not is_plain and any(isinstance(each.held, pa.RecordBatch) for each in hot)
+
+
+def _compressed(batches: Iterable[bytearray], topic: Topic) -> Iterator[bytearray]:
+    """Batches made of rows, as the topic wants them; they came in no codec of Kafka's."""
+    from sparklog import recordbatch
+
+    wanted = topic.compression
+    if wanted is None:
+        return iter(batches)
+    codec, level = recordbatch.Codec[wanted[0].upper()], wanted[1]
+    return (recordbatch.encoded_in(batch, codec, level) for batch in batches)
+
+
+def _as_kafka(hot: HotBatch, topic: Topic, partition: int, limit_bytes: int) -> Iterator[bytes]:
     from sparklog import recordbatch
 
     entry = hot.entry
     if isinstance(hot.held, pa.RecordBatch):
         run = [(entry.base_offset, entry.arrival_us, entry.timestamp_type, hot.held)]
         for rows in rows_of_run(run, partition=partition):
-            for batch in recordbatch.encode(
+            encoded = recordbatch.encode(
                 rows, leader_epoch=entry.leader_epoch, limit_bytes=limit_bytes
-            ):
-                yield bytes(batch)
+            )
+            yield from map(bytes, _compressed(encoded, topic))
     else:
         yield recordbatch.placed(
             hot.held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch

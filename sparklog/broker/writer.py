@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +43,12 @@ from sparklog.record import (
 from sparklog.storage import wal
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import BatchId, Encoding, Entry, Kind, Located, StagedRef
+
+if TYPE_CHECKING:
+    from sparklog.recordbatch import Checked
+
+NO_TIMESTAMP: Final = -1
+"""In ms: what Kafka's clients give a record that has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +218,57 @@ class _Flush:
         )
 
 
+def _check_message(topic: Topic, batch: bytes | bytearray) -> None:
+    """Raises `MessageTooLarge`."""
+    limit = topic.max_message_bytes
+    if limit is not None and len(batch) > limit:
+        raise errors.MessageTooLarge(
+            what="a batch", bytes=len(batch), limit_bytes=limit, topic=topic.name
+        )
+
+
+def _check_times(topic: Topic, batch: Checked, now_us: int) -> None:
+    """Raises `BadTimestamp` for times that the topic does not take now, or the table cannot hold.
+
+    As in Kafka's `LogValidator`, a record without a time (-1 ms) is not too early.
+    """
+    first_ms, last_ms = topic.time_bounds_ms(now_us)
+    first_ms = max(first_ms, limits.TIMESTAMP_MIN_US // 1_000)
+    last_ms = min(last_ms, limits.TIMESTAMP_MAX_US // 1_000)
+    low_ms, high_ms = batch.min_timestamp_ms, batch.max_timestamp_ms
+    if first_ms <= low_ms and high_ms <= last_ms:
+        return
+    from sparklog import recordbatch
+
+    stamps_ms, _ = recordbatch.stamps_and_keys(batch)
+    refused = ((stamps_ms < first_ms) | (stamps_ms > last_ms)) & (stamps_ms != NO_TIMESTAMP)
+    records = [
+        (index, f"{stamps_ms[index]} ms is not within {first_ms} to {last_ms} ms")
+        for index in refused.nonzero()[0][: limits.KAFKA_RECORD_ERRORS].tolist()
+    ]
+    # Times beyond an int64, which only bounds can tell, come out as others.
+    if records or high_ms > last_ms or low_ms < min(first_ms, NO_TIMESTAMP):
+        reason = f"{low_ms} to {high_ms} ms is not within {first_ms} to {last_ms} ms"
+        raise errors.BadTimestamp(reason=reason, records=records)
+
+
+def _refuse_keyless(topic: Topic, partition: int, batch: Checked) -> NoReturn:
+    """Raises `KeylessRecord`."""
+    from sparklog import recordbatch
+
+    _, has_key = recordbatch.stamps_and_keys(batch)
+    reason = f"a compacted topic takes no record without a key, and this is {topic.name}"
+    raise errors.KeylessRecord(
+        topic=topic.name,
+        partition=partition,
+        count=batch.header.record_count - batch.keys,
+        records=[
+            (index, reason)
+            for index in (~has_key).nonzero()[0][: limits.KAFKA_RECORD_ERRORS].tolist()
+        ],
+    )
+
+
 def _stands(append: Append, base_offset: int, arrival_us: int) -> Appended:
     return Appended(
         base_offset=base_offset,
@@ -283,8 +341,8 @@ class Writer:
     ) -> Append:
         """Checks and encodes a payload batch; done by the caller's thread, outside any lock.
 
-        Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `RecordTooLarge`, `BatchTooLarge`,
-        `KeylessRecord`.
+        Raises `BadRequest`, `WrongSchema`, `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`,
+        `BatchTooLarge`, `KeylessRecord`, `BadTimestamp`.
         """
         topic.partition(partition)
         timestamp_type = topic.timestamp_type  # once: an administrator may change it meanwhile
@@ -302,10 +360,12 @@ class Writer:
         batch = conform_payload(batch)
         if timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
-        self._check_size(batch)
+        self._check_size(topic, batch)
         topic.check_keys(partition, count_keyless(batch))
         arrival_us = self._clock.now_us()
         low, high = timestamp_range_us(batch, arrival_us)
+        if timestamp_type != LOG_APPEND_TIME:
+            topic.check_times(low, high, arrival_us)
         return Append(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -324,42 +384,48 @@ class Writer:
         """The same of a record batch in Kafka's encoding, which is kept as it came.
 
         Only its times are set where the topic's time is that of the append, or where its header
-        has another greatest time than its records.
+        has another greatest time than its records; and it is compressed anew where the topic wants
+        another codec.
 
-        Raises `UnknownPartition`, `RecordTooLarge`, `KeylessRecord`, and what `recordbatch.check`
-        raises.
+        Raises `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`, `KeylessRecord`, and what
+        `recordbatch.check` raises. Where single records are refused, the fact `records` names them:
+        (index in the batch, why).
         """
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         topic.partition(partition)
         timestamp_type = topic.timestamp_type
+        _check_message(topic, data)
         found = recordbatch.check(data, limit_bytes=self._bounds.max_batch_bytes)
-        if found.header.is_transactional:
+        header = found.header
+        if header.is_transactional:
             raise errors.BadBatch(reason="there are no transactions here")
         if found.largest_bytes > self._bounds.max_record_bytes:
             raise errors.RecordTooLarge(
                 bytes=found.largest_bytes, limit_bytes=self._bounds.max_record_bytes
             )
-        topic.check_keys(partition, found.header.record_count - found.keys)
+        if found.keys < header.record_count and topic.is_compacted:
+            _refuse_keyless(topic, partition, found)
         arrival_us = self._clock.now_us()
         low_us, high_us = found.min_timestamp_ms * 1_000, found.max_timestamp_ms * 1_000
         batch: bytes | bytearray = data
+        wanted = topic.compression
+        if wanted is not None and header.codec != recordbatch.Codec[wanted[0].upper()]:
+            codec = recordbatch.Codec[wanted[0].upper()]
+            batch = recordbatch.compressed(data, found.records, codec, wanted[1])
+            _check_message(topic, batch)
         if timestamp_type == LOG_APPEND_TIME:
             now_ms = arrival_us // 1_000
             low_us = high_us = arrival_us = now_ms * 1_000
-            batch = recordbatch.with_times(data, max_timestamp_ms=now_ms, append_time=True)
-        elif found.header.has_append_time:
+            batch = recordbatch.with_times(batch, max_timestamp_ms=now_ms, append_time=True)
+        elif header.has_append_time:
             raise errors.BadTimestamp(reason="only the broker may set the time of the append")
-        elif not (low_us >= limits.TIMESTAMP_MIN_US and high_us <= limits.TIMESTAMP_MAX_US):
-            raise errors.BadTimestamp(
-                reason=f"{found.min_timestamp_ms} to {found.max_timestamp_ms} ms is no time of the"
-                " years 1 to 9999"
-            )
-        elif found.max_timestamp_ms != found.header.max_timestamp_ms:
-            batch = recordbatch.with_times(
-                data, max_timestamp_ms=found.max_timestamp_ms, append_time=False
-            )
-        header = found.header
+        else:
+            _check_times(topic, found, arrival_us)
+            if found.max_timestamp_ms != header.max_timestamp_ms:
+                batch = recordbatch.with_times(
+                    batch, max_timestamp_ms=found.max_timestamp_ms, append_time=False
+                )
         stamp = None
         if header.producer_id != NO_PRODUCER:
             stamp = Stamp(header.producer_id, header.producer_epoch, header.base_sequence)
@@ -378,11 +444,20 @@ class Writer:
             stamp=stamp,
         )
 
-    def _check_size(self, batch: pa.RecordBatch) -> None:
+    def _check_size(self, topic: Topic, batch: pa.RecordBatch) -> None:
         size = batch.nbytes
         if size > self._bounds.max_batch_bytes:
             raise errors.BatchTooLarge(bytes=size, limit_bytes=self._bounds.max_batch_bytes)
         check_record_sizes(batch, self._bounds.max_record_bytes)
+        # How many of our records lie in a batch is our own affair; in Kafka each could go alone.
+        limit = topic.max_message_bytes
+        if limit is not None:
+            try:
+                check_record_sizes(batch, limit)
+            except errors.RecordTooLarge as error:
+                raise errors.MessageTooLarge(
+                    what="a record", bytes=error.bytes, limit_bytes=limit, topic=topic.name
+                ) from None
 
     def submit(self, appends: Sequence[Append | Carry], *, timeout_seconds: float = 0.0) -> Ticket:
         """Queues `appends` to become durable together; waits for room up to the timeout.

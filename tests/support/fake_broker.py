@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
@@ -91,6 +92,9 @@ class FakeLog:
         self.brokers: dict[int, str] = {}
         self.now_us = 1_700_000_000_000_000
         self.published: list[list[str] | None] = []
+        self.groups: dict[str, wire.GroupInfo] = {}
+        """Nobody joins them: a test says what they are."""
+        self.group_offsets: dict[str, dict[tuple[str, int], int]] = {}
         self._producers = 0
         self._created = 0
 
@@ -425,6 +429,15 @@ class FakeBroker(flight.FlightServerBase):
         del self.log.topics[request.topic]
         return wire.Empty()
 
+    def _records_delete(self, request: wire.DeleteRecords) -> wire.LogStarts:
+        partitions = {each: self.log.partition(request.topic, each) for each in request.offsets}
+        for number, offset in request.offsets.items():
+            partition = partitions[number]
+            wanted = partition.end if offset == -1 else offset
+            _check_offset(request.topic, number, partition, max(wanted, partition.start))
+            partition.start = max(wanted, partition.start)
+        return wire.LogStarts(starts={each: partitions[each].start for each in partitions})
+
     def _offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
         found = {}
         for number, timestamp_us in request.timestamps_us.items():
@@ -439,6 +452,51 @@ class FakeBroker(flight.FlightServerBase):
 
     def _producers_new(self, _: wire.Empty) -> wire.ProducerIdentity:
         return self.log.new_producer()
+
+    def _groups_list(self, _: wire.Empty) -> wire.GroupList:
+        groups = [msgspec.structs.replace(each, members=[]) for each in self.log.groups.values()]
+        return wire.GroupList(groups=groups)
+
+    def _groups_describe(self, request: wire.GroupName) -> wire.GroupInfo:
+        if request.group not in self.log.groups:
+            raise errors.GroupRefused(group=request.group, error="GROUP_ID_NOT_FOUND", hint="")
+        return self.log.groups[request.group]
+
+    def _groups_offsets(self, request: wire.GroupName) -> wire.GroupOffsets:
+        found = self.log.group_offsets.get(request.group, {})
+        return wire.GroupOffsets(
+            offsets=[
+                wire.GroupOffset(topic=topic, partition=partition, offset=offset)
+                for (topic, partition), offset in sorted(found.items())
+            ]
+        )
+
+    def _groups_commit(self, request: wire.CommitOffsets) -> wire.Empty:
+        group = self.log.groups.setdefault(
+            request.group, wire.GroupInfo(group=request.group, state="Empty")
+        )
+        if group.members:
+            raise errors.MemberFenced(
+                group=request.group, member_id=request.member_id, error="UNKNOWN_MEMBER_ID"
+            )
+        offsets = self.log.group_offsets.setdefault(request.group, {})
+        for each in request.offsets:
+            self.log.partition(each.topic, each.partition)
+            offsets[each.topic, each.partition] = each.offset
+        return wire.Empty()
+
+    def _groups_forget(self, request: wire.ForgetOffsets) -> wire.Empty:
+        self._groups_describe(wire.GroupName(group=request.group))
+        for each in request.partitions:
+            self.log.group_offsets.get(request.group, {}).pop((each.topic, each.partition), None)
+        return wire.Empty()
+
+    def _groups_delete(self, request: wire.GroupName) -> wire.Empty:
+        if self._groups_describe(request).members:
+            raise errors.GroupRefused(group=request.group, error="NON_EMPTY_GROUP", hint="")
+        del self.log.groups[request.group]
+        self.log.group_offsets.pop(request.group, None)
+        return wire.Empty()
 
     def _publish_now(self, request: wire.PublishNow) -> wire.Empty:
         self.log.published.append(request.topics)

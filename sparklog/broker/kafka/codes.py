@@ -8,6 +8,7 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker.groups import GroupError
 
 CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.NotLeader: ErrorCode.not_leader_or_follower,
@@ -26,9 +27,13 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.TopicExists: ErrorCode.topic_already_exists,
     errors.TopicChanged: ErrorCode.unknown_topic_id,
     errors.BadTopicName: ErrorCode.invalid_topic_exception,
+    errors.InternalTopic: ErrorCode.invalid_topic_exception,
     errors.BadPartitionCount: ErrorCode.invalid_partitions,
     errors.RecordTooLarge: ErrorCode.message_too_large,
     errors.BatchTooLarge: ErrorCode.message_too_large,
+    errors.MessageTooLarge: ErrorCode.message_too_large,
+    errors.BadReplicationFactor: ErrorCode.invalid_replication_factor,
+    errors.BadAssignment: ErrorCode.invalid_replica_assignment,
     errors.UnknownLeaderEpoch: ErrorCode.unknown_leader_epoch,
     errors.FencedLeaderEpoch: ErrorCode.fenced_leader_epoch,
     errors.BadAcks: ErrorCode.invalid_required_acks,
@@ -37,8 +42,12 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.BadTimestamp: ErrorCode.invalid_timestamp,
     errors.UnknownCodec: ErrorCode.unsupported_compression_type,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
+    errors.PolicyViolation: ErrorCode.policy_violation,
     errors.UnknownOption: ErrorCode.invalid_config,
     errors.BadOption: ErrorCode.invalid_config,
+    errors.GroupBusy: ErrorCode.coordinator_not_available,
+    errors.GroupRefused: ErrorCode.invalid_request,
+    errors.MemberFenced: ErrorCode.unknown_member_id,
     errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     errors.ProducerFenced: ErrorCode.invalid_producer_epoch,
     errors.BrokerFenced: ErrorCode.not_leader_or_follower,
@@ -49,6 +58,11 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.Corrupt: ErrorCode.kafka_storage_error,
     errors.SparklogError: ErrorCode.unknown_server_error,
 }
+
+
+def group_code(error: GroupError | None) -> ErrorCode:
+    """What a group refuses has Kafka's own name."""
+    return ErrorCode.none if error is None else ErrorCode[error.name.lower()]
 
 
 def code_of(error: BaseException) -> ErrorCode:

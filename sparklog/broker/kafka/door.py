@@ -13,17 +13,18 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import structlog
 import uvloop
 
 from sparklog import errors
-from sparklog.broker.core import Appended, Core, Ticket
+from sparklog.broker.coordinator import Coordinator
+from sparklog.broker.core import Core, Ticket
 from sparklog.broker.kafka import apis, messages
-from sparklog.broker.kafka.registry import APIS, Reply
+from sparklog.broker.kafka.registry import APIS, Outcome, Reply
 from sparklog.limits import KAFKA_PIPELINED, KAFKA_THREADS
 
 _log = structlog.get_logger("sparklog.kafka")
@@ -34,27 +35,40 @@ _Answer: TypeAlias = tuple[int, int, int, Reply | Awaitable[Reply]]
 """(API key, version, correlation id, answer)."""
 
 
+class _Appends(NamedTuple):
+    """Of one request."""
+
+    tickets: Sequence[Ticket]
+    found: asyncio.Future[list[Outcome]]
+
+
 class KafkaDoor:
     """Serves `core` at `listen` (`host:port`; port 0 takes a free one) once it is started."""
 
     def __init__(
-        self, core: Core, listen: str, *, advertised: str = "", request_max_bytes: int
+        self,
+        core: Core,
+        groups: Coordinator,
+        listen: str,
+        *,
+        advertised: str = "",
+        request_max_bytes: int,
     ) -> None:
         self.core = core
+        self.groups = groups
         self._listen = listen
         self._advertised = advertised
         self._request_max_bytes = request_max_bytes
         self._loop = uvloop.new_event_loop()
         self._pool = ThreadPoolExecutor(KAFKA_THREADS, thread_name_prefix="sparklog-kafka")
-        self._tickets: queue.SimpleQueue[tuple[Ticket, asyncio.Future[list[Appended]]] | None] = (
-            queue.SimpleQueue()
-        )
+        self._tickets: queue.SimpleQueue[_Appends | None] = queue.SimpleQueue()
         self._waiting: set[asyncio.Future[None]] = set()
+        self._is_awaited = threading.Event()
+        """Set while somebody waits for growth."""
         self._connections: set[asyncio.Task[None]] = set()
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.host, self.port = "", 0
-        self.growth = -1
 
     @property
     def address(self) -> str:
@@ -104,6 +118,7 @@ class KafkaDoor:
             return
         self._closing.set()
         self._tickets.put(None)
+        self._is_awaited.set()
         if self._threads:
             self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
@@ -116,16 +131,22 @@ class KafkaDoor:
         """What `call` returns, run in another thread."""
         return await self._loop.run_in_executor(self._pool, call, *values)
 
-    def durable(self, ticket: Ticket) -> asyncio.Future[list[Appended]]:
-        """Done when the ticket is."""
-        found: asyncio.Future[list[Appended]] = self._loop.create_future()
-        self._tickets.put((ticket, found))
+    def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
+        """What has become of each, once that is known of all."""
+        found: asyncio.Future[list[Outcome]] = self._loop.create_future()
+        self._tickets.put(_Appends(tickets, found))
         return found
+
+    @property
+    def growth(self) -> int:
+        """How far the log is."""
+        return self.core.growth
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
         """Returns when the log is not where it was seen, or the time is over."""
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.add(waiter)
+        self._is_awaited.set()
         try:
             if self.growth == seen:
                 await asyncio.wait_for(waiter, timeout_seconds)
@@ -137,21 +158,41 @@ class KafkaDoor:
     # -------------------------------------------------------------------------- watching
 
     def _watch_tickets(self) -> None:
-        """Leads the flushes, and tells the loop how each append has ended."""
-        while (item := self._tickets.get()) is not None:
-            ticket, found = item
-            try:
-                self._tell(_settle, found, self.core.wait(ticket), None)
-            except BaseException as error:
-                self._tell(_settle, found, None, error)
+        """Leads the flushes, and tells the loop how appends have ended.
+
+        What one flush has ended is told at once: each hand-over costs both threads a start.
+        """
+        ended: list[tuple[asyncio.Future[list[Outcome]], list[Outcome]]] = []
+        while True:
+            if ended and self._tickets.empty():
+                self._tell(_settle, ended)
+                ended = []
+            appends = self._tickets.get()
+            if appends is None:
+                break
+            if ended and not all(each.done for each in appends.tickets):
+                self._tell(_settle, ended)
+                ended = []
+            ended.append((appends.found, [self._outcome(each) for each in appends.tickets]))
+        self._tell(_settle, ended)
+
+    def _outcome(self, ticket: Ticket) -> Outcome:
+        try:
+            return self.core.wait(ticket)
+        except Exception as error:
+            return error
 
     def _watch_growth(self) -> None:
+        """Wakes who waits, and rests while nobody does: every flush would wake it for nothing."""
+        seen = self.growth
         while not self._closing.is_set():
-            self.growth = self.core.wait_for_growth(self.growth, _TICK_SECONDS)
-            if self._waiting:
-                self._tell(self._wake)
+            self._is_awaited.wait()
+            seen = self.core.wait_for_growth(seen, _TICK_SECONDS)
+            self._tell(self._wake)
 
     def _wake(self) -> None:
+        if not self._waiting:
+            self._is_awaited.clear()
         for waiter in self._waiting:
             if not waiter.done():
                 waiter.set_result(None)
@@ -169,13 +210,15 @@ class KafkaDoor:
         task = asyncio.current_task()
         assert task is not None
         self._connections.add(task)
-        answers: asyncio.Queue[_Answer | None] = asyncio.Queue(KAFKA_PIPELINED)
+        answers: asyncio.Queue[_Answer] = asyncio.Queue(KAFKA_PIPELINED)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._receive(reader, answers))
+                both.create_task(self._receive(reader, _host_of(writer), answers))
                 both.create_task(self._send(answers, writer))
         except* (asyncio.IncompleteReadError, ConnectionError):
             pass  # the client has left
+        except* asyncio.CancelledError:
+            pass  # the door closes
         except* errors.Invalid as group:
             peer = str(writer.get_extra_info("peername"))
             _log.warning("a connection is closed", peer=peer, reason=str(group.exceptions[0]))
@@ -184,26 +227,22 @@ class KafkaDoor:
         finally:
             writer.close()
             self._connections.discard(task)
+            while not answers.empty():
+                _drop(answers.get_nowait())
 
     async def _receive(
-        self, reader: asyncio.StreamReader, answers: asyncio.Queue[_Answer | None]
+        self, reader: asyncio.StreamReader, host: str, answers: asyncio.Queue[_Answer]
     ) -> None:
         while True:
-            try:
-                length = await reader.readexactly(_LENGTH_BYTES)
-            except asyncio.IncompleteReadError as end:
-                if end.partial:
-                    raise
-                await answers.put(None)  # the client has said all that it wanted to say
-                return
+            length = await reader.readexactly(_LENGTH_BYTES)
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
                 raise errors.BadRequest(reason=reason)
             frame = await reader.readexactly(size)
-            await answers.put(await self._handled(frame))
+            await answers.put(await self._handled(frame, host))
 
-    async def _handled(self, frame: bytes) -> _Answer:
+    async def _handled(self, frame: bytes, host: str) -> _Answer:
         api_key, version, correlation_id = messages.read_start(frame)
         api = APIS.get(api_key)
         if api is None:
@@ -217,28 +256,32 @@ class KafkaDoor:
                 correlation_id,
                 apis.api_versions.answer(messages.UNSUPPORTED_VERSION),
             )
-        request = messages.read_request(frame)
+        request = messages.read_request(frame, host)
         return api_key, version, correlation_id, await api.handle(self, request)
 
-    async def _send(
-        self, answers: asyncio.Queue[_Answer | None], writer: asyncio.StreamWriter
-    ) -> None:
-        while (item := await answers.get()) is not None:
-            api_key, version, correlation_id, answer = item
+    async def _send(self, answers: asyncio.Queue[_Answer], writer: asyncio.StreamWriter) -> None:
+        while True:
+            api_key, version, correlation_id, answer = await answers.get()
             fields = await answer if isinstance(answer, Awaitable) else answer
             if fields is not None:
                 writer.write(messages.write_reply(api_key, version, correlation_id, fields))
                 await writer.drain()
 
 
-def _settle(
-    found: asyncio.Future[list[Appended]],
-    results: list[Appended] | None,
-    error: BaseException | None,
-) -> None:
-    if found.done():
-        return
-    if error is not None:
-        found.set_exception(error)
-    else:
-        found.set_result(results or [])
+def _host_of(writer: asyncio.StreamWriter) -> str:
+    """The client's, as Kafka shows it."""
+    peer = writer.get_extra_info("peername")
+    return f"/{peer[0]}" if peer else ""
+
+
+def _drop(item: _Answer) -> None:
+    """An answer that nobody waits for any more."""
+    answer = item[-1]
+    if asyncio.iscoroutine(answer):
+        answer.close()
+
+
+def _settle(ended: Sequence[tuple[asyncio.Future[list[Outcome]], list[Outcome]]]) -> None:
+    for found, outcomes in ended:
+        if not found.done():
+            found.set_result(outcomes)

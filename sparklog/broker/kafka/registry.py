@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
+from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Appended, Core, Ticket
 from sparklog.broker.kafka.messages import Fields, Request
 
@@ -18,10 +19,15 @@ Reply: TypeAlias = Fields | None
 """None: no answer is wanted."""
 
 
+Outcome: TypeAlias = list[Appended] | Exception
+"""Where the batches of a ticket stand, or why they do not."""
+
+
 class Door(Protocol):
     """What a handler may ask for. All of it belongs to the door's loop."""
 
     core: Core
+    groups: Coordinator
     host: str
     port: int
     """Where clients are told to come."""
@@ -29,11 +35,12 @@ class Door(Protocol):
     async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
         """What `call` returns, run in another thread: for whatever waits for storage."""
 
-    def durable(self, ticket: Ticket) -> asyncio.Future[list[Appended]]:
-        """Done when the ticket is."""
+    def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
+        """What has become of each, once that is known of all."""
 
-    growth: int
-    """How far the log is; another number each time that some partition grows."""
+    @property
+    def growth(self) -> int:
+        """How far the log is; another number each time that some partition grows."""
 
     async def grown(self, seen: int, timeout_seconds: float) -> None:
         """Returns when the log is not where it was seen, or the time is over."""

@@ -12,3 +12,8 @@ NO_TIME: Final = dt.timedelta(0)
 def moment(ms: int) -> dt.datetime:
     """So many milliseconds after the Unix epoch."""
     return _EPOCH + dt.timedelta(milliseconds=ms)
+
+
+def to_ms(duration: dt.timedelta) -> int:
+    """Whole milliseconds."""
+    return duration // dt.timedelta(milliseconds=1)

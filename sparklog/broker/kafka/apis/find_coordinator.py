@@ -1,27 +1,52 @@
-"""FindCoordinator (10): nobody coordinates groups here yet, and a client asks again (KIP-699)."""
+"""FindCoordinator (10): who keeps a group (KIP-699). Of transactions and share groups, nobody."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.kafka.messages import Request
+from sparklog import errors
+from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
-_NOBODY = {
-    "error_code": ErrorCode.coordinator_not_available,
-    "error_message": "this broker coordinates no groups",
-    "node_id": -1,
-    "host": "",
-    "port": -1,
-}
+_GROUP: Final = 0
 
 
 @serves(10, "find_coordinator", last=6)
-async def _handle(_door: Door, request: Request) -> Reply:
-    keys = getattr(request.body, "coordinator_keys", ())
+async def _handle(door: Door, request: Request) -> Reply:
+    body = request.body
+    found = await _found(door, getattr(body, "key_type", _GROUP))
+    keys = getattr(body, "coordinator_keys", ())
     return {
         "throttle_time": NO_TIME,
-        **_NOBODY,
-        "coordinators": [{"key": key, **_NOBODY} for key in keys],
+        **found,
+        "coordinators": [{"key": key, **found} for key in keys],
+    }
+
+
+async def _found(door: Door, key_type: int) -> Fields:
+    try:
+        if key_type != _GROUP:
+            raise errors.BadRequest(reason="transactions and share groups are not to be had here")
+        await door.blocking(door.groups.open)
+    except errors.SparklogError as error:
+        code = code_of(error)
+        if isinstance(error, errors.Retriable):
+            code = ErrorCode.coordinator_not_available
+        return {
+            "error_code": code,
+            "error_message": str(error),
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+        }
+    return {
+        "error_code": ErrorCode.none,
+        "error_message": None,
+        "node_id": door.core.broker,
+        "host": door.host,
+        "port": door.port,
     }

@@ -15,7 +15,7 @@ from sparklog import errors
 from sparklog.broker.core import Ticket
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Outcome, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import name_of, named
 from sparklog.record import LOG_APPEND_TIME
@@ -41,9 +41,20 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
                 outcome = error
             of_topic.append((each.index, outcome))
         queued.append((topic, of_topic))
+    tickets = [each for _, of_topic in queued for _, each in of_topic if isinstance(each, Ticket)]
+    ended = door.durable(tickets)  # also where nobody wants to know: or nothing would be written
     if body.acks == 0:
+        _check_all_queued(queued)
         return None
-    return _answer(door, queued)
+    return _answer(door, queued, ended)
+
+
+def _check_all_queued(queued: _Queued) -> None:
+    """Who wants no answer hears of an error by the end of the connection, as with Kafka."""
+    for _, of_topic in queued:
+        for _, outcome in of_topic:
+            if isinstance(outcome, errors.SparklogError):
+                raise outcome
 
 
 def _refusal(body: Any) -> errors.SparklogError | None:
@@ -56,6 +67,10 @@ def _refusal(body: Any) -> errors.SparklogError | None:
 
 async def _append(door: Door, topic: str, partition: int, data: bytes) -> Ticket:
     try:
+        if door.core.compresses(topic):
+            return await door.blocking(
+                lambda: door.core.append_kafka(topic, partition, data, wait=False)
+            )
         return door.core.append_kafka(topic, partition, data, wait=False)
     except errors.QueueFull:
         return await door.blocking(
@@ -63,13 +78,17 @@ async def _append(door: Door, topic: str, partition: int, data: bytes) -> Ticket
         )
 
 
-async def _answer(door: Door, queued: _Queued) -> Reply:
+async def _answer(door: Door, queued: _Queued, durable: asyncio.Future[list[Outcome]]) -> Reply:
+    ended = iter(await durable)
     return {
         "responses": [
             {
                 **named(topic),
                 "partition_responses": [
-                    await _outcome(door, index, outcome) for index, outcome in of_topic
+                    _outcome(
+                        door, topic, index, each if isinstance(each, Exception) else next(ended)
+                    )
+                    for index, each in of_topic
                 ],
             }
             for topic, of_topic in queued
@@ -78,30 +97,35 @@ async def _answer(door: Door, queued: _Queued) -> Reply:
     }
 
 
-async def _outcome(door: Door, index: int, outcome: Ticket | errors.SparklogError) -> Fields:
-    try:
-        if isinstance(outcome, errors.SparklogError):
-            raise outcome
-        (stands,) = await door.durable(outcome)
-    except asyncio.CancelledError:
-        raise
-    except Exception as error:
+def _outcome(door: Door, topic: Any, index: int, outcome: Outcome) -> Fields:
+    if isinstance(outcome, Exception):
         return {
             "index": index,
-            "error_code": code_of(error),
+            "error_code": code_of(outcome),
             "base_offset": -1,
             "log_append_time": None,
             "log_start_offset": -1,
-            "record_errors": (),
-            "error_message": str(error),
+            "record_errors": [
+                {"batch_index": at, "batch_index_error_message": reason}
+                for at, reason in getattr(outcome, "records", ())
+            ],
+            "error_message": str(outcome),
         }
+    (stands,) = outcome
     append_time = stands.timestamp_type == LOG_APPEND_TIME
     return {
         "index": index,
         "error_code": ErrorCode.none,
         "base_offset": stands.base_offset,
         "log_append_time": moment(stands.arrival_us // 1_000) if append_time else None,
-        "log_start_offset": 0,
+        "log_start_offset": _log_start(door, topic, index),
         "record_errors": (),
         "error_message": None,
     }
+
+
+def _log_start(door: Door, topic: Any, index: int) -> int:
+    try:
+        return door.core.place(name_of(door.core, topic), index).start
+    except errors.Invalid:  # the topic was deleted since
+        return -1

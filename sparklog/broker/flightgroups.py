@@ -1,0 +1,275 @@
+"""The groups' part of the Flight door: `wire`'s messages to calls of the coordinator, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+
+from sparklog import errors, wire
+from sparklog.broker.coordinator import Commit, Coordinator, Errors
+from sparklog.broker.groups import (
+    Description,
+    GroupError,
+    JoinReply,
+    JoinRequest,
+    Leaver,
+    LeaveReply,
+    Protocol,
+    SyncReply,
+    SyncRequest,
+)
+
+_T = TypeVar("_T")
+Answer: TypeAlias = msgspec.Struct | Future[Any]
+"""A future's value may be an error, to be raised."""
+
+_BUSY: Final = {
+    GroupError.COORDINATOR_LOAD_IN_PROGRESS,
+    GroupError.COORDINATOR_NOT_AVAILABLE,
+    GroupError.NOT_COORDINATOR,
+    GroupError.REBALANCE_IN_PROGRESS,
+}
+_FENCED: Final = {
+    GroupError.FENCED_INSTANCE_ID,
+    GroupError.ILLEGAL_GENERATION,
+    GroupError.UNKNOWN_MEMBER_ID,
+}
+_HINTS: Final = {
+    GroupError.NON_EMPTY_GROUP: ": it has members; stop them first",
+    GroupError.GROUP_ID_NOT_FOUND: ": there is no such group",
+    GroupError.GROUP_SUBSCRIBED_TO_TOPIC: ": a member subscribes to the topic; stop it first",
+    GroupError.INCONSISTENT_GROUP_PROTOCOL: ": its members assign partitions in another way",
+    GroupError.INVALID_SESSION_TIMEOUT: (
+        ": the broker's settings groups.min_session_timeout_ms and max_session_timeout_ms allow"
+        " other session timeouts"
+    ),
+}
+
+
+def actions(groups: Coordinator) -> Mapping[str, Callable[[Any], Answer]]:
+    """What the door does for each of these actions."""
+
+    def opened(call: Callable[[Any], Answer]) -> Callable[[Any], Answer]:
+        def first_open(request: Any) -> Answer:
+            groups.open()
+            return call(request)
+
+        return first_open
+
+    return {
+        "groups.join": opened(lambda request: _join(groups, request)),
+        "groups.sync": lambda request: _sync(groups, request),
+        "groups.heartbeat": lambda request: _heartbeat(groups, request),
+        "groups.leave": lambda request: _leave(groups, request),
+        "groups.commit": opened(lambda request: _commit(groups, request)),
+        "groups.forget": lambda request: _forget(groups, request),
+        "groups.offsets": lambda request: _offsets(groups, request),
+        "groups.list": lambda _: _list(groups),
+        "groups.describe": lambda request: _info(
+            _checked(groups.describe(request.group), request.group)
+        ),
+        "groups.delete": lambda request: _then(
+            groups.delete(request.group), lambda error: _empty(error, request.group)
+        ),
+    }
+
+
+def _join(groups: Coordinator, request: wire.JoinGroup) -> Answer:
+    wanted = JoinRequest(
+        member_id=request.member_id,
+        instance_id=request.instance_id,
+        client_id=request.client_id,
+        client_host=request.client_host,
+        session_timeout_ms=request.session_timeout_ms,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        protocol_type=request.protocol_type,
+        protocols=tuple(Protocol(each.name, each.metadata) for each in request.protocols),
+        member_id_required=request.member_id_required,
+    )
+
+    def joined(reply: JoinReply) -> wire.JoinedGroup:
+        if reply.error is GroupError.MEMBER_ID_REQUIRED:
+            return wire.JoinedGroup(member_id=reply.member_id)
+        _check(reply.error, request.group, request.member_id)
+        return wire.JoinedGroup(
+            member_id=reply.member_id,
+            generation=reply.generation,
+            protocol=reply.protocol or "",
+            leader="" if reply.skip_assignment else reply.leader,
+            members=[
+                wire.GroupMember(
+                    member_id=each.member_id,
+                    instance_id=each.instance_id,
+                    metadata=each.metadata,
+                )
+                for each in reply.members
+            ],
+        )
+
+    return _then(groups.join(request.group, wanted), joined)
+
+
+def _sync(groups: Coordinator, request: wire.SyncGroup) -> Answer:
+    wanted = SyncRequest(
+        member_id=request.member_id,
+        instance_id=request.instance_id,
+        generation=request.generation,
+        assignments=request.assignments,
+    )
+
+    def synced(reply: SyncReply) -> wire.SyncedGroup:
+        _check(reply.error, request.group, request.member_id)
+        return wire.SyncedGroup(assignment=reply.assignment)
+
+    return _then(groups.sync(request.group, wanted), synced)
+
+
+def _heartbeat(groups: Coordinator, request: wire.GroupHeartbeat) -> Answer:
+    error = groups.heartbeat(
+        request.group,
+        member_id=request.member_id,
+        instance_id=request.instance_id,
+        generation=request.generation,
+    )
+    if error is GroupError.REBALANCE_IN_PROGRESS:
+        return wire.GroupState(rebalancing=True)
+    _check(error, request.group, request.member_id)
+    return wire.GroupState()
+
+
+def _leave(groups: Coordinator, request: wire.LeaveGroup) -> Answer:
+    leaver = Leaver(member_id=request.member_id, instance_id=request.instance_id)
+
+    def left(reply: LeaveReply) -> wire.Empty:
+        error = reply.error or next((each.error for each in reply.members), None)
+        return _empty(error, request.group, request.member_id)
+
+    return _then(groups.leave(request.group, [leaver]), left)
+
+
+def _commit(groups: Coordinator, request: wire.CommitOffsets) -> Answer:
+    offsets = {
+        (each.topic, each.partition): Commit(
+            offset=each.offset, leader_epoch=each.leader_epoch, metadata=each.metadata
+        )
+        for each in request.offsets
+    }
+    waiting = groups.commit(
+        request.group,
+        offsets,
+        member_id=request.member_id,
+        instance_id=request.instance_id,
+        generation=request.generation,
+    )
+    return _then(waiting, lambda found: _all(found, request.group, request.member_id))
+
+
+def _forget(groups: Coordinator, request: wire.ForgetOffsets) -> Answer:
+    places = [(each.topic, each.partition) for each in request.partitions]
+    return _then(groups.forget(request.group, places), lambda found: _all(found, request.group))
+
+
+def _offsets(groups: Coordinator, request: wire.GroupName) -> Answer:
+    found = _checked(groups.committed(request.group), request.group)
+    return wire.GroupOffsets(
+        offsets=[
+            wire.GroupOffset(
+                topic=topic,
+                partition=partition,
+                offset=value.offset,
+                leader_epoch=value.leader_epoch,
+                metadata=value.metadata,
+                commit_ms=value.commit_ms,
+            )
+            for (topic, partition), value in sorted(found.items())
+        ]
+    )
+
+
+def _list(groups: Coordinator) -> Answer:
+    found = _checked(groups.groups(), "")
+    return wire.GroupList(
+        groups=[
+            msgspec.structs.replace(_info(each), members=[])
+            for each in sorted(found, key=lambda each: each.group_id)
+        ]
+    )
+
+
+def _info(found: Description) -> wire.GroupInfo:
+    return wire.GroupInfo(
+        group=found.group_id,
+        state=found.state.value,
+        protocol_type=found.protocol_type,
+        protocol=found.protocol,
+        generation=found.generation,
+        members=[
+            wire.GroupMember(
+                member_id=each.member_id,
+                instance_id=each.instance_id,
+                client_id=each.client_id,
+                client_host=each.client_host,
+                metadata=each.subscription,
+                assignment=each.assignment,
+            )
+            for each in found.members
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------ answers
+
+
+def _then(waiting: Future[_T], finish: Callable[[_T], msgspec.Struct]) -> Future[Any]:
+    """`waiting`, whose value goes through `finish`; cancelled, it cancels `waiting`."""
+    answer: Future[Any] = Future()
+
+    def settle(done: Future[_T]) -> None:
+        if done.cancelled() or not answer.set_running_or_notify_cancel():
+            return
+        try:
+            answer.set_result(finish(done.result()))
+        except errors.SparklogError as error:
+            answer.set_exception(error)
+
+    answer.add_done_callback(lambda done: waiting.cancel() if done.cancelled() else None)
+    waiting.add_done_callback(settle)
+    return answer
+
+
+def _all(found: Errors, group: str, member_id: str = "") -> wire.Empty:
+    """Raises what the first partition was refused for; the others stand."""
+    for (topic, partition), error in found.items():
+        if error is GroupError.UNKNOWN_TOPIC_OR_PARTITION:
+            raise errors.GroupRefused(
+                group=group, error=error.name, hint=f": there is no {topic}-{partition}"
+            )
+        _check(error, group, member_id)
+    return wire.Empty()
+
+
+def _empty(error: GroupError | None, group: str, member_id: str = "") -> wire.Empty:
+    _check(error, group, member_id)
+    return wire.Empty()
+
+
+def _checked(found: _T | GroupError, group: str) -> _T:
+    if isinstance(found, GroupError):
+        raise _error(found, group, "")
+    return found
+
+
+def _check(error: GroupError | None, group: str, member_id: str) -> None:
+    if error is not None:
+        raise _error(error, group, member_id)
+
+
+def _error(error: GroupError, group: str, member_id: str) -> errors.SparklogError:
+    if error in _BUSY:
+        return errors.GroupBusy(group=group, error=error.name)
+    if error in _FENCED:
+        return errors.MemberFenced(group=group, member_id=member_id, error=error.name)
+    return errors.GroupRefused(group=group, error=error.name, hint=_HINTS.get(error, ""))

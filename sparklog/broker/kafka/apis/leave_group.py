@@ -1,0 +1,46 @@
+"""LeaveGroup (13): end a membership, or several, static ones too (KIP-345, KIP-800)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from concurrent.futures import Future
+
+from sparklog.broker.groups import Leaver, LeaveReply
+from sparklog.broker.kafka.codes import group_code
+from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.times import NO_TIME
+
+
+@serves(13, "leave_group", last=5)
+async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+    body = request.body
+    leavers = [
+        Leaver(
+            member_id=each.member_id,
+            instance_id=getattr(each, "group_instance_id", None),
+            reason=getattr(each, "reason", None),
+        )
+        for each in getattr(body, "members", (body,))
+    ]
+    return _answer(door.groups.leave(body.group_id, leavers), request.version)
+
+
+async def _answer(waiting: Future[LeaveReply], version: int) -> Fields:
+    reply = await asyncio.wrap_future(waiting)
+    error = reply.error
+    if error is None and version < 3 and reply.members:
+        error = reply.members[0].error
+    return {
+        "throttle_time": NO_TIME,
+        "error_code": group_code(error),
+        "members": [
+            {
+                "member_id": each.member_id,
+                "group_instance_id": each.instance_id,
+                "error_code": group_code(each.error),
+            }
+            for each in reply.members
+        ],
+    }

@@ -1,0 +1,91 @@
+"""The topic `__consumer_offsets`: what groups have committed, written and read back.
+
+It is a topic like any other, compacted by keys, so that its table answers questions about groups.
+It is created when it is first needed.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+
+import pyarrow as pa
+
+from sparklog import consumeroffsets, errors, limits, wire
+from sparklog.broker.core import Core, Ticket
+from sparklog.consumeroffsets import TOPIC, Key
+
+_SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
+_READ_ROWS = 1_000_000
+"""Of a partition, that are looked through together for the last of each key."""
+
+
+class OffsetsTopic:
+    """All methods may be called from any thread."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def ensure(self) -> None:
+        """Creates the topic where it is missing. Raises what `Core.create_topic` raises."""
+        try:
+            self._core.id_of(TOPIC)
+        except errors.UnknownTopic:
+            config = {"cleanup.policy": "compact"}
+            request = wire.CreateTopic(
+                topic=TOPIC, partitions=limits.OFFSETS_PARTITIONS, config=config, if_absent=True
+            )
+            self._core.create_topic(request)
+
+    def partition_of(self, group: str) -> int:
+        """Where a group's records go. Raises `UnknownTopic`."""
+        return _java_hash(group) % len(self._core.places(TOPIC))
+
+    def append(self, group: str, values: Mapping[Key, bytes | None]) -> Ticket:
+        """Queues the records, to be waited for; None: what the key names is gone.
+
+        They become durable together. Raises `UnknownTopic`, `QueueFull`, `RecordTooLarge`, and
+        what ended the writer.
+        """
+        keys = [consumeroffsets.encode_key(key) for key in values]
+        columns = [pa.array(keys, pa.binary()), pa.array(list(values.values()), pa.binary())]
+        batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+        return self._core.append_internal(TOPIC, self.partition_of(group), batch)
+
+    def read(self) -> Iterator[tuple[Key, bytes]]:
+        """What stands for each key, in no order. Raises what `Core.read` raises."""
+        try:
+            places = self._core.places(TOPIC)
+        except errors.UnknownTopic:
+            return
+        for number, place in enumerate(places):
+            found: dict[bytes, bytes | None] = {}
+            for rows in self._in_portions(number, place.start, place.end):
+                found.update(consumeroffsets.last_of_each_key(rows))
+            for data, value in found.items():
+                key = consumeroffsets.decode_key(data)
+                if key is not None and value is not None:
+                    yield key, value
+
+    def _in_portions(self, number: int, start: int, end: int) -> Iterator[pa.Table]:
+        portion: list[pa.RecordBatch] = []
+        columns = ["partition", "offset", "key", "value"]
+        for batch in self._core.read(TOPIC, number, start, end, columns=columns):
+            portion.append(batch.rows)
+            if sum(each.num_rows for each in portion) >= _READ_ROWS:
+                yield pa.Table.from_batches(portion)
+                portion = []
+        if portion:
+            yield pa.Table.from_batches(portion)
+
+
+@functools.lru_cache(maxsize=65_536)
+def _java_hash(text: str) -> int:
+    """`Utils.abs(text.hashCode())` of Kafka, by which it finds a group's partition."""
+    found = 0
+    data = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(data), 2):
+        found = (found * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
+    if found < 1 << 31:
+        return found
+    return (1 << 32) - found if found > 1 << 31 else 0

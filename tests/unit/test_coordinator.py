@@ -1,0 +1,513 @@
+"""Consumer groups over `__consumer_offsets`: what is acked stands, whatever happens to brokers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from sparklog import consumeroffsets, errors, limits
+from sparklog.broker.coordinator import Commit, Coordinator, Errors, TopicPartition
+from sparklog.broker.groups import (
+    Description,
+    GroupError,
+    GroupState,
+    JoinReply,
+    JoinRequest,
+    Leaver,
+    Protocol,
+    SyncRequest,
+)
+from sparklog.clock import ManualClock
+from sparklog.settings import GroupSettings
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
+from tests.support.brokers import Rig
+
+_T = TypeVar("_T")
+SESSION_MS = 10_000
+DAY_SECONDS = 24 * 3600.0
+SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_minutes=24 * 60)
+
+
+@dataclass
+class Room:
+    """A broker of one epoch with its coordinator; nothing happens unless it is asked for."""
+
+    rig: Rig
+    groups: Coordinator
+
+    @classmethod
+    def on(cls, rig: Rig, **settings: int) -> Room:
+        chosen = GroupSettings(**settings) if settings else SETTINGS
+        groups = Coordinator(rig.core, settings=chosen, clock=rig.clock)
+        groups.open()
+        groups.tick(0)
+        return cls(rig, groups)
+
+    def successor(self) -> Room:
+        """As after `kill -9`."""
+        return Room.on(self.rig.successor())
+
+    def settle(self) -> None:
+        """Lets everything become durable that is under way, and do what is due."""
+        for _ in range(20):
+            self.groups.tick(0)
+
+    def take(self, future: Future[_T]) -> _T:
+        self.settle()
+        return future.result(timeout=0)
+
+    def commit(self, offset: int, place: TopicPartition = ("t", 0), **who: Any) -> Errors:
+        """Of group g, acked."""
+        return self.take(self.groups.commit("g", {place: Commit(offset=offset)}, **who))
+
+    def offsets(self, group: str = "g") -> dict[TopicPartition, int]:
+        found = self.groups.committed(group)
+        assert not isinstance(found, GroupError)
+        return {place: value.offset for place, value in found.items()}
+
+    def join(self, *, member_id: str = "", topics: Iterable[str] = ("t",)) -> Future[JoinReply]:
+        return self.groups.join(
+            "g",
+            JoinRequest(
+                member_id=member_id,
+                client_id="c",
+                client_host="/h",
+                session_timeout_ms=SESSION_MS,
+                protocol_type="consumer",
+                protocols=(Protocol("range", subscription(*topics)),),
+                member_id_required=False,
+            ),
+        )
+
+    def member(self, **wanted: Any) -> tuple[str, int]:
+        """(id, generation) of a member that has joined alone and synced."""
+        reply = self.take(self.join(**wanted))
+        assert reply.error is None
+        request = SyncRequest(
+            member_id=reply.member_id,
+            generation=reply.generation,
+            assignments={reply.member_id: b"all"},
+        )
+        assert self.take(self.groups.sync("g", request)).assignment == b"all"
+        return reply.member_id, reply.generation
+
+    def describe(self, group: str = "g") -> Description:
+        found = self.groups.describe(group)
+        assert not isinstance(found, GroupError)
+        return found
+
+    def heartbeat(self, member: tuple[str, int]) -> GroupError | None:
+        return self.groups.heartbeat(
+            "g", member_id=member[0], instance_id=None, generation=member[1]
+        )
+
+    def names(self) -> list[str]:
+        found = self.groups.groups()
+        assert not isinstance(found, GroupError)
+        return [each.group_id for each in found]
+
+
+def subscription(*topics: str) -> bytes:
+    """As a consumer of Kafka's writes it, version 0."""
+    names = b"".join(len(each).to_bytes(2, "big") + each.encode() for each in topics)
+    return b"\0\0" + len(topics).to_bytes(4, "big") + names + b"\xff\xff\xff\xff"
+
+
+def who(member: tuple[str, int]) -> dict[str, Any]:
+    """What a member says of itself with a commit."""
+    return {"member_id": member[0], "generation": member[1]}
+
+
+@pytest.fixture(name="clock")
+def _clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(name="store")
+def _store(clock: ManualClock) -> MemoryStore:
+    return MemoryStore(clock)
+
+
+@pytest.fixture(name="room")
+def _room(store: MemoryStore, clock: ManualClock) -> Room:
+    rig = Rig(store, clock)
+    rig.create("t", partitions=2)
+    return Room.on(rig)
+
+
+# ------------------------------------------------------------------------------ offsets
+
+
+def test_an_offset_counts_once_it_is_durable(room: Room) -> None:
+    """Neither the ack nor the offset comes before."""
+    waiting = room.groups.commit("g", {("t", 0): Commit(offset=7)})
+    assert not waiting.done()
+    assert room.offsets() == {}
+    assert room.take(waiting) == {("t", 0): None}
+    assert room.offsets() == {("t", 0): 7}
+
+
+def test_a_successor_finds_what_was_acked(room: Room, clock: ManualClock) -> None:
+    """With leader epoch, metadata and the time of the commit."""
+    everything = Commit(offset=7, leader_epoch=3, metadata="näher")
+    room.take(room.groups.commit("g", {("t", 1): everything}))
+    room.commit(9)
+    before = room.groups.committed("g")
+    clock.advance(5.0)
+    after = room.successor().groups.committed("g")
+    assert before == after
+    assert isinstance(after, dict)
+    assert after["t", 1] == consumeroffsets.CommittedOffset(
+        offset=7,
+        leader_epoch=3,
+        metadata="näher",
+        commit_ms=(clock.now_us() - 5_000_000) // 1_000,
+        topic_id=room.rig.core.id_of("t"),
+    )
+
+
+def test_the_table_tells_the_same(room: Room) -> None:
+    """Once it is published: `__consumer_offsets` is a topic like any other."""
+    room.commit(7)
+    room.commit(8)
+    number = room.groups._topic.partition_of("g")
+    places = room.rig.core.places(consumeroffsets.TOPIC)
+    assert [place.end for place in places] == [2 if n == number else 0 for n in range(8)]
+    (batch,) = room.rig.core.read(consumeroffsets.TOPIC, number, 0, 2)
+    (found,) = consumeroffsets.committed(batch.rows).to_pylist()
+    assert (found["group"], found["offset"]) == ("g", 8)
+    info = room.rig.core.describe(consumeroffsets.TOPIC)
+    assert info.config == {"cleanup.policy": "compact"}
+
+
+@pytest.mark.parametrize(
+    ("group", "number"),
+    [("g", 7), ("group-ä", 6), ("", 0), ("polygenelubricants", 0), ("\N{ROCKET} rockets", 6)],
+)
+def test_a_group_has_the_partition_that_kafka_gives_it(room: Room, group: str, number: int) -> None:
+    """`Utils.abs(group.hashCode()) % 8`, as Java computes it; the fourth hash has no absolute."""
+    assert room.groups._topic.partition_of(group) == number
+
+
+def test_what_is_refused_has_no_effect(room: Room) -> None:
+    """Each partition has its own answer, and the others stand."""
+    long = "x" * (limits.OFFSET_METADATA_BYTES + 1)
+    found = room.take(
+        room.groups.commit(
+            "g",
+            {
+                ("t", 0): Commit(offset=1),
+                ("t", 9): Commit(offset=1),
+                ("nobody", 0): Commit(offset=1),
+                ("t", 1): Commit(offset=1, metadata=long),
+            },
+        )
+    )
+    assert found == {
+        ("t", 0): None,
+        ("t", 9): GroupError.UNKNOWN_TOPIC_OR_PARTITION,
+        ("nobody", 0): GroupError.UNKNOWN_TOPIC_OR_PARTITION,
+        ("t", 1): GroupError.OFFSET_METADATA_TOO_LARGE,
+    }
+    assert room.offsets() == {("t", 0): 1}
+
+
+def test_who_may_commit(room: Room) -> None:
+    """Members in their generation; without members, anybody without one."""
+    missing = room.commit(1, member_id="m", generation=3)
+    assert missing == {("t", 0): GroupError.GROUP_ID_NOT_FOUND}
+    assert room.names() == []
+    member = room.member()
+    assert room.commit(1) == {("t", 0): GroupError.UNKNOWN_MEMBER_ID}
+    stale = (member[0], member[1] - 1)
+    assert room.commit(1, **who(stale)) == {("t", 0): GroupError.ILLEGAL_GENERATION}
+    assert room.commit(1, **who(member)) == {("t", 0): None}
+    assert room.offsets() == {("t", 0): 1}
+
+
+def test_a_topic_created_anew_has_no_offsets(room: Room) -> None:
+    """Neither before nor after a restart, nor once others are committed."""
+    room.commit(7)
+    room.rig.core.delete_topic("t")
+    assert room.offsets() == {}
+    room.rig.create("t", partitions=2)
+    assert room.offsets() == {}
+    room = room.successor()
+    assert room.offsets() == {}
+    room.commit(1, ("t", 1))
+    assert room.offsets() == {("t", 1): 1}
+
+
+def test_a_record_that_does_not_become_durable_changes_nothing(
+    clock: ManualClock,
+) -> None:
+    """The store refuses a flush; the next commit stands."""
+    room = _with_a_fault(clock)
+    room.commit(1)
+    assert room.commit(2) == {("t", 0): GroupError.COORDINATOR_NOT_AVAILABLE}
+    assert room.offsets() == {("t", 0): 1}
+    assert room.commit(3) == {("t", 0): None}
+    assert room.offsets() == {("t", 0): 3}
+
+
+def _with_a_fault(clock: ManualClock) -> Room:
+    """The second flush of a group's records is refused; the first object opens the epoch."""
+    error = errors.StorageUnavailable(operation="put", path="wal", reason="down")
+    fault = Fault(operation="put_new", error=error, count=3, prefix="wal/")
+    rig = Rig(MemoryStore(clock, faults=ScriptedFaults(fault)), clock)
+    rig.create("t")
+    return Room.on(rig)
+
+
+def test_nobody_else_writes_or_deletes_the_topic(room: Room) -> None:
+    """As in Kafka."""
+    with pytest.raises(errors.InternalTopic):
+        room.rig.append(["x"], topic=consumeroffsets.TOPIC)
+    with pytest.raises(errors.InternalTopic):
+        room.rig.core.append_kafka(consumeroffsets.TOPIC, 0, b"", wait=False)
+    with pytest.raises(errors.InternalTopic):
+        room.rig.core.delete_topic(consumeroffsets.TOPIC)
+
+
+# ------------------------------------------------------------------------------ members
+
+
+def test_members_go_on_with_a_successor(room: Room) -> None:
+    """With their ids, generation and assignments, which `kill -9` does not undo."""
+    member = room.member()
+    later = room.successor()
+    assert later.heartbeat(member) is None
+    assert later.describe() == room.describe()
+    assert later.commit(5, **who(member)) == {("t", 0): None}
+
+
+def test_members_that_are_silent_go(room: Room, clock: ManualClock) -> None:
+    """One session after their last word."""
+    member = room.member()
+    clock.advance(SESSION_MS / 2e3)
+    room.settle()
+    assert room.heartbeat(member) is None
+    clock.advance(SESSION_MS / 1e3 - 0.001)
+    room.settle()
+    assert room.describe().state is GroupState.STABLE
+    clock.advance(0.002)
+    room.settle()
+    assert room.describe().state is GroupState.EMPTY
+    assert room.heartbeat(member) is GroupError.UNKNOWN_MEMBER_ID
+    assert room.successor().describe().members == ()
+
+
+def test_the_last_that_leaves_leaves_an_empty_group(room: Room) -> None:
+    """Its offsets stay."""
+    member = room.member()
+    room.commit(5, **who(member))
+    reply = room.take(room.groups.leave("g", [Leaver(member_id=member[0])]))
+    assert reply.error is None
+    assert room.describe().state is GroupState.EMPTY
+    assert room.successor().offsets() == {("t", 0): 5}
+
+
+def test_who_hangs_up_leaves_the_waiting_room(room: Room, clock: ManualClock) -> None:
+    """A second member waits for the first, and its connection ends: it is not waited for long."""
+    first = room.member()
+    waiting = room.join()
+    room.settle()
+    assert room.heartbeat(first) is GroupError.REBALANCE_IN_PROGRESS
+    assert not waiting.done()
+    waiting.cancel()
+    for _ in range(2):
+        clock.advance(SESSION_MS / 1e3 + 1)
+        room.settle()
+    assert room.describe().state is GroupState.EMPTY
+
+
+def test_requests_to_groups_that_there_are_not(room: Room) -> None:
+    """Each has Kafka's answer, and creates none."""
+    assert room.heartbeat(("m", 1)) is GroupError.UNKNOWN_MEMBER_ID
+    sync = room.groups.sync("g", SyncRequest(member_id="m", generation=1))
+    assert room.take(sync).error is GroupError.UNKNOWN_MEMBER_ID
+    leave = room.groups.leave("g", [Leaver(member_id="m")])
+    assert room.take(leave).members[0].error is GroupError.UNKNOWN_MEMBER_ID
+    assert room.take(room.join(member_id="m")).error is GroupError.UNKNOWN_MEMBER_ID
+    assert room.groups.describe("g") is GroupError.GROUP_ID_NOT_FOUND
+    assert room.names() == []
+
+
+# ------------------------------------------------------------------------------ the end of groups
+
+
+def test_a_group_is_deleted_with_all_it_has_committed(room: Room) -> None:
+    """Also what was under way at that time."""
+    assert room.take(room.groups.delete("g")) is GroupError.GROUP_ID_NOT_FOUND
+    member = room.member()
+    room.commit(5, **who(member))
+    assert room.take(room.groups.delete("g")) is GroupError.NON_EMPTY_GROUP
+    room.take(room.groups.leave("g", [Leaver(member_id=member[0])]))
+    under_way = room.groups.commit("g", {("t", 1): Commit(offset=3)})
+    assert room.take(room.groups.delete("g")) is None
+    assert under_way.result(timeout=0) == {("t", 1): None}
+    for each in (room, room.successor()):
+        assert each.names() == []
+        assert each.offsets() == {}
+
+
+def test_a_deletion_that_fails_leaves_the_offsets(clock: ManualClock) -> None:
+    """They are acked."""
+    room = _with_a_fault(clock)
+    room.commit(5)
+    assert room.take(room.groups.delete("g")) is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert room.offsets() == {("t", 0): 5}
+
+
+def test_offsets_of_topics_that_nobody_wants_can_be_forgotten(room: Room) -> None:
+    """Of the others a member would commit again."""
+    room.rig.create("u")
+    member = room.member()
+    room.commit(5, **who(member))
+    room.commit(6, ("u", 0), **who(member))
+    found = room.take(room.groups.forget("g", [("t", 0), ("u", 0)]))
+    assert found == {("t", 0): GroupError.GROUP_SUBSCRIBED_TO_TOPIC, ("u", 0): None}
+    for each in (room, room.successor()):
+        assert each.offsets() == {("t", 0): 5}
+
+
+def test_offsets_expire_after_the_last_member_has_left(room: Room, clock: ManualClock) -> None:
+    """Of a stable group none of the topics that it subscribes to ever does."""
+    room.rig.create("u")
+    member = room.member()
+    room.commit(5, **who(member))
+    room.commit(6, ("u", 0), **who(member))
+    for _ in range(30):
+        clock.advance(DAY_SECONDS / 24)
+        _keep(room, member, clock)
+    assert room.offsets() == {("t", 0): 5}
+    room.take(room.groups.leave("g", [Leaver(member_id=member[0])]))
+    clock.advance(DAY_SECONDS - 60)
+    room.settle()
+    assert room.offsets() == {("t", 0): 5}
+    clock.advance(limits.OFFSETS_RETENTION_CHECK_SECONDS + 60)
+    room.settle()
+    for each in (room, room.successor()):
+        assert each.names() == []
+        assert each.offsets() == {}
+
+
+def _keep(room: Room, member: tuple[str, int], clock: ManualClock) -> None:
+    """The clock has gone on for longer than a session; the member says that it lives first."""
+    assert room.heartbeat(member) is None
+    room.settle()
+
+
+def test_offsets_without_members_expire_one_by_one(room: Room, clock: ManualClock) -> None:
+    """By the time of each commit."""
+    room.commit(5)
+    clock.advance(DAY_SECONDS / 2)
+    room.commit(6, ("t", 1))
+    clock.advance(DAY_SECONDS / 2 + limits.OFFSETS_RETENTION_CHECK_SECONDS)
+    room.settle()
+    assert room.offsets() == {("t", 1): 6}
+    clock.advance(DAY_SECONDS)
+    room.settle()
+    assert room.names() == []
+
+
+def test_after_the_end_everybody_is_sent_away(room: Room) -> None:
+    """Who waits, and who comes."""
+    first = room.member()
+    waiting = room.join()
+    under_way = room.groups.commit("g", {("t", 0): Commit(offset=3)}, **who(first))
+    room.groups.close()
+    assert waiting.result(timeout=0).error is GroupError.NOT_COORDINATOR
+    assert under_way.result(timeout=0) == {("t", 0): None}
+    assert room.heartbeat(first) is GroupError.NOT_COORDINATOR
+    assert room.groups.committed("g") is GroupError.NOT_COORDINATOR
+
+
+def test_until_the_groups_are_read_everybody_has_to_wait(room: Room) -> None:
+    """Whatever the request."""
+    fresh = Coordinator(room.rig.core, settings=SETTINGS, clock=room.rig.clock)
+    loading = GroupError.COORDINATOR_LOAD_IN_PROGRESS
+    assert fresh.committed("g") is loading
+    assert fresh.groups() is loading
+    assert fresh.describe("g") is loading
+    assert fresh.heartbeat("g", member_id="m", instance_id=None, generation=1) is loading
+    assert fresh.delete("g").result(timeout=0) is loading
+    assert fresh.commit("g", {("t", 0): Commit(offset=1)}).result(timeout=0) == {("t", 0): loading}
+    assert fresh.forget("g", [("t", 0)]).result(timeout=0) == {("t", 0): loading}
+
+
+# ------------------------------------------------------------------------------ any history
+
+GROUPS = st.sampled_from("ab")
+NUMBERS = st.integers(0, 1)
+
+
+class AnyHistory(RuleBasedStateMachine):
+    """Whatever is committed, forgotten, published and killed: what was acked last, or newer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        clock = ManualClock()
+        self.rig = Rig(MemoryStore(clock), clock)
+        self.rig.create("t", partitions=2)
+        self.room = Room.on(self.rig)
+        self.acked: dict[tuple[str, int], int | None] = {}
+        self.waiting: list[tuple[tuple[str, int], int | None, Future[Any]]] = []
+        self.next = 1
+
+    def found(self, key: tuple[str, int]) -> int | None:
+        return self.room.offsets(key[0]).get(("t", key[1]))
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def commit(self, group: str, number: int) -> None:
+        self.next += 1
+        future = self.room.groups.commit(group, {("t", number): Commit(offset=self.next)})
+        self.waiting.append(((group, number), self.next, future))
+
+    @rule(group=GROUPS, number=NUMBERS)
+    def forget(self, group: str, number: int) -> None:
+        future = self.room.groups.forget(group, [("t", number)])
+        if not future.done():
+            self.waiting.append(((group, number), None, future))
+
+    @rule()
+    def settle(self) -> None:
+        self.room.settle()
+        for key, offset, future in self.waiting:
+            assert future.result(timeout=0) == {("t", key[1]): None}
+            self.acked[key] = offset
+        self.waiting.clear()
+
+    @rule()
+    def publish(self) -> None:
+        self.settle()
+        self.rig.publish()
+
+    @rule()
+    def kill(self) -> None:
+        self.rig = self.rig.successor()
+        self.room = Room.on(self.rig)
+        for key, *_ in self.waiting:
+            possible = [other for named, other, _ in self.waiting if named == key]
+            assert self.found(key) in [self.acked.get(key), *possible]
+        for key, *_ in self.waiting:
+            self.acked[key] = self.found(key)
+        self.waiting.clear()
+
+    @invariant()
+    def what_was_acked_stands(self) -> None:
+        """As long as nothing newer is under way."""
+        for key, offset in self.acked.items():
+            if all(named != key for named, *_ in self.waiting):
+                assert self.found(key) == offset
+
+
+TestAnyHistory = AnyHistory.TestCase
+TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
