@@ -95,6 +95,15 @@ TEMPORARY_KEPT_SECONDS = 3600.0  # no put takes so long
 KAFKA_REQUEST_MAX_BYTES = 100 * MIB  # Kafka's socket.request.max.bytes
 KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read on
 KAFKA_THREADS = 8
+KAFKA_MEMORY_BYTES = 512 * MIB  # of requests and replies, of all connections
+KAFKA_CONNECTION_BYTES = 32 * MIB  # the same of one; a single larger one has its turn alone
+KAFKA_FETCH_BYTES = 8 * MIB  # of records in one reply; a larger batch goes alone
+KAFKA_STALLED_SECONDS = 30  # for which a client may leave its answers unread
+KAFKA_STALLED_SHORT_SECONDS = 2  # the same while others wait for memory
+KAFKA_SLOWEST_BYTES_PER_SECOND = 1 * MIB  # at which a large request has to come
+KAFKA_IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
+KAFKA_FETCH_SESSIONS = 1_000  # Kafka's max.incremental.fetch.session.cache.slots
+KAFKA_FETCH_SESSION_KEPT_SECONDS = 120.0  # and how long one is safe there
 KAFKA_RECORD_ERRORS = 1_000  # of the records that a batch is refused for, so many are named
 
 # ---- broker: consumer groups; what may be set is as Kafka has it

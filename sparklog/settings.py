@@ -27,6 +27,7 @@ _NOT_ABOVE = (
     ("writer.max_record_bytes", "writer.max_batch_bytes"),
     ("writer.max_batch_bytes", "writer.queue_bytes"),
     ("publisher.publish_bytes", "publisher.unpublished_bytes"),
+    ("kafka.request_max_bytes", "kafka.memory_bytes"),
     ("groups.min_session_timeout_ms", "groups.max_session_timeout_ms"),
 )
 
@@ -53,6 +54,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     listen: str = "127.0.0.1:9092"
     advertised: str = ""
     request_max_bytes: _BufferBytes = limits.KAFKA_REQUEST_MAX_BYTES
+    memory_bytes: _BufferBytes = limits.KAFKA_MEMORY_BYTES
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -89,7 +91,7 @@ class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compaction, checkpoints and sweeping."""
+    """Compaction, retention, checkpoints and sweeping."""
 
     enabled: bool = True
     interval_seconds: _Interval = limits.JANITOR_INTERVAL_SECONDS

@@ -465,6 +465,7 @@ def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> Kaf
         settings.listen,
         advertised=settings.advertised,
         request_max_bytes=settings.request_max_bytes,
+        memory_bytes=settings.memory_bytes,
     )
 
 

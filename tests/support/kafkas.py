@@ -30,15 +30,13 @@ SECONDS = 30.0
 @contextmanager
 def broker(root: Path, **settings: Any) -> Iterator[Agent]:
     """A broker with both doors, number 1."""
-    given = BrokerSettings(
-        root=str(root),
-        id=1,
-        flight=FlightSettings(listen="127.0.0.1:0"),
-        kafka=KafkaSettings(listen="127.0.0.1:0"),
-        publisher=PublisherSettings(interval_seconds=0.1),
-        log=LogSettings(level="error"),
-        **settings,
-    )
+    usual = {
+        "flight": FlightSettings(listen="127.0.0.1:0"),
+        "kafka": KafkaSettings(listen="127.0.0.1:0"),
+        "publisher": PublisherSettings(interval_seconds=0.1),
+        "log": LogSettings(level="error"),
+    }
+    given = BrokerSettings(root=str(root), id=1, **{**usual, **settings})
     with Agent(given) as agent:
         yield agent
 
@@ -51,9 +49,9 @@ class Frames:
         self._socket = socket.create_connection((host, int(port)), SECONDS)
         self._numbers = itertools.count(1)
 
-    def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
-        """kio's message of the answer."""
-        number = next(self._numbers)
+    @staticmethod
+    def frame(key: int, version: int, number: int, fields: Mapping[str, Any]) -> bytes:
+        """A request as it goes over the wire; `number`: its correlation id."""
         schema: Any = load_request_schema(key, version)
         target = io.BytesIO()
         header: Any = schema.__header_schema__
@@ -68,7 +66,12 @@ class Frames:
         entity_writer(header)(target, header(**taken))
         entity_writer(schema)(target, _maker(schema)(fields))
         frame = target.getvalue()
-        self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
+        return len(frame).to_bytes(4, "big") + frame
+
+    def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
+        """kio's message of the answer."""
+        number = next(self._numbers)
+        self._socket.sendall(self.frame(key, version, number, fields))
         reply = self._read(int.from_bytes(self._read(4), "big"))
         answer: Any = load_response_schema(key, version)
         found, at = entity_reader(answer.__header_schema__)(reply, 0)

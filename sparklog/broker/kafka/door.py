@@ -1,10 +1,8 @@
 """The Kafka door: one thread, one event loop, every connection.
 
-- Requests of a connection are handled in order, and answered in order.
-- The loop never waits for storage: what does runs in threads. A produce request is only queued
-  here; one thread waits for the writer and tells the loop what has become durable.
-- A connection costs no more than a frame and its answers: a frame that says it is larger than
-  `request_max_bytes` ends it, and one that does not read its answers is not read on.
+The loop never waits for storage: what does runs in threads. A produce request is only queued here;
+one thread waits for the writer and tells the loop what has become durable. Another tells it when
+the log has grown, while somebody waits for that.
 """
 
 from __future__ import annotations
@@ -13,26 +11,23 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
-import structlog
 import uvloop
 
 from sparklog import errors
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core, Ticket
-from sparklog.broker.kafka import apis, messages
-from sparklog.broker.kafka.registry import APIS, Outcome, Reply
-from sparklog.limits import KAFKA_PIPELINED, KAFKA_THREADS
+from sparklog.broker.kafka.connection import Connection
+from sparklog.broker.kafka.memory import Budget
+from sparklog.broker.kafka.registry import Outcome
+from sparklog.broker.kafka.sessions import Sessions
+from sparklog.limits import KAFKA_THREADS
 
-_log = structlog.get_logger("sparklog.kafka")
 _T = TypeVar("_T")
-_LENGTH_BYTES: Final = 4
 _TICK_SECONDS: Final = 0.5
-_Answer: TypeAlias = tuple[int, int, int, Reply | Awaitable[Reply]]
-"""(API key, version, correlation id, answer)."""
 
 
 class _Appends(NamedTuple):
@@ -53,6 +48,7 @@ class KafkaDoor:
         *,
         advertised: str = "",
         request_max_bytes: int,
+        memory_bytes: int,
     ) -> None:
         self.core = core
         self.groups = groups
@@ -65,7 +61,9 @@ class KafkaDoor:
         self._waiting: set[asyncio.Future[None]] = set()
         self._is_awaited = threading.Event()
         """Set while somebody waits for growth."""
-        self._connections: set[asyncio.Task[None]] = set()
+        self._memory = Budget(memory_bytes)
+        self.sessions = Sessions()
+        self._connections: dict[asyncio.Task[None], Connection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
         self.host, self.port = "", 0
@@ -104,11 +102,13 @@ class KafkaDoor:
         server = self._loop.run_until_complete(
             asyncio.start_server(self._connected, sock=listener, limit=1 << 20)
         )
+        watching = self._loop.create_task(self._watch_connections())
         self._loop.run_forever()
         server.close()
-        for task in self._connections:
+        tasks = [watching, *self._connections]
+        for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._connections, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
@@ -209,76 +209,20 @@ class KafkaDoor:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
-        answers: asyncio.Queue[_Answer] = asyncio.Queue(KAFKA_PIPELINED)
+        connection = Connection(
+            self, reader, writer, self._memory, request_max_bytes=self._request_max_bytes
+        )
+        self._connections[task] = connection
         try:
-            async with asyncio.TaskGroup() as both:
-                both.create_task(self._receive(reader, _host_of(writer), answers))
-                both.create_task(self._send(answers, writer))
-        except* (asyncio.IncompleteReadError, ConnectionError):
-            pass  # the client has left
-        except* asyncio.CancelledError:
-            pass  # the door closes
-        except* errors.Invalid as group:
-            peer = str(writer.get_extra_info("peername"))
-            _log.warning("a connection is closed", peer=peer, reason=str(group.exceptions[0]))
-        except* Exception:
-            _log.exception("a connection is closed")
+            await connection.serve()
         finally:
-            writer.close()
-            self._connections.discard(task)
-            while not answers.empty():
-                _drop(answers.get_nowait())
+            del self._connections[task]
 
-    async def _receive(
-        self, reader: asyncio.StreamReader, host: str, answers: asyncio.Queue[_Answer]
-    ) -> None:
+    async def _watch_connections(self) -> None:
         while True:
-            length = await reader.readexactly(_LENGTH_BYTES)
-            size = int.from_bytes(length, "big", signed=True)
-            if not 0 <= size <= self._request_max_bytes:
-                reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
-                raise errors.BadRequest(reason=reason)
-            frame = await reader.readexactly(size)
-            await answers.put(await self._handled(frame, host))
-
-    async def _handled(self, frame: bytes, host: str) -> _Answer:
-        api_key, version, correlation_id = messages.read_start(frame)
-        api = APIS.get(api_key)
-        if api is None:
-            raise errors.BadRequest(reason=f"API key {api_key} is not served")
-        if not api.first <= version <= api.last:
-            if api_key != messages.API_VERSIONS:
-                raise errors.BadRequest(reason=f"{api.name} is not served in version {version}")
-            return (
-                api_key,
-                0,
-                correlation_id,
-                apis.api_versions.answer(messages.UNSUPPORTED_VERSION),
-            )
-        request = messages.read_request(frame, host)
-        return api_key, version, correlation_id, await api.handle(self, request)
-
-    async def _send(self, answers: asyncio.Queue[_Answer], writer: asyncio.StreamWriter) -> None:
-        while True:
-            api_key, version, correlation_id, answer = await answers.get()
-            fields = await answer if isinstance(answer, Awaitable) else answer
-            if fields is not None:
-                writer.write(messages.write_reply(api_key, version, correlation_id, fields))
-                await writer.drain()
-
-
-def _host_of(writer: asyncio.StreamWriter) -> str:
-    """The client's, as Kafka shows it."""
-    peer = writer.get_extra_info("peername")
-    return f"/{peer[0]}" if peer else ""
-
-
-def _drop(item: _Answer) -> None:
-    """An answer that nobody waits for any more."""
-    answer = item[-1]
-    if asyncio.iscoroutine(answer):
-        answer.close()
+            await asyncio.sleep(1.0)
+            for connection in self._connections.values():
+                connection.look()
 
 
 def _settle(ended: Sequence[tuple[asyncio.Future[list[Outcome]], list[Outcome]]]) -> None:

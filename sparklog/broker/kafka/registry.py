@@ -12,6 +12,7 @@ from kio.schema.index import schema_name_map
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Appended, Core, Ticket
 from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.sessions import Sessions
 
 _T = TypeVar("_T")
 
@@ -28,6 +29,7 @@ class Door(Protocol):
 
     core: Core
     groups: Coordinator
+    sessions: Sessions
     host: str
     port: int
     """Where clients are told to come."""

@@ -1,11 +1,10 @@
-"""Fetch (1): record batches from offsets on, waiting for them if there are none (KIP-74, KIP-227).
-
-Nobody is given a session: every request is whole, which clients of all ages accept.
-"""
+"""Fetch (1): record batches from offsets on, waited for if there are none (KIP-74, KIP-227)."""
 
 from __future__ import annotations
 
 import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +14,14 @@ from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.sessions import Key, Session
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import name_of, named
+from sparklog.broker.kafka.topics import name_of_id, named
+from sparklog.limits import KAFKA_FETCH_BYTES
 
+_NO_SESSION: Final = -1
+_NEW_SESSION: Final = 0
+"""Epochs of a request that is whole, and ends the session that it names."""
 _LONGEST_SECONDS: Final = 600.0
 
 
@@ -25,7 +29,9 @@ _LONGEST_SECONDS: Final = 600.0
 class _Wish:
     """A partition that is asked for, and what has been found of it."""
 
-    topic: Any
+    topic: Mapping[str, Any]
+    """Its name or id, as the answer says it."""
+    identity: str | uuid.UUID
     number: int
     offset: int
     limit_bytes: int
@@ -35,16 +41,50 @@ class _Wish:
     start: int = -1
     end: int = -1
     batches: tuple[bytes, ...] = ()
+    told: tuple[int, int] | None = None
+    """Log start offset and high watermark as the client heard them last."""
 
 
-@serves(1, "fetch", last=17)
+@serves(1, "fetch", last=18)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
-    if getattr(body, "session_id", 0) != 0:
-        return _answer([], code=ErrorCode.fetch_session_id_not_found)
-    wishes = [
-        _Wish(
-            topic=topic,
+    number, epoch = getattr(body, "session_id", 0), getattr(body, "session_epoch", _NO_SESSION)
+    asked = _asked(body)
+    session = None
+    if epoch in (_NO_SESSION, _NEW_SESSION):
+        door.sessions.end(number)
+        wishes = asked
+    else:
+        session = door.sessions.find(number)
+        if session is None:
+            return _answer([], code=ErrorCode.fetch_session_id_not_found)
+        if session.epoch != epoch:
+            return _answer([], code=ErrorCode.invalid_fetch_session_epoch)
+        session.move_on()
+        for key, wish in asked.items():
+            before = session.wishes.get(key)
+            wish.told = before.told if before is not None else None
+            session.wishes[key] = wish
+        for key in _forgotten(body):
+            session.wishes.pop(key, None)
+        wishes = session.wishes
+    await _fill(door, list(wishes.values()), body)
+    if session is not None:
+        reply = _answer(_news(session), session=session)
+    else:
+        if epoch == _NEW_SESSION:
+            session = door.sessions.open(wishes)
+        reply = _answer(list(wishes.values()), session=session)
+    for wish in wishes.values():
+        wish.told, wish.batches = (wish.start, wish.end), ()  # a session lives on
+    return reply
+
+
+def _asked(body: Any) -> dict[Key, _Wish]:
+    return {
+        (_identity(topic), each.partition): _Wish(
+            topic=named(topic),
+            identity=_identity(topic),
             number=each.partition,
             offset=each.fetch_offset,
             limit_bytes=each.partition_max_bytes,
@@ -52,19 +92,47 @@ async def _handle(door: Door, request: Request) -> Reply:
         )
         for topic in body.topics
         for each in topic.partitions
-    ]
-    wait_seconds = min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
-    deadline = time.monotonic() + wait_seconds
+    }
+
+
+def _forgotten(body: Any) -> Iterator[Key]:
+    for topic in getattr(body, "forgotten_topics_data", ()):
+        for number in topic.partitions:
+            yield _identity(topic), number
+
+
+def _identity(topic: Any) -> str | uuid.UUID:
+    """What the version calls it by."""
+    return topic.topic if hasattr(topic, "topic") else topic.topic_id or uuid.UUID(int=0)
+
+
+def _news(session: Session) -> list[_Wish]:
+    """What a client has not been told yet."""
+    found = []
+    for key, wish in list(session.wishes.items()):
+        if wish.batches or wish.code or wish.told != (wish.start, wish.end):
+            found.append(wish)
+        if wish.batches:
+            session.put_last(key)
+    return found
+
+
+async def _fill(door: Door, wishes: Sequence[_Wish], body: Any) -> None:
+    """Returns with as many bytes as are wanted, an error, or when the time is over."""
+    most_bytes = min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES)
+    deadline = time.monotonic() + min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
     while True:
         seen = door.growth
-        size = await _look(door, wishes, body.max_bytes)
+        size = await _look(door, wishes, most_bytes)
         left_seconds = deadline - time.monotonic()
-        if size >= body.min_bytes or left_seconds <= 0 or any(each.code for each in wishes):
-            return _answer(wishes)
+        if size >= body.min_bytes or left_seconds <= 0:
+            return
+        if any(each.code for each in wishes):
+            return
         await door.grown(seen, left_seconds)
 
 
-async def _look(door: Door, wishes: list[_Wish], most_bytes: int) -> int:
+async def _look(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> int:
     """Fills the wishes with what is there now; how many bytes that is."""
     size = 0
     for wish in wishes:
@@ -82,7 +150,8 @@ async def _look(door: Door, wishes: list[_Wish], most_bytes: int) -> int:
 
 
 def _place(door: Door, wish: _Wish) -> None:
-    wish.name = name_of(door.core, wish.topic)
+    identity = wish.identity
+    wish.name = identity if isinstance(identity, str) else name_of_id(door.core, identity)
     place = door.core.place(wish.name, wish.number)
     wish.start, wish.end, epoch = place.start, place.end, place.leader_epoch
     if wish.leader_epoch not in (-1, epoch):
@@ -111,17 +180,19 @@ async def _batches(door: Door, wish: _Wish, limit_bytes: int, *, first: bool) ->
     return tuple(found or ())
 
 
-def _answer(wishes: list[_Wish], code: ErrorCode = ErrorCode.none) -> Fields:
-    topics: dict[int, tuple[Any, list[_Wish]]] = {}
+def _answer(
+    wishes: list[_Wish], *, session: Session | None = None, code: ErrorCode = ErrorCode.none
+) -> Fields:
+    topics: dict[str | uuid.UUID, list[_Wish]] = {}
     for wish in wishes:
-        topics.setdefault(id(wish.topic), (wish.topic, []))[1].append(wish)
+        topics.setdefault(wish.identity, []).append(wish)
     return {
         "throttle_time": NO_TIME,
         "error_code": code,
-        "session_id": 0,
+        "session_id": session.number if session is not None else 0,
         "responses": [
-            {**named(topic), "partitions": [_partition(wish) for wish in of_topic]}
-            for topic, of_topic in topics.values()
+            {**of_topic[0].topic, "partitions": [_partition(wish) for wish in of_topic]}
+            for of_topic in topics.values()
         ],
     }
 

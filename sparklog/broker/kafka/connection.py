@@ -1,0 +1,186 @@
+"""One connection: requests are handled in their order, and answered in their order.
+
+It holds what it has read and not yet answered, and answers that its client has not yet read; both
+are bounded, for itself and for all connections together. Where there is no room it is not read on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final, NamedTuple
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.kafka import apis, messages
+from sparklog.broker.kafka.memory import Budget
+from sparklog.broker.kafka.messages import Fields
+from sparklog.broker.kafka.registry import APIS, Door, Reply
+
+_log = structlog.get_logger("sparklog.kafka")
+_LENGTH_BYTES: Final = 4
+_LARGE_BYTES: Final = 1 << 20
+"""A frame of this size has to come within a time, as it takes room from others."""
+
+
+class _Answer(NamedTuple):
+    """A frame that is ready, or what it will be made of."""
+
+    frame: bytes
+    later: Awaitable[Reply] | None
+    api_key: int
+    version: int
+    correlation_id: int
+    size: int
+    """Bytes that it holds: the frame's, or the request's while that is at work."""
+
+
+class Connection:
+    """`serve` returns when it has ended, for whatever reason."""
+
+    def __init__(
+        self,
+        door: Door,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        memory: Budget,
+        *,
+        request_max_bytes: int,
+    ) -> None:
+        self._door = door
+        self._reader = reader
+        self._writer = writer
+        self._memory = memory
+        self._request_max_bytes = request_max_bytes
+        self._own = Budget(limits.KAFKA_CONNECTION_BYTES)
+        self._held_bytes = 0
+        self._answers: asyncio.Queue[_Answer] = asyncio.Queue(limits.KAFKA_PIPELINED)
+        self._seen: tuple[int, int] = (0, 0)
+        self._frames = 0
+        self._still_seconds = 0
+
+    async def serve(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._receive())
+                both.create_task(self._send())
+        except* (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the client has left
+        except* asyncio.CancelledError:
+            pass  # the door closes
+        except* errors.SparklogError as group:
+            self._say(str(group.exceptions[0]))
+        except* Exception:
+            _log.exception("a connection is closed")
+        finally:
+            self._writer.close()
+            self._memory.give(self._held_bytes)
+            while not self._answers.empty():
+                later = self._answers.get_nowait().later
+                if asyncio.iscoroutine(later):
+                    later.close()
+
+    def look(self) -> None:
+        """To be called each second: ends the connection when nothing has moved for too long.
+
+        A client that does not read its answers is given less time, and very little while others
+        wait for the memory that these take; one that asks nothing has as long as Kafka gives it.
+        """
+        unread = self._writer.transport.get_write_buffer_size()
+        seen = unread, self._frames
+        self._still_seconds = self._still_seconds + 1 if seen == self._seen else 0
+        self._seen = seen
+        if unread:
+            patience_seconds = limits.KAFKA_STALLED_SECONDS
+            if self._memory.is_short:
+                patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
+        elif self._held_bytes:
+            return  # it is we who are busy
+        else:
+            patience_seconds = limits.KAFKA_IDLE_SECONDS
+        if self._still_seconds >= patience_seconds:
+            if unread:
+                self._say(f"{unread} bytes were not read for {self._still_seconds} s")
+            self._writer.transport.abort()
+
+    def _say(self, reason: str) -> None:
+        peer = str(self._writer.get_extra_info("peername"))
+        _log.warning("a connection is closed", peer=peer, reason=reason)
+
+    # -------------------------------------------------------------------------- requests
+
+    async def _receive(self) -> None:
+        peer = self._writer.get_extra_info("peername")
+        host = f"/{peer[0]}" if peer else ""
+        while True:
+            length = await self._reader.readexactly(_LENGTH_BYTES)
+            size = int.from_bytes(length, "big", signed=True)
+            if not 0 <= size <= self._request_max_bytes:
+                reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
+                raise errors.BadRequest(reason=reason)
+            await self._take(size)
+            frame = await self._read(size)
+            self._frames += 1
+            await self._answers.put(await self._handled(frame, host))
+
+    async def _read(self, size: int) -> bytes:
+        if size < _LARGE_BYTES:
+            return await self._reader.readexactly(size)
+        seconds = limits.KAFKA_STALLED_SECONDS + size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
+        try:
+            return await asyncio.wait_for(self._reader.readexactly(size), seconds)
+        except TimeoutError:
+            what = f"a request of {size} bytes"
+            raise errors.TimedOut(what=what, timeout_seconds=round(seconds)) from None
+
+    async def _handled(self, frame: bytes, host: str) -> _Answer:
+        api_key, version, correlation_id = messages.read_start(frame)
+        api = APIS.get(api_key)
+        if api is None:
+            raise errors.BadRequest(reason=f"API key {api_key} is not served")
+        reply: Reply | Awaitable[Reply]
+        if not api.first <= version <= api.last:
+            if api_key != messages.API_VERSIONS:
+                raise errors.BadRequest(reason=f"{api.name} is not served in version {version}")
+            version, reply = 0, apis.api_versions.answer(messages.UNSUPPORTED_VERSION)
+        else:
+            reply = await api.handle(self._door, messages.read_request(frame, host))
+        start = api_key, version, correlation_id
+        if isinstance(reply, Awaitable):
+            return _Answer(b"", reply, *start, len(frame))
+        self._give(len(frame))
+        written = _frame(*start, reply)
+        await self._take(len(written))
+        return _Answer(written, None, *start, len(written))
+
+    # -------------------------------------------------------------------------- answers
+
+    async def _send(self) -> None:
+        while True:
+            frame, later, api_key, version, correlation_id, size = await self._answers.get()
+            if later is not None:
+                frame = _frame(api_key, version, correlation_id, await later)
+            if frame:
+                self._writer.write(frame)
+                await self._writer.drain()
+            self._give(size)
+
+    # -------------------------------------------------------------------------- memory
+
+    async def _take(self, size: int) -> None:
+        await self._own.take(size)
+        await self._memory.take(size)
+        self._held_bytes += size
+
+    def _give(self, size: int) -> None:
+        self._held_bytes -= size
+        self._own.give(size)
+        self._memory.give(size)
+
+
+def _frame(api_key: int, version: int, correlation_id: int, reply: Fields | None) -> bytes:
+    """Empty where no answer is wanted."""
+    if reply is None:
+        return b""
+    return messages.write_reply(api_key, version, correlation_id, reply)

@@ -1,0 +1,274 @@
+"""The Kafka door frame by frame: fetch sessions, and clients that do not behave."""
+
+from __future__ import annotations
+
+import datetime as dt
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+import sparklog
+from sparklog import limits
+from sparklog.broker.agent import Agent
+from sparklog.settings import KafkaSettings
+from tests.support.kafkas import Frames, broker
+from tests.support.waiting import wait_until
+
+FETCH = 1
+VERSION = 12
+SECONDS = 30.0
+
+
+@pytest.fixture(name="agent")
+def _agent(tmp_path: Path) -> Iterator[Agent]:
+    with broker(tmp_path / "root") as agent:
+        yield agent
+
+
+@pytest.fixture(name="log")
+def _log(agent: Agent) -> Iterator[sparklog.Log]:
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=3)
+        yield log
+
+
+@contextmanager
+def frames(agent: Agent) -> Iterator[Frames]:
+    """A connection to the door."""
+    found = Frames(agent.kafka_address)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+# ------------------------------------------------------------------------------ fetch sessions
+
+
+def fetch(
+    client: Frames,
+    session: tuple[int, int],
+    offsets: dict[int, int],
+    forgotten: list[int] | None = None,
+    wait_ms: int = 0,
+) -> tuple[Any, dict[int, tuple[Any, int, int]]]:
+    """(the answer, by partition: error, high watermark, bytes of records)."""
+    answer = client.ask(
+        FETCH,
+        VERSION,
+        {
+            "max_wait": dt.timedelta(milliseconds=wait_ms),
+            "min_bytes": 1,
+            "isolation_level": 0,
+            "replica_id": -1,
+            "session_id": session[0],
+            "session_epoch": session[1],
+            "topics": [
+                {
+                    "topic": "t",
+                    "partitions": [
+                        {
+                            "partition": number,
+                            "fetch_offset": offset,
+                            "partition_max_bytes": 1 << 20,
+                        }
+                        for number, offset in offsets.items()
+                    ],
+                }
+            ]
+            if offsets
+            else [],
+            "forgotten_topics_data": [{"topic": "t", "partitions": forgotten}] if forgotten else [],
+            "rack_id": "",
+        },
+    )
+    found = {
+        each.partition_index: (each.error_code, each.high_watermark, len(each.records or b""))
+        for topic in answer.responses
+        for each in topic.partitions
+    }
+    return answer, found
+
+
+def test_a_session_tells_only_what_is_new(agent: Agent, log: sparklog.Log) -> None:
+    """Records, another high watermark, an error; and nothing of what was forgotten."""
+    with frames(agent) as client, log.producer() as producer:
+        answer, found = fetch(client, (0, 0), {0: 0, 1: 0, 2: 0})
+        number = answer.session_id
+        assert number > 0
+        assert set(found) == {0, 1, 2}
+        assert fetch(client, (number, 1), {})[1] == {}
+        producer.send("t", b"v", partition=1).result(SECONDS)
+        (told,) = fetch(client, (number, 2), {}, wait_ms=5_000)[1].items()
+        assert told[0] == 1
+        assert told[1][:2] == (ErrorCode.none, 1)
+        assert told[1][2] > 0
+        # The consumer goes on in 1, leaves 0, and asks for what is not there in 2.
+        assert fetch(client, (number, 3), {1: 1, 2: 9}, [0])[1] == {
+            2: (ErrorCode.offset_out_of_range, -1, 0)
+        }
+        producer.send("t", b"v", partition=0).result(SECONDS)
+        assert set(fetch(client, (number, 4), {2: 0})[1]) == set()
+
+
+def test_sessions_end_and_errors_are_kafkas(agent: Agent, log: sparklog.Log) -> None:
+    """A wrong epoch, a session that there is not, and one that was ended."""
+    assert log.topics() == ["t"]
+    with frames(agent) as client:
+        number = fetch(client, (0, 0), {0: 0})[0].session_id
+        wrong, _ = fetch(client, (number, 7), {})
+        assert wrong.error_code == ErrorCode.invalid_fetch_session_epoch
+        unknown, _ = fetch(client, (number + 1, 1), {})
+        assert unknown.error_code == ErrorCode.fetch_session_id_not_found
+        with frames(agent) as other:  # a session is not of a connection
+            assert fetch(other, (number, 1), {})[0].session_id == number
+        last, found = fetch(client, (number, -1), {0: 0})
+        assert (last.session_id, set(found)) == (0, {0})
+        gone, _ = fetch(client, (number, 2), {})
+        assert gone.error_code == ErrorCode.fetch_session_id_not_found
+
+
+def test_who_was_given_records_comes_last_the_next_time(agent: Agent, log: sparklog.Log) -> None:
+    """So that a busy partition does not starve the others, where replies are small."""
+    with log.producer() as producer:
+        for number in range(3):
+            producer.send("t", b"x" * 100, partition=number)
+    with frames(agent) as client:
+        body: dict[str, Any] = {
+            "max_wait": dt.timedelta(0),
+            "min_bytes": 1,
+            "max_bytes": 1,
+            "isolation_level": 0,
+            "replica_id": -1,
+            "session_id": 0,
+            "session_epoch": 0,
+            "topics": [
+                {
+                    "topic": "t",
+                    "partitions": [
+                        {"partition": n, "fetch_offset": 0, "partition_max_bytes": 1 << 20}
+                        for n in range(3)
+                    ],
+                }
+            ],
+            "forgotten_topics_data": [],
+            "rack_id": "",
+        }
+        answer = client.ask(FETCH, VERSION, body)
+        body |= {"session_id": answer.session_id, "topics": []}
+        served = []
+        for epoch in range(1, 4):
+            answer = client.ask(FETCH, VERSION, body | {"session_epoch": epoch})
+            served += [p.partition_index for topic in answer.responses for p in topic.partitions]
+    assert sorted(served) == [0, 1, 2]
+
+
+# ------------------------------------------------------------------------------ bad clients
+
+
+def test_who_never_reads_is_dropped_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten that ask for megabytes and read nothing; the door's memory is short; others go on."""
+    monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 60)
+    monkeypatch.setattr(limits, "KAFKA_STALLED_SHORT_SECONDS", 1)
+    monkeypatch.setattr(limits, "KAFKA_FETCH_BYTES", 8 << 20)
+    kafka = KafkaSettings(listen="127.0.0.1:0", request_max_bytes=1 << 20, memory_bytes=16 << 20)
+    with broker(tmp_path / "root", kafka=kafka) as agent:
+        with sparklog.connect(agent.address) as log:
+            log.create_topic("t", partitions=1)
+            with log.producer() as producer:
+                for _ in range(64):
+                    producer.send("t", b"x" * (1 << 18))
+        silent = [_asks_and_never_reads(agent) for _ in range(10)]
+        began = time.monotonic()
+        with frames(agent) as client:
+            found = fetch(client, (0, -1), {0: 0})[1]
+            assert found[0][2] > 1 << 18
+        assert time.monotonic() - began < SECONDS
+        door = agent._kafka
+        assert door is not None
+        wait_until(lambda: not door._connections, "those that never read were dropped")
+        for each in silent:
+            each.close()
+
+
+def _asks_and_never_reads(agent: Agent) -> socket.socket:
+    """Twenty fetches of all that there is, pipelined."""
+    host, _, port = agent.kafka_address.rpartition(":")
+    found = socket.socket()
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
+    found.connect((host, int(port)))
+    request = Frames.frame(
+        FETCH,
+        4,
+        1,
+        {
+            "replica_id": -1,
+            "max_wait": dt.timedelta(0),
+            "min_bytes": 1,
+            "max_bytes": 50 << 20,
+            "isolation_level": 0,
+            "topics": [
+                {
+                    "topic": "t",
+                    "partitions": [
+                        {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 50 << 20}
+                    ],
+                }
+            ],
+        },
+    )
+    found.sendall(request * 20)
+    return found
+
+
+def test_a_connection_on_which_nothing_happens_ends(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Kafka ends it, after its connections.max.idle.ms; one that asks now and then stays."""
+    monkeypatch.setattr(limits, "KAFKA_IDLE_SECONDS", 2)
+    with frames(agent) as busy:
+        host, _, port = agent.kafka_address.rpartition(":")
+        with socket.create_connection((host, int(port)), SECONDS) as idle:
+            idle.settimeout(0.2)
+            deadline = time.monotonic() + SECONDS
+            while time.monotonic() < deadline:
+                busy.ask(18, 0, {})
+                try:
+                    assert idle.recv(1) == b""
+                    break
+                except TimeoutError:
+                    continue
+                except ConnectionResetError:
+                    break
+            else:
+                pytest.fail("the connection did not end")
+        busy.ask(18, 0, {})
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), 2**31 - 1, limits.KAFKA_REQUEST_MAX_BYTES + 1])
+def test_a_frame_that_lies_about_its_size_ends_its_connection(agent: Agent, size: int) -> None:
+    """At once, before anything is read of it."""
+    host, _, port = agent.kafka_address.rpartition(":")
+    with socket.create_connection((host, int(port)), SECONDS) as liar:
+        liar.sendall(size.to_bytes(4, "big", signed=True))
+        assert liar.recv(1) == b""
+
+
+def test_a_large_request_that_does_not_come_ends_its_connection(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken room from others."""
+    monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "KAFKA_SLOWEST_BYTES_PER_SECOND", 1 << 30)
+    host, _, port = agent.kafka_address.rpartition(":")
+    with socket.create_connection((host, int(port)), SECONDS) as slow:
+        slow.sendall((10 << 20).to_bytes(4, "big") + b"x" * 100)
+        assert slow.recv(1) == b""
