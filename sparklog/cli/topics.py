@@ -1,12 +1,15 @@
-"""`sparklog topics`: make, look at, change and delete topics."""
+"""`sparklog topics`: make, look at, change, trim and delete topics."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from sparklog import errors
 from sparklog.broker.topicconfig import described
 from sparklog.cli.shared import (
     BootstrapOption,
@@ -19,9 +22,10 @@ from sparklog.cli.shared import (
 
 if TYPE_CHECKING:
     from sparklog import wire
+    from sparklog.client import Log
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, list, describe, change, compact and delete topics."
+    no_args_is_help=True, help="Create, list, describe, change, compact, trim and delete topics."
 )
 
 _KEYS: Final = "\n\n".join(["Keys of a topic's config:", *described()])
@@ -224,6 +228,96 @@ def compact(
 
 
 @app.command()
+def trim(
+    topic: TopicArgument,
+    before: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OFFSET",
+            help="The first that stays; or latest, to delete all that there are now.",
+            show_default=False,
+        ),
+    ] = None,
+    before_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="In ISO 8601, UTC without a zone: the first record that is not older stays, and"
+            " all after it.",
+            show_default=False,
+        ),
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Only this one; may be given several times.", show_default=False),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show where the log would start.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Delete a topic's oldest records, for good; shows what would go, and asks first.
+
+    The log starts later then, for every reader; offsets stay as they are.
+
+    Example: sparklog topics trim flights --before-time 2013-06-01 --dry-run --root ./data
+    """
+    if (before is None) == (before_time is None):
+        raise typer.BadParameter("give --before or --before-time")
+    point = _offset(before) if before is not None else _time(before_time or "")
+    if not yes and not dry_run and not sys.stdin.isatty():
+        raise typer.BadParameter("there is nobody to ask: give --yes")
+    with open_log(root, bootstrap) as log:
+        info = log.describe(topic)
+        if isinstance(point, int) and not partition and len(info.partitions) > 1:
+            raise typer.BadParameter(f"{topic} has {_partitions(info)}: give --partition")
+        starts = _starts(log, info, point, sorted(set(partition or range(len(info.partitions)))))
+        _print_starts(info, starts)
+        count = sum(start - info.partitions[number].start for number, start in starts.items())
+        if dry_run or not count:
+            return
+        if not yes:
+            typer.confirm(f"Delete {_offsets(count)} of {topic}, for good?", abort=True)
+        log.delete_records(topic, starts)
+    typer.echo(f"{topic}: {_offsets(count)} deleted")
+
+
+def _offset(text: str) -> int | str:
+    if text == "latest" or text.isdecimal():
+        return text if text == "latest" else int(text)
+    raise typer.BadParameter(f"--before: {text!r} is not an offset, nor latest")
+
+
+def _time(text: str) -> datetime:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise typer.BadParameter(f"--before-time: {text!r} is not a time in ISO 8601") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _starts(
+    log: Log, info: wire.TopicInfo, point: int | str | datetime, partitions: list[int]
+) -> dict[int, int]:
+    """Where the partitions that were named are to start; none starts earlier than it does.
+
+    Raises `UnknownPartition`, and `OffsetOutOfRange` for an offset beyond the end.
+    """
+    from sparklog.client.reading import offsets_of
+
+    found = offsets_of(log.connection, info, dict.fromkeys(partitions, point))
+    for number, offset in found.items():
+        known = info.partitions[number]
+        if offset > known.end:
+            raise errors.OffsetOutOfRange(
+                topic=info.topic, partition=number, offset=offset, start=known.start, end=known.end
+            )
+    return {number: max(offset, info.partitions[number].start) for number, offset in found.items()}
+
+
+@app.command()
 def delete(
     topic: TopicArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
@@ -258,6 +352,17 @@ def _print_topic(info: wire.TopicInfo) -> None:
     heading = ("partition", "leader", "start", "end", "published")
     rows = [(p.partition, p.leader, p.start, p.end, p.published) for p in info.partitions]
     print_columns([heading, *rows])
+
+
+def _print_starts(info: wire.TopicInfo, starts: Mapping[int, int]) -> None:
+    heading = ("partition", "start", "new start", "end")
+    known = info.partitions
+    rows = [(number, known[number].start, to, known[number].end) for number, to in starts.items()]
+    print_columns([heading, *rows])
+
+
+def _offsets(count: int) -> str:
+    return f"{count:,} offset{'' if count == 1 else 's'}"
 
 
 def _partitions(info: wire.TopicInfo) -> str:

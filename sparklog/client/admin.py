@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
-from sparklog import wire
+from sparklog import errors, wire
 from sparklog.client.connection import Connection
+from sparklog.client.reading import TopicPartition
+
+_DELETION_SECONDS: Final = 60.0
+"""For files that are rewritten."""
 
 
 class Admin:
@@ -86,9 +90,101 @@ class Admin:
         name = wire.TopicName(topic=topic)
         return self.connection.action("topics.compact", name, timeout_seconds=600.0)
 
+    def delete_records(
+        self, topic: str, offsets: Mapping[int, int], *, timeout_seconds: float = 60.0
+    ) -> dict[int, int]:
+        """Deletes, of each partition that is named, the records below its offset, for good.
+
+        Args:
+            topic: its `cleanup.policy` names `delete`, as it does unless it was told otherwise.
+            offsets: by partition; -1: all records that there are. One below the log start changes
+                nothing.
+            timeout_seconds: what is to be deleted is published first; `TimedOut` is raised, and
+                nothing deleted, where that takes longer.
+
+        Returns:
+            Of each partition that was named the log start offset.
+
+        Raises:
+            errors.UnknownTopic, errors.UnknownPartition: there is no such.
+            errors.OffsetOutOfRange: an offset beyond the end; nothing was deleted anywhere.
+            errors.PolicyViolation: the topic keeps the last record of each key.
+        """
+        request = wire.DeleteRecords(
+            topic=topic, offsets=dict(offsets), timeout_seconds=timeout_seconds
+        )
+        # The broker keeps the time of publishing; what is added is for the deletion itself.
+        answer: wire.LogStarts = self.connection.action(
+            "records.delete", request, timeout_seconds=timeout_seconds + _DELETION_SECONDS
+        )
+        return answer.starts
+
     def delete_topic(self, topic: str) -> None:
         """Raises `UnknownTopic`."""
         self.connection.action("topics.delete", wire.TopicName(topic=topic))
+
+    def groups(self) -> list[wire.GroupInfo]:
+        """All consumer groups, sorted by name, without their members."""
+        found: wire.GroupList = self.connection.action("groups.list")
+        return sorted(found.groups, key=lambda each: each.group)
+
+    def describe_group(self, group: str) -> wire.GroupInfo:
+        """State and members; `client.assign` reads what they want and have.
+
+        Raises `GroupRefused` where there is no such group.
+        """
+        info: wire.GroupInfo = self.connection.action(
+            "groups.describe", wire.GroupName(group=group)
+        )
+        return info
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        """The next offset that a group wants of each partition that it has committed any of.
+
+        Nothing of topics that are gone, or where there is no such group.
+        """
+        request = wire.GroupName(group=group)
+        found: wire.GroupOffsets = self.connection.action("groups.offsets", request)
+        return {(each.topic, each.partition): each.offset for each in found.offsets}
+
+    def commit_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Sets where a group without members goes on; the group may be new.
+
+        Args:
+            group: its name.
+            offsets: by (topic, partition), the next offset to be read.
+
+        Raises:
+            errors.GroupRefused: it has members, or a partition does not exist; the others stand.
+            errors.BadOption: a negative offset; nothing was committed.
+        """
+        for (topic, partition), offset in offsets.items():
+            if offset < 0:
+                reason = f"of {topic}-{partition}; offsets begin at 0"
+                raise errors.BadOption(option="offset", value=offset, reason=reason)
+        wanted = [
+            wire.GroupOffset(topic=topic, partition=partition, offset=offset)
+            for (topic, partition), offset in offsets.items()
+        ]
+        try:
+            self.connection.action("groups.commit", wire.CommitOffsets(group=group, offsets=wanted))
+        except errors.MemberFenced as error:
+            hint = ": it has members; stop them first"
+            raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint) from error
+
+    def forget_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
+        """Takes back what a group has committed of these partitions.
+
+        Raises `GroupRefused` where there is no such group, or a member subscribes to the topic.
+        """
+        wanted = [
+            wire.GroupPartition(topic=topic, partition=number) for topic, number in partitions
+        ]
+        self.connection.action("groups.forget", wire.ForgetOffsets(group=group, partitions=wanted))
+
+    def delete_group(self, group: str) -> None:
+        """With all that it has committed. Raises `GroupRefused`: it has members, or is none."""
+        self.connection.action("groups.delete", wire.GroupName(group=group))
 
     def cluster(self) -> wire.ClusterInfo:
         """The cluster's id, root and brokers."""

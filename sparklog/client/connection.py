@@ -29,11 +29,22 @@ from sparklog.clock import Clock, SystemClock
 Resolve = Callable[[], str]
 
 _HARMLESS: Final = frozenset(
-    {"cluster", "topics.list", "topics.describe", "offsets.for_times", "producers.new"}
+    {
+        "cluster",
+        "groups.describe",
+        "groups.list",
+        "groups.offsets",
+        "offsets.for_times",
+        "producers.new",
+        "topics.describe",
+        "topics.list",
+    }
 )
 """Actions whose effect nobody sees: asked again at will, and just unavailable if unanswered."""
 
-_ONCE: Final = frozenset({"topics.create", "topics.add_partitions", "topics.delete"})
+_ONCE: Final = frozenset(
+    {"groups.delete", "topics.create", "topics.add_partitions", "topics.delete"}
+)
 """Actions that refuse their own repetition, so a refusal after a lost answer proves nothing."""
 
 _OPTIONS: Final = [
@@ -281,7 +292,9 @@ class Connection:
         *,
         timeout_seconds: float | None = None,
     ) -> Any:
-        """The reply struct that `wire.ACTIONS` names; `Retriable` failures are tried again.
+        """The reply struct that `wire.ACTIONS` names.
+
+        `Retriable` failures are tried again, but for `TimedOut`, which has taken its time already.
 
         Args:
             name: one of `wire.ACTIONS`.
@@ -308,6 +321,8 @@ class Connection:
                     if _may_have_arrived(error):
                         lost = error
                 try:
+                    if isinstance(error, errors.TimedOut):
+                        raise error  # the broker has tried for as long as it was told to
                     retry.wait_or_raise(error)
                 except errors.SparklogError:
                     if lost is None or not _is_in_doubt(name, error):
@@ -315,6 +330,19 @@ class Connection:
                     raise errors.OutcomeUnknown(
                         what=name, reason=f"{lost}; at last: {error}"
                     ) from error
+
+    def attempt(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
+        """As `action`, but tried once: for who knows better when to try again.
+
+        Raises whatever it failed with; `BrokerUnavailable` may mean that it had its effect.
+        """
+        channel = self.channel()
+        try:
+            return channel.action(name, request, timeout_seconds=timeout_seconds)
+        except errors.SparklogError as error:
+            if is_of_the_broker(error):
+                self.broke(channel)
+            raise
 
     def learn_leaders(self, topic: wire.TopicInfo) -> None:
         """Asks where the brokers are, if one that leads a partition of `topic` is not known."""

@@ -61,6 +61,7 @@ def choose(
     settled_before_us: int | None = None,
     everything: bool = False,
     borders: Sequence[int] = (),
+    span_us: int | None = None,
 ) -> list[Group]:
     """What is worth merging now; groups have no file in common, and none reaches over a border.
 
@@ -68,7 +69,9 @@ def choose(
     are if all are older than `settled_before_us`: where little comes in, no more may follow. With
     `everything`, all that is below half of `target_bytes` is merged, or at least encoded anew. A
     file without statistics, which every reader must open, always gets some. `borders`: an offset of
-    each partition, where what a key compaction has been through ends.
+    each partition, where what a key compaction has been through ends. `span_us`: how far times of
+    records that come into one file may lie apart, because it leaves as a whole; a partition whose
+    times jump so much that this leaves it many files is merged all the same.
     """
     groups: list[Group] = []
     for partition, files in enumerate(snapshot.files):
@@ -76,7 +79,8 @@ def choose(
         packs = [
             [file] for file in files if not _is_known(file) and file.size_bytes <= target_bytes
         ]
-        for run in _runs(files, target_bytes, border):
+        span = span_us if len(files) <= limits.FILES_BEFORE_SPANS_END else None
+        for run in _runs(files, target_bytes, border, span):
             if everything:
                 packs += _packs(run, target_bytes)
             else:
@@ -104,24 +108,34 @@ def _size(files: Sequence[TableFile]) -> int:
     return sum(file.size_bytes for file in files)
 
 
-def _runs(files: Sequence[TableFile], target_bytes: int, border: int) -> list[list[TableFile]]:
+def _runs(
+    files: Sequence[TableFile], target_bytes: int, border: int, span_us: int | None
+) -> list[list[TableFile]]:
     """Neighbours that may be merged: below half the target, with statistics, without overlap."""
     runs: list[list[TableFile]] = [[]]
     end = -1
     for file in files:
         if file.first is None or file.last is None:
             continue
+        is_far = span_us is not None and _span_us([*runs[-1], file]) > span_us
         if file.first <= end:
             runs[-1] = runs[-1][:-1]
             runs.append([])
         elif 2 * file.size_bytes > target_bytes:
             runs.append([])
-        elif end < border <= file.first:
+        elif end < border <= file.first or is_far:
             runs.append([file])
         else:
             runs[-1].append(file)
         end = max(end, file.last)
     return [run for run in runs if run]
+
+
+def _span_us(files: Sequence[TableFile]) -> int:
+    """How far the times of their records lie apart, as far as files tell."""
+    latest = [file.max_timestamp_us for file in files if file.max_timestamp_us is not None]
+    earliest = [file.min_timestamp_us for file in files if file.min_timestamp_us is not None]
+    return max(latest) - min(earliest) if latest and earliest else 0
 
 
 def _tiered(

@@ -74,6 +74,7 @@ class Policy:
 
     min_cleanable_dirty_ratio: float = limits.MIN_CLEANABLE_DIRTY_RATIO
     min_compaction_lag_ms: int = limits.MIN_COMPACTION_LAG_MS
+    max_compaction_lag_ms: int = limits.MILLISECONDS_MAX
     delete_retention_ms: int = limits.DELETE_RETENTION_MS
 
 
@@ -82,7 +83,7 @@ def policy_of(config: Mapping[str, str]) -> Policy | None:
 
     Raises `BadOption` for a number that is none.
     """
-    if config.get("cleanup.policy") != "compact":
+    if "compact" not in config.get("cleanup.policy", "").split(","):
         return None
     usual = Policy()
     return Policy(
@@ -91,6 +92,9 @@ def policy_of(config: Mapping[str, str]) -> Policy | None:
         ),
         min_compaction_lag_ms=_number(
             config, "min.compaction.lag.ms", int, usual.min_compaction_lag_ms
+        ),
+        max_compaction_lag_ms=_number(
+            config, "max.compaction.lag.ms", int, usual.max_compaction_lag_ms
         ),
         delete_retention_ms=_number(config, "delete.retention.ms", int, usual.delete_retention_ms),
     )
@@ -184,9 +188,9 @@ def choose(
 
     One is if it is dirty enough, and what is dirty is `compact_files` files, or half of
     `target_bytes`, or has a file older than `settled_before_us`: a topic that gets a record a
-    second is not passed each second. Or if tombstones have waited long enough and no pass came
-    since. With `everything`, whatever is dirty or has waited. Raises `BadOption` where the topic's
-    configuration makes no sense.
+    second is not passed each second. Or if what is dirty has waited as long as the topic allows. Or
+    if tombstones have waited long enough and no pass came since. With `everything`, whatever is
+    dirty or has waited. Raises `BadOption` where the topic's configuration makes no sense.
     """
     snapshot, now_us = table.snapshot, table.clock.now_us()
     policy = policy_of(snapshot.config)
@@ -205,6 +209,7 @@ def choose(
                 or 2 * _size(dirty) > target_bytes
                 or min(file.modified_us for file in dirty) < (settled_before_us or 0)
             )
+        is_due = is_due or _is_overdue(dirty, marks, policy, now_us)
         waited = marks.has_waited(policy.delete_retention_ms, now_us // 1_000)
         had_its_pass = marks.had_its_pass(policy.delete_retention_ms)
         if taken and (is_due or (waited and not had_its_pass)):
@@ -242,6 +247,20 @@ def _is_dirty_enough(
     files: Sequence[TableFile], dirty: Sequence[TableFile], policy: Policy
 ) -> bool:
     return bool(dirty) and _size(dirty) > policy.min_cleanable_dirty_ratio * _size(files)
+
+
+def _is_overdue(dirty: Sequence[TableFile], marks: Marks, policy: Policy, now_us: int) -> bool:
+    """Whether a record has waited for its pass as long as it may.
+
+    Records may come with old times, and each flush of them is no reason for a pass of its own: what
+    came after the last pass has not waited longer than since then.
+    """
+    before_us = now_us - policy.max_compaction_lag_ms * 1_000
+    times_us = [
+        file.modified_us if file.min_timestamp_us is None else file.min_timestamp_us
+        for file in dirty
+    ]
+    return marks.compacted_ms * 1_000 <= before_us and min(times_us, default=now_us) <= before_us
 
 
 def _size(files: Sequence[TableFile]) -> int:

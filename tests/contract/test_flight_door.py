@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as flight
@@ -24,6 +26,7 @@ from sparklog.record import ROW_SCHEMA
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
+    GroupSettings,
     KafkaSettings,
     LivenessSettings,
     PublisherSettings,
@@ -50,6 +53,7 @@ def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Agent]:
         writer=WriterSettings(max_record_bytes=MAX_RECORD_BYTES, max_batch_bytes=MAX_BATCH_BYTES),
         publisher=PublisherSettings(interval_seconds=0.1),
         liveness=LivenessSettings(heartbeat_seconds=0.1),
+        groups=GroupSettings(initial_rebalance_delay_ms=0),
     )
     with Agent(settings) as found:
         yield found
@@ -303,12 +307,14 @@ def test_every_action_is_answered(door: Door, agent: Agent) -> None:
         "topics.alter": wire.AlterTopic(topic=name, config={}),
         "topics.add_partitions": wire.AddPartitions(topic=name, partitions=2),
         "topics.compact": wire.TopicName(topic=name),
+        "records.delete": wire.DeleteRecords(topic=name, offsets={0: -1, 1: 0}),
         "offsets.for_times": wire.OffsetsForTimes(topic=name, timestamps_us={0: 0, 1: 0}),
         "producers.new": wire.Empty(),
         "publish.now": wire.PublishNow(topics=[name]),
         "topics.delete": wire.TopicName(topic=name),
     }
-    assert set(requests) | {"batches.adopt"} == set(wire.ACTIONS)
+    others = {each for each in wire.ACTIONS if not each.startswith("groups.")}
+    assert set(requests) | {"batches.adopt"} == others
     for action, request in requests.items():
         reply = door.action(action, request)  # type: ignore[arg-type]
         assert isinstance(reply, wire.ACTIONS[action][1])
@@ -317,6 +323,57 @@ def test_every_action_is_answered(door: Door, agent: Agent) -> None:
     cluster = door.action("cluster")
     assert [each.address for each in cluster.brokers] == [agent.address]
     assert {each.type for each in door.flight.list_actions()} == set(wire.ACTIONS)
+
+
+def test_every_action_of_groups_is_answered(door: Door, topic: str) -> None:
+    """Each request about a group gets its reply, from the first offset to the last member."""
+    name = f"g{next(_names)}"
+    offset = wire.GroupOffset(topic=topic, partition=0, offset=0)
+    alone = wire.JoinGroup(
+        group=name,
+        client_id="c",
+        client_host="h",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocols=[wire.GroupProtocol(name="range", metadata=b"m")],
+        member_id_required=True,
+    )
+    asked: set[str] = set()
+
+    def ask(action: str, request: msgspec.Struct) -> Any:
+        asked.add(action)
+        reply = door.action(action, request)
+        assert isinstance(reply, wire.ACTIONS[action][1])
+        return reply
+
+    ask("groups.commit", wire.CommitOffsets(group=name, offsets=[offset]))
+    (found,) = ask("groups.offsets", wire.GroupName(group=name)).offsets
+    assert (found.topic, found.partition, found.offset) == (topic, 0, 0)
+    partitions = [wire.GroupPartition(topic=topic, partition=0)]
+    ask("groups.forget", wire.ForgetOffsets(group=name, partitions=partitions))
+    assert ask("groups.offsets", wire.GroupName(group=name)).offsets == []
+    told = ask("groups.join", alone)
+    assert (told.generation, told.members) == (-1, [])
+    joined = ask("groups.join", msgspec.structs.replace(alone, member_id=told.member_id))
+    assert joined.member_id == joined.leader == told.member_id
+    who = {"group": name, "member_id": joined.member_id}
+    synced = ask(
+        "groups.sync",
+        wire.SyncGroup(
+            **who, generation=joined.generation, assignments={joined.member_id: b"all"}
+        ),
+    )
+    assert synced.assignment == b"all"
+    beat = ask("groups.heartbeat", wire.GroupHeartbeat(**who, generation=joined.generation))
+    assert not beat.rebalancing
+    assert name in {each.group for each in ask("groups.list", wire.Empty()).groups}
+    (member,) = ask("groups.describe", wire.GroupName(group=name)).members
+    assert (member.client_id, member.client_host, member.metadata) == ("c", "h", b"m")
+    ask("groups.leave", wire.LeaveGroup(**who))
+    ask("groups.delete", wire.GroupName(group=name))
+    with pytest.raises(errors.GroupRefused, match="GROUP_ID_NOT_FOUND"):
+        door.action("groups.describe", wire.GroupName(group=name))
+    assert asked == {each for each in wire.ACTIONS if each.startswith("groups.")}
 
 
 def test_a_refused_action_says_why(door: Door, topic: str) -> None:

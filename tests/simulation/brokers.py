@@ -18,9 +18,11 @@ from unittest import mock
 
 import msgspec
 
+from sparklog import wire
 from sparklog.broker import agent as agents
 from sparklog.broker import lease as leases
 from sparklog.broker.agent import Agent
+from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.walkeeper import KeeperLimits
@@ -35,6 +37,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
+from tests.simulation.history import Place
 from tests.simulation.scheduler import Process
 
 if TYPE_CHECKING:
@@ -114,6 +117,8 @@ class Broker:
         self.check_alive = check_alive
         self.lease: leases.Lease | None = None
         self.failure: Exception | None = None
+        self.starts: dict[Place, int] = {}
+        """Where it must take logs to start, at least: it was so before it began, or it said so."""
         self._world = world
         self._core: Core | None = None
         self._agent = Agent(
@@ -139,6 +144,7 @@ class Broker:
 
     def _main(self) -> None:
         """What `run_broker` does."""
+        self.starts = dict(self._world.history.starts)
         try:
             self._agent.start()
             self._agent.wait()
@@ -148,6 +154,14 @@ class Broker:
         self.process.alive = False
         if self.failure is not None:
             self._world.judge(self, self.failure)
+
+    def check_starts(self, who: str, info: wire.TopicInfo) -> None:
+        """`who` was told this by the broker."""
+        for each in info.partitions:
+            place = info.topic_id, each.partition
+            least = self.starts.get(place, 0)
+            self._world.history.check_start(who, info.topic, place, each.start, least)
+            self.starts[place] = each.start
 
     def serve(self, core: Core) -> None:
         """The door opens."""
@@ -183,7 +197,7 @@ class _Door:
     calls = 0
     open_calls = 0
 
-    def __init__(self, core: Core, _listen: str) -> None:
+    def __init__(self, core: Core, _groups: Coordinator, _listen: str) -> None:
         _broker().serve(core)
 
     def close(self) -> None:

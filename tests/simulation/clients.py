@@ -394,7 +394,7 @@ class Consumer(Client):
 
     def _read(self, name: str, core: Core) -> None:
         """One partition, from where we are to its end."""
-        info = core.describe(name)
+        info = self._describe(name, core)
         each = self.chance.choice(info.partitions)
         start = self._positions.get((info.topic_id, each.partition), each.start)
         if self.chance.random() < 0.2:
@@ -402,13 +402,37 @@ class Consumer(Client):
         if start > each.end:
             return  # a broker that was replaced, and knows less than we
         position = start
-        for batch in core.read(name, each.partition, start, each.end, topic_id=info.topic_id):
-            position = self._take(info.topic_id, batch, position)
-        ensure(position == each.end, f"{self.name}: {name} is read to {position} of {each.end}")
+        try:
+            for batch in core.read(name, each.partition, start, each.end, topic_id=info.topic_id):
+                position = self._take(info.topic_id, batch, position)
+        except errors.OffsetOutOfRange as error:
+            self._was_deleted(info, each.partition, position, error)
+            return
+        ensure(
+            position == each.end and start >= each.start,
+            f"{self.name}: {name} is read from {start} to {position}, of {each}",
+        )
+
+    def _describe(self, name: str, core: Core) -> wire.TopicInfo:
+        """What the broker tells that we are in."""
+        info = core.describe(name)
+        current = self.world.scheduler.current
+        assert current is not None
+        self.world.broker_of(current.process).check_starts(self.name, info)
+        return info
+
+    def _was_deleted(
+        self, info: wire.TopicInfo, partition: int, at: int, error: errors.OffsetOutOfRange
+    ) -> None:
+        """We go on where the log starts, if it does so behind us."""
+        place = info.topic_id, partition
+        ensure(error.partition == partition, f"{self.name}: {place}: {error}")
+        ensure(at < error.start, f"{self.name}: {place} at {at} is refused: {error}")
+        self._positions[place] = error.start
 
     def _tail(self, name: str, core: Core) -> None:
         """All partitions, for some batches or some silence."""
-        info = core.describe(name)
+        info = self._describe(name, core)
         positions = {
             each.partition: self._positions.get((info.topic_id, each.partition), each.start)
             for each in info.partitions
@@ -419,10 +443,13 @@ class Consumer(Client):
             wire.TailPosition(topic=name, partition=number, offset=offset, topic_id=info.topic_id)
             for number, offset in positions.items()
         ]
-        for batch in itertools.islice(core.tail(asked, batch_rows=3, idle_seconds=0.2), 4):
-            if batch is not None:
-                start = positions[batch.partition]
-                positions[batch.partition] = self._take(info.topic_id, batch, start)
+        try:
+            for batch in itertools.islice(core.tail(asked, batch_rows=3, idle_seconds=0.2), 4):
+                if batch is not None:
+                    start = positions[batch.partition]
+                    positions[batch.partition] = self._take(info.topic_id, batch, start)
+        except errors.OffsetOutOfRange as error:
+            self._was_deleted(info, error.partition, positions[error.partition], error)
 
     def _take(self, topic_id: str, batch: Batch, start: int) -> int:
         """Checks a batch that is to begin at `start`; its end."""
@@ -440,7 +467,7 @@ class Consumer(Client):
 
 
 class Administrator(Client):
-    """Creates, changes and deletes topics, and asks for tables to be compacted."""
+    """Creates, changes and deletes topics and records, and asks for tables to be compacted."""
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name)
@@ -454,6 +481,8 @@ class Administrator(Client):
                 call = self.send(f"delete {name}", self._delete(name))
                 if call is not None:
                     self.world.deletions.append(call)
+            elif self.chance.random() < 0.4:
+                call = self.send(f"delete records of {name}", self._delete_records(name))
             else:
                 call = self.send(f"change {name}", self._change(name))
             _, error = self.receive(call)
@@ -462,12 +491,53 @@ class Administrator(Client):
     def _delete(self, name: str) -> Callable[[Core], Any]:
         return lambda core: core.delete_topic(name)
 
+    def _delete_records(self, name: str) -> Callable[[Core], Any]:
+        """Of some partitions, up to any offset that there is."""
+
+        def delete(core: Core) -> None:
+            history, info = self.world.history, core.describe(name)
+            acked = dict(history.acked)
+            count = self.chance.randint(1, len(info.partitions))
+            offsets = {}
+            for each in self.chance.sample(info.partitions, count):
+                any_offset = self.chance.randint(each.start, each.end)
+                offsets[each.partition] = self.chance.choice([-1, 0, any_offset, any_offset])
+                history.wish(name, each.partition, offsets[each.partition])
+            try:
+                request = wire.DeleteRecords(topic=name, offsets=offsets, timeout_seconds=2.0)
+                starts = core.delete_records(request).starts
+            except errors.OffsetOutOfRange as error:
+                ensure(core.describe(name).topic_id != info.topic_id, f"{self.name}: {error}")
+                return
+            if core.describe(name).topic_id != info.topic_id:
+                return  # another's records may have gone
+            current = self.world.scheduler.current
+            assert current is not None
+            broker = self.world.broker_of(current.process)
+            for partition, start in starts.items():
+                place = info.topic_id, partition
+                asked = offsets[partition]
+                if asked == -1 and not self.world.is_replaced(broker):
+                    asked = acked.get(place, 0)
+                what = f"{place} starts at {start}, after deletion to {asked}"
+                ensure(start >= asked, f"{self.name}: {what}")
+                self.world.disk.note("deleted", *place, start)
+                history.deleted(place, start)
+                broker.starts[place] = max(broker.starts.get(place, 0), start)
+
+        return delete
+
     def _change(self, name: str) -> Callable[[Core], Any]:
         """Any change but the last."""
         few, more = self.chance.randint(1, 3), self.chance.randint(2, 5)
         config: dict[str, str | None] = {
             "message.timestamp.type": self.chance.choice([None, "CreateTime", "LogAppendTime"])
         }
+        if self.chance.random() < 0.3:
+            config["retention.ms"] = self.chance.choice([None, "300", "2000"])
+            config["retention.bytes"] = self.chance.choice([None, "1", "3000"])
+            if config["retention.ms"] or config["retention.bytes"]:
+                self.world.history.keeps_nothing(name)
         changes: list[Callable[[Core], Any]] = [
             lambda core: core.create_topic(wire.CreateTopic(topic=name, partitions=few)),
             lambda core: core.add_partitions(wire.AddPartitions(topic=name, partitions=more)),

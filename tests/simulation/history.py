@@ -7,8 +7,11 @@ by itself, at once:
 - an offset of a partition holds one record, for ever, whoever tells of it;
 - a record stands at one place of a topic only, in the topic that it was sent to.
 
-The rest is judged at the end, on the whole log of each topic: nothing that was acked or seen is
-missing, offsets have no gaps, and the records of one sender stand in the sender's order.
+A log start is judged where it is seen: it never goes back, not behind what somebody was told who
+deleted records, and not beyond what anybody has asked for.
+
+The rest is judged at the end, on the log of each topic from its start on: nothing that was acked or
+seen is missing, offsets have no gaps, and the records of one sender stand in the sender's order.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow as pa
 
 Place = tuple[str, int]
 """(topic id, partition)."""
+
+_EVERYTHING: Final = 2**62
 
 
 class Violation(AssertionError):
@@ -90,8 +96,19 @@ class History:
     def __init__(self) -> None:
         self.acked: dict[Place, int] = defaultdict(int)
         """The offset after the last that was acked."""
+        self.starts: dict[Place, int] = defaultdict(int)
+        """Where the log starts at least: somebody was told so."""
+        self.deletions = 0
         self.acks = 0
         self.seen = 0
+        self._wishes: dict[tuple[str, int], int] = defaultdict(int)
+        """Up to which offset somebody has asked for records to go, by topic's name and partition;
+        whether that was done he may not know."""
+        self._mortal: set[str] = set()
+        """Names of topics that had a retention once."""
+        self.retained = 0
+        """How often a log start was seen that nobody had asked for by its offset."""
+        self._retained: dict[Place, int] = defaultdict(int)
         self._rows: dict[Place, dict[int, Row]] = defaultdict(dict)
         self._places: dict[tuple[str, bytes], tuple[int, int]] = {}
 
@@ -100,6 +117,29 @@ class History:
         self.saw(f"{who}, acked", place, enumerate(rows, first))
         self.acked[place] = max(self.acked[place], first + len(rows))
         self.acks += len(rows)
+
+    def wish(self, topic: str, partition: int, offset: int) -> None:
+        """Somebody asks for the records below it to go, of whatever topic it is; -1: all."""
+        wished = self._wishes[topic, partition]
+        self._wishes[topic, partition] = max(wished, _EVERYTHING if offset == -1 else offset)
+
+    def keeps_nothing(self, topic: str) -> None:
+        """Somebody asks for records of whatever topic has that name to go by themselves."""
+        self._mortal.add(topic)
+
+    def deleted(self, place: Place, start: int) -> None:
+        """Somebody was told that the log starts there, and so durably."""
+        self.starts[place] = max(self.starts[place], start)
+        self.deletions += start > 0
+
+    def check_start(self, who: str, topic: str, place: Place, start: int, least: int) -> None:
+        """Somebody sees the log start there, and has reason to expect it at `least` there."""
+        ensure(start >= least, f"{who}: {place} starts at {start}, and at {least} before")
+        wished = self._wishes[topic, place[1]]
+        is_wished = start <= wished or topic in self._mortal
+        ensure(is_wished, f"{who}: {place} starts at {start}, wanted was {wished}")
+        self.retained += start > max(wished, self._retained[place])
+        self._retained[place] = max(start, self._retained[place])
 
     def saw(self, who: str, place: Place, rows: Iterable[tuple[int, Row]]) -> None:
         """Somebody saw `rows` at these offsets."""
@@ -123,22 +163,22 @@ class History:
                 f"{who}: {row.value!r} stands at {(partition, offset)} and at {other}",
             )
 
-    def log(self, place: Place, end: int) -> list[tuple[int, Row]]:
-        """What has been seen of a partition below `end`, in order."""
+    def log(self, place: Place, start: int, end: int) -> list[tuple[int, Row]]:
+        """What has been seen of a partition from `start` to `end`, in order."""
         rows = self._rows[place]
-        return [(offset, rows[offset]) for offset in sorted(rows) if offset < end]
+        return [(offset, rows[offset]) for offset in sorted(rows) if start <= offset < end]
 
-    def check_log(self, who: str, place: Place, log: Sequence[tuple[int, Row]]) -> None:
-        """`log` is all of a partition, from offset 0 on, as it was seen at the end."""
-        offsets = [offset for offset, _ in log]
+    def check_log(self, who: str, place: Place, start: int, log: Sequence[tuple[int, Row]]) -> None:
+        """`log` is all of a partition, from its `start` on, as it was seen at the end."""
+        offsets, end = [offset for offset, _ in log], start + len(log)
         ensure(
-            offsets == list(range(len(log))),
-            f"{who}: {place} has offsets {offsets}",
+            offsets == list(range(start, end)),
+            f"{who}: {place} starts at {start} and has offsets {offsets}",
         )
-        missing = sorted(offset for offset in self._rows[place] if offset >= len(log))
+        missing = sorted(offset for offset in self._rows[place] if offset >= end)
         ensure(
-            not missing and self.acked[place] <= len(log),
-            f"{who}: {place} ends at {len(log)}, acked to {self.acked[place]}, seen {missing}",
+            not missing and self.acked[place] <= end,
+            f"{who}: {place} ends at {end}, acked to {self.acked[place]}, seen {missing}",
         )
         newest: dict[str, int] = {}
         for offset, row in log:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from unittest import mock
@@ -17,10 +17,10 @@ from sparklog.broker import publisher as publishers
 from sparklog.broker import writer as writers
 from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.broker.publisher import Publisher
-from sparklog.storage import compaction, wal
+from sparklog.storage import compaction, retention, wal
 from sparklog.storage.objects import base
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import Change, Table, end_app_id
+from sparklog.storage.table import Change, Table, end_app_id, maintenance_app_id
 from tests.simulation.faults import Rates
 from tests.simulation.world import Profile
 
@@ -89,6 +89,25 @@ def _always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
+def _move_nothing(table: Table, _topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
+    """A log start that only the broker knows."""
+    snapshot = table.refresh()
+    starts = tuple(
+        max(start, offsets.get(number, 0)) for number, start in enumerate(snapshot.starts)
+    )
+    return dataclasses.replace(snapshot, starts=starts)
+
+
+def _remove_whole(_deleting: Any, _file: TableFile) -> bool:
+    """The rows of a file that stay go with those that do not."""
+    return True
+
+
+def _keep_the_start(snapshot: TableSnapshot, topic_id: str, _starts: Any) -> dict[str, int]:
+    """Files go, and the log seems to have holes."""
+    return {maintenance_app_id(topic_id): snapshot.version + 1}
+
+
 _RESTARTS = Rates(crash=0.01)
 _RIVALS = Rates(stall=0.02, freeze=0.01)
 _DOUBTS = Rates(unresolved=0.03, crash=0.004)
@@ -144,6 +163,30 @@ MUTATIONS = (
         rates=Rates(stall=0.05, jump=0.01),
         aim="after put_new topics",
         profile=(("steps", 1_500),),
+    ),
+    Mutation(
+        name="a deletion is not kept",
+        patches=((retention, "delete_records", _move_nothing),),
+        rates=_RESTARTS,
+        profile=(("administrators", 1),),
+    ),
+    Mutation(
+        name="a deletion takes what it should leave",
+        patches=((retention._Deleting, "_rewrite", _remove_whole),),
+        rates=Rates(),
+        profile=(("administrators", 1), ("readers", 1)),
+    ),
+    Mutation(
+        name="retention leaves the log start behind",
+        patches=((retention, "_txns", _keep_the_start),),
+        rates=Rates(),
+        profile=(("administrators", 1), ("readers", 1)),
+    ),
+    Mutation(
+        name="a broker does not look where its logs start",
+        patches=((Ledger, "started", _always(None)),),
+        rates=Rates(),
+        profile=(("administrators", 1),),
     ),
     Mutation(
         name="whatever stands at a path is taken for ours",

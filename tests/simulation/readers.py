@@ -3,7 +3,7 @@
 What they hold against the log, besides what `History` does with every row:
 
 - a refresh shows at least everything that had been acked when it began;
-- the end of a partition never goes back;
+- neither start nor end of a partition ever goes back, and what is below the start is refused;
 - rows come in order, without a gap, exactly in the range that was asked for;
 - the table alone holds exactly what is below its ends.
 """
@@ -32,6 +32,7 @@ class Reader:
         self._name = name
         self._chance = world.chance
         self._machine = world.machine(name)
+        self._starts: dict[Place, int] = {}
         self._ends: dict[Place, int] = {}
         self._positions: dict[Place, int] = {}
         self.process = self._machine.process
@@ -50,11 +51,15 @@ class Reader:
 
     def _follow(self, follower: RootFollower, topic: str) -> None:
         history = self._world.history
-        acked = dict(history.acked)
+        acked, starts = dict(history.acked), dict(history.starts)
         snapshot = follower.refresh([topic])[topic]
         ends = follower.ends(snapshot)
         for partition, end in enumerate(ends):
             place = snapshot.topic_id or "", partition
+            start, least = snapshot.starts[partition], self._starts.get(place, 0)
+            least = max(least, starts.get(place, 0))
+            history.check_start(self._name, topic, place, start, least)
+            self._starts[place] = start
             known = acked.get(place, 0)
             ensure(end >= known, f"{self._name}: {place} ends at {end}, acked to {known} before")
             before = self._ends.get(place, 0)
@@ -72,11 +77,14 @@ class Reader:
     ) -> None:
         """The next records of the partition, or some earlier ones again."""
         place = snapshot.topic_id or "", partition
-        start = self._positions.get(place, 0)
+        log_start = snapshot.starts[partition]
+        start = max(self._positions.get(place, 0), log_start)
         if self._chance.random() < 0.2:
-            start = self._chance.randint(0, start)
+            start = self._chance.randint(log_start, start)
         if start >= end:
             return
+        if log_start:
+            self._refused(follower, topic, snapshot, partition, log_start)
         end = self._chance.choice([end, end, self._chance.randint(start + 1, end)])
         try:
             if self._chance.random() < 0.2:
@@ -88,14 +96,29 @@ class Reader:
             return
         self._positions[place] = max(self._positions.get(place, 0), reached)
 
+    def _refused(
+        self,
+        follower: RootFollower,
+        topic: str,
+        snapshot: TableSnapshot,
+        partition: int,
+        log_start: int,
+    ) -> None:
+        """What lies below the log start cannot be planned."""
+        try:
+            follower.plan(topic, snapshot, partition, log_start - 1, log_start)
+        except errors.OffsetOutOfRange:
+            return
+        ensure(False, f"{self._name}: {topic}-{partition} is read below its start, {log_start}")
+
     def _read_table(self, topic: str, snapshot: TableSnapshot, partition: int) -> None:
         """What another engine would find: all of the table's partition, and nothing else."""
-        end = snapshot.ends[partition]
+        start, end = snapshot.starts[partition], snapshot.ends[partition]
         pieces = plan(
-            topic=topic, snapshot=snapshot, tail=(), partition=partition, start=0, end=end
+            topic=topic, snapshot=snapshot, tail=(), partition=partition, start=start, end=end
         )
         who = f"{self._name}, in the table"
-        read(self._machine.store, self._world.history, who, pieces, 0, end)
+        read(self._machine.store, self._world.history, who, pieces, start, end)
 
 
 def read(

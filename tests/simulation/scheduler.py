@@ -7,14 +7,16 @@ Rules of this room:
 - Time passes a little with every step of a task, and otherwise only when everybody waits.
 - Who is killed gets `Crashed` where it stands; nothing it does after that has an effect, because
   store, clock and locks only raise `Crashed` from then on.
-- `Threading` stands in for the module `threading`: a greenlet that waits for a lock lets the others
-  run. In one thread a real lock would never wait, or wait for ever.
+- `Threading` stands in for the module `threading`, and `Queueing` for `queue`: a greenlet that
+  waits for a lock lets the others run. In one thread a real lock would never wait, or for ever.
 """
 
 from __future__ import annotations
 
 import functools
+import queue
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Any, Literal
@@ -103,6 +105,7 @@ class Scheduler:
     def __init__(self, chance: random.Random, *, switch_rate: float) -> None:
         self.clock = ManualClock()
         self.threading = Threading(self)
+        self.queue = Queueing(self)
         self.current: Task | None = None
         self.steps = 0
         self._chance = chance
@@ -250,6 +253,38 @@ class Threading:
     def current_thread(self) -> _Thread | None:
         current = self._scheduler.current
         return current.thread if current is not None else None
+
+
+class Queueing:
+    """What the code under test uses of the module `queue`, for greenlets."""
+
+    Empty = queue.Empty
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def SimpleQueue(self) -> _Queue:  # noqa: N802 - the module's own name
+        return _Queue(self._scheduler)
+
+
+class _Queue:
+    """A queue without an end."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._items: deque[Any] = deque()
+
+    def put(self, item: Any) -> None:
+        self._items.append(item)
+
+    def get(self, timeout: float | None = None) -> Any:
+        patience_seconds = float("inf") if timeout is None else timeout
+        if not self._scheduler.wait(lambda: bool(self._items), patience_seconds):
+            raise queue.Empty
+        return self._items.popleft()
+
+    def empty(self) -> bool:
+        return not self._items
 
 
 class _Thread:

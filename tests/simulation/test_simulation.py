@@ -39,10 +39,12 @@ def test_promises_hold(first: int) -> None:
 
 def test_runs_are_not_empty() -> None:
     """Seeds do much, and every kind of fault occurs among a few of them."""
-    outcomes = [run(seed) for seed in range(80)]
+    outcomes = [run(seed) for seed in range(120)]
     injected = sum((outcome.injected for outcome in outcomes), Counter[str]())
     assert sum(outcome.acks for outcome in outcomes) > 10 * len(outcomes)
     assert sum(outcome.seen for outcome in outcomes) > 30 * len(outcomes)
+    assert sum(outcome.deletions for outcome in outcomes) > len(outcomes) / 8
+    assert sum(outcome.retained for outcome in outcomes) > len(outcomes) / 8
     assert sum(outcome.steps for outcome in outcomes) > 500 * len(outcomes)
     kinds = outcomes[0].profile.rates.kinds()
     assert not [kind for kind in kinds if not injected[kind]]
@@ -72,15 +74,15 @@ def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
             path = tmp_path / stat.name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(world.disk.base.get(f"topics/{stat.name}"))
-        for name, topic_id, ends in world.topics():
+        for name, topic_id, table in world.topics():
             rows = DeltaTable(tmp_path / name).to_pyarrow_table(
                 columns=["partition", "offset", "value"]
             )
             theirs = sorted(zip(*(column.to_pylist() for column in rows.columns), strict=True))
             ours = [
                 (partition, offset, row.value)
-                for partition, end in enumerate(ends)
-                for offset, row in world.history.log((topic_id, partition), end)
+                for partition, bounds in enumerate(zip(table.starts, table.ends, strict=True))
+                for offset, row in world.history.log((topic_id, partition), *bounds)
             ]
             ensure(theirs == ours, f"{name} holds {theirs} for delta-rs, and {ours} for us")
             compared.append(len(ours))

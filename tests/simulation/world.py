@@ -30,6 +30,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import Epoch, Metadata, MetaStore
 from sparklog.storage.objects import SyncFailed
 from sparklog.storage.plan import plan
+from sparklog.storage.snapshot import TableSnapshot
 from tests.simulation.brokers import (
     ORPHAN_GRACE_SECONDS,
     REMOVED_FILE_GRACE_SECONDS,
@@ -51,12 +52,20 @@ _LIMITS = {
     "SWEEP_EVERY_SECONDS": 0.5,
     "SETTLE_EVERY_SECONDS": 0.5,
     "UPKEEP_RETRY_SECONDS": 0.3,
+    "RETENTION_EVERY_SECONDS": 0.4,
     "COMPACT_SETTLED_SECONDS": 0.5,
     "TOMBSTONE_SECONDS": 1.0,
     "CLAIM_BACKOFF_SECONDS": 0.02,
     "CLAIM_BACKOFF_MAX_SECONDS": 0.2,
 }
 """Bounds and graces so tight that a short run goes past them."""
+
+_CONFIGS: list[dict[str, str]] = [
+    *[{}] * 7,
+    {"retention.ms": "1000"},
+    {"retention.bytes": "1"},
+    {"retention.bytes": "4000"},
+]
 
 _PATIENCE_SECONDS = 60.0
 
@@ -73,6 +82,8 @@ class Profile:
     brokers: int
     partitions: tuple[int, ...]
     """Of each topic to begin with; the first is never deleted, and the query writes to it."""
+    config: dict[str, str]
+    """Of each topic to begin with."""
     idempotent: int
     simple: int
     queries: int
@@ -93,6 +104,7 @@ class Profile:
             pace=Pace.draw(chance),
             brokers=chance.choice([1, 2, 3]),
             partitions=(2, *(chance.randint(1, 3) for _ in range(chance.choice([0, 1])))),
+            config=chance.choice(_CONFIGS),
             idempotent=chance.choice([1, 2]),
             simple=chance.choice([0, 0, 1]),
             queries=chance.choice([0, 0, 1]),
@@ -126,6 +138,8 @@ class Outcome:
     steps: int
     acks: int
     seen: int
+    deletions: int
+    retained: int
 
     @property
     def digest(self) -> str:
@@ -166,6 +180,8 @@ def run(
         steps=world.scheduler.steps,
         acks=world.history.acks,
         seen=world.history.seen,
+        deletions=world.history.deletions,
+        retained=world.history.retained,
     )
 
 
@@ -234,11 +250,11 @@ class World:
         """The broker that is this process."""
         return next(each for each in self._brokers if each.process is process)
 
-    def topics(self) -> list[tuple[str, str, tuple[int, ...]]]:
-        """(name, id, ends) of every topic that there is."""
+    def topics(self) -> list[tuple[str, str, TableSnapshot]]:
+        """(name, id, table) of every topic that there is."""
         clock = self.scheduler.clock
         return [
-            (name, known.topic_id, table.Table(self.disk.base, name, clock=clock).refresh().ends)
+            (name, known.topic_id, table.Table(self.disk.base, name, clock=clock).refresh())
             for name, known in self._metadata().topics.items()
         ]
 
@@ -262,7 +278,9 @@ class World:
         first = self._start_broker(check_alive=True)
         self._until(lambda: first.serving, "the first broker serves")
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
-            request = wire.CreateTopic(topic=name, partitions=count)
+            request = wire.CreateTopic(topic=name, partitions=count, config=self.profile.config)
+            if self.profile.config:
+                self.history.keeps_nothing(name)
             self._ask(first, f"create {name}", functools.partial(_create, request))
 
     def _populate(self) -> None:
@@ -362,7 +380,7 @@ class World:
         for _ in range(2):
             self._pass(1.5)
             self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
-        self._pass(1.5)
+        self._pass(3.0)  # what has just become too old for its topic has a grace as well
 
     def _replace(self) -> Broker:
         """One more broker, which serves."""
@@ -409,16 +427,28 @@ class World:
             snapshot = follower.refresh([name])[name]
             ends = follower.ends(snapshot)
             ensure(ends == snapshot.ends, f"{name}: the table ends at {snapshot.ends} of {ends}")
-            told = {each.partition: each.end for each in self.last.core.describe(name).partitions}
-            for partition, end in enumerate(ends):
+            info = self.last.core.describe(name)
+            self.last.check_starts("the end", info)
+            told = {each.partition: (each.start, each.end) for each in info.partitions}
+            for partition, (start, end) in enumerate(zip(snapshot.starts, ends, strict=True)):
                 place = known.topic_id, partition
+                least = self.history.starts[place]
+                self.history.check_start("the table at the end", name, place, start, least)
                 pieces = plan(
-                    topic=name, snapshot=snapshot, tail=(), partition=partition, start=0, end=end
+                    topic=name,
+                    snapshot=snapshot,
+                    tail=(),
+                    partition=partition,
+                    start=start,
+                    end=end,
                 )
-                read(base, self.history, "the table at the end", pieces, 0, end)
-                log = self.history.log(place, end)
-                self.history.check_log("the log at the end", place, log)
-                ensure(told.get(partition, 0) == end, f"{place}: ends at {end}, told was {told}")
+                read(base, self.history, "the table at the end", pieces, start, end)
+                log = self.history.log(place, start, end)
+                self.history.check_log("the log at the end", place, start, log)
+                ensure(
+                    told.get(partition, (0, 0)) == (start, end),
+                    f"{place}: is from {start} to {end}, told was {told}",
+                )
 
     def _check_epochs(self, metadata: Metadata) -> None:
         lease = self.last.lease
@@ -484,7 +514,12 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
 
         for name, module in sorted(sys.modules.items()):
             if name.startswith(("sparklog.broker.", "sparklog.storage.")):
-                for known, value in (("threading", world.scheduler.threading), ("_log", log)):
+                stand_ins = {
+                    "threading": world.scheduler.threading,
+                    "queue": world.scheduler.queue,
+                    "_log": log,
+                }
+                for known, value in stand_ins.items():
                     if hasattr(module, known):
                         patch(module, known, value)
         for name, bound in _LIMITS.items():

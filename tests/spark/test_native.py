@@ -92,6 +92,24 @@ def test_bounds_and_several_topics(spark: SparkSession, root: str, log: Log) -> 
     ]
 
 
+def test_deleted_records_are_in_none_of_them(spark: SparkSession, root: str, log: Log) -> None:
+    """Neither through the source, nor in the frame, nor in the table as Delta reads it."""
+    send(log, 0, 20)
+    log.flush_to_table()
+    send(log, 20, 30)
+    starts = {0: 3, 1: 12}
+    assert log.delete_records("t", starts) == starts
+    left = [f"v{number}" for number in range(30) if number // 2 >= starts[number % 2]]
+    assert values(dataframe(spark, root, "t")) == values(through_source(spark, root)) == left
+    log.flush_to_table()
+    assert values(dataframe(spark, root, "t")) == left
+    assert values(spark.read.format("delta").load(f"{root}/topics/t")) == left
+    before = {"startingOffsets": '{"t": {"0": 0, "1": 12}}'}
+    with pytest.raises(errors.OffsetOutOfRange):
+        dataframe(spark, root, "t", **before)
+    assert values(dataframe(spark, root, "t", failOnDataLoss=False, **before)) == left
+
+
 def test_spark_prunes_and_pushes_by_itself(spark: SparkSession, root: str, log: Log) -> None:
     """The bulk is Delta's own scan: only the columns that are asked for, and fewer files."""
     for first in range(0, 50, 10):

@@ -136,10 +136,14 @@ def test_version() -> None:
 
 @pytest.mark.parametrize("command", ["create", "alter"])
 def test_help_tells_the_keys_of_topics(command: str) -> None:
-    """Who sets a topic's config is told every key, its default and what it does."""
+    """Who sets a topic's config is told every key, and of those with an effect, which."""
     told = " ".join(run("topics", command, "--help").stdout.split())
+    effective, idle = told.split("Kafka's others are kept and have no effect: ")
     for name, key in KEYS.items():
-        assert f"{name} (default {key.default}): {key.about}" in told
+        if key.idle:
+            assert name in idle
+        else:
+            assert f"{name} (default {key.default}): {key.about}" in effective
 
 
 def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
@@ -147,6 +151,7 @@ def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
     for arguments in (
         ("topics", "describe", "nope"),
         ("topics", "delete", "nope", "--yes"),
+        ("topics", "trim", "nope", "--before", "1", "--yes"),
         ("consume", "nope"),
         ("produce", "nope"),
     ):
@@ -224,6 +229,10 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
         (("topics", "alter", "t", "--root", "a"), "nothing to change"),
         (("topics", "alter", "t", "--root", "a", "--set", "k=1", "--unset", "k"), "set and unset"),
         (("topics", "delete", "t", "--root", "a"), "nobody to ask"),
+        (("topics", "trim", "t", "--root", "a"), "give --before or --before-time"),
+        (("topics", "trim", "t", "--before", "1", "--root", "a"), "nobody to ask"),
+        (("topics", "trim", "t", "--before", "-1", "--root", "a"), "not an offset, nor latest"),
+        (("topics", "trim", "t", "--before-time", "9", "--root", "a"), "not a time in ISO 8601"),
         (("produce", "t", "no-such-file", "--root", "a"), "no file 'no-such-file'"),
         (
             ("produce", "t", "--format", "text", "--key-field", "k", "--root", "a"),
@@ -299,6 +308,43 @@ def test_compact_merges_the_files_of_a_table(tmp_path: Path) -> None:
     found = run("topics", "compact", "t", "--root", str(tmp_path))
     assert before > 1
     assert (found.exit_code, found.stdout) == (ExitCode.OK, "t: 1 file\n")
+
+
+def test_trim_by_offset(broker: FakeBroker) -> None:
+    """`topics trim` shows what would go; it deletes what it has shown, and no more."""
+    fill(broker.log, "t1", *[(0, None, b"%d" % number) for number in range(5)])
+    shown = ask(broker, "topics", "trim", "t1", "--before", "2", "--dry-run")
+    assert (shown.exit_code, shown.stdout.split()[-4:]) == (ExitCode.OK, ["0", "0", "2", "5"])
+    assert broker.log.partition("t1", 0).start == 0
+    done = ask(broker, "topics", "trim", "t1", "--before", "2", "--yes")
+    assert done.stdout.splitlines()[-1] == "t1: 2 offsets deleted"
+    assert broker.log.partition("t1", 0).start == 2
+    again = ask(broker, "topics", "trim", "t1", "--before", "1", "--yes")
+    assert (again.exit_code, again.stdout.split()[-4:]) == (ExitCode.OK, ["0", "2", "2", "5"])
+    beyond = ask(broker, "topics", "trim", "t1", "--before", "6", "--yes")
+    assert beyond.exit_code == ExitCode.FAILED
+    assert "offset 6 is outside the range 2 to 5" in beyond.stderr
+    assert ask(broker, "topics", "trim", "t1", "--before", "latest", "--yes").exit_code == 0
+    assert broker.log.partition("t1", 0).start == 5
+
+
+def test_trim_of_some_partitions(broker: FakeBroker) -> None:
+    """An offset is of the partitions that are named; a time may be of all."""
+    fill(broker.log, "t4", *[(number % 4, None, b"x") for number in range(8)])
+    unsaid = ask(broker, "topics", "trim", "t4", "--before", "1", "--yes")
+    assert unsaid.exit_code == ExitCode.USAGE
+    assert "t4 has 4 partitions: give --partition" in " ".join(unsaid.stderr.split())
+    chosen = ("--partition", "1", "--partition", "3", "--yes")
+    assert ask(broker, "topics", "trim", "t4", "--before", "1", *chosen).exit_code == ExitCode.OK
+    assert [broker.log.partition("t4", number).start for number in range(4)] == [0, 1, 0, 1]
+    ancient = ask(broker, "topics", "trim", "t4", "--before-time", "1990-01-01", "--yes")
+    assert ancient.exit_code == ExitCode.OK
+    assert [broker.log.partition("t4", number).start for number in range(4)] == [0, 1, 0, 1]
+    done = ask(broker, "topics", "trim", "t4", "--before-time", "2999-01-01T10:00", "--yes")
+    assert done.stdout.splitlines()[-1] == "t4: 6 offsets deleted"
+    assert [broker.log.partition("t4", number).start for number in range(4)] == [2, 2, 2, 2]
+    missing = ask(broker, "topics", "trim", "t4", "--before", "1", "--partition", "9", "--yes")
+    assert missing.exit_code == ExitCode.FAILED
 
 
 # ------------------------------------------------------------------------------ produce

@@ -52,6 +52,21 @@ def test_topics(log: Log) -> None:
     assert log.topics() == ["b"]
 
 
+def test_deleted_records(broker: FakeBroker, log: Log) -> None:
+    """Records go below an offset, or all of them; the answer says where the log starts."""
+    log.create_topic("t", partitions=2)
+    _fill(broker, "t", 5)
+    assert log.delete_records("t", {0: 2, 1: -1}) == {0: 2, 1: 0}
+    assert log.delete_records("t", {0: 1}) == {0: 2}
+    assert log.read("t")["value"].to_pylist() == [b"2", b"3", b"4"]
+    assert log.delete_records("t", {0: -1}, timeout_seconds=5.0) == {0: 5}
+    assert log.read("t").num_rows == 0
+    with pytest.raises(errors.OffsetOutOfRange):
+        log.delete_records("t", {0: 6})
+    with pytest.raises(errors.UnknownPartition):
+        log.delete_records("t", {2: 0})
+
+
 def test_refused_topics(log: Log) -> None:
     """What the broker refuses is raised as such."""
     log.create_topic("t", partitions=3)

@@ -106,6 +106,29 @@ def test_settled_files_merge_when_old() -> None:
     assert chosen(snapshot_of(40 * MIB, 3 * MIB), settled_before_us=100) == []
 
 
+def test_a_file_spans_no_more_time_than_it_should() -> None:
+    """Neighbours that lie too far apart in time stay apart, unless that leaves too many files."""
+
+    def spread(count: int, seconds: int) -> TableSnapshot:
+        snapshot = snapshot_of(*[MIB] * count)
+        files = tuple(
+            dataclasses.replace(
+                file,
+                min_timestamp_us=number * seconds * 1_000_000,
+                max_timestamp_us=(number * seconds + 1) * 1_000_000,
+            )
+            for number, file in enumerate(snapshot.files[0])
+        )
+        return dataclasses.replace(snapshot, files=(files,))
+
+    assert chosen(spread(40, 1), compact_files=4) == [list(range(40))]
+    spans = chosen(spread(40, 1), compact_files=4, span_us=10_000_000)
+    assert spans == [list(range(first, first + 10)) for first in range(0, 40, 10)]
+    assert chosen(spread(40, 60), compact_files=4, span_us=10_000_000) == []
+    many = spread(limits.FILES_BEFORE_SPANS_END + 1, 60)
+    assert chosen(many, compact_files=4, span_us=10_000_000) != []
+
+
 def test_everything_is_encoded_anew() -> None:
     """A full compaction takes all files below half of the target, even a single one."""
     assert chosen(snapshot_of(100 * MIB, MIB, 2 * KIB, 90 * MIB, KIB), everything=True) == [

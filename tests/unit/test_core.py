@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,8 @@ from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.record import ROW_SCHEMA
 from sparklog.settings import JanitorSettings
-from sparklog.storage import manifest
+from sparklog.storage import manifest, retention
+from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.objects.memory import Operation
@@ -28,6 +30,7 @@ from tests.support.brokers import (
     flip,
     paths,
     payload,
+    rows_followed,
     rows_of,
     rows_of_root,
     rows_of_table,
@@ -1070,3 +1073,151 @@ def test_a_full_disk_heals(clock: ManualClock) -> None:
 def test_the_folder_of_a_topic_is_its_name() -> None:
     """Anybody finds the table of a topic by its name alone."""
     assert table_folder("t") == "topics/t"
+
+
+# ------------------------------------------------------------------------------ deletion
+
+
+def delete(core: Core, *, topic: str = "t", **request: Any) -> dict[int, int]:
+    """The log starts that are answered."""
+    return core.delete_records(wire.DeleteRecords(topic=topic, **request)).starts
+
+
+def numbered(first: int, end: int) -> list[tuple[int, bytes | None]]:
+    """Records whose values are their offsets."""
+    return [(number, b"%d" % number) for number in range(first, end)]
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("offset", [1, 3, 4, 5, 9, 12])
+def test_deleted_records_are_out_of_reach(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int, offset: int
+) -> None:
+    """At once and for every reader, whether they were in memory, in the log or in the table."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+    rig.create()
+    for first in range(0, 8, 4):
+        rig.append([f"{number}" for number in range(first, first + 4)])
+        rig.publish()
+    rig.append([f"{number}" for number in range(8, 12)])
+    core, follower = rig.core, RootFollower(store, clock=clock)
+    assert rows_followed(follower, store) == rig.read() == numbered(0, 12)
+    assert delete(core, offsets={0: offset}) == {0: offset}
+    (info,) = core.describe("t").partitions
+    assert (info.start, core.place("t", 0).start, info.end) == (offset, offset, 12)
+    assert rows_of_table(store, clock) == numbered(offset, info.published)
+    assert rows_of_root(store, clock) == rows_followed(follower, store) == numbered(offset, 12)
+    assert rig.read(start=offset) == numbered(offset, 12)
+    tail = core.tail([wire.TailPosition(topic="t", partition=0, offset=offset)])
+    assert rows_of(itertools.islice(tail, 1))[0] == numbered(offset, 12)[0] if offset < 12 else True
+    for refused in (0, offset - 1):
+        with pytest.raises(errors.OffsetOutOfRange) as error:
+            core.read("t", 0, refused, 12)
+        assert (error.value.start, error.value.end) == (offset, 12)
+        with pytest.raises(errors.OffsetOutOfRange):
+            core.tail([wire.TailPosition(topic="t", partition=0, offset=refused)])
+        with pytest.raises(errors.OffsetOutOfRange):
+            core.fetch_kafka("t", 0, refused, limit_bytes=1_000, only_hot=False)
+        with pytest.raises(errors.OffsetOutOfRange):
+            follower.plan("t", follower.refresh(["t"])["t"], 0, refused, 12)
+    request = wire.OffsetsForTimes(topic="t", timestamps_us={0: 0})
+    assert core.offsets_for_times(request).offsets == {0: offset if offset < 12 else -1}
+    assert core.greatest_time("t", 0)[1] == (offset if offset < 12 else -1)
+    assert rig.append(["12"]).base_offset == 12
+    assert rig.read(start=offset) == numbered(offset, 13)
+
+
+def test_deletion_of_all_there_is(rig: Rig, store: MemoryStore) -> None:
+    """What waits is published first; then the log starts where it ends, in the table as well."""
+    rig.append(["0", "1", "2"])
+    assert delete(rig.core, offsets={0: -1}) == {0: 3}
+    snapshot = Table(store, "t", clock=rig.clock).refresh()
+    assert snapshot.starts == snapshot.ends == (3,)
+    assert snapshot.files == ((),)
+    assert rig.read(start=3) == []
+    assert delete(rig.core, offsets={0: -1}) == {0: 3}
+    rig.append(["3"])
+    rig.publish()
+    assert rig.read(start=3) == rows_of_table(store, rig.clock) == [(3, b"3")]
+
+
+def test_what_was_deleted_stays_so(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
+    """For the next broker, and for the one after a power cut; a repetition changes nothing."""
+    rig.append([f"{number}" for number in range(10)])
+    assert delete(rig.core, offsets={0: 6}) == {0: 6}
+    version = Table(store, "t", clock=clock).refresh().version
+    store.lose_unsynced(lambda _: True)
+    successor = rig.successor()
+    assert successor.core.place("t", 0).start == 6
+    assert successor.read(start=6) == numbered(6, 10)
+    for offset in (6, 5, 0):
+        assert delete(successor.core, offsets={0: offset}) == {0: 6}
+    assert Table(store, "t", clock=clock).refresh().version == version
+    with pytest.raises(errors.BrokerFenced):
+        delete(rig.core, offsets={0: 8})
+    assert successor.core.place("t", 0).start == 6
+
+
+def test_what_cannot_be_deleted(rig: Rig, store: MemoryStore) -> None:
+    """It is refused before anything has happened in any partition."""
+    rig.core.create_topic(create_request("u", 3))
+    rig.core.create_topic(create_request("c", config={"cleanup.policy": "compact"}))
+    rig.append(["0", "1"], topic="u")
+    before = paths(store, "")
+    with pytest.raises(errors.OffsetOutOfRange) as error:
+        delete(rig.core, topic="u", offsets={0: 1, 1: 1})
+    assert (error.value.partition, error.value.start, error.value.end) == (1, 0, 0)
+    with pytest.raises(errors.OffsetOutOfRange):
+        delete(rig.core, topic="u", offsets={0: -2})
+    with pytest.raises(errors.UnknownPartition):
+        delete(rig.core, topic="u", offsets={0: 1, 3: 0})
+    with pytest.raises(errors.UnknownTopic):
+        delete(rig.core, topic="x", offsets={0: 1})
+    with pytest.raises(errors.PolicyViolation):
+        delete(rig.core, topic="c", offsets={0: 0})
+    assert paths(store, "") == before
+    rig.core.alter(wire.AlterTopic(topic="c", config={"cleanup.policy": "compact,delete"}))
+    assert delete(rig.core, topic="c", offsets={0: 0}) == {0: 0}
+
+
+def test_deletion_waits_for_the_table(rig: Rig, store: MemoryStore) -> None:
+    """Where records cannot be published, they are not deleted either, and it says why."""
+    rig.append(["0", "1"])
+    rig.core.publish_now = lambda: None
+    with pytest.raises(errors.TimedOut):
+        delete(rig.core, offsets={0: 1}, timeout_seconds=1.0)
+    assert rig.core.place("t", 0).start == 0
+    assert rig.read() == numbered(0, 2)
+
+
+def test_a_read_that_is_overtaken(store: MemoryStore, clock: ManualClock) -> None:
+    """Who reads what is deleted meanwhile is told where the log starts now."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    for number in range(6):
+        rig.append([f"{number}"])
+        rig.publish()
+    reading = rig.core.read("t", 0, 0, 6)
+    assert rows_of([next(reading)]) == [(0, b"0")]
+    delete(rig.core, offsets={0: 4})
+    with pytest.raises(errors.OffsetOutOfRange) as error:
+        next(reading)
+    assert error.value.start == 4
+
+
+def test_a_start_that_somebody_else_has_moved(rig: Rig, store: MemoryStore) -> None:
+    """A predecessor may delete still, just after it was replaced: noticed with the next look."""
+    rig.append([f"{number}" for number in range(6)])
+    rig.publish()
+    topic_id = rig.ledger.topic("t").topic_id
+    retention.delete_records(Table(store, "t", clock=rig.clock), topic_id, {0: 4})
+    assert rig.core.place("t", 0).start == 0
+    request = wire.OffsetsForTimes(topic="t", timestamps_us={0: 0})
+    assert rig.core.offsets_for_times(request).offsets == {0: 4}
+    assert rig.core.greatest_time("t", 0)[1] == 4
+    rig.append(["6"])
+    rig.publish()
+    assert rig.core.place("t", 0).start == 4
+    retention.delete_records(Table(store, "t", clock=rig.clock), topic_id, {0: 5})
+    rig.janitor.tick()
+    assert rig.core.place("t", 0).start == 5

@@ -136,6 +136,71 @@ def test_a_compacted_topic_keeps_the_last_of_each_key(
     assert complaints.events == []
 
 
+def test_what_is_too_old_goes(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
+    """By `retention.ms`, though it be in memory; the log starts later, and files go in time."""
+    rig.create("r", retention_ms="600000")
+    for _ in range(3):
+        fill(rig, 1, "r")
+        clock.advance(300.0)
+        rig.janitor.tick()
+    partition = rig.ledger.topic("r").partition(0)
+    assert (partition.start, partition.end, files(rig, "r")) == (1, 3, 3)
+    assert rig.read("r", start=1) == rows_of_table(rig.store, clock, "r") == [(1, b"0"), (2, b"0")]
+    with pytest.raises(errors.OffsetOutOfRange):
+        rig.read("r")
+    rig.append(["3"], topic="r")
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    # The newest that is published too; what is not published yet is not looked at.
+    assert (partition.start, partition.published, partition.end) == (3, 3, 4)
+    assert rig.read("r", start=3) == [(3, b"3")]
+    assert files(rig, "r") == 2
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert not [name for name in paths(rig.store, "topics/r") if name.startswith("partition=")]
+    successor = rig.successor()
+    assert successor.core.place("r", 0).start == 3
+    assert successor.read("r", start=3) == [(3, b"3")]
+    assert complaints.events == []
+
+
+def test_what_is_too_much_goes(rig: Rig, clock: ManualClock) -> None:
+    """By `retention.bytes`, now and then, and in a topic that is altered too."""
+    rig.create("r", retention_bytes="1")
+    fill(rig, 2, "r")
+    rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "r") == [(1, b"1")]
+    fill(rig, 1, "r")
+    rig.janitor.tick()
+    assert rig.core.place("r", 0).start == 1
+    clock.advance(limits.RETENTION_EVERY_SECONDS)
+    rig.janitor.tick()
+    assert rig.core.place("r", 0).start == 2
+    fill(rig, 2)
+    rig.core.alter(wire.AlterTopic(topic="t", config={"retention.bytes": "1"}))
+    clock.advance(limits.RETENTION_EVERY_SECONDS)
+    rig.janitor.tick()
+    assert rows_of_table(rig.store, clock, "t") == [(1, b"1")]
+    assert rig.core.place("u", 0).start == 0
+
+
+def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> None:
+    """Unless its policy names `delete` as well: then both rules hold."""
+    for topic, policy in (("c", "compact"), ("d", "compact,delete")):
+        rig.create(topic, cleanup_policy=policy, retention_ms="60000")
+        for key in (b"a", b"b", b"a"):
+            rig.append(["x"], topic=topic, key=[key])
+            rig.publish()
+    rig.janitor.tick()
+    for topic in ("c", "d"):
+        assert [offset for offset, _ in rows_of_table(rig.store, clock, topic)] == [1, 2]
+    clock.advance(61.0)
+    rig.janitor.tick()
+    assert [offset for offset, _ in rows_of_table(rig.store, clock, "c")] == [1, 2]
+    assert rows_of_table(rig.store, clock, "d") == []
+    assert rig.core.place("d", 0).start == 3
+
+
 def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: ManualClock) -> None:
     """Where nothing more comes, a few records are worth a pass as well; tombstones go in time."""
     rig.create("c", cleanup_policy="compact", delete_retention_ms="7200000")

@@ -329,6 +329,22 @@ def test_young_records_wait(store: MemoryStore, clock: ManualClock) -> None:
     assert words_of(table) == "2a3 | 4b2"
 
 
+def test_no_record_waits_for_ever(store: MemoryStore, clock: ManualClock) -> None:
+    """After the longest lag a little dirt is enough, once for each such time."""
+    table = make(store, clock, max_compaction_lag_ms="60000")
+    add_texts(table, "a1 b1 c1 d1")
+    compact_all(table)
+    for _ in range(2):
+        clock.advance(30)
+        add_texts(table, "a2")
+        clock.advance(59)
+        assert choose(table) == []
+        clock.advance(1)
+        (each,) = choose(table)
+        assert compact(table, each) == 1
+        assert choose(table) == []
+
+
 def test_merges_do_not_reach_over_what_is_dirty(table: Table) -> None:
     """What a pass has been through and what it has not stay apart, so that the ratio is known."""
     add_texts(table, "a1 b1", "c1 d1")
