@@ -97,6 +97,7 @@ KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read o
 KAFKA_THREADS = 8
 KAFKA_MEMORY_BYTES = 512 * MIB  # of requests and replies, of all connections
 KAFKA_CONNECTION_BYTES = 32 * MIB  # the same of one; a single larger one has its turn alone
+KAFKA_ITEMS = 200_000  # of all arrays of a request: topics, partitions, members, …
 KAFKA_FETCH_BYTES = 8 * MIB  # of records in one reply; a larger batch goes alone
 KAFKA_STALLED_SECONDS = 30  # for which a client may leave its answers unread
 KAFKA_STALLED_SHORT_SECONDS = 2  # the same while others wait for memory

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import random
+import struct
 import uuid
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.kafka import apis, messages, topics
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.registry import APIS
@@ -165,3 +166,35 @@ def test_topic_ids_go_there_and_back() -> None:
     for stranger in (None, uuid.UUID(int=5), topics.kafka_id("00ff00ff00ff00fe")):
         with pytest.raises(errors.TopicChanged):
             topics.name_of_id(core, stranger)
+
+
+@pytest.mark.parametrize(
+    ("version", "count"),
+    [(2, b"\xff\xff\xff\xff\x0f"), (0, b"\x7f\xff\xff\xff"), (2, b"\xff\xff\xff\x0f")],
+)
+def test_an_array_that_says_it_is_huge_is_refused(version: int, count: bytes) -> None:
+    """Before anybody makes room: for billions of items there is none, and kio would end us."""
+    flexible = b"\0" if version == 2 else b""
+    frame = struct.pack(">hhi", 42, version, 7) + b"\0\1c" + flexible + count + b"\2g\0"
+    with pytest.raises(errors.BadRequest, match="items in the last"):
+        messages.read_request(frame)
+
+
+def test_more_items_than_anybody_needs_are_refused() -> None:
+    """Each would cost many times its one byte."""
+    count = limits.KAFKA_ITEMS + 1
+    names = b"\0\0" * count
+    frame = struct.pack(">hhi", 42, 0, 7) + b"\0\1c" + struct.pack(">i", count) + names
+    with pytest.raises(errors.BadRequest, match="are the most"):
+        messages.read_request(frame)
+    frame = struct.pack(">hhi", 42, 0, 7) + b"\0\1c" + struct.pack(">i", count - 1) + names[2:]
+    assert len(messages.read_request(frame).body.groups_names) == limits.KAFKA_ITEMS
+
+
+def test_tags_that_nobody_knows_are_passed_over() -> None:
+    """Newer clients may add some (KIP-482)."""
+    start = struct.pack(">hhi", 18, 3, 7) + b"\0\1c"
+    tags = b"\1\x63\2ab"
+    frame = start + tags + b"\5name\4v.1" + tags
+    found = messages.read_request(frame)
+    assert (found.body.client_software_name, found.body.client_software_version) == ("name", "v.1")

@@ -20,6 +20,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from sparklog import errors
+from sparklog.broker.kafka import lengths
 
 Fields: TypeAlias = Mapping[str, Any]
 
@@ -55,6 +56,7 @@ def read_request(frame: bytes, client_host: str = "") -> Request:
     """Raises `BadRequest` for bytes that are no such message."""
     api_key, version, correlation_id = read_start(frame)
     schema: Any = _request_schema(api_key, version)
+    frame = lengths.checked(frame, schema.__header_schema__, schema)
     try:
         header, at = _reader(schema.__header_schema__)(frame, 0)
         body, _ = _reader(schema)(frame, at)  # librdkafka may send some bytes more
