@@ -1,4 +1,4 @@
-"""The command line, `sparklog`: a broker, topics, records in and out, and what keeps them well.
+"""The command line, `sparklog`: a broker, topics, groups, records in and out, and their care.
 
 Every command that speaks to a log takes `--root URI` or `--bootstrap HOST:PORT`, or finds them in
 `SPARKLOG_ROOT` and `SPARKLOG_BOOTSTRAP`. Exit codes are those of `shared.ExitCode`:
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import typer
 
-from sparklog.cli import maintenance, topics
+from sparklog.cli import groups, maintenance, topics
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
 from sparklog.cli.shared import EXIT_CODES, Commands
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.callback()(maintenance.common)
 app.command()(maintenance.broker)
 app.add_typer(topics.app, name="topics")
+app.add_typer(groups.app, name="groups")
 app.command()(produce)
 app.command()(consume)
 app.command()(maintenance.doctor)

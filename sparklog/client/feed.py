@@ -105,6 +105,7 @@ class Feed:
         columns: list[str] | None,
         buffer_bytes: int,
         metadata_age_seconds: float,
+        takes_new_partitions: bool = True,
     ) -> None:
         self._connection = connection
         self._topics = {info.topic: info for info in topics}
@@ -112,23 +113,14 @@ class Feed:
         self._columns = columns
         self._buffer_bytes = buffer_bytes
         self._metadata_age_seconds = metadata_age_seconds
+        self._takes_new_partitions = takes_new_partitions
         self._changed = threading.Condition()
+        self._is_woken = False
         self._chunks: deque[Chunk] = deque()
         self._buffered_bytes = 0
         self._failure: errors.SparklogError | None = None
         self._closed: errors.SparklogError | None = None
-        self.places = {
-            (topic, partition): Place(
-                topic=topic,
-                partition=partition,
-                fetched=offset,
-                position=offset,
-                end=None if follow else self._topics[topic].partitions[partition].end,
-            )
-            for (topic, partition), offset in offsets.items()
-        }
-        for place in self.places.values():
-            self._check_end(place, place.position)
+        self.places = self._places(offsets)
         self._fresh_until = time.monotonic() + metadata_age_seconds
         self._reading = _Reading()
         with self._changed:
@@ -138,12 +130,13 @@ class Feed:
     # -------------------------------------------------------------------------- for the consumer
 
     def take(self, deadline: float | None) -> Chunk | None:
-        """The next batch; None: nothing came by `deadline` (monotonic seconds), or all is read.
+        """The next batch; None: nothing came by `deadline` (monotonic seconds), or all is read, or
+        `wake` was called.
 
         Raises what ended the reading, after all that was read before.
         """
         with self._changed:
-            while self._closed is None and not self._chunks:
+            while self._closed is None and not self._chunks and not self._is_woken:
                 if self._failure is not None:
                     raise self._failure.with_traceback(None)
                 left_seconds = None if deadline is None else deadline - time.monotonic()
@@ -152,10 +145,40 @@ class Feed:
                 self._changed.wait(left_seconds)
             if self._closed is not None:
                 raise self._closed
+            if self._is_woken:
+                self._is_woken = False
+                return None
             chunk = self._chunks.popleft()
             self._buffered_bytes -= chunk.rows.nbytes
             self._changed.notify_all()
             return chunk
+
+    def wake(self) -> None:
+        """Whoever takes, or will take next, has something else to do first. From any thread."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def assign(self, topics: Iterable[wire.TopicInfo], offsets: dict[TopicPartition, int]) -> None:
+        """Reads these partitions of these topics from now on, and no others.
+
+        Raises `OffsetOutOfRange` beyond the end of what does not follow; nothing has changed then.
+        """
+        with self._changed:
+            before = self._topics
+            self._topics = {info.topic: info for info in topics}
+            try:
+                self.places = self._places(offsets)
+            except errors.OffsetOutOfRange:
+                self._topics = before
+                raise
+            self._chunks.clear()
+            self._buffered_bytes = 0
+            self._begin()
+
+    def has(self, place: Place) -> bool:
+        """Whether it is read still, and not assigned anew."""
+        return self.places.get((place.topic, place.partition)) is place
 
     @property
     def is_at_end(self) -> bool:
@@ -197,6 +220,21 @@ class Feed:
         self._closed = errors.BadRequest(reason="this consumer belongs to the parent process")
         self._chunks.clear()
         self._reading = _Reading()
+
+    def _places(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, Place]:
+        places = {
+            (topic, partition): Place(
+                topic=topic,
+                partition=partition,
+                fetched=offset,
+                position=offset,
+                end=None if self._follow else self._topics[topic].partitions[partition].end,
+            )
+            for (topic, partition), offset in offsets.items()
+        }
+        for place in places.values():
+            self._check_end(place, place.position)
+        return places
 
     def _check_end(self, place: Place, offset: int) -> None:
         # Where nothing is left to be read nobody else would say it.
@@ -371,8 +409,9 @@ class Feed:
         header = wire.decode(wire.TailHeader, chunk.app_metadata)
         if header.idle:
             return not reading.over.is_set()
-        place = self.places[header.topic, header.partition]
-        return self._put(reading, place, chunk.data, header.end)
+        # None: what is read was assigned anew meanwhile.
+        place = self.places.get((header.topic, header.partition))
+        return place is not None and self._put(reading, place, chunk.data, header.end)
 
     def _look_if_old(self, reading: _Reading) -> None:
         """Begins a new reading if partitions were added, or are led by others."""
@@ -398,7 +437,7 @@ class Feed:
                 for name, info in topics.items()
             }
             for name, info in topics.items():
-                for each in info.partitions:
+                for each in info.partitions if self._takes_new_partitions else ():
                     if (name, each.partition) not in self.places:
                         self.places[name, each.partition] = Place(
                             topic=name,

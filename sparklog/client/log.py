@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import html
 import inspect
+import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -61,10 +62,11 @@ class Log(Admin):
         self._made.add(producer)
         return producer
 
-    def consumer(self, topics: str | Iterable[str], **options: Any) -> Consumer:
+    def consumer(self, topics: str | Iterable[str] | re.Pattern[str], **options: Any) -> Consumer:
         """A consumer of one or several topics, with these options of `Consumer`.
 
-        Raises `UnknownOption`, and as `Consumer` does.
+        With `group` it shares them with all members of that group, Kafka's consumers too. Raises
+        `UnknownOption`, and as `Consumer` does.
         """
         _check_options("consumer()", options, Consumer)
         consumer = Consumer(self.connection, topics, **options)

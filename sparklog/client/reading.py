@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import repeat
 from typing import Any, NamedTuple
@@ -181,6 +181,20 @@ def offsets_of(
     return offsets
 
 
+def points_by_partition(points: Mapping[Any, Any]) -> dict[TopicPartition, Point]:
+    """A start that names partitions, in either of its forms. Raises `BadOption`."""
+    found: dict[TopicPartition, Point] = {}
+    for key, value in points.items():
+        if isinstance(key, tuple):
+            found[key] = value
+        elif isinstance(value, Mapping):
+            found |= {(key, partition): point for partition, point in value.items()}
+        else:
+            reason = "expected offsets by partition: {topic: {partition: offset}}"
+            raise errors.BadOption(option="start", value=value, reason=reason)
+    return found
+
+
 # ------------------------------------------------------------------------------ ranges
 
 
@@ -192,7 +206,7 @@ def read_range(
     start: int,
     end: int,
     columns: list[str] | None,
-) -> Iterator[pa.RecordBatch]:
+) -> Generator[pa.RecordBatch, None, None]:
     """The rows from `start` to `end` (excluded), in order, once each, over broken connections.
 
     Args:

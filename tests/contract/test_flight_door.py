@@ -359,9 +359,7 @@ def test_every_action_of_groups_is_answered(door: Door, topic: str) -> None:
     who = {"group": name, "member_id": joined.member_id}
     synced = ask(
         "groups.sync",
-        wire.SyncGroup(
-            **who, generation=joined.generation, assignments={joined.member_id: b"all"}
-        ),
+        wire.SyncGroup(**who, generation=joined.generation, assignments={joined.member_id: b"all"}),
     )
     assert synced.assignment == b"all"
     beat = ask("groups.heartbeat", wire.GroupHeartbeat(**who, generation=joined.generation))

@@ -85,6 +85,19 @@ def test_retriable_refusals_are_tried_again(broker: FakeBroker) -> None:
     assert clock.monotonic() == pytest.approx(waited_seconds)
 
 
+def test_what_took_its_time_is_not_tried_again(broker: FakeBroker) -> None:
+    """A broker that has worked for as long as it was told to is not asked for more of it."""
+
+    def refuse(name: str) -> None:
+        raise errors.TimedOut(what="publishing", timeout_seconds=1.0)
+
+    broker.on_action = refuse
+    with Connection.to(broker.address, clock=ManualClock()) as connection:
+        with pytest.raises(errors.TimedOut):
+            connection.action("publish.now", wire.PublishNow(timeout_seconds=1.0))
+        assert broker.actions == ["publish.now"]
+
+
 def test_time_for_retries_ends(broker: FakeBroker) -> None:
     """What is refused for too long is raised as it was refused."""
 

@@ -1,0 +1,639 @@
+"""`sparklog groups`: look at consumer groups and their lag, set where they go on, delete them."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
+
+import typer
+
+from sparklog import errors
+from sparklog.cli.shared import BootstrapOption, RootOption, open_log, print_columns
+
+if TYPE_CHECKING:
+    from sparklog import wire
+    from sparklog.client import Log
+    from sparklog.client.reading import Point
+
+app = typer.Typer(
+    no_args_is_help=True, help="List, describe, reset and delete consumer groups and their offsets."
+)
+
+JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one line of JSON.")]
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+
+_Place: TypeAlias = tuple[str, int]
+_Topics: TypeAlias = "dict[str, wire.TopicInfo]"
+_NOTHING: Final = "-"
+
+
+@app.command("list")
+def list_groups(
+    as_json: JsonOption = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Name all groups, with their members, their topics and how far they are behind in all.
+
+    Example: sparklog groups list --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        topics: _Topics = {}
+        rows = [_summary(log, each.group, topics) for each in log.groups()]
+    if as_json:
+        _print_json(rows)
+        return
+    heading = ("group", "state", "members", "protocol", "topics", "lag")
+    print_columns(
+        [
+            heading,
+            *(
+                (
+                    row["group"],
+                    row["state"],
+                    row["members"],
+                    row["protocol"] or _NOTHING,
+                    ",".join(row["topics"]) or _NOTHING,
+                    row["lag"],
+                )
+                for row in rows
+            ),
+        ]
+    )
+
+
+@app.command()
+def describe(
+    group: GroupArgument,
+    members: Annotated[
+        bool, typer.Option("--members", help="Its members, and what each of them has.")
+    ] = False,
+    as_json: JsonOption = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Show how far a group is in each partition, how far behind, and who reads it.
+
+    The lag is in records, as far as offsets tell; behind is how long the first of them has waited.
+
+    Example: sparklog groups describe billing --root ./data
+    """
+    with open_log(root, bootstrap) as log:
+        info = log.describe_group(group)
+        parts = [] if members and not as_json else _parts(log, info)
+    if as_json:
+        _print_json(
+            {
+                "group": info.group,
+                "state": info.state,
+                "protocol": info.protocol,
+                "generation": info.generation,
+                "members": [_member(each) for each in info.members],
+                "partitions": [asdict(part) for part in parts],
+            }
+        )
+    elif members:
+        _print_members(info)
+    else:
+        _print_parts(info, parts)
+
+
+@app.command()
+def reset(
+    group: GroupArgument,
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TOPIC[:P,P…]",
+            help="Of this topic, or of some of its partitions; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="Of every partition that it has committed.")
+    ] = False,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the log start: everything again.")
+    ] = False,
+    to_latest: Annotated[
+        bool, typer.Option("--to-latest", help="To the end: skip what there is.")
+    ] = False,
+    to_current: Annotated[
+        bool,
+        typer.Option(
+            "--to-current", help="To what is committed, or the end where nothing is; for --export."
+        ),
+    ] = False,
+    to_offset: Annotated[
+        int | None, typer.Option(min=0, help="To this offset.", show_default=False)
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME",
+            help="To the first record that is not older: ISO 8601 (UTC without a zone), or"
+            " milliseconds since 1970.",
+            show_default=False,
+        ),
+    ] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="So many on from what is committed, or back.", show_default=False
+        ),
+    ] = None,
+    from_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="CSV",
+            help="To what a file says, lines of topic,partition,offset as --export prints them.",
+            show_default=False,
+        ),
+    ] = None,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="Do it; without this it is only shown.")
+    ] = False,
+    export: Annotated[
+        bool, typer.Option("--export", help="Print topic,partition,offset lines, for --from-file.")
+    ] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Set where a group without members goes on; shows it first, and does it with --execute.
+
+    An offset outside of what exists becomes the log start, or the end. A group that does not exist
+    yet is made.
+
+    Example: sparklog groups reset billing --topic orders --to-earliest --execute --root ./data
+    """
+    targets: dict[str, _Target | None] = {
+        "--to-earliest": _point("earliest") if to_earliest else None,
+        "--to-latest": _point("latest") if to_latest else None,
+        "--to-current": _current if to_current else None,
+        "--to-offset": None if to_offset is None else _point(to_offset),
+        "--to-time": None if to_time is None else _to_time(to_time),
+        "--shift-by": None if shift_by is None else _shifted(shift_by),
+        "--from-file": None if from_file is None else _from_file(from_file),
+    }
+    chosen = [target for target in targets.values() if target is not None]
+    if len(chosen) != 1:
+        raise typer.BadParameter(f"give one of {', '.join(targets)}")
+    if from_file is not None and (topic or all_topics):
+        raise typer.BadParameter("--from-file names the partitions itself")
+    if from_file is None and bool(topic) == all_topics:
+        raise typer.BadParameter("give --topic or --all-topics")
+    scope = _scope(topic or ())
+    with open_log(root, bootstrap) as log:
+        _check_empty(log, group)
+        committed = log.group_offsets(group)
+        topics: _Topics = {}
+        if from_file is None:
+            wanted = sorted(committed) if all_topics else _places(log, scope, topics)
+        else:
+            wanted = []
+        if all_topics and not wanted:
+            raise errors.BadRequest(
+                reason=f"group {group!r} has committed nothing: name topics with --topic"
+            )
+        changes = _clamped(log, committed, chosen[0](log, wanted, committed, topics), topics)
+        if export:
+            _export(changes)
+        else:
+            _print_changes(changes)
+        if execute:
+            log.commit_group_offsets(
+                group, {each.place: each.to for each in changes if each.to is not None}
+            )
+            typer.echo(f"{group}: reset", err=True)
+        else:
+            typer.echo("nothing has been changed: give --execute to do it", err=True)
+
+
+@app.command()
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
+    offsets_of: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Only what is committed of this topic; the group stays.",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+) -> None:
+    """Delete groups without members, with all that they have committed; asks first.
+
+    Example: sparklog groups delete billing --yes --root ./data
+    """
+    if not yes:
+        if not sys.stdin.isatty():
+            raise typer.BadParameter("there is nobody to ask: give --yes")
+        what = f" what is committed of {offsets_of} by" if offsets_of else ""
+        typer.confirm(f"Delete{what} {', '.join(groups)}?", abort=True)
+    with open_log(root, bootstrap) as log:
+        for group in groups:
+            if offsets_of is None:
+                log.delete_group(group)
+                typer.echo(f"{group}: deleted")
+                continue
+            places = [place for place in log.group_offsets(group) if place[0] == offsets_of]
+            log.forget_group_offsets(group, places)
+            typer.echo(f"{group}: {_count(len(places), 'offset')} of {offsets_of} deleted")
+
+
+# ------------------------------------------------------------------------------ looking
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A group in one partition."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    start: int
+    end: int
+    lag: int | None
+    """Records that it has still to read, as far as offsets tell."""
+    behind_seconds: float | None
+    """Since the time of the first of them; None where that is not known."""
+    member: str = ""
+    client: str = ""
+    host: str = ""
+
+
+def _summary(log: Log, group: str, topics: _Topics) -> dict[str, Any]:
+    offsets = log.group_offsets(group)
+    info = _group(log, group)
+    assigned = {place for each in info.members for place in _assigned(each)}
+    lag = 0
+    for place, offset in offsets.items():
+        known = _partition(log, topics, place)
+        if known is not None:
+            lag += max(known.end - max(offset, known.start), 0)
+    return {
+        "group": group,
+        "state": info.state,
+        "members": len(info.members),
+        "protocol": info.protocol,
+        "topics": sorted({topic for topic, _ in offsets.keys() | assigned}),
+        "lag": lag,
+    }
+
+
+def _group(log: Log, group: str) -> wire.GroupInfo:
+    """As it is, or as nothing where there is no such group."""
+    from sparklog import wire
+
+    try:
+        return log.describe_group(group)
+    except errors.GroupRefused as error:
+        if error.error != "GROUP_ID_NOT_FOUND":
+            raise
+        return wire.GroupInfo(group=group, state="Dead")
+
+
+def _parts(log: Log, info: wire.GroupInfo) -> list[_Part]:
+    offsets = log.group_offsets(info.group)
+    owners = {place: each for each in info.members for place in _assigned(each)}
+    topics: _Topics = {}
+    parts = []
+    for place in sorted(offsets.keys() | owners.keys()):
+        known = _partition(log, topics, place)
+        if known is None:
+            continue
+        topic, partition = place
+        offset, owner = offsets.get(place), owners.get(place)
+        first = known.start if offset is None else max(offset, known.start)
+        lag = max(known.end - first, 0)
+        parts.append(
+            _Part(
+                topic=topic,
+                partition=partition,
+                committed=offset,
+                start=known.start,
+                end=known.end,
+                lag=None if offset is None else lag,
+                behind_seconds=None
+                if offset is None
+                else _behind(log, topics[topic], partition, first),
+                member=owner.member_id if owner else "",
+                client=owner.client_id if owner else "",
+                host=owner.client_host if owner else "",
+            )
+        )
+    return parts
+
+
+def _behind(log: Log, info: wire.TopicInfo, partition: int, first: int) -> float | None:
+    """Seconds since the time of the first record from `first` on; None: it is gone."""
+    from sparklog.client.reading import read_range
+
+    end = info.partitions[partition].end
+    if first >= end:
+        return 0.0
+    columns = ["offset", "timestamp"]
+    batches = read_range(log.connection, info, partition, start=first, end=end, columns=columns)
+    try:
+        batch = next(batches, None)
+    except errors.OffsetOutOfRange:  # retention was faster
+        return None
+    finally:
+        batches.close()
+    if batch is None:
+        return None
+    then_us = batch.column("timestamp")[0].value
+    return max(log.connection.clock.now_us() - then_us, 0) / 1e6
+
+
+def _assigned(member: wire.GroupMember) -> list[_Place]:
+    """What the group gave it; nothing where its bytes are those of another kind of group."""
+    from sparklog.client.assign import decode_assignment
+
+    try:
+        return decode_assignment(member.assignment)
+    except errors.CorruptRecord:
+        return []
+
+
+def _member(member: wire.GroupMember) -> dict[str, Any]:
+    return {
+        "member": member.member_id,
+        "instance": member.instance_id,
+        "client": member.client_id,
+        "host": member.client_host,
+        "partitions": [list(place) for place in _assigned(member)],
+    }
+
+
+def _known(log: Log, topics: _Topics, topic: str) -> wire.TopicInfo:
+    if topic not in topics:
+        topics[topic] = log.describe(topic)
+    return topics[topic]
+
+
+def _partition(log: Log, topics: _Topics, place: _Place) -> wire.PartitionInfo | None:
+    """None: it was deleted, and a member still has it."""
+    topic, number = place
+    try:
+        partitions = _known(log, topics, topic).partitions
+    except errors.UnknownTopic:
+        return None
+    return partitions[number] if number < len(partitions) else None
+
+
+# ------------------------------------------------------------------------------ resetting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    place: _Place
+    current: int | None
+    to: int | None
+    """None: it stays as it is."""
+    note: str = ""
+
+
+_Target: TypeAlias = (
+    "Callable[[Log, list[_Place], Mapping[_Place, int], _Topics], dict[_Place, int | None]]"
+)
+"""Where the partitions shall go on; None: there is no telling."""
+
+
+def _point(point: Point) -> _Target:
+    def target(
+        log: Log, wanted: list[_Place], _committed: Mapping[_Place, int], topics: _Topics
+    ) -> dict[_Place, int | None]:
+        from sparklog.client.reading import offsets_of
+
+        points: dict[str, dict[int, Point]] = defaultdict(dict)
+        for topic, partition in wanted:
+            points[topic][partition] = point
+        return {
+            (topic, partition): offset
+            for topic, of_topic in points.items()
+            for partition, offset in offsets_of(
+                log.connection, _known(log, topics, topic), of_topic
+            ).items()
+        }
+
+    return target
+
+
+def _current(
+    log: Log, wanted: list[_Place], committed: Mapping[_Place, int], topics: _Topics
+) -> dict[_Place, int | None]:
+    latest = _point("latest")(log, wanted, committed, topics)
+    return {place: committed.get(place, latest[place]) for place in wanted}
+
+
+def _to_time(text: str) -> _Target:
+    from sparklog.cli.reading import moment_us
+    from sparklog.client.times import utc
+
+    try:
+        when = utc(moment_us(text))
+    except (ValueError, OverflowError):
+        reason = f"--to-time: {text!r} is no time in ISO 8601, nor milliseconds"
+        raise typer.BadParameter(reason) from None
+    return _point(when)
+
+
+def _shifted(by: int) -> _Target:
+    def target(
+        _log: Log, wanted: list[_Place], committed: Mapping[_Place, int], _topics: _Topics
+    ) -> dict[_Place, int | None]:
+        return {place: committed[place] + by if place in committed else None for place in wanted}
+
+    return target
+
+
+def _from_file(file: Path) -> _Target:
+    """Raises a usage error where the file is not what it should be."""
+    found: dict[_Place, int | None] = {}
+    try:
+        with file.open(newline="") as lines:
+            for number, row in enumerate(csv.reader(lines), 1):
+                if row:
+                    try:
+                        topic, partition, offset = (word.strip() for word in row)
+                        found[topic, int(partition)] = int(offset)
+                    except ValueError:
+                        raise typer.BadParameter(
+                            f"{file}: line {number} is not topic,partition,offset"
+                        ) from None
+    except FileNotFoundError:
+        raise typer.BadParameter(f"there is no file {str(file)!r}") from None
+
+    def target(*_: object) -> dict[_Place, int | None]:
+        return found
+
+    return target
+
+
+def _scope(given: Iterable[str]) -> dict[str, set[int]]:
+    """By topic the partitions; none: all of them."""
+    scope: dict[str, set[int]] = {}
+    for text in given:
+        topic, colon, partitions = text.partition(":")
+        words = [word.strip() for word in partitions.split(",")] if colon else []
+        if not topic or not all(word.isdecimal() for word in words):
+            raise typer.BadParameter(f"expected TOPIC or TOPIC:P,P, not {text!r}")
+        numbers = {int(word) for word in words}
+        if topic in scope and not (numbers and scope[topic]):
+            scope[topic] = set()
+        else:
+            scope.setdefault(topic, set()).update(numbers)
+    return scope
+
+
+def _places(log: Log, scope: Mapping[str, set[int]], topics: _Topics) -> list[_Place]:
+    return [
+        (topic, partition)
+        for topic, numbers in scope.items()
+        for partition in sorted(numbers or range(len(_known(log, topics, topic).partitions)))
+    ]
+
+
+def _clamped(
+    log: Log,
+    committed: Mapping[_Place, int],
+    found: Mapping[_Place, int | None],
+    topics: _Topics,
+) -> list[_Change]:
+    """Raises `UnknownTopic`, `UnknownPartition`."""
+    changes = []
+    for place, wanted in sorted(found.items()):
+        topic, partition = place
+        partitions = _known(log, topics, topic).partitions
+        if partition >= len(partitions):
+            raise errors.UnknownPartition(
+                topic=topic, partition=partition, last=len(partitions) - 1
+            )
+        known = partitions[partition]
+        to, note = wanted, ""
+        if wanted is None:
+            note = "nothing is committed to shift from"
+        elif wanted < known.start:
+            to, note = known.start, f"{wanted} is below the log start"
+        elif wanted > known.end:
+            to, note = known.end, f"{wanted} is beyond the end"
+        changes.append(_Change(place=place, current=committed.get(place), to=to, note=note))
+    return changes
+
+
+def _check_empty(log: Log, group: str) -> None:
+    """Raises `GroupRefused` where members would overwrite what is set, and refuse it anyway."""
+    info = _group(log, group)
+    if info.members:
+        who = ", ".join(
+            sorted({f"{each.client_id} at {each.client_host or '?'}" for each in info.members})
+        )
+        hint = (
+            f": it has {_count(len(info.members), 'member')} ({who}); stop them, or wait until the"
+            " sessions of those that are gone time out, and try again"
+        )
+        raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint)
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def _print_json(value: Any) -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.encode(value))
+
+
+def _print_parts(info: wire.GroupInfo, parts: Iterable[_Part]) -> None:
+    _print_group(info)
+    heading = (
+        *("topic", "partition", "committed", "end", "lag", "behind"),
+        *("member", "client", "host"),
+    )
+    rows = [
+        (
+            each.topic,
+            each.partition,
+            _or_nothing(each.committed),
+            each.end,
+            _or_nothing(each.lag),
+            _duration(each.behind_seconds),
+            each.member or _NOTHING,
+            each.client or _NOTHING,
+            each.host or _NOTHING,
+        )
+        for each in parts
+    ]
+    print_columns([heading, *rows])
+
+
+def _print_members(info: wire.GroupInfo) -> None:
+    _print_group(info)
+    rows = [
+        (
+            each.member_id,
+            each.instance_id or _NOTHING,
+            each.client_id or _NOTHING,
+            each.client_host or _NOTHING,
+            _listed(_assigned(each)),
+        )
+        for each in info.members
+    ]
+    print_columns([("member", "instance", "client", "host", "partitions"), *rows])
+
+
+def _print_group(info: wire.GroupInfo) -> None:
+    typer.echo(f"group     {info.group}")
+    typer.echo(f"state     {info.state}")
+    typer.echo(f"protocol  {info.protocol or _NOTHING}")
+    typer.echo(f"members   {len(info.members)}")
+
+
+def _print_changes(changes: Iterable[_Change]) -> None:
+    rows = [
+        (*each.place, _or_nothing(each.current), _or_nothing(each.to), each.note)
+        for each in changes
+    ]
+    print_columns([("topic", "partition", "committed", "new", ""), *rows])
+
+
+def _export(changes: Iterable[_Change]) -> None:
+    rows = csv.writer(sys.stdout, lineterminator="\n")
+    rows.writerows((*each.place, each.to) for each in changes if each.to is not None)
+
+
+def _listed(places: Iterable[_Place]) -> str:
+    by_topic: dict[str, list[str]] = defaultdict(list)
+    for topic, partition in places:
+        by_topic[topic].append(str(partition))
+    return " ".join(f"{topic}:{','.join(each)}" for topic, each in by_topic.items()) or _NOTHING
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return _NOTHING
+    if seconds < 60:
+        return f"{seconds:.3g}s"
+    minutes, whole_seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d {hours}h"
+    return f"{hours}h {minutes}m" if hours else f"{minutes}m {whole_seconds}s"
+
+
+def _or_nothing(value: int | None) -> str:
+    return _NOTHING if value is None else str(value)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,268 @@
+"""`sparklog groups` against a fake broker, whose groups are what a test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from typer.testing import CliRunner, Result
+
+from sparklog import record, wire
+from sparklog.cli import app
+from sparklog.cli.shared import ExitCode
+from sparklog.client.assign import encode_assignment
+from tests.support.fake_broker import FakeBroker
+
+DAY_US = 24 * 3600 * 1_000_000
+OLD_US = 1_700_000_000_000_000
+
+
+@pytest.fixture(name="broker")
+def _broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
+    """Topic `t` with offsets 10 to 30 in each of two partitions, a second apart; and `u`."""
+    monkeypatch.delenv("SPARKLOG_ROOT", raising=False)
+    with FakeBroker() as broker:
+        broker.log.create("t", 2)
+        broker.log.create("u", 1)
+        for partition in (0, 1):
+            times = [OLD_US + number * 1_000_000 for number in range(30)]
+            rows = pa.RecordBatch.from_pydict(
+                {
+                    "timestamp": pa.array(times, pa.int64()).view(record.TIMESTAMP),
+                    "value": [b"%d" % number for number in range(30)],
+                }
+            )
+            broker.log.append("t", wire.AppendHeader(partition=partition), rows)
+            broker.log.trim("t", partition, 10)
+        broker.log.groups["g"] = wire.GroupInfo(group="g", state="Empty", protocol_type="consumer")
+        broker.log.group_offsets["g"] = {("t", 0): 25, ("t", 1): 30}
+        yield broker
+
+
+def ask(broker: FakeBroker, *arguments: str, stdin: str | None = None) -> Result:
+    """The command line in this process; whatever is no exit code is raised."""
+    words = ("groups", *arguments, "--bootstrap", broker.address)
+    result = CliRunner().invoke(app, words, input=stdin)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def told(result: Result) -> str:
+    """What stands on standard error, without the frame around it."""
+    return " ".join(result.stderr.replace("│", "").split())
+
+
+def with_member(broker: FakeBroker) -> None:
+    """Group `g` gets a member that has t-0, of which 25 is committed, and u-0."""
+    member = wire.GroupMember(
+        member_id="app-1",
+        instance_id="one",
+        client_id="app",
+        client_host="/10.0.0.7",
+        assignment=encode_assignment([("t", 0), ("u", 0)]),
+    )
+    broker.log.groups["g"] = wire.GroupInfo(
+        group="g",
+        state="Stable",
+        protocol_type="consumer",
+        protocol="range",
+        generation=3,
+        members=[member],
+    )
+
+
+# ------------------------------------------------------------------------------ looking
+
+
+def test_list(broker: FakeBroker) -> None:
+    """Groups are listed with their members, their topics, and their lag in all partitions."""
+    with_member(broker)
+    broker.log.groups["idle"] = wire.GroupInfo(group="idle", state="Empty")
+    heading, first, second = ask(broker, "list").stdout.splitlines()
+    assert heading.split() == ["group", "state", "members", "protocol", "topics", "lag"]
+    assert first.split() == ["g", "Stable", "1", "range", "t,u", "5"]
+    assert second.split() == ["idle", "Empty", "0", "-", "-", "0"]
+    found = json.loads(ask(broker, "list", "--json").stdout)
+    assert [(each["group"], each["lag"]) for each in found] == [("g", 5), ("idle", 0)]
+
+
+def test_describe(broker: FakeBroker) -> None:
+    """Each partition is told with its lag in records and in time, and with who has it."""
+    with_member(broker)
+    found = ask(broker, "describe", "g").stdout.splitlines()
+    assert found[1].split() == ["state", "Stable"]
+    assert found[-4].split()[:6] == ["topic", "partition", "committed", "end", "lag", "behind"]
+    first, second, third = (line.split() for line in found[-3:])
+    assert first[:5] == ["t", "0", "25", "30", "5"]
+    assert first[5].endswith("d")  # the records are of 2023
+    assert first[-3:] == ["app-1", "app", "/10.0.0.7"]
+    assert second == ["t", "1", "30", "30", "0", "0s", "-", "-", "-"]
+    assert third == ["u", "0", "-", "0", "-", "-", "app-1", "app", "/10.0.0.7"]
+
+
+def test_describe_tells_the_age_of_the_first_record_to_come(
+    broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is behind is the record at the committed offset, and not the last or the end."""
+    monkeypatch.setattr("sparklog.clock.SystemClock.now_us", lambda _: OLD_US + DAY_US)
+    found = json.loads(ask(broker, "describe", "g", "--json").stdout)
+    first, second = found["partitions"]
+    assert (first["lag"], first["behind_seconds"]) == (5, 24 * 3600 - 25)
+    assert (second["lag"], second["behind_seconds"]) == (0, 0)
+    broker.log.group_offsets["g"]["t", 0] = 3  # below the log start: 10 is the next that there is
+    found = json.loads(ask(broker, "describe", "g", "--json").stdout)
+    assert found["partitions"][0]["lag"] == 20
+    assert found["partitions"][0]["behind_seconds"] == 24 * 3600 - 10
+
+
+def test_describe_members(broker: FakeBroker) -> None:
+    """The members' view tells what each of them has."""
+    with_member(broker)
+    found = ask(broker, "describe", "g", "--members").stdout.splitlines()
+    assert found[-1].split() == ["app-1", "one", "app", "/10.0.0.7", "t:0", "u:0"]
+
+
+def test_topic_that_is_gone(broker: FakeBroker) -> None:
+    """A member that still has a topic that was deleted does not spoil the view."""
+    with_member(broker)
+    del broker.log.topics["u"]
+    found = json.loads(ask(broker, "describe", "g", "--json").stdout)
+    assert [(each["topic"], each["partition"]) for each in found["partitions"]] == [
+        ("t", 0),
+        ("t", 1),
+    ]
+    assert ask(broker, "list").stdout.splitlines()[1].split()[-1] == "5"
+
+
+def test_unknown_group(broker: FakeBroker) -> None:
+    """A group that is not there is told in one line."""
+    for arguments in (("describe", "nope"), ("delete", "nope", "--yes")):
+        result = ask(broker, *arguments)
+        assert result.exit_code == ExitCode.FAILED
+        assert result.stderr.startswith("sparklog: group 'nope': GROUP_ID_NOT_FOUND")
+
+
+# ------------------------------------------------------------------------------ resetting
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (("--to-earliest",), {0: 10, 1: 10}),
+        (("--to-latest",), {0: 30, 1: 30}),
+        (("--to-current",), {0: 25, 1: 30}),
+        (("--to-offset", "12"), {0: 12, 1: 12}),
+        (("--to-offset", "99"), {0: 30, 1: 30}),
+        (("--to-time", "1700000015000"), {0: 15, 1: 15}),
+        (("--to-time", "2023-11-14T22:13:36"), {0: 16, 1: 16}),
+        (("--to-time", "2999-01-01"), {0: 30, 1: 30}),
+        (("--shift-by", "-4"), {0: 21, 1: 26}),
+        (("--shift-by", "-99"), {0: 10, 1: 10}),
+        (("--shift-by", "3"), {0: 28, 1: 30}),
+    ],
+)
+def test_reset(broker: FakeBroker, target: tuple[str, ...], expected: dict[int, int]) -> None:
+    """A reset shows what it would do, within what exists, and does it when it is told to."""
+    before = {("t", 0): 25, ("t", 1): 30}
+    shown = ask(broker, "reset", "g", "--topic", "t", *target)
+    assert shown.exit_code == ExitCode.OK
+    assert "give --execute" in shown.stderr
+    rows = [line.split() for line in shown.stdout.splitlines()[1:]]
+    assert {int(row[1]): int(row[3]) for row in rows} == expected
+    assert [int(row[2]) for row in rows] == [25, 30]
+    assert broker.log.group_offsets["g"] == before
+    assert ask(broker, "reset", "g", "--topic", "t", *target, "--execute").exit_code == ExitCode.OK
+    assert broker.log.group_offsets["g"] == {("t", number): to for number, to in expected.items()}
+
+
+def test_reset_says_what_it_clamps(broker: FakeBroker) -> None:
+    """An offset that does not exist is told beside the one that is set instead."""
+    below = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "3").stdout
+    assert below.splitlines()[1].split(maxsplit=4)[3:] == ["10", "3 is below the log start"]
+    beyond = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "31").stdout
+    assert beyond.splitlines()[1].split(maxsplit=4)[3:] == ["30", "31 is beyond the end"]
+
+
+def test_reset_of_some(broker: FakeBroker) -> None:
+    """Only the partitions that are named are reset; where nothing is committed, none is shifted."""
+    chosen = ("--topic", "t:1", "--topic", "u")
+    done = ask(broker, "reset", "g", *chosen, "--shift-by", "-1", "--execute")
+    assert "nothing is committed to shift from" in done.stdout
+    assert broker.log.group_offsets["g"] == {("t", 0): 25, ("t", 1): 29}
+    ask(broker, "reset", "g", "--all-topics", "--to-earliest", "--execute")
+    assert broker.log.group_offsets["g"] == {("t", 0): 10, ("t", 1): 10}
+
+
+def test_reset_from_a_file_that_was_exported(broker: FakeBroker, tmp_path: Path) -> None:
+    """What --export prints, --from-file reads: for another group, too, that is not there yet."""
+    exported = ask(broker, "reset", "g", "--all-topics", "--to-current", "--export")
+    assert exported.stdout == "t,0,25\nt,1,30\n"
+    file = tmp_path / "offsets.csv"
+    file.write_text(exported.stdout)
+    done = ask(broker, "reset", "new", "--from-file", str(file), "--execute")
+    assert done.exit_code == ExitCode.OK
+    assert broker.log.group_offsets["new"] == broker.log.group_offsets["g"]
+    assert ask(broker, "reset", "empty", "--all-topics", "--to-latest").exit_code == ExitCode.FAILED
+
+
+def test_reset_of_what_is_not_there(broker: FakeBroker) -> None:
+    """A partition or a topic that does not exist is refused, and nothing is set."""
+    for scope in ("t:2", "nope"):
+        result = ask(broker, "reset", "g", "--topic", scope, "--to-earliest", "--execute")
+        assert result.exit_code == ExitCode.FAILED
+        assert len(result.stderr.splitlines()) == 1
+    assert broker.log.group_offsets["g"] == {("t", 0): 25, ("t", 1): 30}
+
+
+def test_reset_while_it_has_members(broker: FakeBroker) -> None:
+    """A group with members is not reset; who they are, and what to do, is said."""
+    with_member(broker)
+    result = ask(broker, "reset", "g", "--topic", "t", "--to-earliest")
+    assert result.exit_code == ExitCode.FAILED
+    assert "it has 1 member (app at /10.0.0.7); stop them" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--topic", "t"), "give one of --to-earliest"),
+        (("--topic", "t", "--to-earliest", "--to-latest"), "give one of --to-earliest"),
+        (("--to-earliest",), "give --topic or --all-topics"),
+        (("--topic", "t", "--all-topics", "--to-latest"), "give --topic or --all-topics"),
+        (("--topic", "t:x", "--to-latest"), "expected TOPIC or TOPIC:P,P"),
+        (("--topic", "t", "--to-time", "noon"), "'noon' is no time"),
+        (("--from-file", "no-such-file"), "there is no file 'no-such-file'"),
+        (("--topic", "t", "--from-file", "pyproject.toml"), "is not topic,partition,offset"),
+    ],
+)
+def test_reset_usage(broker: FakeBroker, arguments: tuple[str, ...], expected: str) -> None:
+    """A reset that makes no sense is exit code 2, before anything is asked."""
+    result = ask(broker, "reset", "g", *arguments)
+    assert result.exit_code == ExitCode.USAGE
+    assert expected in told(result)
+    assert broker.actions == []
+
+
+# ------------------------------------------------------------------------------ deleting
+
+
+def test_delete(broker: FakeBroker) -> None:
+    """A group goes with all that it has committed, or what it has committed of one topic."""
+    broker.log.group_offsets["g"]["u", 0] = 0
+    done = ask(broker, "delete", "g", "--offsets-of", "t", "--yes")
+    assert done.stdout == "g: 2 offsets of t deleted\n"
+    assert broker.log.group_offsets["g"] == {("u", 0): 0}
+    assert ask(broker, "delete", "g", "--yes").stdout == "g: deleted\n"
+    assert not broker.log.groups
+
+
+def test_delete_asks(broker: FakeBroker) -> None:
+    """Nobody there to be asked: it is not done."""
+    result = ask(broker, "delete", "g")
+    assert result.exit_code == ExitCode.USAGE
+    assert "nobody to ask" in told(result)
+    assert "g" in broker.log.groups
