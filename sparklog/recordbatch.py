@@ -14,7 +14,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import cramjam
@@ -41,6 +41,8 @@ _APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _NO_PRODUCER: Final = -1
+_SMALL_BYTES: Final = 64 * limits.KIB
+"""Gone through in some microseconds."""
 
 
 class Codec(IntEnum):
@@ -175,9 +177,11 @@ def _check_header(header: Header, data: Raw) -> None:
 def _measured(headers: Sequence[Header], parts: Sequence[Bytes], records: Bytes) -> Longs:
     """Of batches whose records are `parts`, one after another in `records`."""
     found = np.empty(recordloops.MEASURES, np.int64)
-    ends = np.cumsum([len(part) for part in parts])
+    ends = np.array([*accumulate(map(len, parts))], np.int64)
     counts = np.array([header.record_count for header in headers], np.int64)
-    recordloops.measure(records, _sealed(ends), _sealed(counts), found)
+    is_small = len(records) <= _SMALL_BYTES
+    measure = recordloops.measure_small if is_small else recordloops.measure
+    measure(records, _sealed(ends), _sealed(counts), found)
     if found[recordloops.STATUS] != recordloops.FINE:
         raise errors.BadBatch(reason=f"it {recordloops.PROBLEMS[int(found[recordloops.STATUS])]}")
     return found
