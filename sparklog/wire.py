@@ -24,6 +24,9 @@ from sparklog import errors, limits
 
 Message = TypeVar("Message", bound=msgspec.Struct)
 
+WRONG_PORT: Final = "sparklog: this is the Kafka port, Flight is at "
+"""What the Kafka door says, before an address, to a client that begins as Flight's do."""
+
 # JSON's integers have no end, but everything behind the doors has.
 _Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

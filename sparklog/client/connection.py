@@ -62,6 +62,9 @@ _OPTIONS: Final = [
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES: Final = 9
 _SETTINGS_FRAME: Final = 4
+_WRONG_PORT: Final = wire.WRONG_PORT.encode()
+_HINT_BYTES: Final = 300
+"""More than the rest of that line has."""
 
 
 class Backoff:
@@ -186,6 +189,8 @@ def _probe(address: str, timeout_seconds: float) -> None:
         with socket.create_connection((host.strip("[]"), int(port)), timeout_seconds) as peer:
             peer.sendall(_HTTP2_PREFACE)
             answer = _receive(peer, _FRAME_HEADER_BYTES)
+            if answer == _WRONG_PORT[:_FRAME_HEADER_BYTES]:
+                answer += _receive(peer, _HINT_BYTES)
     except TimeoutError as error:
         reason = f"silent for {timeout_seconds} s; it hangs, or this is not its Flight port"
         raise errors.BrokerUnavailable(address=address, reason=reason) from error
@@ -194,7 +199,10 @@ def _probe(address: str, timeout_seconds: float) -> None:
         raise errors.BrokerUnavailable(address=address, reason=reason) from error
     if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS_FRAME:
         return
-    if answer.startswith(b"HTTP/1"):
+    if answer.startswith(_WRONG_PORT):
+        flight = answer.removeprefix(_WRONG_PORT).decode(errors="replace").strip()
+        reason = f"it is the Kafka port; Flight is at {flight}: connect there"
+    elif answer.startswith(b"HTTP/1"):
         reason = "it speaks HTTP/1; is this the console's port?"
     else:
         reason = "it is open but does not answer as gRPC does; is this the Kafka port?"

@@ -14,7 +14,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.settings import KafkaSettings
 from tests.support.kafkas import Frames, broker
@@ -170,6 +170,12 @@ def test_who_was_given_records_comes_last_the_next_time(agent: Agent, log: spark
 
 
 # ------------------------------------------------------------------------------ bad clients
+
+
+def test_our_client_at_this_port_is_told_the_right_one(agent: Agent) -> None:
+    """The likeliest mistake of all."""
+    with pytest.raises(errors.WrongPort, match=f"Flight is at {agent.address}: connect there"):
+        sparklog.connect(agent.kafka_address).topics()
 
 
 def test_who_never_reads_is_dropped_and_holds_nobody_up(

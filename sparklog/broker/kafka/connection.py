@@ -17,9 +17,12 @@ from sparklog.broker.kafka import apis, messages
 from sparklog.broker.kafka.memory import Budget
 from sparklog.broker.kafka.messages import Fields
 from sparklog.broker.kafka.registry import APIS, Door, Reply
+from sparklog.wire import WRONG_PORT
 
 _log = structlog.get_logger("sparklog.kafka")
 _LENGTH_BYTES: Final = 4
+_OTHER_CLIENT: Final = b"PRI "
+"""How HTTP/2 begins, and so our own clients; as a length it would be more than any."""
 _LARGE_BYTES: Final = 1 << 20
 """A frame of this size has to come within a time, as it takes room from others."""
 
@@ -115,6 +118,10 @@ class Connection:
         host = f"/{peer[0]}" if peer else ""
         while True:
             length = await self._reader.readexactly(_LENGTH_BYTES)
+            if length == _OTHER_CLIENT:
+                flight = self._door.core.cluster().brokers[0].address
+                self._writer.write(f"{WRONG_PORT}{flight}\n".encode())
+                raise errors.BadRequest(reason="a client that speaks HTTP/2, not Kafka's protocol")
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
