@@ -15,6 +15,7 @@ Source: `group-coordinator/src/main/resources/common/message` in Kafka's reposit
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Iterable, Iterator
 from typing import Final, TypeAlias
@@ -22,6 +23,7 @@ from typing import Final, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sparklog import arrow, errors
 
@@ -29,6 +31,8 @@ TOPIC: Final = "__consumer_offsets"
 
 _OFFSET_KEY: Final = 1
 _GROUP_KEY: Final = 2
+_OF_GROUPS: Final = (0, _OFFSET_KEY, _GROUP_KEY)
+"""Kinds of keys that name a group first; 0 is `_OFFSET_KEY` as Kafka once had it."""
 _OFFSET_VALUE: Final = 4
 _OFFSET_VALUES: Final = range(5)
 _GROUP_VALUE: Final = 3
@@ -95,6 +99,36 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     protocol: str | None
     leader: str | None
     members: tuple[MemberRecord, ...]
+
+
+# ------------------------------------------------------------------------------ where
+
+
+def partition_of(group: str, count: int) -> int:
+    """Which of the topic's `count` partitions has a group's records."""
+    return _java_hash(group) % count
+
+
+@functools.lru_cache(maxsize=65_536)
+def _java_hash(text: str) -> int:
+    """`Utils.abs(text.hashCode())` of Kafka, by which it finds a group's partition."""
+    found = 0
+    data = text.encode("utf-16-be", "surrogatepass")
+    for at in range(0, len(data), 2):
+        found = (found * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
+    if found < 1 << 31:
+        return found
+    return (1 << 32) - found if found > 1 << 31 else 0
+
+
+def of_group(rows: pa.RecordBatch, group: str) -> pa.RecordBatch:
+    """Those of `rows`, which have a column `key` (binary), that are a group's."""
+    name = _string(group)
+    mine = functools.reduce(
+        pc.or_,
+        (pc.starts_with(rows.column("key"), _int16(kind) + name) for kind in _OF_GROUPS),
+    )
+    return rows.filter(mine)
 
 
 # ------------------------------------------------------------------------------ keys

@@ -146,6 +146,11 @@ POLL_INTERVAL_REMOTE_SECONDS = 0.5
 POLL_BLOCKS_SECONDS = 1.0
 MAX_TRIGGER_DELAY_SECONDS = 15 * 60.0
 SPARK_PATIENCE_SECONDS = 60.0
+GROUP_REPORT_SECONDS = 1.0  # so often at most a stream tells a group where it is
+GROUP_REPORT_RETRY_SECONDS = 10.0  # after an attempt that failed
+GROUP_REPORT_AGAIN_SECONDS = 3600.0  # also what has not changed, because offsets expire
+GROUP_REPORT_TIMEOUT_SECONDS = 10.0  # of one attempt
+GROUP_REPORT_LAST_SECONDS = 5.0  # that the end of a query waits for its last
 REPLAN_ATTEMPTS = 5
 
 # ---- clients

@@ -22,7 +22,10 @@ STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
 
 _STORAGE: Final = "storage."
 _KAFKA: Final = "kafka."
-_INSTEAD: Final = {"kafka.bootstrap.servers": " (set root, the folder or bucket of the log)"}
+_INSTEAD: Final = {
+    "kafka.bootstrap.servers": " (set root, the folder or bucket of the log)",
+    "kafka.group.id": " (set commitToGroup, the group in which a source shows its lag)",
+}
 _ADDRESS: Final = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[^\s:,\[\]/]+):(\d{1,5})")
 _WHOLE: Final = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _DURATION: Final = re.compile(r"(\d{1,12})\s*(us|ms|s|m|min|h|d)?", re.ASCII)

@@ -99,6 +99,15 @@ def connect(
     return log
 
 
+def visit(root: str, *, storage_options: Mapping[str, str] | None = None) -> Connection:
+    """To the root's live broker, whichever that is when it is used; none is ever started.
+
+    Using it raises `BrokerUnavailable` while no broker lives, and as `connect` does where one does.
+    """
+    session = _RootSession(root, detached=False, given=storage_options)
+    return Connection(session.find)
+
+
 def _place(target: str | os.PathLike[str] | None) -> tuple[str, bool]:
     """The root or address that is meant, and whether it is an address. Raises `BadOption`."""
     if target is None:
@@ -226,6 +235,13 @@ class _RootSession:
                 except (errors.BrokerAlive, errors.BrokerFenced) as error:
                     faster = error  # or as fast, and goes on
             raise faster
+
+    def find(self) -> str:
+        """The same, where one lives. Raises `BrokerUnavailable`."""
+        address = self._join(0.0)
+        if address is None:
+            raise errors.BrokerUnavailable(address=self._store.uri, reason="no broker lives there")
+        return address
 
     def _join(self, patience_seconds: float) -> str | None:
         """The address of the live broker, once it has answered as this root's; None: none lives."""

@@ -6,7 +6,6 @@ It is created when it is first needed.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
@@ -39,7 +38,7 @@ class OffsetsTopic:
 
     def partition_of(self, group: str) -> int:
         """Where a group's records go. Raises `UnknownTopic`."""
-        return _java_hash(group) % len(self._core.places(TOPIC))
+        return consumeroffsets.partition_of(group, len(self._core.places(TOPIC)))
 
     def append(self, group: str, values: Mapping[Key, bytes | None]) -> Ticket:
         """Queues the records, to be waited for; None: what the key names is gone.
@@ -77,15 +76,3 @@ class OffsetsTopic:
                 portion = []
         if portion:
             yield pa.Table.from_batches(portion)
-
-
-@functools.lru_cache(maxsize=65_536)
-def _java_hash(text: str) -> int:
-    """`Utils.abs(text.hashCode())` of Kafka, by which it finds a group's partition."""
-    found = 0
-    data = text.encode("utf-16-be", "surrogatepass")
-    for at in range(0, len(data), 2):
-        found = (found * 31 + (data[at] << 8 | data[at + 1])) & 0xFFFFFFFF
-    if found < 1 << 31:
-        return found
-    return (1 << 32) - found if found > 1 << 31 else 0

@@ -1,7 +1,8 @@
 """Where a read begins or ends, as the options of Spark's Kafka source say it.
 
 Three options may name a start, and as many an end; the first of them that is given counts:
-`startingTimestamp`, `startingOffsetsByTimestamp`, `startingOffsets`.
+`startingTimestamp`, `startingOffsetsByTimestamp`, `startingOffsets`. A start may also be what a
+consumer group has committed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ EARLIEST: Final = -2
 LATEST: Final = -1
 
 _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
+_GROUP: Final = "group"
+_OF_GROUPS: Final = ("group.id", "groupOffsetReset")
 
 
 class AtTime(msgspec.Struct, frozen=True):
@@ -33,9 +36,30 @@ Bound: TypeAlias = Point | Mapping[str, Mapping[int, Point]]
 """A point for all partitions, or one for each."""
 
 
-def starting(options: Options) -> Bound | None:
+class OfGroup(msgspec.Struct, frozen=True):
+    """What a consumer group has committed."""
+
+    group: str
+    otherwise: int | None
+    """Where it has committed nothing: `EARLIEST`, `LATEST`, or None: that is refused."""
+
+
+Start: TypeAlias = Bound | OfGroup
+
+
+def starting(options: Options) -> Start | None:
     """Where a new query begins; None: nothing was said. Raises `BadOption`."""
-    return _bound(options, "starting")
+    if (options.get("startingOffsets") or "").strip().lower() != _GROUP:
+        for name in _OF_GROUPS:
+            options.refuse(name, "only startingOffsets = group has one")
+        return _bound(options, "starting")
+    group = options.get("group.id")
+    if not group:
+        reason = "startingOffsets = group needs the name of a consumer group"
+        raise errors.BadOption(option="group.id", value=group, reason=reason)
+    reset = options.one_of("groupOffsetReset", ("earliest", "latest", "error"))
+    by_time = _by_time(options, "starting")
+    return OfGroup(group, _WORDS.get(reset)) if by_time is None else by_time
 
 
 def ending(options: Options) -> Bound | None:
@@ -43,7 +67,7 @@ def ending(options: Options) -> Bound | None:
     return _bound(options, "ending")
 
 
-def check_start_of_batch(bound: Bound | None) -> None:
+def check_start_of_batch(bound: Start | None) -> None:
     """Raises `BadOption` for the end of the log."""
     if LATEST in _points(bound):
         reason = "a batch that begins there has no records"
@@ -67,7 +91,7 @@ def encode_partitions(partitions: Mapping[str, list[int]]) -> str:
     return msgspec.json.encode(partitions).decode()
 
 
-def _points(bound: Bound | None) -> Iterator[Point | None]:
+def _points(bound: Start | None) -> Iterator[Point | OfGroup | None]:
     if isinstance(bound, Mapping):
         for each in bound.values():
             yield from each.values()
@@ -75,7 +99,7 @@ def _points(bound: Bound | None) -> Iterator[Point | None]:
         yield bound
 
 
-def _bound(options: Options, side: str) -> Bound | None:
+def _by_time(options: Options, side: str) -> Bound | None:
     timestamp = options.whole(f"{side}Timestamp")
     if timestamp is not None:
         return _at(timestamp)
@@ -83,14 +107,21 @@ def _bound(options: Options, side: str) -> Bound | None:
     value = options.get(name)
     if value is not None:
         return _json(name, value, '{"flights": {"0": 1357016400000}}', _at)
+    return None
+
+
+def _bound(options: Options, side: str) -> Bound | None:
+    by_time = _by_time(options, side)
     name = f"{side}Offsets"
     value = options.get(name)
-    if value is None:
-        return None
+    if by_time is not None or value is None:
+        return by_time
     word = _WORDS.get(value.strip().lower())
     if word is not None:
         return word
-    found = _json(name, value, 'earliest, latest, or JSON: {"flights": {"0": 23, "1": -2}}', int)
+    words = [*_WORDS, *([_GROUP] if side == "starting" else [])]
+    expected = f'{", ".join(words)}, or JSON: {{"flights": {{"0": 23, "1": -2}}}}'
+    found = _json(name, value, expected, int)
     if any(isinstance(each, int) and each < EARLIEST for each in _points(found)):
         reason = "an offset is 0 and up, -2 (earliest) or -1 (latest)"
         raise errors.BadOption(option=name, value=value, reason=reason)

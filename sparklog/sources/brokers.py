@@ -10,7 +10,7 @@ import pyarrow as pa
 from sparklog import errors, limits, wire
 from sparklog.client.connection import Connection
 from sparklog.client.reading import describe, read_range
-from sparklog.sources.views import Choose, TopicView
+from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import Slice, Source
 
 
@@ -76,3 +76,18 @@ class BrokerView:
         request = wire.OffsetsForTimes(topic=topic, timestamps_us={partition: timestamp_us})
         found: wire.Offsets = self._connection.action("offsets.for_times", request)
         return None if found.offsets[partition] < 0 else found.offsets[partition]
+
+    def committed(self, group: str) -> GroupOffsets | None:
+        name = wire.GroupName(group=group)
+        try:
+            self._connection.action("groups.describe", name)
+        except errors.GroupRefused:
+            return None
+        # The broker tells only of topics that are still those that the group has read. What has
+        # the name of one by now may be another than it was at our last look, which then counts.
+        found: wire.GroupOffsets = self._connection.action("groups.offsets", name)
+        return {
+            (each.topic, each.partition): Committed(self._infos[each.topic].topic_id, each.offset)
+            for each in found.offsets
+            if each.topic in self._infos
+        }

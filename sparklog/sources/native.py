@@ -26,7 +26,7 @@ _RANGE: Final = frozenset(
     f"{side}{how}".lower()
     for side in ("starting", "ending")
     for how in ("Offsets", "OffsetsByTimestamp", "Timestamp", "OffsetsByTimestampStrategy")
-)
+) | {"group.id", "groupoffsetreset"}
 """Options that say from where to where."""
 
 _FEW_PARTITIONS: Final = 64

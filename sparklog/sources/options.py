@@ -6,7 +6,9 @@
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
-| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
+| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
+| `group.id` | | with `startingOffsets` = `group`: the consumer group that has committed where to begin |
+| `groupOffsetReset` | `earliest` | where it has committed nothing: `earliest`, `latest`, or `error` |
 | `startingOffsetsByTimestamp` | | the same by time, in ms since 1970 UTC; goes before `startingOffsets` |
 | `startingTimestamp` | | one time for all partitions; goes before both |
 | `startingOffsetsByTimestampStrategy` | `error` | where no record is that late: `error`, or `latest` |
@@ -18,6 +20,7 @@
 | `maxRecordsPerPartition` | | most records of one task |
 | `failOnDataLoss` | `true` | whether records that are gone end the query |
 | `pollInterval` | object store, broker: `500ms`; folder: none | a stream looks no oftener for what is new |
+| `commitToGroup` | | a stream commits its progress to this consumer group, so that its lag shows |
 | `includeHeaders` | `false` | adds the column `headers` |
 | `columns` | all but `headers` | only these columns: Spark never tells a Python source what it needs |
 | `valueFormat` | `binary` | what `value` is: `binary`, `string`, or `json`, read as `valueSchema` says |
@@ -35,7 +38,7 @@ from typing import Final
 from sparklog import errors, limits
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, Options, check_bootstrap
 from sparklog.sources import bounds, selection
-from sparklog.sources.bounds import Bound
+from sparklog.sources.bounds import Bound, Start
 from sparklog.sources.selection import Selection
 
 CORRUPT: Final = "_corrupt"
@@ -61,6 +64,8 @@ _KNOWN: Final = (
     "subscribePattern",
     "assign",
     "startingOffsets",
+    "group.id",
+    "groupOffsetReset",
     "startingOffsetsByTimestamp",
     "startingTimestamp",
     "startingOffsetsByTimestampStrategy",
@@ -70,6 +75,7 @@ _KNOWN: Final = (
     "maxRecordsPerPartition",
     "failOnDataLoss",
     "pollInterval",
+    "commitToGroup",
     "includeHeaders",
     "columns",
     "valueFormat",
@@ -101,7 +107,7 @@ class SourceOptions:
 
     place: Place
     selection: Selection
-    starting: Bound | None
+    starting: Start | None
     ending: Bound | None
     late_start_is_latest: bool
     """A start by time that no record reaches: whether it means the end, or is refused."""
@@ -112,6 +118,7 @@ class SourceOptions:
     max_records_per_partition: int | None
     fail_on_data_loss: bool
     poll_interval_seconds: float | None
+    commit_to_group: str | None
     columns: tuple[str, ...]
     value_format: str
     value_schema: str | None
@@ -124,9 +131,12 @@ class SourceOptions:
     """What to tell a query that came from Spark's Kafka source."""
 
     def check_batch(self) -> None:
-        """Raises `BadOption` for a range that cannot hold a record."""
+        """Raises `BadOption` for a range that cannot hold a record, and what only a stream does."""
         bounds.check_start_of_batch(self.starting)
         bounds.check_end_of_batch(self.ending)
+        if self.commit_to_group is not None:
+            reason = "a batch is read as often as it is evaluated, and never done; a stream commits"
+            raise _bad("commitToGroup", self.commit_to_group, reason)
 
     def check_stream(self, *, has_limits: bool = True) -> None:
         """Raises `BadOption` for what only a batch has, and for limits where Spark knows none."""
@@ -173,6 +183,7 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         max_records_per_partition=options.count("maxRecordsPerPartition"),
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         poll_interval_seconds=options.seconds("pollInterval"),
+        commit_to_group=_group(options),
         columns=_columns(options, with_corrupt=bad_values == "column"),
         value_format=value_format,
         value_schema=options.get("valueSchema"),
@@ -195,6 +206,13 @@ def _place(options: Options) -> Place:
         if found:
             return Place(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
     return Place(root=options.root, storage=tuple(sorted(options.storage.items())))
+
+
+def _group(options: Options) -> str | None:
+    group = options.get("commitToGroup")
+    if group is not None and not group.strip():
+        raise _bad("commitToGroup", group, "expected the name of a consumer group")
+    return group
 
 
 def _columns(options: Options, *, with_corrupt: bool) -> tuple[str, ...]:

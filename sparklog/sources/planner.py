@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping
 
 from sparklog import errors
-from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, Bound, Point
+from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, OfGroup, Point, Start
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
 from sparklog.sources.views import TopicView, View
@@ -80,17 +80,19 @@ class Planner:
         return self._position(lambda _, topic, number: topic.ends[number])
 
     def resolve(
-        self, option: str, given: Bound | None, *, otherwise: int, late_is_latest: bool
+        self, option: str, given: Start | None, *, otherwise: int, late_is_latest: bool
     ) -> Position:
         """The position that the user meant by `option`, or `otherwise` where nothing was given.
 
         `late_is_latest`: a time that no record reaches means the end of the log.
 
-        Raises `BadOption` for a time that no record reaches, and where a bound by partition names
-        other partitions than are read; `UnknownTopic` and `OffsetOutOfRange`, unless losses are
-        allowed.
+        Raises `BadOption` for a time that no record reaches, for a group that does not exist, and
+        where a bound by partition names other partitions than are read; `UnknownTopic`,
+        `OffsetOutOfRange` and `DataLoss`, unless losses are allowed.
         """
         self.check_topics()
+        if isinstance(given, OfGroup):
+            return self._of_group(given)
         bound = otherwise if given is None else given
         if isinstance(bound, Mapping):
             self._check_names(option, bound)
@@ -106,6 +108,40 @@ class Planner:
             return self._offset(name, topic, number, asked)
 
         return self._position(point)
+
+    def _of_group(self, given: OfGroup) -> Position:
+        committed = self._view.committed(given.group)
+        if committed is None:
+            reason = (
+                "there is no such consumer group, or what it had committed has expired;"
+                " startingOffsets = earliest or latest needs none"
+            )
+            raise errors.BadOption(option="group.id", value=given.group, reason=reason)
+        if not all(
+            self._holds(name, each.topic_id, number, each.offset)
+            for (name, number), each in committed.items()
+            if self._selection.selects(name)
+        ):
+            # The group may have read what came since the last look.
+            self.refresh(anew=True)
+            self.check_topics()
+        lacking = []
+
+        def point(name: str, topic: TopicView, number: int) -> int:
+            found = committed.get((name, number))
+            if found is not None and found.topic_id == topic.id:
+                return self._first_left(name, number, found.offset)
+            lacking.append(f"{name}-{number}")
+            return topic.starts[number] if given.otherwise == EARLIEST else topic.ends[number]
+
+        position = self._position(point)
+        if lacking:
+            reason = f"group {given.group!r} has committed nothing of {', '.join(lacking)}"
+            if given.otherwise is None:
+                raise errors.BadOption(option="groupOffsetReset", value="error", reason=reason)
+            where = "start" if given.otherwise == EARLIEST else "end"
+            _log.warning("%s: read from the %s on, as groupOffsetReset says", reason, where)
+        return position
 
     def _check_names(self, option: str, bound: Mapping[str, Mapping[int, Point]]) -> None:
         read = {name: set(self._partitions(name)) for name in self._topics}

@@ -7,6 +7,8 @@ Traps of Spark 4.2 that this room knows:
   an answer waits while it looks, longer the longer nothing came; but never long, because with two
   sources in a query each waits for the other.
 - Spark pickles a reader before and after it plans, so what follows the log is made when needed.
+- Spark calls `commit` when it plans the next batch, so never for the last one. But a batch that
+  `latestOffset` starts from is done: the log of commits has it already.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from sparklog.clock import Clock, SystemClock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.batch import planner_of
 from sparklog.sources.bounds import LATEST
+from sparklog.sources.groups import GroupReporter, sender
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
@@ -55,18 +58,29 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """When enough records waited last, or had waited for long enough."""
         self._target: Position | None = None
         """Where a query that reads what is available now ends."""
+        self._initial: dict[str, Any] | None = None
+        self._reporter: GroupReporter | None = None
+        self._reporter_patience_seconds = limits.GROUP_REPORT_LAST_SECONDS
+        """For how long, in all, the end of a query may still wait for it."""
 
     # -------------------------------------------------------------------------- where it is
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        options = self._options
-        found = self._refreshed().resolve(
-            "startingOffsets",
-            options.starting,
-            otherwise=LATEST,
-            late_is_latest=options.late_start_is_latest,
-        )
-        return offsets.encode(found)
+        """Where the first micro-batch begins. Spark may ask more than once, and a group, or the end
+        of the log, may have moved on by then.
+        """
+        options, planner = self._options, self._refreshed()
+        if self._initial is None:
+            found = self._patiently(
+                lambda: planner.resolve(
+                    "startingOffsets",
+                    options.starting,
+                    otherwise=LATEST,
+                    late_is_latest=options.late_start_is_latest,
+                )
+            )
+            self._initial = offsets.encode(found)
+        return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What Spark hands back to `latestOffset`, but for triggers that know no limits."""
@@ -82,6 +96,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         position = offsets.decode(start)
+        end = self._latest(position, limit)
+        self._report(position, is_last=self._target is not None and end == position)
+        return offsets.encode(end)
+
+    def _latest(self, position: Position, limit: ReadLimit) -> Position:
         end = self._advance(position, limit)
         if self._target is None and not self._poll_interval_seconds:
             left_seconds = self._idle_wait_seconds()
@@ -91,7 +110,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 end = self._advance(position, limit)
         if end != position:
             self._moved_at = self._clock.monotonic()
-        return offsets.encode(end)
+        return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         return None if self._planner is None else offsets.encode(self._planner.latest())
@@ -137,6 +156,30 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         idle_seconds = self._clock.monotonic() - self._moved_at
         wait_seconds = max(idle_seconds / 20, limits.STREAM_WAIT_MIN_SECONDS)
         return min(wait_seconds, limits.STREAM_WAIT_MAX_SECONDS)
+
+    # -------------------------------------------------------------------------- how far it is
+
+    def commit(self, end: dict[str, Any]) -> None:
+        self._report(offsets.decode(end))
+
+    def stop(self) -> None:
+        if self._reporter is not None:
+            self._reporter.close(limits.GROUP_REPORT_LAST_SECONDS)
+
+    def _report(self, done: Position, *, is_last: bool = False) -> None:
+        """Tells the group, if there is one, that the query is there. Raises nothing."""
+        group = self._options.commit_to_group
+        if group is None:
+            return
+        if self._reporter is None:
+            self._reporter = GroupReporter(group, sender(self._options.place, group))
+        self._reporter.tell(done)
+        if is_last:  # Spark may end this process as soon as it hears of it
+            began = self._clock.monotonic()
+            self._reporter.flush(self._reporter_patience_seconds)
+            waited_seconds = self._clock.monotonic() - began
+            left_seconds = self._reporter_patience_seconds - waited_seconds
+            self._reporter_patience_seconds = max(left_seconds, 0.0)
 
     # -------------------------------------------------------------------------- a micro-batch
 
@@ -215,7 +258,10 @@ class EarlierStreamReader(StreamReader):
         if self._last is None:
             self._last = offsets.encode(self._refreshed().latest())
         else:
-            self._last = super().latestOffset(self._last, ReadAllAvailable())
+            # Where it was told to go, and not where it has been: that alone `commit` says.
+            self._last = offsets.encode(
+                self._latest(offsets.decode(self._last), ReadAllAvailable())
+            )
         return self._last
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:

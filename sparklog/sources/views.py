@@ -10,11 +10,11 @@ from typing import Protocol
 
 import msgspec
 
-from sparklog import errors, limits
+from sparklog import consumeroffsets, errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_since
+from sparklog.storage.read import first_since, read_slice
 from sparklog.storage.snapshot import Slice, TableSnapshot
 
 
@@ -29,6 +29,17 @@ class TopicView(msgspec.Struct, frozen=True):
     ends: tuple[int, ...]
     """High watermarks."""
 
+
+class Committed(msgspec.Struct, frozen=True):
+    """The next offset that a consumer group wants of a partition."""
+
+    topic_id: str
+    """Of which topic it is: another that has the name now has other offsets."""
+    offset: int
+
+
+GroupOffsets = Mapping[tuple[str, int], Committed]
+"""By topic and partition."""
 
 Choose = Callable[[Iterable[str]], list[str]]
 """Of the names that exist, those that are meant."""
@@ -54,6 +65,12 @@ class View(Protocol):
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """The least offset of a record that is not older; None: there is none."""
+
+    def committed(self, group: str) -> GroupOffsets | None:
+        """What a consumer group has committed by now; None: there is no such group.
+
+        May leave out topics that were not looked at. Raises as `refresh` does.
+        """
 
 
 class RootView:
@@ -100,6 +117,38 @@ class RootView:
                 path = missing.path
                 self._refresh_snapshots()
         raise errors.MissingObject(path=path, reason="the log names it still")
+
+    def committed(self, group: str) -> GroupOffsets | None:
+        # Of its own: who follows another topic reads all logs anew, and a stream asks this once.
+        follower = RootFollower(self._store, clock=self._clock)
+        if consumeroffsets.TOPIC not in follower.metadata.topics:
+            return None
+        for _ in range(limits.REPLAN_ATTEMPTS):
+            try:
+                return self._read_committed(follower, group)
+            except ObjectMissing as missing:  # compacted or trimmed since
+                path = missing.path
+        raise errors.MissingObject(path=path, reason="the log names it still")
+
+    def _read_committed(self, follower: RootFollower, group: str) -> GroupOffsets | None:
+        topic = consumeroffsets.TOPIC
+        snapshot = follower.refresh([topic])[topic]
+        number = consumeroffsets.partition_of(group, snapshot.partitions)
+        start, end = snapshot.starts[number], follower.ends(snapshot)[number]
+        last: dict[bytes, bytes | None] = {}
+        for piece in follower.plan(topic, snapshot, number, start, end):
+            for batch in read_slice(self._store, piece, columns=("key", "value")):
+                mine = consumeroffsets.of_group(batch, group)
+                keys, values = mine.column("key").to_pylist(), mine.column("value").to_pylist()
+                last.update(zip(keys, values, strict=True))
+        stands = {key: value for key, value in last.items() if value is not None}
+        found = {}
+        for data, value in stands.items():
+            key = consumeroffsets.decode_key(data)
+            if isinstance(key, consumeroffsets.OffsetKey):
+                offset = consumeroffsets.decode_offset(value)
+                found[key.topic, key.partition] = Committed(offset.topic_id, offset.offset)
+        return found if stands else None
 
     def _refresh_snapshots(self) -> None:
         """Looks at the same topics again; raises `TopicChanged` where one is another now."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from sparklog import consumeroffsets, limits
 from sparklog.clock import ManualClock, SystemClock
+from sparklog.consumeroffsets import CommittedOffset, OffsetKey
 from sparklog.sources import tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.options import Place
@@ -40,6 +42,7 @@ class World:
 
     uri: str = field(default_factory=lambda: f"memory://source-{next(_names)}")
     values: dict[int, list[bytes]] = field(default_factory=lambda: {0: [], 1: []})
+    _has_groups: bool = False
 
     def __post_init__(self) -> None:
         self.root = HandmadeRoot(open_store(self.uri), clock=SystemClock())
@@ -56,6 +59,31 @@ class World:
                 batches.append(("t", partition, payload(values)))
         if batches:
             self.root.append(*batches)
+
+    def commit(self, group: str, offsets: Mapping[int, int | None], *, topic_id: str = "") -> None:
+        """What a group says of partitions of `t`, in one object of the log; None: it takes it back.
+
+        `topic_id`: of another topic than has the name now.
+        """
+        if not self._has_groups:
+            self.root.create_topic(consumeroffsets.TOPIC, limits.OFFSETS_PARTITIONS)
+            self._has_groups = True
+        values: list[bytes | None] = []
+        for offset in offsets.values():
+            value = None
+            if offset is not None:
+                known = topic_id or self.root.topic_id("t")
+                committed = CommittedOffset(offset=offset, commit_ms=0, topic_id=known)
+                value = consumeroffsets.encode_offset(committed)
+            values.append(value)
+        keys = [consumeroffsets.encode_key(OffsetKey(group, "t", number)) for number in offsets]
+        number = consumeroffsets.partition_of(group, limits.OFFSETS_PARTITIONS)
+        self.root.append((consumeroffsets.TOPIC, number, payload(values, key=keys)))
+
+    def publish_groups(self) -> None:
+        """What groups have said so far is in the table."""
+        if self._has_groups:
+            self.root.publish(consumeroffsets.TOPIC)
 
     def planner(self, *topics: str, pattern: str | None = None, fail: bool = True) -> Planner:
         """One that has looked."""

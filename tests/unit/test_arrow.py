@@ -83,6 +83,21 @@ reader = datasource.batch_reader(options, StructType(columns))
 done = sum(batch.num_rows for part in reader.partitions() for batch in reader.read(part))
 """
 
+FOLLOW = """
+from pyspark.sql.types import *
+from sparklog.sources import datasource
+
+options = {"root": sys.argv[1], "subscribe": "t", "startingOffsets": "group", "group.id": "g"}
+wanted = StructType([StructField("value", BinaryType())])
+reader = datasource.stream_reader(options | {"commitToGroup": "g"}, wanted)
+start = reader.initialOffset()
+end = reader.latestOffset(start, reader.getDefaultReadLimit())
+done = sum(b.num_rows for part in reader.partitions(start, end) for b in reader.read(part))
+reader.commit(end)
+reader.stop()
+assert "sparklog.session" in sys.modules
+"""
+
 WRITE = """
 import pyarrow as pa
 from sparklog import arrow
@@ -98,10 +113,12 @@ done = 3
 """
 
 
-@pytest.mark.parametrize("task", [READ, WRITE], ids=["read", "write"])
+@pytest.mark.parametrize("task", [READ, FOLLOW, WRITE], ids=["read", "follow", "write"])
 def test_tasks_load_nothing_heavy(tmp_path: Path, task: str) -> None:
-    """Neither pandas nor numba, to read what is published and what is not, and to stage rows."""
+    """Neither pandas nor numba: to read what is published and what is not, to follow it from where
+    a group is and to look for a broker to tell, and to stage rows."""
     world = World(uri=str(tmp_path))
+    world.commit("g", {0: 0, 1: 0})
     world.append(2)
     world.root.publish("t")
     world.root.append(("t", 1, payload([b"x"], headers=[[{"key": "h", "value": b"1"}]])))

@@ -44,6 +44,35 @@ MEMBERS = st.builds(
 )
 
 
+@pytest.mark.parametrize(
+    ("group", "hashed"),
+    [
+        ("", 0),
+        ("abc", 96_354),
+        ("my-group", 1_906_497_762),  # a negative one
+        ("polygenelubricants", 0),  # Integer.MIN_VALUE, which has no absolute value
+        ("\N{PILE OF POO}", 1_772_556),  # two of Java's chars
+    ],
+)
+def test_a_group_has_the_partition_that_kafka_gives_it(group: str, hashed: int) -> None:
+    """By `Utils.abs(String.hashCode())`; the numbers are Java's."""
+    assert consumeroffsets.partition_of(group, 2**31) == hashed
+    assert consumeroffsets.partition_of(group, 8) == hashed % 8
+
+
+@given(groups=st.lists(TEXT, max_size=8), wanted=TEXT)
+def test_a_group_s_records_are_told_from_others(groups: list[str], wanted: str) -> None:
+    """Also from those of a group whose name begins alike, and from no record of a group."""
+    keys = [encode_key(OffsetKey(each, "t", 0)) for each in groups]
+    keys += [encode_key(GroupKey(each)) for each in groups]
+    given_keys = pa.array([*keys, b"", None, b"\0\3\0\1g"], pa.binary())
+    found = consumeroffsets.of_group(pa.record_batch({"key": given_keys}), wanted)
+    times = groups.count(wanted)
+    expected = [encode_key(OffsetKey(wanted, "t", 0))] * times
+    expected += [encode_key(GroupKey(wanted))] * times
+    assert found.column("key").to_pylist() == expected
+
+
 def test_bytes_are_those_of_kafka() -> None:
     """Written by hand from the message definitions of Kafka 4.1."""
     assert encode_key(OffsetKey("g", "to", 3)) == b"\0\1\0\1g\0\2to\0\0\0\3"

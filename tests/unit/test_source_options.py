@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparklog import errors, limits
-from sparklog.sources.bounds import EARLIEST, LATEST, AtTime
+from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, OfGroup
 from sparklog.sources.options import COLUMNS, CORRUPT, Place, parse
 
 GIVEN = {"root": "memory://x", "subscribe": "b, a"}
@@ -49,7 +49,19 @@ def test_options_come_in_any_case() -> None:
         ({"subscribePattern": "a.*"}, errors.BadOption, "exactly one of subscribe"),
         ({"path": "/elsewhere"}, errors.BadOption, "root = 'memory://x' says other"),
         ({"bootstrap": "host:8815"}, errors.BadOption, "set only one"),
-        ({"startingOffsets": "last"}, errors.BadOption, "expected earliest, latest, or JSON"),
+        ({"startingOffsets": "last"}, errors.BadOption, "earliest, latest, group, or JSON"),
+        ({"endingOffsets": "group"}, errors.BadOption, "expected earliest, latest, or JSON"),
+        ({"startingOffsets": "group"}, errors.BadOption, "group.id = None: .* needs the name"),
+        ({"startingOffsets": "group", "group.id": ""}, errors.BadOption, "group.id = ''"),
+        ({"group.id": "g"}, errors.BadOption, "only startingOffsets = group"),
+        ({"groupOffsetReset": "latest"}, errors.BadOption, "only startingOffsets = group"),
+        (
+            {"startingOffsets": "group", "group.id": "g", "groupOffsetReset": "none"},
+            errors.BadOption,
+            "earliest or latest or error",
+        ),
+        ({"commitToGroup": " "}, errors.BadOption, "expected the name of a consumer group"),
+        ({"groupid": "g"}, errors.UnknownOption, "did you mean 'group.id'"),
         ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
         ({"startingTimestamp": "now"}, errors.BadOption, "expected a whole number"),
         ({"endingOffsetsByTimestamp": "5"}, errors.BadOption, "expected {"),
@@ -161,6 +173,24 @@ def test_a_start_by_time_goes_before_one_by_offset() -> None:
     assert (options.starting, options.ending) == (AtTime(5_000), AtTime(6_000))
 
 
+@pytest.mark.parametrize(
+    ("reset", "otherwise"),
+    [
+        ({}, EARLIEST),
+        ({"groupOffsetReset": "LATEST"}, LATEST),
+        ({"groupoffsetreset": "error"}, None),
+    ],
+)
+def test_a_start_may_be_a_group_s(reset: dict[str, str], otherwise: int | None) -> None:
+    """Of batch and stream alike; a start by time goes before it, as before any other."""
+    given = {"startingOffsets": "Group", "GROUP.ID": "g"} | reset
+    options = parse(GIVEN | given)
+    assert options.starting == OfGroup("g", otherwise)
+    options.check_batch()
+    options.check_stream()
+    assert parse(GIVEN | given | {"startingTimestamp": "5"}).starting == AtTime(5_000)
+
+
 def test_a_time_beyond_all_times_is_the_last_one() -> None:
     """Long.MAX_VALUE, as programs write it, fits into microseconds."""
     options = parse(GIVEN | {"startingTimestamp": str(2**63 - 1)})
@@ -185,6 +215,7 @@ def test_durations_are_written_as_spark_s(text: str, seconds: float) -> None:
         ({"endingOffsets": "earliest"}, "check_batch", "no records"),
         ({"endingOffsets": "latest"}, "check_stream", "availableNow"),
         ({"endingTimestamp": "1"}, "check_stream", "availableNow"),
+        ({"commitToGroup": "g"}, "check_batch", "a stream commits"),
     ],
 )
 def test_a_range_that_makes_no_sense_is_refused(
@@ -203,12 +234,14 @@ def test_a_query_that_moves_over_is_told_once_what_has_no_effect() -> None:
     given = {
         "kafka.bootstrap.servers": "x:9092",
         "groupIdPrefix": "g",
+        "kafka.group.id": "g",
         "kafka.x": "1",
     }
     (note,) = parse(GIVEN | given).stream_notes()
     assert note == (
         "options of Spark's Kafka connector have no effect here: groupIdPrefix,"
-        " kafka.bootstrap.servers (set root, the folder or bucket of the log), kafka.x"
+        " kafka.bootstrap.servers (set root, the folder or bucket of the log),"
+        " kafka.group.id (set commitToGroup, the group in which a source shows its lag), kafka.x"
     )
     assert parse(GIVEN).stream_notes() == []
 

@@ -1,0 +1,580 @@
+"""The Spark source and consumer groups: where one is, and how it is told where a query is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+
+import sparklog
+from sparklog import consumeroffsets, errors, limits, wire
+from sparklog.client import Log
+from sparklog.settings import GroupSettings
+from sparklog.sources import groups, stream, views
+from sparklog.sources.bounds import EARLIEST, LATEST, OfGroup
+from sparklog.sources.groups import GroupReporter, Progress, sender
+from sparklog.sources.offsets import Position
+from sparklog.sources.options import Place, parse
+from sparklog.sources.planner import Planner
+from sparklog.sources.reader import view_of
+from sparklog.sources.selection import Selection
+from sparklog.sources.stream import EarlierStreamReader, StreamReader
+from sparklog.storage.meta import read_heartbeats
+from sparklog.storage.objects import LocalStore, ObjectMissing
+from sparklog.storage.read import read_slice
+from tests.support.kafkas import broker
+from tests.support.roots import payload
+from tests.support.waiting import wait_until
+from tests.support.worlds import WatchedClock, World, position
+
+LONG_SECONDS = 3600.0
+SHORT_SECONDS = 0.05
+PATIENCE_SECONDS = 30.0
+
+
+def start_of(planner: Planner, otherwise: int | None = EARLIEST, group: str = "g") -> Any:
+    """Where a query begins in `t`, by partition."""
+    found = planner.resolve(
+        "startingOffsets", OfGroup(group, otherwise), otherwise=LATEST, late_is_latest=False
+    )
+    return found["t"].offsets
+
+
+# ------------------------------------------------------------------------------ where a group is
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(
+            st.sampled_from(["g", "h", "gg"]),
+            st.dictionaries(st.integers(0, 1), st.none() | st.integers(0, 9), min_size=1),
+        ),
+        st.just("publish"),
+        st.just("trim"),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60)
+@given(steps=STEPS)
+def test_the_last_word_of_a_group_counts(steps: list[Any]) -> None:
+    """Wherever it stands, table or log; what was taken back, and other groups', does not."""
+    world = World()
+    world.append(9, 9)
+    stands: dict[str, dict[int, int]] = {}
+    for step in steps:
+        if step == "trim":
+            world.root.trim()
+        elif step == "publish":
+            world.publish_groups()
+        else:
+            group, offsets = step
+            world.commit(group, offsets)
+            known = stands.setdefault(group, {})
+            for number, offset in offsets.items():
+                known.pop(number, None)
+                if offset is not None:
+                    known[number] = offset
+    for group in ("g", "h", "gg"):
+        if stands.get(group):
+            expected = {0: 0, 1: 0} | stands[group]
+            assert start_of(world.planner(), group=group) == expected
+        else:
+            with pytest.raises(errors.BadOption, match=f"group.id = '{group}': there is no such"):
+                start_of(world.planner(), group=group)
+
+
+def test_only_the_partition_of_the_group_is_read() -> None:
+    """What stands in another, such as a tombstone of its key, says nothing."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 2})
+    other = (consumeroffsets.partition_of("g", limits.OFFSETS_PARTITIONS) + 1) % 8
+    key = consumeroffsets.encode_key(consumeroffsets.OffsetKey("g", "t", 0))
+    world.root.append((consumeroffsets.TOPIC, other, payload([None], key=[key])))
+    assert start_of(world.planner()) == {0: 2, 1: 0}
+
+
+def test_partitions_without_a_commit_begin_where_the_option_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """At the start, at the end, or nowhere; one warning names them."""
+    world = World()
+    world.append(3, 4)
+    world.commit("g", {0: 1})
+    with caplog.at_level(logging.WARNING, "sparklog.sources"):
+        assert start_of(world.planner(), EARLIEST) == {0: 1, 1: 0}
+        assert start_of(world.planner(), LATEST) == {0: 1, 1: 4}
+    assert [record.getMessage() for record in caplog.records] == [
+        f"group 'g' has committed nothing of t-1: read from the {where} on,"
+        " as groupOffsetReset says"
+        for where in ("start", "end")
+    ]
+    with pytest.raises(errors.BadOption, match="'error': group 'g' has committed nothing of t-1"):
+        start_of(world.planner(), None)
+
+
+def test_a_topic_created_again_is_never_read_under_an_old_offset() -> None:
+    """Its id is another, so that what the group has committed is of no partition of it."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 3, 1: 3})
+    old_id = world.root.topic_id("t")
+    world.root.delete_topic("t")
+    world.root.create_topic("t")
+    world.values = {0: [], 1: []}
+    world.append(9, 9)
+    assert start_of(world.planner()) == {0: 0, 1: 0}
+    assert start_of(world.planner(), LATEST) == {0: 9, 1: 9}
+    world.commit("g", {0: 4})
+    world.commit("g", {1: 8}, topic_id=old_id)
+    assert start_of(world.planner()) == {0: 4, 1: 0}
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_a_group_that_does_not_exist_is_told_by_name(with_others: bool) -> None:
+    """Where nobody has ever committed anything, and where others have."""
+    world = World()
+    if with_others:
+        world.commit("h", {0: 0})
+    with pytest.raises(errors.BadOption, match=r"group.id = 'g': there is no such consumer group"):
+        start_of(world.planner())
+
+
+def test_a_group_that_has_only_read_other_topics_exists() -> None:
+    """It has committed nothing of this one."""
+    world = World()
+    world.append(2, 2)
+    key = consumeroffsets.encode_key(consumeroffsets.GroupKey("g"))
+    world.commit("h", {0: 1})
+    number = consumeroffsets.partition_of("g", limits.OFFSETS_PARTITIONS)
+    world.root.append((consumeroffsets.TOPIC, number, payload([b"a group"], key=[key])))
+    assert start_of(world.planner()) == {0: 0, 1: 0}
+
+
+def test_committed_offsets_that_are_gone_are_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """Below the log start or beyond the end: an error by name, or what is left."""
+    world = World()
+    for _ in range(2):
+        world.append(5, 5)
+        world.root.publish("t")
+    world.root.move_start("t", 0, 5)
+    world.commit("g", {0: 3, 1: 3})
+    world.commit("h", {0: 7, 1: 12})
+    with pytest.raises(errors.DataLoss, match="t-0: offsets 3 to 5 are gone: the log starts later"):
+        start_of(world.planner())
+    with pytest.raises(errors.DataLoss, match="t-1: offsets 10 to 12 are gone: the log ends"):
+        start_of(world.planner(), group="h")
+    with caplog.at_level(logging.WARNING, "sparklog.sources"):
+        assert start_of(world.planner(fail=False)) == {0: 5, 1: 3}
+        assert start_of(world.planner(fail=False), group="h") == {0: 7, 1: 10}
+    assert len(caplog.records) == 2
+
+
+def test_a_group_may_be_ahead_of_the_last_look() -> None:
+    """What it has read since then is no loss."""
+    world = World()
+    world.append(2)
+    planner = world.planner()
+    world.append(3)
+    world.commit("g", {0: 5, 1: 0})
+    assert start_of(planner) == {0: 5, 1: 0}
+
+
+def test_offsets_that_move_while_they_are_read_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file or object that is gone was compacted or trimmed: the same is planned again."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 1, 1: 1})
+    planner = world.planner()
+    failures = iter([True, True, False])
+
+    def fail_twice(*given: Any, **options: Any) -> Any:
+        if next(failures):
+            world.publish_groups()
+            world.root.trim()
+            raise ObjectMissing("trimmed")
+        return read_slice(*given, **options)
+
+    monkeypatch.setattr(views, "read_slice", fail_twice)
+    assert start_of(planner) == {0: 1, 1: 1}
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ObjectMissing("gone")
+
+    monkeypatch.setattr(views, "read_slice", fail)
+    with pytest.raises(errors.MissingObject, match="gone"):
+        start_of(planner)
+
+
+# ------------------------------------------------------------------------------ telling a group
+
+
+class Group:
+    """Takes commits, or fails as it was told to, or waits."""
+
+    def __init__(self) -> None:
+        self.commits: list[dict[int, int]] = []
+        self.failures: list[Exception] = []
+        self.attempts = 0
+        self.began = threading.Semaphore(0)
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+
+    def send(self, progress: Progress) -> None:
+        self.attempts += 1
+        self.began.release()
+        assert self.may_go_on.wait(PATIENCE_SECONDS)
+        if self.failures:
+            raise self.failures.pop(0)
+        self.commits.append({number: offset for (_, number), (_, offset) in progress.items()})
+
+    def reporter(self, **seconds: float) -> GroupReporter:
+        given = {"interval_seconds": 0.0, "retry_seconds": LONG_SECONDS} | seconds
+        return GroupReporter("g", self.send, **given)
+
+
+@pytest.fixture(name="group")
+def _group() -> Iterator[Group]:
+    group = Group()
+    yield group
+    group.may_go_on.set()
+
+
+def at(*offsets: int) -> Position:
+    """These offsets of `t`, from partition 0 on."""
+    return position("0", *offsets)
+
+
+def test_the_newest_position_is_committed_one_commit_at_a_time(group: Group) -> None:
+    """What is overtaken while another commit is under way is left out; nobody waits for it."""
+    reporter = group.reporter()
+    group.may_go_on.clear()
+    reporter.tell(at(1, 0))
+    assert group.began.acquire(timeout=PATIENCE_SECONDS)
+    for offset in range(2, 50):
+        reporter.tell(at(offset, 0))
+    assert group.attempts == 1
+    group.may_go_on.set()
+    reporter.close(PATIENCE_SECONDS)
+    assert group.commits == [{0: 1, 1: 0}, {0: 49}]
+
+
+def test_what_has_not_changed_is_committed_again_in_time(group: Group) -> None:
+    """Offsets expire that nobody commits again; in between only what has changed is."""
+    reporter = group.reporter()
+    for position_told in (at(1, 5), at(1, 5), at(2, 5)):
+        reporter.tell(position_told)
+        reporter.flush(PATIENCE_SECONDS)
+    reporter.close(PATIENCE_SECONDS)
+    assert group.commits == [{0: 1, 1: 5}, {0: 2}]
+    group.commits.clear()
+    reporter = group.reporter(again_seconds=0.0)
+    for position_told in (at(1, 5), at(1, 5), at(2, 5)):
+        reporter.tell(position_told)
+        reporter.flush(PATIENCE_SECONDS)
+    reporter.close(PATIENCE_SECONDS)
+    assert group.commits == [{0: 1, 1: 5}, {0: 1, 1: 5}, {0: 2, 1: 5}]
+
+
+def test_commits_keep_their_distance_unless_it_is_the_last(group: Group) -> None:
+    """The first goes at once, the next only after a while, and `flush` waits for no interval."""
+    reporter = group.reporter(interval_seconds=LONG_SECONDS)
+    reporter.tell(at(1, 1))
+    wait_until(lambda: group.commits == [{0: 1, 1: 1}], "the first was committed")
+    reporter.tell(at(2, 1))
+    time.sleep(SHORT_SECONDS)
+    assert group.attempts == 1
+    reporter.flush(PATIENCE_SECONDS)
+    assert group.commits == [{0: 1, 1: 1}, {0: 2}]
+    reporter.close(PATIENCE_SECONDS)
+
+
+def test_a_failure_is_told_once_and_tried_again(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each kind of failure, until a commit succeeds; nothing is raised."""
+    gone = errors.BrokerUnavailable(address="x", reason="no broker lives there")
+    group.failures = [gone, gone, OSError("odd"), gone]
+    with caplog.at_level(logging.WARNING, "sparklog.sources"):
+        reporter = group.reporter(retry_seconds=0.0)
+        reporter.tell(at(3, 3))
+        wait_until(lambda: group.commits == [{0: 3, 1: 3}], "it was tried often enough")
+        group.failures = [gone]
+        reporter.tell(at(4, 3))
+        wait_until(lambda: group.commits[1:] == [{0: 4}], "the next was tried again")
+        reporter.close(PATIENCE_SECONDS)
+    told = [record.getMessage() for record in caplog.records]
+    assert ["no broker" in each for each in told] == [True, False, True]
+    assert all("'g'" in each and "the query goes on" in each for each in told)
+
+
+def test_a_group_with_members_is_told_what_to_do(
+    group: Group, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One warning names the group, and what may be done."""
+    group.failures = [errors.MemberFenced(group="g", member_id="", error="UNKNOWN_MEMBER_ID")] * 3
+    reporter = group.reporter()
+    with caplog.at_level(logging.WARNING, "sparklog.sources"):
+        for offset in range(3):
+            reporter.tell(at(offset, 0))
+            reporter.flush(PATIENCE_SECONDS)
+    reporter.close(PATIENCE_SECONDS)
+    (told,) = caplog.messages
+    assert "group 'g': it has members (stop them, or let commitToGroup name a group" in told
+    assert group.commits == [{0: 2, 1: 0}]
+
+
+def test_the_end_of_a_query_waits_for_no_broker_for_long(group: Group) -> None:
+    """`flush` ends with a failure, or when its time is over."""
+    group.failures = [OSError("odd")]
+    reporter = group.reporter()
+    reporter.flush(PATIENCE_SECONDS)  # nothing was told
+    reporter.tell(at(1, 0))
+    began = time.monotonic()
+    reporter.flush(LONG_SECONDS)
+    assert group.failures == []
+    group.may_go_on.clear()
+    reporter.tell(at(2, 0))
+    reporter.close(SHORT_SECONDS)
+    assert time.monotonic() - began < PATIENCE_SECONDS
+    reporter.tell(at(3, 0))
+    reporter.flush(LONG_SECONDS)  # it is closed
+
+
+# ------------------------------------------------------------------------------ what a stream tells
+
+
+@pytest.fixture(name="told")
+def _told(monkeypatch: pytest.MonkeyPatch, group: Group) -> Group:
+    """Instead of a broker."""
+    monkeypatch.setattr(stream, "sender", lambda *_: group.send)
+    return group
+
+
+def stream_of(
+    world: World, kind: type[StreamReader] = StreamReader, /, **changes: str
+) -> StreamReader:
+    """A stream from the beginning of the world's topic, which tells group `g`."""
+    given = {"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"}
+    options = parse(given | {"pollInterval": "0ms", "commitToGroup": "g"} | changes)
+    return kind(options, world.scan(), WatchedClock())
+
+
+def test_a_stream_tells_where_it_starts_from(told: Group) -> None:
+    """What Spark starts the next batch from is done: so an idle query has no lag."""
+    world = World()
+    world.append(3, 2)
+    reader = stream_of(world)
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    wait_until(lambda: told.commits == [{0: 0, 1: 0}], "the start was committed")
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    reader.stop()
+    assert told.commits == [{0: 0, 1: 0}, {0: 3, 1: 2}]
+
+
+def test_available_now_ends_with_its_last_commit(told: Group) -> None:
+    """Spark ends the planner once it hears that nothing is left; by then it is committed."""
+    world = World()
+    world.append(3, 2)
+    reader = stream_of(world)
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    assert reader.latestOffset(end, ReadAllAvailable()) == end
+    assert told.commits[-1].items() <= {0: 3, 1: 2}.items()
+    assert told.commits[-1][0] == 3
+    reader.stop()
+
+
+def test_a_query_waits_for_its_last_commits_so_long_in_all(told: Group) -> None:
+    """One that is done with this source may go on with another, and ask again and again."""
+    world, clock = World(), WatchedClock()
+    world.append(3, 2)
+    given = {"root": world.uri, "subscribe": "t", "commitToGroup": "g"}
+    reader = StreamReader(parse(given), world.scan(), clock)
+    reader.prepareForTriggerAvailableNow()
+    start = reader.initialOffset()
+    asked: list[float] = []
+
+    def flush(self: GroupReporter, timeout_seconds: float) -> None:
+        asked.append(timeout_seconds)
+        clock.advance(timeout_seconds / 2)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(GroupReporter, "flush", flush)
+        for _ in range(20):
+            assert reader.latestOffset(start, ReadAllAvailable()) == start
+    assert asked[0] == limits.GROUP_REPORT_LAST_SECONDS
+    assert sum(each / 2 for each in asked) <= limits.GROUP_REPORT_LAST_SECONDS
+    reader.stop()
+
+
+def test_a_stream_of_an_earlier_spark_tells_what_was_committed(told: Group) -> None:
+    """It is asked where the log ends before a batch is read, which tells nobody anything."""
+    world = World()
+    world.append(3, 2)
+    reader = stream_of(world, EarlierStreamReader)
+    assert isinstance(reader, EarlierStreamReader)
+    start = reader.initialOffset()
+    end = reader.latestOffset()
+    world.append(1)
+    assert reader.latestOffset() != end
+    assert told.attempts == 0
+    reader.partitions(start, end)
+    reader.commit(end)
+    reader.stop()
+    assert told.commits == [{0: 3, 1: 2}]
+
+
+def test_a_stream_without_the_option_tells_nobody(told: Group) -> None:
+    """Whatever Spark calls."""
+    world = World()
+    world.append(3)
+    options = parse({"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"})
+    reader = StreamReader(options, world.scan(), WatchedClock())
+    reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    reader.commit(reader.initialOffset())
+    reader.stop()
+    assert told.attempts == 0
+
+
+def test_the_first_position_of_a_stream_stays() -> None:
+    """Spark may ask for it twice, and a group go on in between."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 1, 1: 1})
+    reader = stream_of(world, **{"startingOffsets": "group", "group.id": "g"})
+    found = reader.initialOffset()
+    world.commit("g", {0: 2, 1: 2})
+    assert reader.initialOffset() == found
+    assert found["t"]["offsets"] == {"0": 1, "1": 1}
+
+
+def test_a_stream_that_begins_anew_finds_its_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that does not answer at first is waited for."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 1, 1: 1})
+    reader = stream_of(world, **{"startingOffsets": "group", "group.id": "g"})
+    committed, failures = views.RootView.committed, iter([True, True, False])
+
+    def fail_twice(self: views.RootView, group: str) -> Any:
+        if next(failures):
+            raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
+        return committed(self, group)
+
+    monkeypatch.setattr(views.RootView, "committed", fail_twice)
+    assert reader.initialOffset()["t"]["offsets"] == {"0": 1, "1": 1}
+
+
+# ------------------------------------------------------------------------------ with a broker
+
+
+@pytest.fixture(name="log")
+def _log(tmp_path: Path) -> Iterator[Log]:
+    quick = GroupSettings(initial_rebalance_delay_ms=0)
+    with broker(tmp_path, groups=quick) as agent, sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=2)
+        with log.producer() as producer:
+            for number in range(10):
+                producer.send("t", b"v", partition=number % 2)
+        yield log
+
+
+@pytest.fixture(name="by_root")
+def _by_root(tmp_path: Path) -> Iterator[Place]:
+    yield Place(root=str(tmp_path))
+    groups._connection.cache_clear()
+
+
+def test_root_and_broker_say_the_same_of_a_group(log: Log, by_root: Place) -> None:
+    """What is committed is found by either, at once; of a topic that was created again nothing."""
+    by_broker = Place(bootstrap=log.connection.address)
+
+    def both(group: str = "g") -> Any:
+        found = []
+        for place in (by_root, by_broker):
+            view = view_of(place)
+            selection = Selection(topics=("t",))
+            planner = Planner(view, selection, fail_on_data_loss=True)
+            planner.refresh()
+            try:
+                found.append(start_of(planner, group=group))
+            except errors.BadOption as error:
+                found.append(str(error))
+        assert found[0] == found[1]
+        return found[0]
+
+    assert "group.id = 'g': there is no such" in both()
+    log.commit_group_offsets("g", {("t", 0): 3, ("t", 1): 4})
+    assert both() == {0: 3, 1: 4}
+    log.flush_to_table()
+    log.commit_group_offsets("g", {("t", 1): 5})
+    assert both() == {0: 3, 1: 5}
+    assert "group.id = 'h': there is no such" in both("h")
+    log.delete_topic("t")
+    log.create_topic("t", partitions=2)
+    log.commit_group_offsets("g", {("t", 1): 0})
+    assert both() == {0: 0, 1: 0}
+
+
+@pytest.mark.parametrize("named_by", ["root", "address"])
+def test_progress_is_committed_for_all_to_see(log: Log, by_root: Place, named_by: str) -> None:
+    """By the root's live broker, or by the one that is named."""
+    place = by_root if named_by == "root" else Place(bootstrap=log.connection.address)
+    topic_id = log.describe("t").topic_id
+    sender(place, "g")({("t", 0): (topic_id, 3), ("t", 1): (topic_id, 5)})
+    assert log.group_offsets("g") == {("t", 0): 3, ("t", 1): 5}
+
+
+def test_progress_in_a_topic_that_is_gone_is_not_committed(log: Log, by_root: Place) -> None:
+    """Nor in one that has its name now; the other topics' is."""
+    old_id = log.describe("t").topic_id
+    other_id = log.create_topic("u", partitions=1).topic_id
+    log.delete_topic("t")
+    log.create_topic("t", partitions=2)
+    progress = {("t", 0): (old_id, 3), ("u", 0): (other_id, 0), ("gone", 0): (old_id, 1)}
+    sender(by_root, "g")(progress)
+    assert log.group_offsets("g") == {("u", 0): 0}
+    sender(by_root, "h")({("t", 0): (old_id, 3)})
+    with pytest.raises(errors.GroupRefused, match="no such group"):
+        log.describe_group("h")
+
+
+def test_a_group_with_members_refuses(log: Log, by_root: Place) -> None:
+    """Its members' offsets are not overwritten."""
+    info = log.describe("t")
+    join = wire.JoinGroup(
+        group="g",
+        session_timeout_ms=10_000,
+        rebalance_timeout_ms=10_000,
+        protocol_type="consumer",
+        protocols=[wire.GroupProtocol(name="range")],
+    )
+    joined: wire.JoinedGroup = log.connection.action("groups.join", join)
+    with pytest.raises(errors.MemberFenced):
+        sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
+    log.connection.action("groups.leave", wire.LeaveGroup(group="g", member_id=joined.member_id))
+    sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
+    assert log.group_offsets("g") == {("t", 0): 3}
+
+
+def test_no_broker_is_started_for_a_report(tmp_path: Path, by_root: Place) -> None:
+    """Where none lives it fails, and it succeeds as soon as one does."""
+    with sparklog.connect(tmp_path) as log:
+        topic_id = log.create_topic("t", partitions=1).topic_id
+    send = sender(by_root, "g")
+    with pytest.raises(errors.BrokerUnavailable, match="no broker lives there"):
+        send({("t", 0): (topic_id, 0)})
+    assert all(each.stopped for each in read_heartbeats(LocalStore(tmp_path)).values())
+    with sparklog.connect(tmp_path) as log:
+        send({("t", 0): (topic_id, 0)})
+        assert log.group_offsets("g") == {("t", 0): 0}
