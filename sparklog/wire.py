@@ -351,6 +351,8 @@ class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     metadata: str = ""
     commit_ms: int = -1
     """When it was committed, in ms since the Unix epoch; of no meaning in a commit."""
+    topic_id: str = ""
+    """Given in a commit: refuse if the topic was created anew since."""
 
 
 class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -75,6 +75,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
     leader_epoch: int = -1
     metadata: str = ""
+    topic_id: str = ""
+    """Given: the offset is one of that topic, whatever has its name now."""
 
 
 @dataclass(slots=True)
@@ -266,7 +268,7 @@ class Coordinator:
         if len(commit.metadata.encode()) > limits.OFFSET_METADATA_BYTES:
             return GroupError.OFFSET_METADATA_TOO_LARGE
         topic_id = self._topic_id(place)
-        if topic_id is None:
+        if topic_id is None or commit.topic_id not in ("", topic_id):
             return GroupError.UNKNOWN_TOPIC_OR_PARTITION
         return CommittedOffset(
             offset=commit.offset,

@@ -495,7 +495,11 @@ class Core:
         return delete_change(before) if before.topic_id is not None else None
 
     def add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
-        """Raises `UnknownTopic`, `BadPartitionCount`. Existing records stay where they are."""
+        """Existing records stay where they are.
+
+        Raises `UnknownTopic`, `BadPartitionCount`, `InternalTopic`: groups would move.
+        """
+        _check_not_internal(request.topic, "add partitions to")
         _check_count(request.topic, request.partitions)
         with self._changing(f"partitions for topic {request.topic}"):
             topic = self._ledger.topic(request.topic)

@@ -153,7 +153,10 @@ def _leave(groups: Coordinator, request: wire.LeaveGroup) -> Answer:
 def _commit(groups: Coordinator, request: wire.CommitOffsets) -> Answer:
     offsets = {
         (each.topic, each.partition): Commit(
-            offset=each.offset, leader_epoch=each.leader_epoch, metadata=each.metadata
+            offset=each.offset,
+            leader_epoch=each.leader_epoch,
+            metadata=each.metadata,
+            topic_id=each.topic_id,
         )
         for each in request.offsets
     }
@@ -183,6 +186,7 @@ def _offsets(groups: Coordinator, request: wire.GroupName) -> Answer:
                 leader_epoch=value.leader_epoch,
                 metadata=value.metadata,
                 commit_ms=value.commit_ms,
+                topic_id=value.topic_id,
             )
             for (topic, partition), value in sorted(found.items())
         ]

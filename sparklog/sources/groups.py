@@ -176,9 +176,10 @@ def sender(place: Place, group: str) -> Callable[[Progress], None]:
         ids = {
             topic: _topic_id(connection, topic) for topic in dict.fromkeys(t for t, _ in progress)
         }
-        # The group takes an offset for one of the topic that has the name now.
         offsets = [
-            wire.GroupOffset(topic=topic, partition=number, offset=offset, metadata=note)
+            wire.GroupOffset(
+                topic=topic, partition=number, offset=offset, metadata=note, topic_id=topic_id
+            )
             for (topic, number), (topic_id, offset) in progress.items()
             if topic_id == ids[topic]
         ]

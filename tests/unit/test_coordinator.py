@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sparklog import consumeroffsets, errors, limits
+from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker.coordinator import Commit, Coordinator, Errors, TopicPartition
 from sparklog.broker.groups import (
     Description,
@@ -245,6 +245,18 @@ def test_a_topic_created_anew_has_no_offsets(room: Room) -> None:
     assert room.offsets() == {("t", 1): 1}
 
 
+def test_a_commit_may_name_the_topic_that_it_means(room: Room) -> None:
+    """Who has read a topic that is gone says nothing of the one that has its name."""
+    topic_id = room.rig.core.id_of("t")
+    named = {("t", 0): Commit(offset=7, topic_id=topic_id)}
+    assert room.take(room.groups.commit("g", named)) == {("t", 0): None}
+    room.rig.core.delete_topic("t")
+    room.rig.create("t", partitions=2)
+    refused = {("t", 0): GroupError.UNKNOWN_TOPIC_OR_PARTITION}
+    assert room.take(room.groups.commit("g", named)) == refused
+    assert room.offsets() == {}
+
+
 def test_a_record_that_does_not_become_durable_changes_nothing(
     clock: ManualClock,
 ) -> None:
@@ -274,6 +286,9 @@ def test_nobody_else_writes_or_deletes_the_topic(room: Room) -> None:
         room.rig.core.append_kafka(consumeroffsets.TOPIC, 0, b"", wait=False)
     with pytest.raises(errors.InternalTopic):
         room.rig.core.delete_topic(consumeroffsets.TOPIC)
+    with pytest.raises(errors.InternalTopic):
+        more = wire.AddPartitions(topic=consumeroffsets.TOPIC, partitions=50)
+        room.rig.core.add_partitions(more)
 
 
 # ------------------------------------------------------------------------------ members

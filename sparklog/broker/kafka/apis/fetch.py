@@ -152,12 +152,9 @@ async def _look(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> int:
 def _place(door: Door, wish: _Wish) -> None:
     identity = wish.identity
     wish.name = identity if isinstance(identity, str) else name_of_id(door.core, identity)
+    door.core.check_leader_epoch(wish.name, wish.number, wish.leader_epoch)
     place = door.core.place(wish.name, wish.number)
-    wish.start, wish.end, epoch = place.start, place.end, place.leader_epoch
-    if wish.leader_epoch not in (-1, epoch):
-        newer = wish.leader_epoch > epoch
-        kind = errors.UnknownLeaderEpoch if newer else errors.FencedLeaderEpoch
-        raise kind(topic=wish.name, partition=wish.number, found=wish.leader_epoch, current=epoch)
+    wish.start, wish.end = place.start, place.end
     if not wish.start <= wish.offset <= wish.end:
         raise errors.OffsetOutOfRange(
             topic=wish.name,
