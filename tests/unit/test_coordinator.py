@@ -286,8 +286,8 @@ def test_nobody_else_writes_or_deletes_the_topic(room: Room) -> None:
         room.rig.core.append_kafka(consumeroffsets.TOPIC, 0, b"", wait=False)
     with pytest.raises(errors.InternalTopic):
         room.rig.core.delete_topic(consumeroffsets.TOPIC)
+    more = wire.AddPartitions(topic=consumeroffsets.TOPIC, partitions=50)
     with pytest.raises(errors.InternalTopic):
-        more = wire.AddPartitions(topic=consumeroffsets.TOPIC, partitions=50)
         room.rig.core.add_partitions(more)
 
 
