@@ -12,7 +12,7 @@ import socket
 import subprocess
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -41,10 +41,13 @@ def java() -> str:
 class KafkaProcess:
     """A broker with its data in `folder`, which must not exist; serving when `start` returns.
 
-    Raises RuntimeError where it does not come up.
+    `settings` go before those that it has otherwise. Raises RuntimeError where it does not come up.
     """
 
-    def __init__(self, jars: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, jars: Sequence[str], folder: Path, settings: Mapping[str, str] | None = None
+    ) -> None:
+        self._settings = dict(settings or {})
         self._java = [java(), *_JVM_FLAGS, "-cp", os.pathsep.join(jars)]
         self._folder = folder
         self._config = folder / "server.properties"
@@ -61,7 +64,8 @@ class KafkaProcess:
         self._port, controller_port = _free_ports(2)
         self._folder.mkdir(parents=True)
         self._config.write_text(
-            _properties(self._folder / "data", self._port, controller_port), "utf-8"
+            _properties(self._folder / "data", self._port, controller_port, self._settings),
+            "utf-8",
         )
         format_storage = ("kafka.tools.StorageTool", "format", "--config", str(self._config))
         with self._starting() as output:
@@ -137,7 +141,7 @@ class KafkaProcess:
         self.stop()
 
 
-def _properties(data: Path, port: int, controller_port: int) -> str:
+def _properties(data: Path, port: int, controller_port: int, more: Mapping[str, str]) -> str:
     settings = {
         "process.roles": "broker,controller",
         "node.id": "1",
@@ -150,6 +154,7 @@ def _properties(data: Path, port: int, controller_port: int) -> str:
         "offsets.topic.replication.factor": "1",
         "transaction.state.log.replication.factor": "1",
         "transaction.state.log.min.isr": "1",
+        **more,
     }
     return "".join(f"{name}={value}\n" for name, value in settings.items())
 

@@ -63,7 +63,10 @@ def find_duplicate(
 ) -> Written | None:
     """The batch that stands already, or None for a new one that may be appended.
 
-    Raises `OutOfOrderSequence` and `ProducerFenced`.
+    Raises `OutOfOrderSequence`, `ProducerFenced`, and `UnknownProducer`: one that was silent for
+    `PRODUCER_EXPIRY_SECONDS` was forgotten, and begins anew with another epoch or id. Kafka takes
+    any sequence there; but of two first batches that are under way, the second must not stand when
+    the first was refused.
     """
     if state is not None and stamp.epoch < state.epoch:
         raise errors.ProducerFenced(
@@ -77,7 +80,8 @@ def find_duplicate(
                 return written
         expected = state.recent[-1].next_sequence
     if stamp.base_sequence != expected:
-        raise errors.OutOfOrderSequence(
+        kind = errors.UnknownProducer if state is None else errors.OutOfOrderSequence
+        raise kind(
             topic=topic,
             partition=partition,
             producer_id=stamp.producer_id,

@@ -310,6 +310,28 @@ def test_the_classic_first_program(tmp_path: Path) -> None:
         consumer.close()
 
 
+def test_a_producer_that_was_forgotten_goes_on(
+    agent: Agent, log: sparklog.Log, address: str
+) -> None:
+    """It wrote nothing for so long that its sequences are not remembered."""
+    log.create_topic("t", partitions=2)
+    failed: list[Any] = []
+    producer = confluent_kafka.Producer({"bootstrap.servers": address, "enable.idempotence": True})
+
+    def send(value: bytes) -> None:
+        producer.produce("t", value, partition=0, on_delivery=lambda error, _: failed.append(error))
+        assert producer.flush(SECONDS) == 0
+
+    for value in (b"a", b"b", b"c"):
+        send(value)
+    with agent._ledger.lock:
+        agent._ledger.topic("t").partitions[0].producers.clear()
+    send(b"d")
+    send(b"e")
+    assert failed == [None] * 5
+    assert log.read("t").column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
+
+
 # ------------------------------------------------------------------------------ offsets, admin
 
 

@@ -44,9 +44,9 @@ def broker(root: Path, **settings: Any) -> Iterator[Agent]:
 class Frames:
     """One connection to the door: any request in any version, for what no client asks."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, seconds: float = SECONDS) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), SECONDS)
+        self._socket = socket.create_connection((host, int(port)), seconds)
         self._numbers = itertools.count(1)
 
     @staticmethod

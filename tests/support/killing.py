@@ -71,8 +71,11 @@ class Witness(Protocol):
 class BrokerProcess:
     """`sparklog broker` on a root, always at the same address."""
 
-    def __init__(self, root: Path, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, root: Path, environment: Mapping[str, str] | None = None, *, kafka: str = ""
+    ) -> None:
         self.root = root
+        self.kafka_address = kafka
         self._environment = {**os.environ, **_EAGER, **(environment or {})}
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -81,7 +84,7 @@ class BrokerProcess:
     def start(self) -> None:
         """Returns when it serves."""
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(self.root)]
-        command += ["--id", "1", "--flight", self.address, "--kafka", ""]
+        command += ["--id", "1", "--flight", self.address, "--kafka", self.kafka_address]
         self._process = subprocess.Popen(command, env=self._environment, stdout=subprocess.PIPE)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()

@@ -27,9 +27,9 @@ def wrote(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
 
 
 def test_a_new_producer_begins_at_zero() -> None:
-    """The first batch of a producer is new; a later one cannot come first."""
+    """The first batch of a producer is new; a later one cannot come first, and is told why."""
     assert judge(None, Stamp(7, 0, 0)) is None
-    with pytest.raises(errors.OutOfOrderSequence) as refused:
+    with pytest.raises(errors.UnknownProducer) as refused:
         judge(None, Stamp(7, 0, 5))
     assert refused.value.facts == {
         "topic": "t",

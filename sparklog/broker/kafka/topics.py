@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from typing import Any, Final
 
 from sparklog import errors
@@ -36,6 +37,17 @@ def name_of_id(core: Core, topic_id: uuid.UUID | None) -> str:
     if found is None:
         raise errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
     return found
+
+
+def check_brokers(name: str, assignments: Iterable[Any]) -> None:
+    """Raises `BadAssignment` where a partition has no brokers, or one twice.
+
+    Who leads what is for the brokers to agree on; an assignment must make sense, though.
+    """
+    for each in assignments:
+        brokers = list(each.broker_ids)
+        if not brokers or len(set(brokers)) < len(brokers):
+            raise errors.BadAssignment(topic=name, reason=f"brokers {brokers} for a partition")
 
 
 def named(topic: Any) -> dict[str, Any]:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.kafka.messages import Request
+from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import APIS, Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
+_NAME: Final = re.compile("[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
+"""Of a client's software, and its version."""
+
 
 @serves(18, "api_versions", last=4)
-async def _handle(_door: Door, _request: Request) -> Reply:
+async def _handle(_door: Door, request: Request) -> Reply:
+    body = request.body
+    told = [getattr(body, f"client_software_{each}", None) for each in ("name", "version")]
+    if any(each is not None and not _NAME.fullmatch(each) for each in told):
+        return {**answer(ErrorCode.invalid_request), "api_keys": ()}
     return answer(ErrorCode.none)
 
 
-def answer(code: ErrorCode) -> Reply:
+def answer(code: ErrorCode) -> Fields:
     """Also of a request in a version that is not served: the client tries again with another."""
     return {
         "error_code": code,

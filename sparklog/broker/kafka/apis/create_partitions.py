@@ -11,6 +11,7 @@ from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.topics import check_brokers
 
 
 @serves(37, "create_partitions", last=3)
@@ -51,3 +52,4 @@ def _check_assignments(door: Door, topic: Any) -> None:
             topic=topic.name,
             reason=f"{more} partitions more, and brokers are given for {len(topic.assignments)}",
         )
+    check_brokers(topic.name, topic.assignments or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -12,19 +13,20 @@ from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.resources import entry_fields
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import kafka_id
+from sparklog.broker.kafka.topics import check_brokers, kafka_id
 
 
 @serves(19, "create_topics", last=7)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
-    names = [each.name for each in body.topics]
+    counts = Counter(each.name for each in body.topics)
     only_checks = getattr(body, "validate_only", False)
+    topics = {each.name: each for each in body.topics}  # who is named twice is refused once
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _create(door, each, twice=names.count(each.name) > 1, only_checks=only_checks)
-            for each in body.topics
+            await _create(door, each, twice=counts[each.name] > 1, only_checks=only_checks)
+            for each in topics.values()
         ],
     }
 
@@ -48,7 +50,7 @@ async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> 
             "error_message": str(error),
             "num_partitions": -1,
             "replication_factor": -1,
-            "configs": None,
+            "configs": (),
         }
     entries = door.core.new_topic_configs(config)
     return {
@@ -85,4 +87,5 @@ def _assigned(topic: Any) -> int:
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):
         raise errors.BadAssignment(topic=topic.name, reason=f"it is of partitions {numbers}")
+    check_brokers(topic.name, topic.assignments)
     return len(numbers)

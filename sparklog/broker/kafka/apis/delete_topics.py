@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -22,15 +23,22 @@ async def _handle(door: Door, request: Request) -> Reply:
         if hasattr(body, "topics")
         else [(name, None) for name in body.topic_names]
     )
+    counts = Counter(wanted)
     return {
         "throttle_time": NO_TIME,
-        "responses": [await _delete(door, name, topic_id) for name, topic_id in wanted],
+        "responses": [
+            await _delete(door, *each, twice=count > 1) for each, count in counts.items()
+        ],
     }
 
 
-async def _delete(door: Door, name: str | None, topic_id: Any) -> Fields:
+async def _delete(door: Door, name: str | None, topic_id: Any, *, twice: bool) -> Fields:
     code, message = ErrorCode.none, None
     try:
+        if (name is None) == (topic_id is None):
+            raise errors.BadRequest(reason="a topic is named, or told by its id")
+        if twice:
+            raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
         name = name if name is not None else name_of_id(door.core, topic_id)
         await door.blocking(door.core.delete_topic, name)
     except errors.SparklogError as error:

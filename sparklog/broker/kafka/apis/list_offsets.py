@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -12,30 +14,43 @@ from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
+_NO_EPOCH: Final = -1
 _GREATEST_TIME: Final = -3
+_SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4: 8, -5: 9}
+"""Times that mean something else, by the first version that knows them."""
 
 
 @serves(2, "list_offsets", last=10)
 async def _handle(door: Door, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [
-                    await _partition(door, topic.name, each) for each in topic.partitions
-                ],
-            }
-            for topic in request.body.topics
-        ],
+        "topics": [await _topic(door, each, request.version) for each in request.body.topics],
     }
+
+
+async def _topic(door: Door, topic: Any, version: int) -> Fields:
+    """A partition that is named more than once is refused, once."""
+    counts = Counter(each.partition_index for each in topic.partitions)
+    found = {}
+    for each in topic.partitions:
+        number = each.partition_index
+        if counts[number] > 1:
+            found[number] = _refused(number, ErrorCode.invalid_request)
+        elif each.timestamp < 0 and not _SINCE_VERSION.get(each.timestamp, version + 1) <= version:
+            found[number] = _refused(number, ErrorCode.unsupported_version)
+        else:
+            found[number] = await _partition(door, topic.name, each)
+    return {"name": topic.name, "partitions": list(found.values())}
 
 
 async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
     number = wanted.partition_index
-    code, timestamp_ms, offset, leader_epoch = ErrorCode.none, -1, -1, -1
+    timestamp_ms, offset = -1, -1
     try:
         place = door.core.place(topic, number)
+        door.core.check_leader_epoch(
+            topic, number, getattr(wanted, "current_leader_epoch", _NO_EPOCH)
+        )
         leader_epoch = place.leader_epoch
         match wanted.timestamp:
             case -1:
@@ -46,16 +61,25 @@ async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
                 offset = -1
             case asked_ms:
                 timestamp_ms, offset = await door.blocking(_at_time, door, topic, number, asked_ms)
-        if offset < 0:
-            leader_epoch = -1
     except errors.SparklogError as error:
-        code, offset, leader_epoch = code_of(error), -1, -1
+        return _refused(number, code_of(error))
+    return {
+        "partition_index": number,
+        "error_code": ErrorCode.none,
+        "timestamp": timestamp_ms,
+        "offset": offset,
+        "leader_epoch": leader_epoch if offset >= 0 else _NO_EPOCH,
+        "old_style_offsets": (),
+    }
+
+
+def _refused(number: int, code: ErrorCode) -> Fields:
     return {
         "partition_index": number,
         "error_code": code,
-        "timestamp": timestamp_ms,
-        "offset": offset,
-        "leader_epoch": leader_epoch,
+        "timestamp": -1,
+        "offset": -1,
+        "leader_epoch": _NO_EPOCH,
         "old_style_offsets": (),
     }
 
@@ -67,8 +91,6 @@ def _at_time(door: Door, topic: str, number: int, asked_ms: int) -> tuple[int, i
     """
     if asked_ms == _GREATEST_TIME:
         return door.core.greatest_time(topic, number)
-    if asked_ms < 0:
-        raise errors.BadRequest(reason=f"{asked_ms} is no time")
     request = wire.OffsetsForTimes(topic=topic, timestamps_us={number: asked_ms * 1_000})
     offset = door.core.offsets_for_times(request).offsets[number]
     if offset < 0:

@@ -9,9 +9,11 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import kafka_id, name_of_id
+from sparklog.record import check_topic_name
 
 
 @serves(3, "metadata", last=13)
@@ -25,30 +27,36 @@ async def _handle(door: Door, request: Request) -> Reply:
         "cluster_id": cluster.cluster_id,
         "controller_id": broker,
         "topics": [await _topic(door, each, body) for each in _wanted(door, request)],
+        "cluster_authorized_operations": (
+            ON_CLUSTER
+            if getattr(body, "include_cluster_authorized_operations", False)
+            else NOT_ASKED
+        ),
         "error_code": ErrorCode.none,
     }
 
 
 def _wanted(door: Door, request: Request) -> list[Any]:
-    """What was asked for; all topics for null, and for none at all in version 0."""
+    """What was asked for, once; all topics for null, and for none at all in version 0."""
     topics = request.body.topics
     if topics is None or (request.version == 0 and not topics):
         return list(door.core.topics().topics)
-    return list(topics)
+    return list({(each.name, getattr(each, "topic_id", None)): each for each in topics}.values())
 
 
 async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
     name = wanted if isinstance(wanted, str) else getattr(wanted, "name", None)
     topic_id = None if isinstance(wanted, str) else getattr(wanted, "topic_id", None)
     try:
-        known = str(name) if name is not None else name_of_id(door.core, topic_id)
+        known = check_topic_name(str(name)) if name is not None else name_of_id(door.core, topic_id)
+        tells = getattr(body, "include_topic_authorized_operations", False)
         try:
-            return _described(door, known)
+            return _described(door, known, tells=tells)
         except errors.UnknownTopic:
             if not getattr(body, "allow_auto_topic_creation", True):
                 raise
             await door.blocking(door.core.auto_create, known)
-            return _described(door, known)
+            return _described(door, known, tells=tells)
     except errors.SparklogError as error:
         return {
             "error_code": code_of(error),
@@ -58,7 +66,8 @@ async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
         }
 
 
-def _described(door: Door, name: str) -> Fields:
+def _described(door: Door, name: str, *, tells: bool) -> Fields:
+    """`tells`: also what may be done with it."""
     return {
         "error_code": ErrorCode.none,
         "name": name,
@@ -76,4 +85,5 @@ def _described(door: Door, name: str) -> Fields:
             }
             for number, place in enumerate(door.core.places(name))
         ],
+        "topic_authorized_operations": ON_TOPIC if tells else NOT_ASKED,
     }

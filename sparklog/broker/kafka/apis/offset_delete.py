@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.coordinator import Errors
 from sparklog.broker.groups import GroupError
-from sparklog.broker.kafka.codes import group_code
+from sparklog.broker.kafka.codes import code_of, group_code
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
@@ -17,6 +21,15 @@ _OF_THE_GROUP = {
     GroupError.NON_EMPTY_GROUP,
     GroupError.NOT_COORDINATOR,
 }
+
+
+def _code(door: Door, topic: str, number: int, found: Errors) -> ErrorCode:
+    """What is not there is not there; with a topic its offsets have gone."""
+    try:
+        door.core.place(topic, number)
+    except errors.Invalid as error:
+        return code_of(error)
+    return group_code(found[topic, number])
 
 
 @serves(47, "offset_delete", last=0)
@@ -33,7 +46,7 @@ async def _handle(door: Door, request: Request) -> Reply:
             "partitions": [
                 {
                     "partition_index": each.partition_index,
-                    "error_code": group_code(found[topic.name, each.partition_index]),
+                    "error_code": _code(door, topic.name, each.partition_index, found),
                 }
                 for each in topic.partitions
             ],

@@ -36,7 +36,9 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
                 if refusal is not None:
                     raise refusal
                 name = name_of(door.core, topic)
-                outcome = await _append(door, name, each.index, bytes(each.records or b""))
+                if not each.records:
+                    raise errors.BadBatch(reason="there is none")
+                outcome = await _append(door, name, each.index, bytes(each.records))
             except errors.SparklogError as error:
                 outcome = error
             of_topic.append((each.index, outcome))

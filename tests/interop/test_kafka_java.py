@@ -1,0 +1,360 @@
+"""Kafka's own tools and Java clients, unmodified, with a broker of ours.
+
+They come from Maven's repositories by Spark's Ivy; where they cannot be got, the tests say so.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+import sparklog
+from sparklog.bench import jars
+from sparklog.bench.kafkaprocess import java
+from sparklog.broker.agent import Agent
+from sparklog.settings import GroupSettings
+from tests.support.kafkas import broker
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
+
+GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
+TOOLS: Final = "org.apache.kafka.tools"
+GROUP_COMMAND: Final = "consumer.group.ConsumerGroupCommand"
+PROGRAMS: Final = Path(__file__).parent / "java"
+PATIENCE_SECONDS: Final = 240.0
+
+
+def part(artifact: str = "kafka-tools") -> Sequence[str]:
+    """The jars of that part of Kafka."""
+    try:
+        return jars.find_tools(artifact)
+    except RuntimeError as error:
+        pytest.skip(str(error))
+
+
+def command(paths: Sequence[str], *arguments: str) -> list[str]:
+    """A JVM that says only what is wrong."""
+    return [
+        *(java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR"),
+        *("-cp", os.pathsep.join(paths), *arguments),
+    ]
+
+
+def run(paths: Sequence[str], *arguments: str, **options: Any) -> str:
+    """What a program writes, which has to succeed."""
+    done = subprocess.run(
+        command(paths, *arguments),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@pytest.fixture(name="agent")
+def _agent(tmp_path: Path) -> Iterator[Agent]:
+    with broker(tmp_path / "root", groups=GROUPS) as agent:
+        yield agent
+
+
+@pytest.fixture(name="tool")
+def _tool(agent: Agent) -> Callable[..., str]:
+    """Runs a tool against the broker."""
+    paths = part()
+
+    def tool(name: str, *arguments: str) -> str:
+        address = ("--bootstrap-server", agent.kafka_address)
+        return run(paths, f"{TOOLS}.{name}", *address, *arguments)
+
+    return tool
+
+
+def table(output: str) -> list[list[str]]:
+    """The cells of what a tool writes as a table, without its header."""
+    rows = [line.split() for line in output.splitlines()]
+    first = next(at for at, row in enumerate(rows) if row and row[0] in ("GROUP", "TOPIC"))
+    return [row for row in rows[first + 1 :] if row]
+
+
+# ------------------------------------------------------------------------------ topics
+
+
+def test_topics_by_their_tool(agent: Agent, tool: Callable[..., str]) -> None:
+    """Created, listed, described, widened, configured, cut off at their beginning, deleted."""
+    create = ("--create", "--topic", "t", "--partitions", "2", "--config", "retention.ms=100000")
+    assert "Created topic t." in tool("TopicCommand", *create)
+    assert tool("TopicCommand", *create, "--if-not-exists").strip() == ""
+    assert tool("TopicCommand", "--list").split() == ["t"]
+    tool("TopicCommand", "--alter", "--topic", "t", "--partitions", "3")
+    described = tool("TopicCommand", "--describe", "--topic", "t")
+    assert "PartitionCount: 3\tReplicationFactor: 1\tConfigs: retention.ms=100000" in described
+    assert described.count("Leader: 1\tReplicas: 1\tIsr: 1") == 3
+    with sparklog.connect(agent.address) as log, log.producer() as producer:
+        for number in range(9):
+            producer.send("t", b"%d" % number, partition=number % 3)
+    assert tool("GetOffsetShell", "--topic", "t").split() == ["t:0:3", "t:1:3", "t:2:3"]
+    earliest = ("--topic-partitions", "t:1", "--time", "earliest")
+    assert tool("GetOffsetShell", *earliest).split() == ["t:1:0"]
+    tool("TopicCommand", "--delete", "--topic", "t")
+    assert tool("TopicCommand", "--list").strip() == ""
+
+
+def test_records_are_deleted_by_their_tool(
+    agent: Agent, tool: Callable[..., str], tmp_path: Path
+) -> None:
+    """Up to the offset that is given, for everybody."""
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=1)
+        with log.producer() as producer:
+            for number in range(5):
+                producer.send("t", b"%d" % number)
+        wanted = {"partitions": [{"topic": "t", "partition": 0, "offset": 3}], "version": 1}
+        path = tmp_path / "offsets.json"
+        path.write_text(json.dumps(wanted), "utf-8")
+        output = tool("DeleteRecordsCommand", "--offset-json-file", str(path))
+        assert re.search(r"t-0\s+low_watermark: 3", output), output
+        assert log.read("t").column("offset").to_pylist() == [3, 4]
+
+
+def test_configurations_by_their_tool(agent: Agent) -> None:
+    """Set, told and taken back, of a topic; a broker's are told."""
+    paths = jars.find().broker
+    if not paths:
+        pytest.skip("; ".join(jars.find().missing))
+
+    def tool(*arguments: str) -> str:
+        address = ("--bootstrap-server", agent.kafka_address)
+        return run(paths, "kafka.admin.ConfigCommand", *address, *arguments)
+
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=1)
+        of_topic = ("--entity-type", "topics", "--entity-name", "t")
+        config = "retention.ms=5000,cleanup.policy=[compact,delete]"
+        assert "Completed updating" in tool("--alter", *of_topic, "--add-config", config)
+        assert log.describe("t").config == {
+            "retention.ms": "5000",
+            "cleanup.policy": "compact,delete",
+        }
+        assert "retention.ms=5000" in tool("--describe", *of_topic)
+        tool("--alter", *of_topic, "--delete-config", "retention.ms")
+        assert log.describe("t").config == {"cleanup.policy": "compact,delete"}
+    told = tool("--describe", "--all", "--entity-type", "brokers", "--entity-name", "1")
+    assert "writer.linger_ms" in told
+
+
+# ------------------------------------------------------------------------------ groups
+
+
+def test_groups_by_their_tool(agent: Agent, tool: Callable[..., str]) -> None:
+    """Written and read by the performance tools; listed, described, set back, and deleted."""
+    paths = part()
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=2)
+    sent = run(
+        paths,
+        *(f"{TOOLS}.ProducerPerformance", "--topic", "t", "--num-records", "2000"),
+        *("--record-size", "100", "--throughput", "-1"),
+        *("--producer-props", f"bootstrap.servers={agent.kafka_address}", "compression.type=lz4"),
+    )
+    assert "2000 records sent" in sent
+    read = ("--topic", "t", "--messages", "2000", "--group", "g", "--timeout", "60000")
+    assert ", 2000, " in tool("ConsumerPerformance", *read)
+
+    def groups(*arguments: str) -> str:
+        return tool(GROUP_COMMAND, *arguments)
+
+    def described() -> dict[int, tuple[str, str]]:
+        """By partition: (committed offset, lag)."""
+        rows = table(groups("--describe", "--group", "g"))
+        return {int(row[2]): (row[3], row[5]) for row in rows}
+
+    assert groups("--list").split() == ["g"]
+    assert table(groups("--list", "--state")) == [["g", "Empty"]]
+    before = described()
+    assert sum(int(offset) for offset, _ in before.values()) == 2_000
+    assert [lag for _, lag in before.values()] == ["0", "0"]
+    earliest = ("--reset-offsets", "--group", "g", "--topic", "t", "--to-earliest")
+    assert sorted(table(groups(*earliest, "--dry-run"))) == [
+        ["g", "t", "0", "0"],
+        ["g", "t", "1", "0"],
+    ]
+    assert described() == before
+    reset = ("--reset-offsets", "--group", "g", "--topic", "t:1", "--to-offset", "3", "--execute")
+    assert table(groups(*reset)) == [["g", "t", "1", "3"]]
+    assert described() == {0: before[0], 1: ("3", str(int(before[1][0]) - 3))}
+    assert "Successful" in groups("--delete-offsets", "--group", "g", "--topic", "t:0")
+    assert described().keys() == {1}
+    assert "successful" in groups("--delete", "--group", "g")
+    assert groups("--list").strip() == ""
+
+
+def test_kafka_reads_what_is_committed(agent: Agent, tool: Callable[..., str]) -> None:
+    """Its formatters read the records of `__consumer_offsets` as those of a broker of its own."""
+    with sparklog.connect(agent.address) as log:
+        topic_id = log.create_topic("t", partitions=1).topic_id
+        with log.producer() as producer:
+            for number in range(5):
+                producer.send("t", b"%d" % number)
+    read = ("--topic", "t", "--messages", "5", "--group", "g", "--timeout", "60000")
+    tool("ConsumerPerformance", *read)
+
+    def formatted(kind: str) -> list[Any]:
+        output = tool(
+            "consumer.ConsoleConsumer",
+            *("--topic", "__consumer_offsets", "--from-beginning", "--timeout-ms", "5000"),
+            *("--formatter", f"{TOOLS}.consumer.{kind}MessageFormatter"),
+        )
+        decoder, found, at = json.JSONDecoder(), [], output.find("{")
+        while at >= 0:
+            value, end = decoder.raw_decode(output, at)
+            found.append(value)
+            at = output.find("{", end)
+        return found
+
+    committed = formatted("Offsets")
+    assert {json.dumps(each["key"]["data"], sort_keys=True) for each in committed} == {
+        json.dumps({"group": "g", "partition": 0, "topic": "t"})
+    }
+    assert {each["value"]["version"] for each in committed} == {4}
+    last = committed[-1]["value"]["data"]
+    assert (last["offset"], last["metadata"]) == (5, "")
+    assert bytes.fromhex(topic_id) in _of_kafka_id(last["topicId"])
+    of_all = formatted("GroupMetadata")  # those who look are groups too
+    records = [each for each in of_all if each["key"]["data"]["group"] == "g"]
+    members = [each["value"]["data"]["members"] for each in records if each["value"]]
+    assert [len(each) for each in members][:1] == [1]
+    assert members[-1] == []  # it has left
+
+
+def _of_kafka_id(text: str) -> bytes:
+    """A UUID as Kafka writes it."""
+    return base64.urlsafe_b64decode(text + "==")
+
+
+# ------------------------------------------------------------------------------ at length
+
+
+class Verifiable:
+    """`VerifiableProducer` or `VerifiableConsumer`: a process that tells what it does in JSON."""
+
+    def __init__(self, tool: str, *arguments: str) -> None:
+        self.told: list[dict[str, Any]] = []
+        self._process = subprocess.Popen(
+            command(part(), f"{TOOLS}.{tool}", *arguments),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                self.told.append(json.loads(line))
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        """All that it has told by that name."""
+        return [each for each in list(self.told) if each["name"] == name]
+
+    @property
+    def partitions(self) -> set[int]:
+        """What it has been given, and not been taken."""
+        held: set[int] = set()
+        for each in list(self.told):
+            numbers = {place["partition"] for place in each.get("partitions", ())}
+            if each["name"] == "partitions_assigned":
+                held |= numbers
+            elif each["name"] == "partitions_revoked":
+                held -= numbers
+        return held
+
+    def end(self, how: signal.Signals = signal.SIGTERM) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(how)
+        self._process.wait(PATIENCE_SECONDS)
+        self._thread.join(PATIENCE_SECONDS)
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+
+
+def test_verifiable_clients_lose_nothing(agent: Agent) -> None:
+    """Two consumers of a group, one of which is killed while a producer writes."""
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=4)
+    count = 20_000
+    address = ("--bootstrap-server", agent.kafka_address, "--topic", "t")
+    group = ("--group-id", "g", "--session-timeout", "6000")
+
+    def consumer() -> Verifiable:
+        return Verifiable("VerifiableConsumer", *address, *group, "--reset-policy", "earliest")
+
+    with ExitStack() as ending:
+        first, second = consumer(), consumer()
+        ending.callback(first.end)
+        ending.callback(second.end)
+        wait_until(
+            lambda: len(first.partitions) == len(second.partitions) == 2, "both had their share"
+        )
+        most = ("--max-messages", str(count), "--throughput", "2000", "--acks", "-1")
+        producer = Verifiable("VerifiableProducer", *address, *most)
+        ending.callback(producer.end)
+        wait_until(lambda: len(producer.of("producer_send_success")) > count / 4, "some was sent")
+        first.end(signal.SIGKILL)
+        wait_until(lambda: len(second.partitions) == 4, "the other one had everything")
+        wait_until(lambda: bool(producer.of("shutdown_complete")), "everything was sent")
+        sent = producer.of("producer_send_success")
+        assert len(sent) == count
+        assert producer.of("producer_send_error") == []
+        ends = {
+            number: 1 + max(each["offset"] for each in sent if each["partition"] == number)
+            for number in range(4)
+        }
+        assert sum(ends.values()) == count
+
+        def committed() -> dict[int, int]:
+            found: dict[int, int] = {}
+            for each in second.of("offsets_committed"):
+                assert each["success"], each
+                for place in each["offsets"]:
+                    number, offset = place["partition"], place["offset"]
+                    assert offset >= found.get(number, 0), "a commit went back"
+                    found[number] = offset
+            return found
+
+        wait_until(lambda: committed() == ends, "everything was committed")
+        read = [
+            (place["partition"], offset)
+            for member in (first, second)
+            for each in member.of("records_consumed")
+            for place in each["partitions"]
+            for offset in range(place["minOffset"], place["maxOffset"] + 1)
+        ]
+        assert set(read) == {(number, offset) for number in ends for offset in range(ends[number])}
+
+
+def test_a_program_with_javas_clients(agent: Agent) -> None:
+    """Each codec, keys, headers, nulls, times; read from everywhere; groups of every kind."""
+    with sparklog.connect(agent.address) as log:
+        log.create_topic("t", partitions=2)
+    program = str(PROGRAMS / "Clients.java")
+    assert run(part(), program, agent.kafka_address, "t").splitlines()[-1] == "done"

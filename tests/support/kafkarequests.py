@@ -1,0 +1,63 @@
+"""Requests of Kafka's protocol by frames, and the little of their answers that is looked at."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Any, Final
+
+from tests.support.batches import Record, built
+from tests.support.kafkas import SECONDS, Frames
+
+PRODUCE: Final = 0
+CREATE_TOPICS: Final = 19
+INIT_PRODUCER_ID: Final = 22
+TIMEOUT: Final = dt.timedelta(seconds=SECONDS)
+AT_MS: Final = 1_700_000_000_000
+
+
+def batch(values: Sequence[bytes], codec: int = 0, **stamp: int) -> bytes:
+    """A batch of records without keys; `stamp` is `batches.built`'s."""
+    return built([Record(AT_MS, None, value) for value in values], codec, **stamp)
+
+
+def produce_fields(topic: str, partition: int, records: bytes | None) -> dict[str, Any]:
+    """Produce, acks=all; of the versions without topic ids."""
+    data = {"index": partition, "records": records}
+    return {
+        "transactional_id": None,
+        "acks": -1,
+        "timeout": TIMEOUT,
+        "topic_data": [{"name": topic, "partition_data": [data]}],
+    }
+
+
+def produce(frames: Frames, topic: str, partition: int, records: bytes | None) -> Any:
+    """What is answered of the one partition."""
+    reply = frames.ask(PRODUCE, 9, produce_fields(topic, partition, records))
+    ((found,),) = (each.partition_responses for each in reply.responses)
+    return found
+
+
+def new_producer(frames: Frames) -> Any:
+    """InitProducerId, without a transaction."""
+    wanted = {"transactional_id": None, "transaction_timeout": TIMEOUT}
+    return frames.ask(INIT_PRODUCER_ID, 4, wanted)
+
+
+def create_fields(topic: str, partitions: int = 1, **more: Any) -> dict[str, Any]:
+    """CreateTopics of one topic."""
+    wanted = {
+        "name": topic,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "assignments": (),
+        "configs": (),
+    }
+    return {"topics": [wanted | more], "timeout": TIMEOUT, "validate_only": False}
+
+
+def create(frames: Frames, topic: str, partitions: int = 1) -> None:
+    """A topic that was not there."""
+    (found,) = frames.ask(CREATE_TOPICS, 7, create_fields(topic, partitions)).topics
+    assert found.error_code == 0, found.error_message
