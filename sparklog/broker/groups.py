@@ -712,9 +712,7 @@ class Group:
 
     def _renew(self, member: _Member, now_ms: int) -> None:
         member.deadline_ms = now_ms + (
-            NEW_MEMBER_JOIN_TIMEOUT_MS
-            if member.is_new
-            else member.request.session_timeout_ms
+            NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.request.session_timeout_ms
         )
 
     # -------------------------------------------------------------------------- rebalance
