@@ -107,8 +107,16 @@ def _lists(column: pa.Array) -> pa.Array:
 
 
 def _maps(column: pa.Array) -> pa.Array:
-    entry = pa.struct([column.type.key_field, column.type.item_field])
-    entries = column.cast(pa.list_(entry))
+    # Arrow's own cast miscounts values of the null type, and may end the process by that.
+    fields = [column.type.key_field, column.type.item_field]
+    pairs = pa.StructArray.from_arrays([column.keys, column.items], fields=fields)
+    entries = pa.Array.from_buffers(
+        pa.list_(pairs.type),
+        len(column),
+        column.buffers()[:2],
+        offset=column.offset,
+        children=[pairs],
+    )
     keys, values = entries.flatten().flatten()
     return _bracketed(entries, _joined([_strings(keys), _or_null(_texts(values))], ":"), "{}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -385,6 +386,7 @@ def test_commit_that_is_refused(
     coordinator: Coordinator, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One that is refused is logged, and counts as not committed."""
+    caplog.set_level(logging.WARNING, "sparklog.client")
     membership = joined(make())
     coordinator.say("groups.commit", errors.GroupRefused(group="g", error="X", hint=""))
     membership.commit_soon({("t", 1): 9})

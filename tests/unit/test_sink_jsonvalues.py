@@ -213,6 +213,11 @@ def test_columns_with_a_role_keep_it() -> None:
         (pa.array([{"x": 1, "y": None}]), '{"x":1}'),
         (pa.array([{"x": None}], pa.struct([("x", pa.string())])), "{}"),
         (pa.array([[("k", None)]], pa.map_(pa.string(), pa.int32())), '{"k":null}'),
+        (
+            pa.array([[("k", [None, None])]], pa.map_(pa.string(), pa.list_(pa.null()))),
+            '{"k":[null,null]}',
+        ),
+        (pa.array([[("j", 1)], [("k", 2)]], pa.map_(pa.string(), pa.int32()))[1:], '{"k":2}'),
     ],
 )
 def test_a_value_s_text(column: pa.Array, text: str) -> None:
