@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ from sparklog import errors
 from sparklog.broker.core import ConfigEntry, Core, Kind, Source
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields
+from sparklog.broker.kafka.registry import Door
+from sparklog.broker.kafka.times import NO_TIME
 
 
 class ResourceType(IntEnum):
@@ -65,7 +67,7 @@ def is_this_broker(core: Core, name: str) -> bool:
     return name == broker
 
 
-def check_alterable(core: Core, resource: Any, twice: Iterable[tuple[int, str]]) -> None:
+def _check_alterable(core: Core, resource: Any, twice: Iterable[tuple[int, str]]) -> None:
     """Raises `BadRequest` where that resource's configuration cannot be changed as it says.
 
     Args:
@@ -87,17 +89,31 @@ def check_alterable(core: Core, resource: Any, twice: Iterable[tuple[int, str]])
         raise errors.BadRequest(reason="there is no configuration of all topics: name one")
 
 
-def doubles(resources: Sequence[Any]) -> set[tuple[int, str]]:
-    """(type, name) of those that stand there more than once."""
-    keys = [(each.resource_type, each.resource_name) for each in resources]
-    return {key for key in keys if keys.count(key) > 1}
+async def altered(door: Door, body: Any, change: Callable[[Any], object]) -> Fields:
+    """The answer to AlterConfigs or IncrementalAlterConfigs; `change` does it to one resource.
 
-
-def outcome(resource: Any, error: errors.SparklogError | None) -> Fields:
-    """What AlterConfigs and IncrementalAlterConfigs answer of a resource."""
+    It is called in a thread, and raises what is wrong.
+    """
+    keys = [(each.resource_type, each.resource_name) for each in body.resources]
+    twice = {key for key in keys if keys.count(key) > 1}
     return {
-        "error_code": ErrorCode.none if error is None else code_of(error),
-        "error_message": None if error is None else str(error),
+        "throttle_time": NO_TIME,
+        "responses": [await _altered(door, each, twice, change) for each in body.resources],
+    }
+
+
+async def _altered(
+    door: Door, resource: Any, twice: set[tuple[int, str]], change: Callable[[Any], object]
+) -> Fields:
+    code, message = ErrorCode.none, None
+    try:
+        _check_alterable(door.core, resource, twice)
+        await door.blocking(change, resource)
+    except errors.SparklogError as error:
+        code, message = code_of(error), str(error)
+    return {
+        "error_code": code,
+        "error_message": message,
         "resource_type": resource.resource_type,
         "resource_name": resource.resource_name,
     }
