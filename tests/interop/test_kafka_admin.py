@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import gc
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,32 +43,6 @@ TOPIC, BROKER, LOGGER, METRICS = 2, 4, 8, 16
 SET, DELETE, APPEND = 0, 1, 2
 CLIENT = {"client_software_name": "frames", "client_software_version": "1"}
 TIMEOUT = dt.timedelta(seconds=SECONDS)
-
-
-@pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.fixture(name="agent")
-def _agent(tmp_path: Path) -> Iterator[Agent]:
-    with broker(tmp_path / "root") as agent:
-        yield agent
-
-
-@pytest.fixture(name="address")
-def _address(agent: Agent) -> str:
-    return agent.kafka_address
-
-
-@pytest.fixture(name="log")
-def _log(agent: Agent) -> Iterator[sparklog.Log]:
-    with sparklog.connect(agent.address) as log:
-        yield log
 
 
 @pytest.fixture(name="admin")

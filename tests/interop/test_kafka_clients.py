@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import socket
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +21,7 @@ from confluent_kafka.admin import NewTopic, OffsetSpec  # type: ignore[attr-defi
 
 import sparklog
 from sparklog.broker.agent import Agent
-from sparklog.settings import (
-    BrokerSettings,
-    FlightSettings,
-    KafkaSettings,
-    LogSettings,
-    PublisherSettings,
-)
+from tests.support.kafkas import broker
 
 SECONDS = 30.0
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -47,47 +38,6 @@ def _record(number: int) -> tuple[bytes | None, bytes | None, Headers]:
 
 
 RECORDS = [_record(number) for number in range(60)]
-
-
-@contextmanager
-def broker(root: Path) -> Iterator[Agent]:
-    """A broker with both doors."""
-    settings = BrokerSettings(
-        root=str(root),
-        id=1,
-        flight=FlightSettings(listen="127.0.0.1:0"),
-        kafka=KafkaSettings(listen="127.0.0.1:0"),
-        publisher=PublisherSettings(interval_seconds=0.1),
-        log=LogSettings(level="error"),
-    )
-    with Agent(settings) as agent:
-        yield agent
-
-
-@pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
-@pytest.fixture(name="agent")
-def _agent(tmp_path: Path) -> Iterator[Agent]:
-    with broker(tmp_path / "root") as agent:
-        yield agent
-
-
-@pytest.fixture(name="address")
-def _address(agent: Agent) -> str:
-    return agent.kafka_address
-
-
-@pytest.fixture(name="log")
-def _log(agent: Agent) -> Iterator[sparklog.Log]:
-    with sparklog.connect(agent.address) as log:
-        yield log
 
 
 # ------------------------------------------------------------------------------ each client

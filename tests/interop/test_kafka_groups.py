@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import itertools
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -36,25 +34,11 @@ SESSION_MS = 1_500
 GROUPS = GroupSettings(initial_rebalance_delay_ms=100, min_session_timeout_ms=500)
 
 
-@pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 @pytest.fixture(name="agent")
 def _agent(tmp_path: Path) -> Iterator[Agent]:
     with broker(tmp_path / "root", groups=GROUPS) as agent:
         fill(agent)
         yield agent
-
-
-@pytest.fixture(name="address")
-def _address(agent: Agent) -> str:
-    return agent.kafka_address
 
 
 def fill(agent: Agent) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import gc
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,25 +26,11 @@ PRODUCE = 0
 DELETE_RECORDS = 21
 
 
-@pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
-
-
 @pytest.fixture(name="agent")
 def _agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     monkeypatch.setattr(limits, "RETENTION_EVERY_SECONDS", 0.05)
     with broker(tmp_path / "root", janitor=JanitorSettings(interval_seconds=0.05)) as agent:
         yield agent
-
-
-@pytest.fixture(name="address")
-def _address(agent: Agent) -> str:
-    return agent.kafka_address
 
 
 @pytest.fixture(name="log")
