@@ -187,17 +187,11 @@ def _measured(headers: Sequence[Header], parts: Sequence[Bytes], records: Bytes)
     return found
 
 
-def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> bytes:
-    """The same batch with its place in the log."""
+def placed(data: Raw, *, base_offset: int, leader_epoch: int) -> tuple[bytes, memoryview]:
+    """The same batch with its place in the log: how it begins, and the rest as it lies there."""
     whole = memoryview(data)
-    return b"".join(
-        (
-            base_offset.to_bytes(8, "big"),
-            whole[8:12],
-            leader_epoch.to_bytes(4, "big"),
-            whole[16:],
-        )
-    )
+    places = base_offset.to_bytes(8, "big"), leader_epoch.to_bytes(4, "big")
+    return b"".join((places[0], whole[8:12], places[1])), whole[16:]
 
 
 def with_times(data: Raw, *, max_timestamp_ms: int, append_time: bool) -> bytearray:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +20,7 @@ from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker import configs, topicconfig
 from sparklog.broker.configs import ConfigEntry, Source
 from sparklog.broker.hot import HotTail
+from sparklog.broker.kafkareading import KafkaReader
 from sparklog.broker.lease import Lease, check_lease
 from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.broker.producers import Stamp
@@ -42,6 +44,9 @@ from sparklog.storage.table import (
     table_folder,
 )
 from sparklog.version import VERSION
+
+if TYPE_CHECKING:
+    from sparklog.recordbatch import Raw
 
 INTERNAL_TOPICS = frozenset({consumeroffsets.TOPIC})
 
@@ -125,6 +130,7 @@ class Core:
         """Serialises changes of topics; the only lock that is held across I/O, by admin calls."""
         self._closing = threading.Event()
         self._reader = LogReader(store, ledger, hot, clock=clock, is_closing=self._closing.is_set)
+        self._kafka_reader = KafkaReader(self._reader, ledger, hot, clock=clock)
         self.publish_now: Callable[[], None] = lambda: None
         """Asks the publishing thread to begin at once; set by whoever runs it."""
 
@@ -294,11 +300,23 @@ class Core:
         )
 
     def fetch_kafka(
-        self, topic: str, partition: int, offset: int, *, limit_bytes: int, only_hot: bool
-    ) -> list[bytes] | None:
-        """Record batches from `offset` on. Says and raises what `LogReader.fetch_kafka` does."""
-        return self._reader.fetch_kafka(
-            topic, partition, offset, limit_bytes=limit_bytes, only_hot=only_hot
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        limit_bytes: int,
+        at_least_one: bool = True,
+        only_memory: bool = False,
+    ) -> list[Raw] | None:
+        """Record batches from `offset` on. Says and raises what `KafkaReader.fetch` does."""
+        return self._kafka_reader.fetch(
+            topic,
+            partition,
+            offset,
+            limit_bytes=limit_bytes,
+            at_least_one=at_least_one,
+            only_memory=only_memory,
         )
 
     @property

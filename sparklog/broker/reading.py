@@ -25,8 +25,6 @@ from sparklog.storage.snapshot import Slice, Source, TableSnapshot
 from sparklog.storage.table import Table
 
 _PLAN_ATTEMPTS: Final = 5
-_KAFKA_ROWS: Final = 8_192
-"""So many rows are made into Kafka's batches at once."""
 
 _Found = TypeVar("_Found")
 
@@ -93,6 +91,7 @@ class LogReader:
         end: int,
         *,
         columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
         topic_id: str | None = None,
     ) -> Iterator[Batch]:
         """Every record of the range, in order. Refuses at once, before the first batch.
@@ -102,8 +101,8 @@ class LogReader:
         """
         topic = self._topic(name, topic_id)
         place = topic.partition(partition)
-        _check_range(topic, place, start, end)
-        wish = _Wish(columns=columns, batch_rows=limits.SCAN_BATCH_ROWS)
+        check_range(topic, place, start, end)
+        wish = _Wish(columns=columns, batch_rows=batch_rows)
         return self._all(topic, place, start, end, wish)
 
     def _topic(self, name: str, topic_id: str | None) -> Topic:
@@ -117,7 +116,7 @@ class LogReader:
     ) -> Iterator[Batch]:
         while start < end:
             for batch in self._some(topic, partition, start, end, wish):
-                _check_range(topic, partition, start, end)  # it may be deleted while it is read
+                check_range(topic, partition, start, end)  # it may be deleted while it is read
                 yield batch
                 start = batch.end
 
@@ -191,57 +190,6 @@ class LogReader:
             parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
         return _cut(rows_of_run(parts, partition=run[0].partition), wish.batch_rows)
 
-    # -------------------------------------------------------------------------- for Kafka
-
-    def fetch_kafka(
-        self, name: str, number: int, offset: int, *, limit_bytes: int, only_hot: bool
-    ) -> list[bytes] | None:
-        """Record batches of Kafka's from `offset` on, of so many bytes together, one at least.
-
-        What a Kafka client wrote is handed on as it came; all else is encoded. The first batch may
-        begin below `offset`. Nothing at the end; None where `only_hot` and memory has it not, or
-        has it as rows that the topic wants compressed, which takes longer than a caller may wait.
-
-        Raises `UnknownTopic`, `UnknownPartition`, `OffsetOutOfRange`.
-        """
-        topic = self._ledger.topic(name)
-        partition = topic.partition(number)
-        end = partition.end
-        _check_range(topic, partition, offset, end)
-        if offset == end:
-            return []
-        hot = self._hot.run(
-            topic.topic_id, number, offset, rows=end - offset, limit_bytes=limit_bytes
-        )
-        if hot and only_hot and _must_compress(topic, hot):
-            return None
-        if hot:
-            return [batch for each in hot for batch in _as_kafka(each, topic, number, limit_bytes)]
-        return None if only_hot else self._fetch_planned(topic, partition, offset, limit_bytes)
-
-    def _fetch_planned(
-        self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
-    ) -> list[bytes]:
-        """The same from WAL and table: what kept its encoding in the WAL goes out with it."""
-        from sparklog import recordbatch
-
-        wish = _Wish(columns=None, batch_rows=_KAFKA_ROWS)
-        found: list[bytes] = []
-        for batch in self._some(topic, partition, offset, partition.end, wish):
-            if batch.rows.num_rows == 0:
-                continue
-            encoded = recordbatch.encode(
-                batch.rows, leader_epoch=partition.leader_epoch, limit_bytes=limit_bytes
-            )
-            for each in _compressed(encoded, topic):
-                if found and len(each) > limit_bytes:
-                    return found
-                found.append(bytes(each))
-                limit_bytes -= len(each)
-            if limit_bytes <= 0:
-                break
-        return found
-
     # -------------------------------------------------------------------------- planning
 
     def _plan(
@@ -313,7 +261,7 @@ class LogReader:
         ]
         offsets = [each.offset for each in positions]
         for (topic, partition), offset in zip(places, offsets, strict=True):
-            _check_range(topic, partition, offset, partition.end)
+            check_range(topic, partition, offset, partition.end)
         return self._follow(
             places, offsets, _Wish(columns=columns, batch_rows=batch_rows), idle_seconds
         )
@@ -332,7 +280,7 @@ class LogReader:
                     raise errors.UnknownTopic(topic=topic.name)
                 end = partition.end
                 if offsets[index] < end:
-                    _check_range(topic, partition, offsets[index], end)
+                    check_range(topic, partition, offsets[index], end)
                     for batch in self._some(topic, partition, offsets[index], end, wish):
                         offsets[index] = batch.end
                         moved = True
@@ -433,41 +381,6 @@ def _latest(rows: pa.RecordBatch) -> tuple[int, int]:
     return int(stamps[at]), rows.column("offset")[at].as_py()
 
 
-def _must_compress(topic: Topic, hot: Iterable[HotBatch]) -> bool:
-    """Whether some of it is in no codec yet and is to have one."""
-    wanted = topic.compression
-    is_plain = wanted is None or wanted[0] == "none"
-    return not is_plain and any(isinstance(each.held, pa.RecordBatch) for each in hot)
-
-
-def _compressed(batches: Iterable[bytearray], topic: Topic) -> Iterator[bytearray]:
-    """Batches made of rows, as the topic wants them; they came in no codec of Kafka's."""
-    from sparklog import recordbatch
-
-    wanted = topic.compression
-    if wanted is None:
-        return iter(batches)
-    codec, level = recordbatch.Codec[wanted[0].upper()], wanted[1]
-    return (recordbatch.encoded_in(batch, codec, level) for batch in batches)
-
-
-def _as_kafka(hot: HotBatch, topic: Topic, partition: int, limit_bytes: int) -> Iterator[bytes]:
-    from sparklog import recordbatch
-
-    entry = hot.entry
-    if isinstance(hot.held, pa.RecordBatch):
-        run = [(entry.base_offset, entry.arrival_us, entry.timestamp_type, hot.held)]
-        for rows in rows_of_run(run, partition=partition):
-            encoded = recordbatch.encode(
-                rows, leader_epoch=entry.leader_epoch, limit_bytes=limit_bytes
-            )
-            yield from map(bytes, _compressed(encoded, topic))
-    else:
-        yield recordbatch.placed(
-            hot.held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
-        )
-
-
 def _batch(topic: Topic, partition: Partition, first: int, end: int, rows: pa.RecordBatch) -> Batch:
     return Batch(
         topic=topic.name,
@@ -505,7 +418,8 @@ def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
         yield run
 
 
-def _check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:
+def check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:
+    """Raises `OffsetOutOfRange` where a reader may not begin or end."""
     for offset in (start, end):
         if not partition.start <= offset <= partition.end:
             raise errors.OffsetOutOfRange(

@@ -29,6 +29,16 @@ def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
     return bytes(builder.build())
 
 
+def split(pieces: Sequence[Any]) -> list[bytes]:
+    """The batches that the pieces are together, one by one."""
+    data, found = b"".join(pieces), []
+    while data:
+        (length,) = struct.unpack_from(">i", data, 8)
+        found.append(data[: 12 + length])
+        data = data[12 + length :]
+    return found
+
+
 def read(batch: Any) -> list[tuple[int, Record]]:
     """As aiokafka's consumer reads it, with the offsets."""
     found = DefaultRecordBatch(bytes(batch))

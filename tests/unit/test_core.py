@@ -1117,7 +1117,7 @@ def test_deleted_records_are_out_of_reach(
         with pytest.raises(errors.OffsetOutOfRange):
             core.tail([wire.TailPosition(topic="t", partition=0, offset=refused)])
         with pytest.raises(errors.OffsetOutOfRange):
-            core.fetch_kafka("t", 0, refused, limit_bytes=1_000, only_hot=False)
+            core.fetch_kafka("t", 0, refused, limit_bytes=1_000)
         with pytest.raises(errors.OffsetOutOfRange):
             follower.plan("t", follower.refresh(["t"])["t"], 0, refused, 12)
     request = wire.OffsetsForTimes(topic="t", timestamps_us={0: 0})

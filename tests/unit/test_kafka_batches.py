@@ -8,7 +8,7 @@ from sparklog import errors, limits, recordbatch, wire
 from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
-from tests.support.batches import Record, built, changed, read
+from tests.support.batches import Record, built, changed, read, split
 from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
 
 SECOND_MS = 1_700_000_000_000
@@ -44,9 +44,9 @@ def append(rig: Rig, batch: bytes, partition: int = 0) -> int:
 
 def fetched(rig: Rig, offset: int, *, limit_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
     """What a consumer finds from `offset` on, which skips what lies before it in a batch."""
-    batches = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes, only_hot=False)
+    batches = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
     assert batches is not None
-    return [each for batch in batches for each in read(batch) if each[0] >= offset]
+    return [each for batch in split(batches) for each in read(batch) if each[0] >= offset]
 
 
 @pytest.mark.parametrize("codec", list(recordbatch.Codec))
@@ -55,8 +55,8 @@ def test_a_batch_goes_out_as_it_came(rig: Rig, codec: recordbatch.Codec) -> None
     rig.append(["before"])
     batch = built(records(b"a", b"b"), codec)
     assert append(rig, batch) == 1
-    found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_hot=True)
-    assert found == [recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
+    found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_memory=True)
+    assert found == [*recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
 
 
 def test_it_is_rows_for_everybody_else(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
@@ -77,7 +77,7 @@ def test_a_restart_changes_nothing(rig: Rig, published: bool) -> None:
     if published:
         rig.publish()
     later = rig.successor()
-    assert later.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_hot=True) is None
+    assert later.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True) is None
     assert fetched(later, 0) == list(enumerate(given))
     assert fetched(later, 2) == list(enumerate(given))[2:]
     assert fetched(later, 4) == []
@@ -85,15 +85,20 @@ def test_a_restart_changes_nothing(rig: Rig, published: bool) -> None:
 
 def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
     """However small the limit, a consumer gets on."""
-    for value in (b"a", b"b", b"c"):
-        append(rig, built(records(value * 100)))
-    size = len(built(records(b"a" * 100)))
+    values = [value * (limits.KAFKA_BATCH_BYTES - 1_000) for value in (b"a", b"b", b"c")]
+    for value in values:
+        append(rig, built(records(value)))
+    size = len(built(records(values[0])))
     assert [offset for offset, _ in fetched(rig, 0, limit_bytes=1)] == [0]
     assert [offset for offset, _ in fetched(rig, 0, limit_bytes=2 * size)] == [0, 1]
     rig.publish()
     later = rig.successor()
     assert [offset for offset, _ in fetched(later, 1, limit_bytes=1)] == [1]
+    assert [offset for offset, _ in fetched(later, 0, limit_bytes=2 * size)] == [0, 1]
     assert [offset for offset, _ in fetched(later, 0)] == [0, 1, 2]
+    for reader in (rig, later):
+        one = reader.core.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False)
+        assert one == []
 
 
 def test_a_duplicate_is_acked_where_it_stands(rig: Rig) -> None:
@@ -128,9 +133,9 @@ def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> Non
 def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
     """As Kafka does: what stands in the header is what is in the records."""
     append(rig, changed(built(records(b"a", b"b")), 35, ">q", 5))
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_hot=True)
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True)
     assert found is not None
-    assert recordbatch.check(found[0]).header.max_timestamp_ms == SECOND_MS + 1_000
+    assert recordbatch.check(b"".join(found)).header.max_timestamp_ms == SECOND_MS + 1_000
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_api_versions_tells_what_is_registered() -> None:
     for version in range(5):
         fields = apis.api_versions.answer(ErrorCode.none)
         assert fields is not None
-        reply = messages.write_reply(18, version, 5, fields)
+        reply = b"".join(messages.write_reply(18, version, 5, fields))
         assert int.from_bytes(reply[:4], "big") == len(reply) - 4
         schema: Any = load_response_schema(18, version)
         _, size = entity_reader(schema.__header_schema__)(reply, 4)
@@ -104,7 +104,7 @@ def test_a_reply_takes_the_shape_of_its_version() -> None:
         "error_code": ErrorCode.none,
     }
     for version in range(14):
-        reply = messages.write_reply(3, version, 5, fields)
+        reply = b"".join(messages.write_reply(3, version, 5, fields))
         schema: Any = load_response_schema(3, version)
         _, size = entity_reader(schema.__header_schema__)(reply, 4)
         body: Any = entity_reader(schema)(reply, 4 + size)[0]

@@ -122,7 +122,7 @@ def test_rows_of_append_time_are_grouped_by_it() -> None:
 def test_a_place_is_set_without_a_new_checksum() -> None:
     """Base offset and leader epoch stand outside of what the CRC covers."""
     batch = built([Record(SECOND_MS, b"k", b"v")] * 3)
-    found = recordbatch.placed(batch, base_offset=2**40, leader_epoch=7)
+    found = b"".join(recordbatch.placed(batch, base_offset=2**40, leader_epoch=7))
     checked = recordbatch.check(found)
     assert (checked.header.base_offset, checked.header.leader_epoch) == (2**40, 7)
     assert checked.header.next_offset == 2**40 + 3

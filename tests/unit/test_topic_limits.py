@@ -11,7 +11,7 @@ from sparklog.clock import ManualClock
 from sparklog.storage import manifest
 from sparklog.storage.objects import MemoryStore
 from tests.support import tables
-from tests.support.batches import Record, built, changed
+from tests.support.batches import Record, built, changed, split
 from tests.support.brokers import Rig, RigOptions, payload
 
 MINUTE_MS = 60_000
@@ -177,8 +177,8 @@ def test_a_batch_in_another_codec_keeps_its_producer(rig: Rig) -> None:
     for _ in range(2):
         (stands,) = rig.core.wait(rig.core.append_kafka("t", 0, batch, wait=False))
         assert stands.base_offset == 0
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_hot=True) or []
-    codecs = [recordbatch.read_header(each).codec for each in found]
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) or []
+    codecs = [recordbatch.read_header(each).codec for each in split(found)]
     assert codecs == [recordbatch.Codec.LZ4]
     (producer,) = rig.core.producers("t", 0)
     assert (producer.producer_id, producer.last_sequence) == (7, 0)

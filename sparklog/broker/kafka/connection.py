@@ -7,7 +7,7 @@ are bounded, for itself and for all connections together. Where there is no room
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -15,7 +15,7 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.kafka import apis, messages
 from sparklog.broker.kafka.memory import Budget
-from sparklog.broker.kafka.messages import Fields
+from sparklog.broker.kafka.messages import Raw
 from sparklog.broker.kafka.registry import APIS, Door, Reply
 from sparklog.wire import WRONG_PORT
 
@@ -28,9 +28,9 @@ _LARGE_BYTES: Final = 1 << 20
 
 
 class _Answer(NamedTuple):
-    """A frame that is ready, or what it will be made of."""
+    """A frame that is ready, in pieces, or what it will be made of."""
 
-    frame: bytes
+    frame: Sequence[Raw]
     later: Awaitable[Reply] | None
     api_key: int
     version: int
@@ -155,11 +155,12 @@ class Connection:
             reply = await api.handle(self._door, messages.read_request(frame, host))
         start = api_key, version, correlation_id
         if isinstance(reply, Awaitable):
-            return _Answer(b"", reply, *start, len(frame))
+            return _Answer((), reply, *start, len(frame))
         self._give(len(frame))
         written = _frame(*start, reply)
-        await self._take(len(written))
-        return _Answer(written, None, *start, len(written))
+        size = sum(map(len, written))
+        await self._take(size)
+        return _Answer(written, None, *start, size)
 
     # -------------------------------------------------------------------------- answers
 
@@ -169,7 +170,7 @@ class Connection:
             if later is not None:
                 frame = _frame(api_key, version, correlation_id, await later)
             if frame:
-                self._writer.write(frame)
+                self._writer.writelines(frame)
                 await self._writer.drain()
             self._give(size)
 
@@ -186,8 +187,8 @@ class Connection:
         self._memory.give(size)
 
 
-def _frame(api_key: int, version: int, correlation_id: int, reply: Fields | None) -> bytes:
+def _frame(api_key: int, version: int, correlation_id: int, reply: Reply) -> Sequence[Raw]:
     """Empty where no answer is wanted."""
     if reply is None:
-        return b""
+        return ()
     return messages.write_reply(api_key, version, correlation_id, reply)

@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import io
 import struct
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final, TypeAlias, get_args, get_origin
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Final, TypeAlias, cast, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
 from kio.schema.errors import ErrorCode
@@ -23,9 +22,13 @@ from sparklog import errors
 from sparklog.broker.kafka import lengths
 
 Fields: TypeAlias = Mapping[str, Any]
+Raw: TypeAlias = bytes | bytearray | memoryview
 
 _START: Final = struct.Struct(">hhi")
 """Of every request: API key, its version, correlation id."""
+_LENGTH_BYTES: Final = 4
+_LARGE_BYTES: Final = 4_096
+"""From this size on a copy costs more than one more piece for the socket."""
 API_VERSIONS: Final = 18
 UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
 """Said to ApiVersions in version 0, so that the client asks again in one that we read (KIP-511)."""
@@ -73,18 +76,53 @@ def read_request(frame: bytes, client_host: str = "") -> Request:
     )
 
 
-def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> bytes:
-    """The whole frame, its length before it."""
+class Pieces:
+    """A field's bytes in pieces that follow one another, for `write_reply` to hand on as they are.
+
+    Records of a megabyte that were copied once for each layer would cost more than all else.
+    """
+
+    __slots__ = ("_size", "pieces")
+
+    def __init__(self, pieces: Sequence[Raw]) -> None:
+        self.pieces = pieces
+        self._size = sum(map(len, pieces))
+
+    def __len__(self) -> int:
+        return self._size
+
+
+class _Frame:
+    """What kio writes to: small writes are gathered, large pieces stay what they are."""
+
+    def __init__(self) -> None:
+        self._first = self._gathered = bytearray(_LENGTH_BYTES)
+        self._pieces: list[Raw] = [self._first]
+
+    def write(self, data: Raw | Pieces) -> None:
+        if isinstance(data, Pieces):
+            for piece in data.pieces:
+                self.write(piece)
+        elif len(data) < _LARGE_BYTES:
+            self._gathered += data
+        else:
+            self._gathered = bytearray()
+            self._pieces += data, self._gathered
+
+    def ended(self) -> list[Raw]:
+        size = sum(map(len, self._pieces))
+        self._first[:_LENGTH_BYTES] = (size - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+        return self._pieces
+
+
+def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> list[Raw]:
+    """The whole frame, its length before it, in pieces that follow one another."""
     schema: Any = _response_schema(api_key, version)
-    target = io.BytesIO()
-    target.write(bytes(4))
+    frame = _Frame()
     header_schema: Any = schema.__header_schema__
-    _writer(header_schema)(target, header_schema(correlation_id=correlation_id))
-    _writer(schema)(target, _maker(schema)(fields))
-    size = target.tell()
-    target.seek(0)
-    target.write((size - 4).to_bytes(4, "big"))
-    return target.getvalue()
+    _writer(header_schema)(frame, header_schema(correlation_id=correlation_id))
+    _writer(schema)(frame, _maker(schema)(fields))
+    return frame.ended()
 
 
 _request_schema: Final = functools.cache(load_request_schema)
@@ -97,9 +135,10 @@ def _reader(schema: Any) -> Callable[[bytes, int], tuple[Any, int]]:
 
 
 @functools.cache
-def _writer(schema: Hashable) -> Callable[[io.BytesIO, Any], None]:
+def _writer(schema: Hashable) -> Callable[[_Frame, Any], None]:
     kind: Any = schema
-    return entity_writer(kind)
+    write: Any = entity_writer(kind)
+    return cast("Callable[[_Frame, Any], None]", write)
 
 
 @functools.cache

@@ -6,18 +6,22 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Fields, Pieces, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.sessions import Key, Session
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id, named
 from sparklog.limits import KAFKA_FETCH_BYTES
+
+if TYPE_CHECKING:
+    from sparklog.recordbatch import Raw
 
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
@@ -40,7 +44,8 @@ class _Wish:
     code: ErrorCode = ErrorCode.none
     start: int = -1
     end: int = -1
-    batches: tuple[bytes, ...] = ()
+    batches: Sequence[Raw] = ()
+    """Of them all, one after another."""
     told: tuple[int, int] | None = None
     """Log start offset and high watermark as the client heard them last."""
 
@@ -142,7 +147,7 @@ async def _look(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> int:
             limit_bytes = min(wish.limit_bytes, most_bytes - size)
             # The first batch of all is given however large it is, or nobody could go on.
             if wish.offset < wish.end and (limit_bytes > 0 or size == 0):
-                wish.batches = await _batches(door, wish, max(limit_bytes, 1), first=size == 0)
+                wish.batches = await _batches(door, wish, limit_bytes, at_least_one=size == 0)
         except errors.SparklogError as error:
             wish.code = code_of(error)
         size += sum(map(len, wish.batches))
@@ -165,16 +170,17 @@ def _place(door: Door, wish: _Wish) -> None:
         )
 
 
-async def _batches(door: Door, wish: _Wish, limit_bytes: int, *, first: bool) -> tuple[bytes, ...]:
+async def _batches(
+    door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: bool
+) -> Sequence[Raw]:
     place = wish.name, wish.number, wish.offset
-    found = door.core.fetch_kafka(*place, limit_bytes=limit_bytes, only_hot=True)
+    fetch = partial(
+        door.core.fetch_kafka, *place, limit_bytes=limit_bytes, at_least_one=at_least_one
+    )
+    found = fetch(only_memory=True)
     if found is None:
-        found = await door.blocking(
-            lambda: door.core.fetch_kafka(*place, limit_bytes=limit_bytes, only_hot=False)
-        )
-    if found and not first and len(found[0]) > limit_bytes:
-        return ()
-    return tuple(found or ())
+        found = await door.blocking(fetch)
+    return found or ()
 
 
 def _answer(
@@ -203,5 +209,5 @@ def _partition(wish: _Wish) -> Fields:
         "last_stable_offset": -1 if refused else wish.end,
         "log_start_offset": -1 if refused else wish.start,
         "aborted_transactions": None,
-        "records": b"".join(wish.batches),
+        "records": Pieces(wish.batches),
     }
