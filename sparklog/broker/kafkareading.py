@@ -89,14 +89,16 @@ class KafkaReader:
         place = topic.topic_id, partition.number
         key = *place, offset
         turn = self._turns.setdefault(key, threading.Lock())
-        with turn:
-            found = self._ahead.run(place, offset, limit_bytes=limit_bytes)
-            if not found:
-                made = list(self._batches(topic, partition, offset, limit_bytes))
-                self._ahead.put(place, offset, made)
-                found = _within([each.batch for each in made], limit_bytes)
+        try:
+            with turn:
+                found = self._ahead.run(place, offset, limit_bytes=limit_bytes)
+                if not found:
+                    made = list(self._batches(topic, partition, offset, limit_bytes))
+                    self._ahead.put(place, offset, made)
+                    found = _within([each.batch for each in made], limit_bytes)
+                return found
+        finally:
             self._turns.pop(key, None)
-        return found
 
     def _batches(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int

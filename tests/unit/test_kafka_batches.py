@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits, recordbatch, wire
@@ -180,3 +184,49 @@ def test_the_greatest_time_is_found(rig: Rig, published: bool) -> None:
         if published:
             rig.publish()
     assert rig.core.greatest_time("t", 0) == (SECOND_MS + 9, 1)
+
+
+def test_old_records_are_made_once_for_all_who_read_on(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two consumers that go through the table with small fetches; the table is read once."""
+    value = b"v" * (limits.KAFKA_BATCH_BYTES - 1_000)
+    for _ in range(6):
+        append(rig, built(records(value)))
+    rig.publish()
+    later = rig.successor()
+    reads = 0
+    encode = recordbatch.encode
+
+    def counted(rows: pa.RecordBatch, **more: int) -> Iterator[bytearray]:
+        nonlocal reads
+        reads += 1
+        return encode(rows, leader_epoch=more["leader_epoch"], limit_bytes=more["limit_bytes"])
+
+    monkeypatch.setattr(recordbatch, "encode", counted)
+    for _ in range(2):
+        offset = 0
+        seen: list[int] = []
+        while offset < 6:
+            found = fetched(later, offset, limit_bytes=1)
+            seen += [at for at, _ in found]
+            offset = seen[-1] + 1
+        assert seen == list(range(6))
+    assert reads <= 2, "a file's rows may come in parts"
+
+
+def test_consumers_at_once_find_the_same_whatever_is_kept(rig: Rig) -> None:
+    """Many more of them than there is room for, at the same offsets and at others."""
+    given = records(*(b"%d" % number for number in range(500)))
+    append(rig, built(given))
+    rig.publish()
+    later = rig.successor()
+
+    def read_all(first: int) -> list[tuple[int, Record]]:
+        return fetched(later, first)
+
+    with ThreadPoolExecutor(8) as pool:
+        for first, found in zip(
+            range(0, 500, 5), pool.map(read_all, range(0, 500, 5)), strict=True
+        ):
+            assert found == list(enumerate(given))[first:]
