@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from sparklog.bench.report import Figure, Times
 
 
@@ -39,10 +41,10 @@ def sooner(
     """How many times as long as `than` we take.
 
     Args:
-        most: for each percentile that counts, the ratio that is allowed.
+        most: for each percentile that is told, the ratio that is allowed; infinite where none is.
     """
-    told = ", ".join(f"p{percentile:g} ≤ {limit:g} ×" for percentile, limit in most.items())
-    target = f"{told} {than}'s"
+    told = [f"p{each:g} ≤ {limit:g} ×" for each, limit in most.items() if limit < math.inf]
+    target = f"{', '.join(told)} {than}'s" if told else ""
     if theirs is None:
         return Figure(name=name, value=_ms(ours), target=target, detail=f"no {than} to compare")
     ratios = {each: ours.ms(each) / theirs.ms(each) for each in most}
@@ -50,7 +52,7 @@ def sooner(
         name=name,
         value=", ".join(f"p{percentile:g} {ratio:.2f} ×" for percentile, ratio in ratios.items()),
         target=target,
-        met=all(ratios[each] <= limit for each, limit in most.items()),
+        met=all(ratios[each] <= limit for each, limit in most.items()) if told else None,
         detail=f"{_ms(ours)}; {than} {_ms(theirs)}",
     )
 

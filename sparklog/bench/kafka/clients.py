@@ -26,12 +26,14 @@ _PATIENCE_SECONDS: Final = 600.0
 _RATE: Final = re.compile(r"([0-9.]+) records/sec")
 
 
-def create(address: str, partitions: int, topic: str = TOPIC) -> None:
-    """A topic, there when this returns."""
+def create(address: str, partitions: int, topic: str = TOPIC, **config: str) -> None:
+    """A topic, there when this returns; underscores in the config stand for dots."""
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
     admin = AdminClient({"bootstrap.servers": address})
-    made = admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=1)])
+    given = {name.replace("_", "."): value for name, value in config.items()}
+    wanted = NewTopic(topic, num_partitions=partitions, replication_factor=1, config=given)
+    made = admin.create_topics([wanted])
     made[topic].result(_SECONDS)
     while len(admin.list_topics(topic, timeout=_SECONDS).topics[topic].partitions) < partitions:
         time.sleep(0.05)
