@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparklog import errors, wire
+from sparklog import errors, recordbatch, wire
 from sparklog.broker.core import Core
 from sparklog.broker.producers import Stamp
 from sparklog.broker.reading import Batch
@@ -31,6 +31,7 @@ from sparklog.storage.objects import SyncFailed
 from tests.simulation.brokers import Broker, Call
 from tests.simulation.history import Place, Row, Value, ensure, rows_of
 from tests.simulation.scheduler import Process
+from tests.support.batches import split
 
 if TYPE_CHECKING:
     from tests.simulation.world import Machine, World
@@ -385,7 +386,7 @@ class Consumer(Client):
     def _run(self) -> None:
         while not self.world.closing:
             name = self.chance.choice(self.world.topic_names)
-            way = self.chance.choice([self._read, self._read, self._tail])
+            way = self.chance.choice([self._read, self._read, self._fetch, self._tail])
             call = self.send(f"read {name}", functools.partial(way, name))
             _, error = self.receive(call)
             if isinstance(error, errors.Corrupt) and call is not None:
@@ -453,14 +454,45 @@ class Consumer(Client):
 
     def _take(self, topic_id: str, batch: Batch, start: int) -> int:
         """Checks a batch that is to begin at `start`; its end."""
-        place = topic_id, batch.partition
-        found = list(rows_of(batch.rows))
-        expected = list(range(start, batch.end))
-        offsets = [offset for offset, _ in found]
+        return self._saw((topic_id, batch.partition), list(rows_of(batch.rows)), start, batch.end)
+
+    def _saw(self, place: Place, found: list[tuple[int, Row]], start: int, end: int) -> int:
+        offsets, expected = [offset for offset, _ in found], list(range(start, end))
         ensure(offsets == expected, f"{self.name}: {place} gives {offsets} for {expected}")
         self.world.history.saw(self.name, place, found)
-        self._positions[place] = max(self._positions.get(place, 0), batch.end)
-        return batch.end
+        self._positions[place] = max(self._positions.get(place, 0), end)
+        return end
+
+    def _fetch(self, name: str, core: Core) -> None:
+        """As Kafka's consumers do, some bytes at a time; they find what begins before, too."""
+        info = self._describe(name, core)
+        each = self.chance.choice(info.partitions)
+        start = self._positions.get((info.topic_id, each.partition), each.start)
+        while start < each.end:
+            limit_bytes = self.chance.choice([1, 200, 2_000])
+            try:
+                found = core.fetch_kafka(name, each.partition, start, limit_bytes=limit_bytes)
+            except errors.OffsetOutOfRange as error:
+                self._was_deleted(info, each.partition, start, error)
+                return
+            if core.describe(name).topic_id != info.topic_id:
+                return  # what was found may be the other topic's
+            ensure(bool(found), f"{self.name}: nothing of {each} is found at {start}")
+            rows = [row for batch in split(found or ()) for row in _rows_of_kafka(batch)]
+            end = rows[-1][0] + 1
+            wanted = [row for row in rows if row[0] >= start]
+            start = self._saw((info.topic_id, each.partition), wanted, start, end)
+
+
+def _rows_of_kafka(batch: bytes) -> list[tuple[int, Row]]:
+    """Their times are cut to milliseconds, so they tell none."""
+    rows = recordbatch.decode(batch)
+    keys = rows["key"].to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
+    offsets = itertools.count(recordbatch.read_header(batch).base_offset)
+    return [
+        (offset, Row(value, key, None))
+        for offset, value, key in zip(offsets, rows["value"].to_pylist(), keys, strict=False)
+    ]
 
 
 # ------------------------------------------------------------------------------ administrators

@@ -57,6 +57,8 @@ _LIMITS = {
     "TOMBSTONE_SECONDS": 1.0,
     "CLAIM_BACKOFF_SECONDS": 0.02,
     "CLAIM_BACKOFF_MAX_SECONDS": 0.2,
+    "KAFKA_BATCH_BYTES": 300,
+    "KAFKA_AHEAD_BYTES": 3_000,
 }
 """Bounds and graces so tight that a short run goes past them."""
 
