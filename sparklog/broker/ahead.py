@@ -18,11 +18,20 @@ from sparklog.clock import Clock
 _PATIENCE_SECONDS: Final = 10.0
 
 
+_OVERHEAD_BYTES: Final = 512
+"""What a batch costs beside its bytes: objects of Python's, measured on the smallest ones."""
+
+
 class Made(NamedTuple):
     """A batch, and the offset that a consumer asks for after it."""
 
     batch: bytearray
     end: int
+
+    @property
+    def size(self) -> int:
+        """Bytes that it takes here."""
+        return len(self.batch) + _OVERHEAD_BYTES
 
 
 Place: TypeAlias = tuple[str, int]
@@ -55,12 +64,11 @@ class Ahead:
             self._tire()
             now = self._clock.monotonic()
             for made in batches:
-                size = len(made.batch)
-                if self._fresh_bytes + size > self._limit_bytes:
+                if self._fresh_bytes + made.size > self._limit_bytes:
                     break
                 self._remove((*place, offset))
                 self._fresh[*place, offset] = made, now
-                self._fresh_bytes += size
+                self._fresh_bytes += made.size
                 offset = made.end
             while self._fresh_bytes + self._given_bytes > self._limit_bytes:
                 self._remove(next(iter(self._given)))
@@ -87,13 +95,13 @@ class Ahead:
     def _give(self, key: _Key, made: Made) -> None:
         self._remove(key)
         self._given[key] = made
-        self._given_bytes += len(made.batch)
+        self._given_bytes += made.size
 
     def _remove(self, key: _Key) -> None:
         if key in self._fresh:
-            self._fresh_bytes -= len(self._fresh.pop(key)[0].batch)
+            self._fresh_bytes -= self._fresh.pop(key)[0].size
         elif key in self._given:
-            self._given_bytes -= len(self._given.pop(key).batch)
+            self._given_bytes -= self._given.pop(key).size
 
     def _tire(self) -> None:
         """Who asked for the batch before has left, or is very slow."""

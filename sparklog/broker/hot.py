@@ -65,11 +65,21 @@ class HotTail:
         return held[0] if held is not None else None
 
     def run(
-        self, topic_id: str, partition: int, offset: int, *, rows: int, limit_bytes: int
+        self,
+        topic_id: str,
+        partition: int,
+        offset: int,
+        *,
+        rows: int,
+        limit_bytes: int,
+        only_kafkas: bool = False,
     ) -> list[HotBatch]:
         """Batches that follow one another from exactly `offset`, some `rows` rows of them.
 
         No more than `limit_bytes`, but for the first. Empty where no batch here begins at `offset`.
+
+        Args:
+            only_kafkas: up to the first that is not in Kafka's encoding.
         """
         found: list[HotBatch] = []
         while rows > 0:
@@ -77,6 +87,8 @@ class HotTail:
             if held is None:
                 break
             batch, size = held
+            if only_kafkas and isinstance(batch.held, pa.RecordBatch):
+                break
             limit_bytes -= size - _OVERHEAD_BYTES
             if found and limit_bytes < 0:
                 break

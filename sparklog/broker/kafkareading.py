@@ -1,7 +1,8 @@
 """Reading for Kafka's consumers: the log as record batches in their encoding.
 
-What a Kafka client wrote is in the hot tail as it came, and goes out so. All else is rows: they are
-read many at a time and encoded at once, and what a fetch does not take waits for the next one.
+What a Kafka client wrote is in the hot tail as it came, and goes out so. All else is rows, in
+memory, write-ahead log or table: they are read many at a time and encoded at once, and what a fetch
+does not take waits for the next one.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 
 from sparklog import limits
-from sparklog.broker.ahead import Ahead, Made
-from sparklog.broker.hot import HotBatch, HotTail
+from sparklog.broker.ahead import Ahead, Made, Place
+from sparklog.broker.hot import HotTail
 from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.broker.reading import LogReader, check_range
 from sparklog.clock import Clock
-from sparklog.record import rows_of_run
 
 if TYPE_CHECKING:
     from sparklog.recordbatch import Raw
@@ -51,8 +51,7 @@ class KafkaReader:
         """Record batches from `offset` on, of `limit_bytes` together, in pieces to be joined.
 
         The first batch may begin below `offset`. Nothing at the end; None where `only_memory` and
-        memory has it not, or has it as rows that the topic wants compressed, which takes longer
-        than a caller may wait.
+        there is none made yet, which takes longer than a caller may wait.
 
         Args:
             at_least_one: the first batch is given whatever its size.
@@ -66,13 +65,8 @@ class KafkaReader:
         if offset == end:
             return []
         place = topic.topic_id, number
-        hot = self._hot.run(*place, offset, rows=end - offset, limit_bytes=limit_bytes)
-        if hot and only_memory and _must_compress(topic, hot):
-            return None
-        found: Sequence[Sequence[Raw]]
-        if hot:
-            found = [batch for each in hot for batch in _as_kafka(each, topic, number)]
-        else:
+        found: Sequence[Sequence[Raw]] = self._as_they_came(place, offset, end, limit_bytes)
+        if not found:
             made = self._ahead.run(place, offset, limit_bytes=limit_bytes)
             if not made and only_memory:
                 return None
@@ -82,10 +76,29 @@ class KafkaReader:
             return []
         return [piece for batch in found for piece in batch]
 
+    def _as_they_came(
+        self, place: Place, offset: int, end: int, limit_bytes: int
+    ) -> list[tuple[bytes, memoryview]]:
+        """From the hot tail, as far as batches in Kafka's encoding follow one another there."""
+        from sparklog import recordbatch  # compiled loops, which only this door needs
+
+        run = self._hot.run(
+            *place, offset, rows=end - offset, limit_bytes=limit_bytes, only_kafkas=True
+        )
+        found = []
+        for entry, held in run:
+            assert not isinstance(held, pa.RecordBatch)
+            found.append(
+                recordbatch.placed(
+                    held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
+                )
+            )
+        return found
+
     def _make(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
     ) -> list[bytearray]:
-        """The same from WAL and table."""
+        """The same of rows, wherever they are."""
         place = topic.topic_id, partition.number
         key = *place, offset
         turn = self._turns.setdefault(key, threading.Lock())
@@ -104,7 +117,7 @@ class KafkaReader:
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
     ) -> Iterator[Made]:
         """What the fetch wants, and what is read with it as far as there is room to keep that."""
-        from sparklog import recordbatch  # compiled loops, which only this door needs
+        from sparklog import recordbatch
 
         room_bytes = self._ahead.room_bytes
         batch_rows = limits.SCAN_BATCH_ROWS if room_bytes >= limits.ROW_GROUP_BYTES else _FEW_ROWS
@@ -136,28 +149,6 @@ def _encoded(rows: pa.RecordBatch, topic: Topic, leader_epoch: int) -> Iterator[
     else:
         codec, level = recordbatch.Codec[wanted[0].upper()], wanted[1]
         yield from (recordbatch.encoded_in(batch, codec, level) for batch in batches)
-
-
-def _must_compress(topic: Topic, hot: Sequence[HotBatch]) -> bool:
-    """Whether some of it is in no codec yet and is to have one."""
-    wanted = topic.compression
-    is_plain = wanted is None or wanted[0] == "none"
-    return not is_plain and any(isinstance(each.held, pa.RecordBatch) for each in hot)
-
-
-def _as_kafka(hot: HotBatch, topic: Topic, partition: int) -> Iterator[Sequence[Raw]]:
-    from sparklog import recordbatch
-
-    entry = hot.entry
-    if isinstance(hot.held, pa.RecordBatch):
-        run = [(entry.base_offset, entry.arrival_us, entry.timestamp_type, hot.held)]
-        for rows in rows_of_run(run, partition=partition):
-            for batch in _encoded(rows, topic, entry.leader_epoch):
-                yield (batch,)
-    else:
-        yield recordbatch.placed(
-            hot.held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
-        )
 
 
 def _within(batches: Sequence[bytearray], limit_bytes: int) -> list[bytearray]:

@@ -10,6 +10,8 @@ from sparklog.broker.ahead import Ahead, Made
 from sparklog.clock import ManualClock
 
 PLACE = ("id", 0)
+BATCH_BYTES = Made(bytearray(10), 0).size
+"""What one of those takes that `made` makes."""
 
 
 @pytest.fixture(name="clock")
@@ -19,15 +21,12 @@ def _clock() -> ManualClock:
 
 @pytest.fixture(name="ahead")
 def _ahead(clock: ManualClock) -> Ahead:
-    return Ahead(limit_bytes=100, clock=clock)
+    return Ahead(limit_bytes=10 * BATCH_BYTES, clock=clock)
 
 
-def made(first: int, count: int, size: int = 10) -> list[Made]:
-    """Batches of ten offsets each, from `first` on."""
-    return [
-        Made(bytearray(b"%d" % number) * (size // len(b"%d" % number)), first + 10 * (number + 1))
-        for number in range(count)
-    ]
+def made(first: int, count: int) -> list[Made]:
+    """Batches of ten bytes and ten offsets each, from `first` on."""
+    return [Made(bytearray([number] * 10), first + 10 * (number + 1)) for number in range(count)]
 
 
 def test_a_run_goes_on_where_the_last_one_ended(ahead: Ahead) -> None:
@@ -46,7 +45,7 @@ def test_what_was_given_out_serves_the_next_reader_until_room_is_wanted(ahead: A
     """The one given out first goes first."""
     ahead.put(PLACE, 0, made(0, 6))
     ahead.run(PLACE, 0, limit_bytes=1_000)
-    assert ahead.room_bytes == 100
+    assert ahead.room_bytes == 10 * BATCH_BYTES
     assert len(ahead.run(PLACE, 0, limit_bytes=1_000)) == 6
     ahead.put(("other", 0), 0, made(0, 6))
     assert [bool(ahead.run(PLACE, first, limit_bytes=1)) for first in range(0, 60, 10)] == [
@@ -62,16 +61,16 @@ def test_what_was_given_out_serves_the_next_reader_until_room_is_wanted(ahead: A
 def test_what_nobody_has_asked_for_is_not_thrown_away(ahead: Ahead, clock: ManualClock) -> None:
     """Or many readers at once would have each batch made again and again; but not for ever."""
     ahead.put(PLACE, 0, made(0, 8))
-    assert ahead.room_bytes == 20
+    assert ahead.room_bytes == 2 * BATCH_BYTES
     ahead.put(("other", 0), 0, made(0, 8))
     assert len(ahead.run(PLACE, 0, limit_bytes=10)) == 1
     assert len(ahead.run(PLACE, 10, limit_bytes=1_000)) == 7
     assert len(ahead.run(("other", 0), 0, limit_bytes=1_000)) == 2
     ahead.put(PLACE, 100, made(100, 8))
     clock.advance(9)
-    assert ahead.room_bytes == 20
+    assert ahead.room_bytes == 2 * BATCH_BYTES
     clock.advance(2)
-    assert ahead.room_bytes == 100
+    assert ahead.room_bytes == 10 * BATCH_BYTES
     ahead.put(("other", 0), 0, made(0, 10))
     assert len(ahead.run(("other", 0), 0, limit_bytes=1_000)) == 10
     assert ahead.run(PLACE, 100, limit_bytes=1_000) == []
@@ -89,7 +88,8 @@ _Step = tuple[str, int, int]
 def test_it_holds_no_more_than_it_may(steps: list[_Step]) -> None:
     """And what it gives is what was put there, in order."""
     clock = ManualClock()
-    ahead = Ahead(limit_bytes=100, clock=clock)
+    limit_bytes = 5 * BATCH_BYTES
+    ahead = Ahead(limit_bytes=limit_bytes, clock=clock)
     for step, at, size in steps:
         if step == "wait":
             clock.advance(size / 4)
@@ -99,9 +99,8 @@ def test_it_holds_no_more_than_it_may(steps: list[_Step]) -> None:
         else:
             found = ahead.run(PLACE, 10 * at, limit_bytes=size)
             assert sum(map(len, found[1:])) <= size
-        held = [*(made.batch for made, _ in ahead._fresh.values())]
-        held += [made.batch for made in ahead._given.values()]
-        assert sum(map(len, held)) <= 100
-        assert sum(map(len, held)) == ahead._fresh_bytes + ahead._given_bytes
+        held = [*(made for made, _ in ahead._fresh.values()), *ahead._given.values()]
+        size = sum(made.size for made in held)
+        assert size == ahead._fresh_bytes + ahead._given_bytes <= limit_bytes
         assert not ahead._fresh.keys() & ahead._given.keys()
-        assert 0 <= ahead.room_bytes <= 100
+        assert 0 <= ahead.room_bytes <= limit_bytes

@@ -230,3 +230,19 @@ def test_consumers_at_once_find_the_same_whatever_is_kept(rig: Rig) -> None:
             range(0, 500, 5), pool.map(read_all, range(0, 500, 5)), strict=True
         ):
             assert found == list(enumerate(given))[first:]
+
+
+def test_rows_in_memory_are_encoded_together_and_once(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Which takes a while where there are many; the next consumer finds them made."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=1 << 24))
+    rig.create("t", 1)
+    for number in range(300):
+        rig.append([str(number)])
+    append(rig, built(records(b"k")))
+    assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) is None
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20) or []
+    assert [at for at, _ in (row for each in split(found) for row in read(each))] == [*range(301)]
+    assert len(split(found)) < 10
+    assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) == found
