@@ -1,20 +1,25 @@
 /*
  * A program of Kafka Streams: how often each word comes, altogether and per minute of its lines.
  *
- * Arguments: address, application, folder of the state, processing guarantee. Reads the topic
- * "lines", writes the topics "counts" and "minutes" (key "word", and "word@start of the minute").
+ * Arguments: address, application, folder of the state, and more settings as name=value. Reads the
+ * topic "lines", writes the topics "counts" and "minutes" (keys: word, word@start of the minute).
  * Says "running", "restored <store> <partition> <records>", and "closed" once its standard input
  * has ended; "failed: ..." and exit 1 if Streams gives up.
  */
 
+import java.io.IOException;
+import java.io.OutputStream;
 import java.time.Duration;
 import java.util.Arrays;
+import java.util.List;
 import java.util.Properties;
 import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.atomic.AtomicBoolean;
 import org.apache.kafka.clients.consumer.ConsumerConfig;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.streams.KafkaStreams;
+import org.apache.kafka.streams.KeyValue;
 import org.apache.kafka.streams.StreamsBuilder;
 import org.apache.kafka.streams.StreamsConfig;
 import org.apache.kafka.streams.errors.StreamsUncaughtExceptionHandler.StreamThreadExceptionResponse;
@@ -31,10 +36,10 @@ public class WordCount {
     public static void main(String[] arguments) throws Exception {
         KafkaStreams streams = new KafkaStreams(topology().build(), settings(arguments));
         CountDownLatch ending = new CountDownLatch(1);
-        boolean[] failed = {false};
+        AtomicBoolean failed = new AtomicBoolean();
         streams.setUncaughtExceptionHandler(error -> {
             say("failed: " + chain(error));
-            failed[0] = true;
+            failed.set(true);
             ending.countDown();
             return StreamThreadExceptionResponse.SHUTDOWN_CLIENT;
         });
@@ -47,8 +52,8 @@ public class WordCount {
         streams.start();
         Thread reader = new Thread(() -> {
             try {
-                while (System.in.read() >= 0) { }
-            } catch (java.io.IOException error) {
+                System.in.transferTo(OutputStream.nullOutputStream());
+            } catch (IOException error) {
                 say("failed: " + error);
             }
             ending.countDown();
@@ -58,7 +63,7 @@ public class WordCount {
         ending.await();
         boolean closed = streams.close(PATIENCE);
         say(closed ? "closed" : "failed: not closed in time");
-        System.exit(closed && !failed[0] ? 0 : 1);
+        System.exit(closed && !failed.get() ? 0 : 1);
     }
 
     static Properties settings(String[] arguments) {
@@ -66,7 +71,6 @@ public class WordCount {
         settings.put(StreamsConfig.BOOTSTRAP_SERVERS_CONFIG, arguments[0]);
         settings.put(StreamsConfig.APPLICATION_ID_CONFIG, arguments[1]);
         settings.put(StreamsConfig.STATE_DIR_CONFIG, arguments[2]);
-        settings.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, arguments[3]);
         settings.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);
         settings.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 200);
         settings.put(StreamsConfig.REPARTITION_PURGE_INTERVAL_MS_CONFIG, 200);
@@ -75,6 +79,10 @@ public class WordCount {
         // Streams leaves no group that it is in: who comes next waits for the session to end.
         settings.put(ConsumerConfig.SESSION_TIMEOUT_MS_CONFIG, 4_000);
         settings.put(ConsumerConfig.HEARTBEAT_INTERVAL_MS_CONFIG, 1_000);
+        for (String more : List.of(arguments).subList(3, arguments.length)) {
+            String[] pair = more.split("=", 2);
+            settings.put(pair[0], pair[1]);
+        }
         return settings;
     }
 
@@ -90,7 +98,7 @@ public class WordCount {
         words.windowedBy(TimeWindows.ofSizeAndGrace(MINUTE, Duration.ofHours(1)))
                 .count(Materialized.as("each-minute"))
                 .toStream()
-                .map((word, count) -> org.apache.kafka.streams.KeyValue.pair(
+                .map((word, count) -> KeyValue.pair(
                         word.key() + "@" + word.window().start(), Long.toString(count)))
                 .to("minutes");
         return builder;
