@@ -1,0 +1,37 @@
+"""A broker without access control says so as a Kafka does that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from tests.support.kafkas import Frames, broker
+
+DESCRIBE_ACLS = 29
+ANY = 1
+
+
+@pytest.mark.parametrize("resource_type", [ANY, 2, 77])
+def test_access_control_is_disabled(tmp_path: Path, resource_type: int) -> None:
+    """Whatever is asked for, in every version: MirrorMaker asks no more then."""
+    fields = {
+        "resource_type_filter": resource_type,
+        "resource_name_filter": None,
+        "pattern_type_filter": ANY,
+        "principal_filter": None,
+        "host_filter": None,
+        "operation": ANY,
+        "permission_type": ANY,
+    }
+    with broker(tmp_path / "root") as agent:
+        frames = Frames(agent.kafka_address)
+        try:
+            for version in (1, 2, 3):
+                answer = frames.ask(DESCRIBE_ACLS, version, fields)
+                assert answer.error_code is ErrorCode.security_disabled
+                assert answer.error_message == "No Authorizer is configured on the broker"
+                assert answer.resources == ()
+        finally:
+            frames.close()

@@ -1,0 +1,95 @@
+"""Programs of Kafka's that run in a JVM of their own, and are asked to end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import pytest
+
+from sparklog.bench import jars
+from sparklog.bench.kafkaprocess import java
+from tests.support.waiting import wait_until
+
+PATIENCE_SECONDS: Final = 60.0
+
+
+def class_path(artifact: str) -> str:
+    """The jars of that part of Kafka, and those of its tools, which have what they log with."""
+    try:
+        found = jars.find_tools(artifact) + jars.find_tools()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    return os.pathsep.join(dict.fromkeys(found))
+
+
+class Program:
+    """A JVM that is running, and the lines that it has written."""
+
+    def __init__(self, path: str, arguments: Sequence[str]) -> None:
+        self.lines: list[str] = []
+        self._process = subprocess.Popen(
+            [java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR", "-cp", path, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip("\n"))
+
+    @property
+    def output(self) -> str:
+        return "\n".join(self.lines)
+
+    def wait_for(self, line: str) -> None:
+        """Returns once it has written the line; fails where it ends without."""
+        wait_until(lambda: line in self.lines or not self._thread.is_alive(), f"it said {line!r}")
+        assert line in self.lines, self.output
+
+    def end_of_input(self) -> None:
+        """Its standard input ends, upon which some programs do."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
+        """Its exit code; fails where it goes on."""
+        try:
+            code = self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the program goes on: {self.output}")
+        self._thread.join(seconds)
+        return code
+
+    def terminate(self) -> int:
+        """Asks it to end; its exit code."""
+        self._process.terminate()
+        return self.wait()
+
+    def close(self) -> None:
+        """Ends it, however it is."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            pipe.close()
+
+
+@contextmanager
+def running(path: str, *arguments: str) -> Iterator[Program]:
+    """A program on that class path; it is over when the block is."""
+    program = Program(path, arguments)
+    try:
+        yield program
+    finally:
+        program.close()
