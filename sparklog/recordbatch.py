@@ -41,6 +41,7 @@ _APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _NO_PRODUCER: Final = -1
+_NO_TIME: Final = -1
 _SMALL_BYTES: Final = 64 * limits.KIB
 """Gone through in some microseconds."""
 
@@ -447,6 +448,31 @@ def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iter
             until = min(max(last - 1, first + 1), end)
             yield _batch(parts, slice(first, until), leader_epoch)
             first = until
+
+
+def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
+    """A batch without records that reaches to `end`: what Kafka leaves where all are removed.
+
+    A consumer finds by it where to go on. One batch spans 2³¹ offsets at most.
+    """
+    header = Header(
+        base_offset=first,
+        length=HEADER_BYTES - _LENGTH_FROM,
+        leader_epoch=leader_epoch,
+        magic=_MAGIC,
+        crc=0,
+        attributes=0,
+        last_offset_delta=min(end - first, 1 << 31) - 1,
+        base_timestamp_ms=_NO_TIME,
+        max_timestamp_ms=_NO_TIME,
+        producer_id=_NO_PRODUCER,
+        producer_epoch=-1,
+        base_sequence=-1,
+        record_count=0,
+    )
+    found = bytearray(_HEADER.pack(*header))
+    _seal(found)
+    return found
 
 
 class _Parts:

@@ -306,6 +306,10 @@ def _expectation(kind: Any) -> str:
     return "true or false" if kind is bool else "text"
 
 
+_ANYWHERE = {"", "0.0.0.0", "::"}
+"""Hosts to listen at, and not to come to."""
+
+
 def _check_together(settings: BrokerSettings) -> None:
     if not settings.root:
         raise errors.BadOption(
@@ -318,6 +322,13 @@ def _check_together(settings: BrokerSettings) -> None:
         address = attrgetter(option)(settings)
         if address:
             _check_address(option, address, lowest_port=1)
+    host = settings.kafka.listen.rpartition(":")[0]
+    if host.strip("[]") in _ANYWHERE and settings.kafka.listen and not settings.kafka.advertised:
+        raise errors.BadOption(
+            option="kafka.listen",
+            value=settings.kafka.listen,
+            reason="clients cannot be told such an address; name theirs as kafka.advertised, too",
+        )
 
     for low, high in _NOT_ABOVE:
         value, bound = attrgetter(low, high)(settings)

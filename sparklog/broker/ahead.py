@@ -1,23 +1,23 @@
 """Batches of Kafka's made before they are asked for: a consumer that reads old records asks on.
 
 Reading the table and encoding its rows is worth it only for many rows at a time, and a fetch wants
-few. What is left of them waits here for the next fetch. Bounded by bytes: what nobody has asked for
-yet keeps its place for some seconds, because throwing it away would have it made again; what has
-been given out serves whoever reads the same a little later, and goes when room is wanted.
-Thread-safe.
+few. What is left of them waits here for the next fetch, for some seconds: no longer, because rows
+may leave the table (a compacted key, another engine's DELETE), and a slow consumer can afford to
+have them read again. Bounded by bytes: what nobody has asked for yet keeps its place, because
+throwing it away would have it made again; what has been given out serves whoever reads the same a
+little later, and goes when room is wanted. Thread-safe.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple, TypeAlias
 
 from sparklog.clock import Clock
 
-_PATIENCE_SECONDS: Final = 10.0
-
-
+_KEPT_SECONDS: Final = 10.0
 _OVERHEAD_BYTES: Final = 384
 """What a batch costs beside its bytes, in objects of Python's: 325 were measured."""
 
@@ -44,70 +44,96 @@ class Ahead:
         self._limit_bytes = limit_bytes
         self._clock = clock
         self._lock = threading.Lock()
-        self._fresh: dict[_Key, tuple[Made, float]] = {}
-        """Not asked for yet, with the time of their coming; oldest first."""
-        self._given: dict[_Key, Made] = {}
-        """Asked for once at least, or for too long not at all; the next to go first."""
-        self._fresh_bytes = 0
-        self._given_bytes = 0
+        self._waiting = _Batches()
+        """Not asked for yet; oldest first."""
+        self._given = _Batches()
+        """Asked for once at least; the next to go first."""
+        self._reserved_bytes = 0
 
-    @property
-    def room_bytes(self) -> int:
-        """So much may be put."""
+    @contextmanager
+    def reserved(self, size: int) -> Iterator[int]:
+        """So much of `size` as there is room for, which nobody else is given meanwhile."""
         with self._lock:
-            self._tire()
-            return self._limit_bytes - self._fresh_bytes
+            self._drop_old()
+            room = self._limit_bytes - self._waiting.bytes - self._reserved_bytes
+            found = max(min(size, room), 0)
+            self._reserved_bytes += found
+        try:
+            yield found
+        finally:
+            with self._lock:
+                self._reserved_bytes -= found
 
     def put(self, place: Place, offset: int, batches: Iterable[Made]) -> None:
         """Batches that follow one another from `offset` on; those that find no room are dropped."""
         with self._lock:
-            self._tire()
+            self._drop_old()
             now = self._clock.monotonic()
             for made in batches:
-                if self._fresh_bytes + made.size > self._limit_bytes:
+                if self._waiting.bytes + made.size > self._limit_bytes:
                     break
-                self._remove((*place, offset))
-                self._fresh[*place, offset] = made, now
-                self._fresh_bytes += made.size
+                key = *place, offset
+                self._given.remove(key)
+                self._waiting.put(key, made, now)
                 offset = made.end
-            while self._fresh_bytes + self._given_bytes > self._limit_bytes:
-                self._remove(next(iter(self._given)))
+            while self._waiting.bytes + self._given.bytes > self._limit_bytes:
+                self._given.remove(self._given.first)
 
-    def run(self, place: Place, offset: int, *, limit_bytes: int) -> list[bytearray]:
+    def run(self, place: Place, offset: int, *, limit_bytes: int) -> list[Made]:
         """Batches from `offset` on, no more than `limit_bytes` but for the first."""
-        found: list[bytearray] = []
+        found: list[Made] = []
         with self._lock:
+            oldest = self._drop_old()
             while True:
-                made = self._find((*place, offset))
-                if made is None:
+                key = *place, offset
+                held = self._waiting.get(key) or self._given.get(key)
+                if held is None or held[1] <= oldest:
                     return found
+                made, since = held
                 limit_bytes -= len(made.batch)
                 if found and limit_bytes < 0:
                     return found
-                self._give((*place, offset), made)
-                found.append(made.batch)
+                self._waiting.remove(key)
+                self._given.put(key, made, since)
+                found.append(made)
                 offset = made.end
 
-    def _find(self, key: _Key) -> Made | None:
-        fresh = self._fresh.get(key)
-        return fresh[0] if fresh is not None else self._given.get(key)
+    def _drop_old(self) -> float:
+        """From when on a batch is too old."""
+        oldest = self._clock.monotonic() - _KEPT_SECONDS
+        for batches in (self._waiting, self._given):
+            batches.drop_until(oldest)
+        return oldest
 
-    def _give(self, key: _Key, made: Made) -> None:
-        self._remove(key)
-        self._given[key] = made
-        self._given_bytes += made.size
 
-    def _remove(self, key: _Key) -> None:
-        if key in self._fresh:
-            self._fresh_bytes -= self._fresh.pop(key)[0].size
-        elif key in self._given:
-            self._given_bytes -= self._given.pop(key).size
+class _Batches:
+    """With the time that each was made at, in the order in which they were put here."""
 
-    def _tire(self) -> None:
-        """Who asked for the batch before has left, or is very slow."""
-        oldest = self._clock.monotonic() - _PATIENCE_SECONDS
-        while self._fresh:
-            key, (made, came) = next(iter(self._fresh.items()))
-            if came > oldest:
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._held: dict[_Key, tuple[Made, float]] = {}
+
+    @property
+    def first(self) -> _Key:
+        return next(iter(self._held))
+
+    def get(self, key: _Key) -> tuple[Made, float] | None:
+        return self._held.get(key)
+
+    def put(self, key: _Key, made: Made, since: float) -> None:
+        self.remove(key)
+        self._held[key] = made, since
+        self.bytes += made.size
+
+    def remove(self, key: _Key) -> None:
+        held = self._held.pop(key, None)
+        if held is not None:
+            self.bytes -= held[0].size
+
+    def drop_until(self, oldest: float) -> None:
+        """Of those at the front: whoever stands behind a younger one has his turn later."""
+        while self._held:
+            key, (_, since) = next(iter(self._held.items()))
+            if since > oldest:
                 return
-            self._give(key, made)
+            self.remove(key)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -20,14 +20,14 @@ from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker import configs, topicconfig
 from sparklog.broker.configs import ConfigEntry, Source
 from sparklog.broker.hot import HotTail
-from sparklog.broker.kafkareading import KafkaReader
+from sparklog.broker.kafkareading import Fetched, KafkaReader
 from sparklog.broker.lease import Lease, check_lease
 from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
 from sparklog.broker.producers import Stamp
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.reading import Batch, LogReader
 from sparklog.broker.topicconfig import Edit, Kind
-from sparklog.broker.writer import Append, Appended, Ticket, Writer
+from sparklog.broker.writer import Append, Appended, TakesLong, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.record import CREATE_TIME, check_topic_name
 from sparklog.settings import BrokerSettings
@@ -45,22 +45,23 @@ from sparklog.storage.table import (
 )
 from sparklog.version import VERSION
 
-if TYPE_CHECKING:
-    from sparklog.recordbatch import Raw
-
 INTERNAL_TOPICS = frozenset({consumeroffsets.TOPIC})
 
 __all__ = [
     "INTERNAL_TOPICS",
+    "Append",
     "Appended",
     "Batch",
     "ConfigEntry",
     "Core",
     "Edit",
+    "Fetched",
+    "Growth",
     "Kind",
     "Place",
     "Producer",
     "Source",
+    "TakesLong",
     "Ticket",
     "TopicDefaults",
 ]
@@ -72,6 +73,14 @@ class TopicDefaults:
     auto_create: bool = False
     partitions: int = 4
     refuse_replication: bool = False
+
+
+class Growth(NamedTuple):
+    """How far the log is, and which partitions have grown since it was looked at before."""
+
+    at: int
+    partitions: Collection[tuple[str, int]] | None
+    """By topic name and number; None where that is not known any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,27 +157,35 @@ class Core:
         return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
 
     def append_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Ticket:
-        """The same into a topic of the brokers' own, and without waiting for room in the queue."""
+        """The same into a topic of the brokers' own, whether there is room in the queue or not."""
         prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, None)
-        return self._writer.submit([prepared])
+        # While producers are held back, consumers must go on: their groups would fall apart. Such
+        # records are small, and who asks for one waits for its answer, so they cannot pile up.
+        return self._writer.submit([prepared], is_bounded=False)
 
-    def append_kafka(self, topic: str, partition: int, data: bytes, *, wait: bool) -> Ticket:
-        """Queues a record batch in Kafka's encoding; `wait`: for room in the queue, too.
+    def prepare_kafka(
+        self, topic: str, partition: int, data: bytes, *, only_quick: bool = False
+    ) -> Append:
+        """Checks a record batch in Kafka's encoding, for `submit`; nothing is queued yet.
 
-        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` and `Writer.submit`
-        raise.
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` raises: `TakesLong`
+        where `only_quick` is given and it is not.
         """
         _check_not_internal(topic, "write to")
-        prepared = self._writer.prepare_kafka(self._ledger.topic(topic), partition, data)
-        timeout_seconds = self._submit_timeout_seconds if wait else 0.0
-        return self._writer.submit([prepared], timeout_seconds=timeout_seconds)
+        found = self._ledger.topic(topic)
+        return self._writer.prepare_kafka(found, partition, data, only_quick=only_quick)
 
-    def compresses(self, topic: str) -> bool:
-        """Whether `append_kafka` may have to compress what it is given, which takes its time.
+    def submit(self, append: Append) -> Ticket:
+        """Queues what is prepared, to be waited for, and never waits for room itself.
 
-        Raises `UnknownTopic`.
+        Raises `QueueFull`, and what ended the writer.
         """
-        return self._ledger.topic(topic).compression is not None
+        return self._writer.submit([append])
+
+    @property
+    def submit_timeout_seconds(self) -> float:
+        """How long an append waits for room in the queue."""
+        return self._submit_timeout_seconds
 
     def wait(self, ticket: Ticket) -> list[Appended]:
         """Returns once the ticket is durable. Raises what refused it, and `OutcomeUnknown`."""
@@ -308,7 +325,7 @@ class Core:
         limit_bytes: int,
         at_least_one: bool = True,
         only_memory: bool = False,
-    ) -> list[Raw] | None:
+    ) -> Fetched | None:
         """Record batches from `offset` on. Says and raises what `KafkaReader.fetch` does."""
         return self._kafka_reader.fetch(
             topic,
@@ -324,12 +341,12 @@ class Core:
         """How far the log is; another number each time that some partition grows."""
         return self._ledger.applied_sequence
 
-    def wait_for_growth(self, seen: int, timeout_seconds: float) -> int:
+    def wait_for_growth(self, seen: int, timeout_seconds: float) -> Growth:
         """How far the log is, as soon as that is not what was seen, or the time is over."""
         ledger = self._ledger
         with ledger.grown:
             ledger.grown.wait_for(lambda: ledger.applied_sequence != seen, timeout_seconds)
-            return ledger.applied_sequence
+            return Growth(ledger.applied_sequence, ledger.grown_since(seen))
 
     def place(self, topic: str, partition: int) -> Place:
         """Where a partition begins and ends now. Raises `UnknownTopic`, `UnknownPartition`."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from itertools import accumulate, takewhile
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
@@ -17,7 +18,7 @@ from sparklog import limits
 from sparklog.broker.ahead import Ahead, Made, Place
 from sparklog.broker.hot import HotTail
 from sparklog.broker.partitions import Ledger, Partition, Topic
-from sparklog.broker.reading import LogReader, check_range
+from sparklog.broker.reading import Batch, LogReader, check_range
 from sparklog.clock import Clock
 
 if TYPE_CHECKING:
@@ -25,6 +26,15 @@ if TYPE_CHECKING:
 
 _FEW_ROWS: Final = 8_192
 """So many are read at once where nothing can be kept of them."""
+
+
+class Fetched(NamedTuple):
+    """Record batches that follow one another."""
+
+    pieces: Sequence[Raw]
+    """Of them all, to be joined."""
+    end: int
+    """The offset that a consumer asks for after them."""
 
 
 class KafkaReader:
@@ -47,8 +57,8 @@ class KafkaReader:
         limit_bytes: int,
         at_least_one: bool = True,
         only_memory: bool = False,
-    ) -> list[Raw] | None:
-        """Record batches from `offset` on, of `limit_bytes` together, in pieces to be joined.
+    ) -> Fetched | None:
+        """Record batches from `offset` on, of `limit_bytes` together.
 
         The first batch may begin below `offset`. Nothing at the end; None where `only_memory` and
         there is none made yet, which takes longer than a caller may wait.
@@ -62,42 +72,41 @@ class KafkaReader:
         partition = topic.partition(number)
         end = partition.end
         check_range(topic, partition, offset, end)
+        nothing = Fetched((), offset)
         if offset == end:
-            return []
+            return nothing
         place = topic.topic_id, number
-        found: Sequence[Sequence[Raw]] = self._as_they_came(place, offset, end, limit_bytes)
-        if not found:
-            made = self._ahead.run(place, offset, limit_bytes=limit_bytes)
+        found = self._as_they_came(place, offset, end, limit_bytes)
+        if found is None:
+            made: Sequence[Made] = self._ahead.run(place, offset, limit_bytes=limit_bytes)
             if not made and only_memory:
                 return None
             made = made or self._make(topic, partition, offset, limit_bytes)
-            found = [(each,) for each in made]
-        if found and not at_least_one and sum(map(len, found[0])) > limit_bytes:
-            return []
-        return [piece for batch in found for piece in batch]
+            found = Fetched([each.batch for each in made], made[-1].end if made else offset)
+        size = sum(map(len, found.pieces))
+        # No more than the limit, or it is one batch that is larger.
+        return found if at_least_one or size <= limit_bytes else nothing
 
     def _as_they_came(
         self, place: Place, offset: int, end: int, limit_bytes: int
-    ) -> list[tuple[bytes, memoryview]]:
+    ) -> Fetched | None:
         """From the hot tail, as far as batches in Kafka's encoding follow one another there."""
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         run = self._hot.run(
             *place, offset, rows=end - offset, limit_bytes=limit_bytes, only_kafkas=True
         )
-        found = []
+        pieces: list[Raw] = []
         for entry, held in run:
             assert not isinstance(held, pa.RecordBatch)
-            found.append(
-                recordbatch.placed(
-                    held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
-                )
+            pieces += recordbatch.placed(
+                held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
             )
-        return found
+        return Fetched(pieces, run[-1].entry.end) if run else None
 
     def _make(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
-    ) -> list[bytearray]:
+    ) -> Sequence[Made]:
         """The same of rows, wherever they are."""
         place = topic.topic_id, partition.number
         key = *place, offset
@@ -105,43 +114,47 @@ class KafkaReader:
         try:
             with turn:
                 found = self._ahead.run(place, offset, limit_bytes=limit_bytes)
-                if not found:
-                    made = list(self._batches(topic, partition, offset, limit_bytes))
-                    self._ahead.put(place, offset, made)
-                    found = _within([each.batch for each in made], limit_bytes)
-                return found
+                if found:
+                    return found
+                with self._ahead.reserved(limits.ROW_GROUP_BYTES) as room_bytes:
+                    size = max(limit_bytes, room_bytes)
+                    made = list(self._batches(topic, partition, offset, limit_bytes, size))
+                self._ahead.put(place, offset, made)
+                return _within(made, limit_bytes)
         finally:
             self._turns.pop(key, None)
 
     def _batches(
-        self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
+        self, topic: Topic, partition: Partition, offset: int, wanted_bytes: int, most_bytes: int
     ) -> Iterator[Made]:
-        """What the fetch wants, and what is read with it as far as there is room to keep that."""
+        """What is wanted, and what is read with it anyway, as far as there is room to keep that."""
         from sparklog import recordbatch
 
-        room_bytes = self._ahead.room_bytes
-        batch_rows = limits.SCAN_BATCH_ROWS if room_bytes >= limits.ROW_GROUP_BYTES else _FEW_ROWS
+        end = partition.end
+        batch_rows = limits.SCAN_BATCH_ROWS if most_bytes >= limits.ROW_GROUP_BYTES else _FEW_ROWS
         size = 0
         for read in self._reader.read(
-            topic.name, partition.number, offset, partition.end, batch_rows=batch_rows
+            topic.name, partition.number, offset, end, batch_rows=batch_rows
         ):
-            for batch in _encoded(read.rows, topic, partition.leader_epoch):
-                yield Made(batch, recordbatch.read_header(batch).next_offset)
-                size += len(batch)
-                if size >= max(limit_bytes, room_bytes):
+            for batch in _encoded(read, topic, partition.leader_epoch):
+                made = Made(batch, recordbatch.read_header(batch).next_offset)
+                yield made
+                size += made.size
+                if size >= most_bytes:
                     return
-            if size >= limit_bytes:
+            if size >= wanted_bytes:
                 return
 
 
-def _encoded(rows: pa.RecordBatch, topic: Topic, leader_epoch: int) -> Iterator[bytearray]:
+def _encoded(read: Batch, topic: Topic, leader_epoch: int) -> Iterator[bytearray]:
     """As the topic wants them compressed; they came in no codec of Kafka's."""
     from sparklog import recordbatch
 
-    if rows.num_rows == 0:
+    if read.rows.num_rows == 0:
+        yield recordbatch.gap(read.first, read.end, leader_epoch=leader_epoch)
         return
     batches = recordbatch.encode(
-        rows, leader_epoch=leader_epoch, limit_bytes=limits.KAFKA_BATCH_BYTES
+        read.rows, leader_epoch=leader_epoch, limit_bytes=limits.KAFKA_BATCH_BYTES
     )
     wanted = topic.compression
     if wanted is None:
@@ -151,13 +164,8 @@ def _encoded(rows: pa.RecordBatch, topic: Topic, leader_epoch: int) -> Iterator[
         yield from (recordbatch.encoded_in(batch, codec, level) for batch in batches)
 
 
-def _within(batches: Sequence[bytearray], limit_bytes: int) -> list[bytearray]:
+def _within(made: Sequence[Made], limit_bytes: int) -> Sequence[Made]:
     """As many as `limit_bytes` allow, and one at least."""
-    found = list(batches[:1])
-    limit_bytes -= sum(map(len, found))
-    for batch in batches[1:]:
-        limit_bytes -= len(batch)
-        if limit_bytes < 0:
-            break
-        found.append(batch)
-    return found
+    sizes = accumulate(len(each.batch) for each in made)
+    count = sum(1 for _ in takewhile(lambda size: size <= limit_bytes, sizes))
+    return made[: max(count, 1)]

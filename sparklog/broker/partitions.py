@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Iterable, Iterator
 
 import msgspec
@@ -21,6 +22,8 @@ from sparklog.storage.wal import WalObject
 
 _OVERHEAD_BYTES = 640
 """What an entry costs in memory beside its records while it waits, measured on 300,000 of them."""
+_GROWTH_KEPT = 64
+"""Of so many objects it is remembered what grew by them; who looks later looks at everything."""
 
 
 class WrittenBatch(msgspec.Struct, frozen=True, array_like=True):
@@ -217,6 +220,8 @@ class Ledger:
         """Bytes of records that were ever written; how busy we are is its rate."""
         self.applied_sequence = -1
         """The newest object of our own WAL; all that is here is as of it."""
+        self._growth: deque[tuple[int, set[tuple[str, int]]]] = deque(maxlen=_GROWTH_KEPT)
+        """Of the last objects: sequence, and the partitions that have grown by it."""
 
     # -------------------------------------------------------------------------- topics
 
@@ -270,6 +275,8 @@ class Ledger:
         """Our WAL's next object stands durably."""
         with self.grown:
             self.applied_sequence = written.at.sequence
+            grown: set[tuple[str, int]] = set()
+            self._growth.append((written.at.sequence, grown))
             for each in written.located:
                 entry = each.entry
                 if entry.kind is not Kind.RECORDS and entry.kind is not Kind.STAGED:
@@ -286,8 +293,19 @@ class Ledger:
                     f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
                 )
                 partition.end = entry.end
+                grown.add((topic.name, partition.number))
                 self._need(topic, partition, each)
             self.grown.notify_all()
+
+    def grown_since(self, sequence: int) -> set[tuple[str, int]] | None:
+        """Topics' names and partitions that grew beyond that object; None: it is too long ago."""
+        with self.lock:
+            found: set[tuple[str, int]] = set()
+            for newer, grown in reversed(self._growth):
+                if newer <= sequence:
+                    return found
+                found |= grown
+            return found if self.applied_sequence <= sequence else None
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
         """What recovery found beyond the table of `partition`."""

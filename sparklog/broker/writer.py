@@ -112,6 +112,10 @@ class Appended:
     duplicate: bool = False
 
 
+class TakesLong(Exception):
+    """What was wanted only if it is quick is not."""
+
+
 class Ticket:
     """Appends that become durable together, or not at all."""
 
@@ -225,6 +229,28 @@ def _check_message(topic: Topic, batch: bytes | bytearray) -> None:
         raise errors.MessageTooLarge(
             what="a batch", bytes=len(batch), limit_bytes=limit, topic=topic.name
         )
+
+
+def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: int) -> Checked:
+    """Raises `TakesLong`, and what `recordbatch.check` raises.
+
+    How much a compressed batch holds is known only by taking it out, so that goes as far as is
+    quick. A plain one is no larger than what has just been read.
+    """
+    from sparklog import recordbatch
+
+    codec = recordbatch.read_header(data).codec
+    if wanted is not None and codec != recordbatch.Codec[wanted[0].upper()]:
+        raise TakesLong
+    if codec == recordbatch.Codec.NONE:
+        return recordbatch.check(data, limit_bytes=limit_bytes)
+    if len(data) > limits.KAFKA_QUICK_BYTES:
+        raise TakesLong
+    quick_bytes = min(limits.KAFKA_QUICK_RECORDS_BYTES, limit_bytes)
+    try:
+        return recordbatch.check(data, limit_bytes=quick_bytes)
+    except errors.BatchTooLarge:
+        raise TakesLong from None
 
 
 def _check_times(topic: Topic, batch: Checked, now_us: int) -> None:
@@ -380,7 +406,9 @@ class Writer:
             stamp=stamp,
         )
 
-    def prepare_kafka(self, topic: Topic, partition: int, data: bytes) -> Append:
+    def prepare_kafka(
+        self, topic: Topic, partition: int, data: bytes, *, only_quick: bool = False
+    ) -> Append:
         """The same of a record batch in Kafka's encoding, which is kept as it came.
 
         Only its times are set where the topic's time is that of the append, or where its header
@@ -390,13 +418,20 @@ class Writer:
         Raises `UnknownPartition`, `MessageTooLarge`, `RecordTooLarge`, `KeylessRecord`, and what
         `recordbatch.check` raises. Where single records are refused, the fact `records` names them:
         (index in the batch, why).
+
+        Args:
+            only_quick: raises `TakesLong` rather than work for more than some milliseconds.
         """
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         topic.partition(partition)
         timestamp_type = topic.timestamp_type
+        wanted = topic.compression
         _check_message(topic, data)
-        found = recordbatch.check(data, limit_bytes=self._bounds.max_batch_bytes)
+        if only_quick:
+            found = _checked_quickly(data, wanted, self._bounds.max_batch_bytes)
+        else:
+            found = recordbatch.check(data, limit_bytes=self._bounds.max_batch_bytes)
         header = found.header
         if header.is_transactional:
             raise errors.BadBatch(reason="there are no transactions here")
@@ -409,7 +444,6 @@ class Writer:
         arrival_us = self._clock.now_us()
         low_us, high_us = found.min_timestamp_ms * 1_000, found.max_timestamp_ms * 1_000
         batch: bytes | bytearray = data
-        wanted = topic.compression
         if wanted is not None and header.codec != recordbatch.Codec[wanted[0].upper()]:
             codec = recordbatch.Codec[wanted[0].upper()]
             batch = recordbatch.compressed(data, found.records, codec, wanted[1])
@@ -459,8 +493,19 @@ class Writer:
                     what="a record", bytes=error.bytes, limit_bytes=limit, topic=topic.name
                 ) from None
 
-    def submit(self, appends: Sequence[Append | Carry], *, timeout_seconds: float = 0.0) -> Ticket:
+    def submit(
+        self,
+        appends: Sequence[Append | Carry],
+        *,
+        timeout_seconds: float = 0.0,
+        is_bounded: bool = True,
+    ) -> Ticket:
         """Queues `appends` to become durable together; waits for room up to the timeout.
+
+        Where that is 0 it does no I/O, and leaves the flush to those whose appends are queued.
+
+        Args:
+            is_bounded: False for what is taken even where there is no room.
 
         Raises `QueueFull`, and what ended the writer.
         """
@@ -469,13 +514,13 @@ class Writer:
         while True:
             with self._room:
                 self._check_accepting()
-                full = self._full()
+                full = self._full() if is_bounded else None
                 if full is None:
                     self._queue.append(ticket)
                     self._queued_bytes += ticket.bytes
                     return ticket
                 # Those whose appends are queued may all be here, and then nobody makes room.
-                leads = self._takes_lead()
+                leads = timeout_seconds > 0 and self._takes_lead()
                 left_seconds = deadline - self._clock.monotonic()
                 if not leads and (left_seconds <= 0 or not self._room.wait(left_seconds)):
                     raise full

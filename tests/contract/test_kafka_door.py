@@ -6,9 +6,11 @@ import datetime as dt
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from kio.schema.errors import ErrorCode
@@ -16,6 +18,7 @@ from kio.schema.errors import ErrorCode
 import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
+from sparklog.broker.core import Place
 from sparklog.settings import KafkaSettings
 from tests.support.kafkas import Frames, broker
 from tests.support.waiting import wait_until
@@ -48,7 +51,7 @@ def frames(agent: Agent) -> Iterator[Frames]:
         found.close()
 
 
-# ------------------------------------------------------------------------------ fetch sessions
+# ------------------------------------------------------------------------------ fetching
 
 
 def fetch(
@@ -57,6 +60,7 @@ def fetch(
     offsets: dict[int, int],
     forgotten: list[int] | None = None,
     wait_ms: int = 0,
+    min_bytes: int = 1,
 ) -> tuple[Any, dict[int, tuple[Any, int, int]]]:
     """(the answer, by partition: error, high watermark, bytes of records)."""
     answer = client.ask(
@@ -64,7 +68,7 @@ def fetch(
         VERSION,
         {
             "max_wait": dt.timedelta(milliseconds=wait_ms),
-            "min_bytes": 1,
+            "min_bytes": min_bytes,
             "isolation_level": 0,
             "replica_id": -1,
             "session_id": session[0],
@@ -172,6 +176,78 @@ def test_who_was_given_records_comes_last_the_next_time(agent: Agent, log: spark
 # ------------------------------------------------------------------------------ bad clients
 
 
+@pytest.mark.parametrize("min_bytes", [1 << 20, 100 << 20])
+def test_a_reply_that_is_full_goes_out(agent: Agent, log: sparklog.Log, min_bytes: int) -> None:
+    """However many bytes were wanted: no more of them could come."""
+    with log.producer() as producer:
+        for _ in range(8):
+            producer.send("t", b"x" * 300_000, partition=0)
+    with frames(agent) as client:
+        began = time.monotonic()
+        _, found = fetch(client, (0, -1), {0: 0}, wait_ms=20_000, min_bytes=min_bytes)
+        assert found[0][2] > 300_000
+        assert time.monotonic() - began < 10
+
+
+def test_who_waits_is_not_woken_by_other_partitions(
+    agent: Agent, log: sparklog.Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or each flush would cost as much as there are consumers."""
+    core = agent._core
+    assert core is not None
+    looks: list[int] = []
+    place = core.place
+
+    def counted(topic: str, partition: int) -> Place:
+        looks.append(partition)
+        return place(topic, partition)
+
+    monkeypatch.setattr(core, "place", counted)
+    with ThreadPoolExecutor(1) as pool, log.producer() as producer, frames(agent) as client:
+        waiting = pool.submit(fetch, client, (0, -1), {0: 0}, None, 20_000)
+        wait_until(lambda: 0 in looks, "the consumer waits")
+        for _ in range(50):
+            producer.send("t", b"x", partition=1).result(SECONDS)
+        assert not waiting.done()
+        assert looks.count(0) <= 3, "once, and again where it was woken before it slept"
+        producer.send("t", b"x", partition=0).result(SECONDS)
+        _, found = waiting.result(SECONDS)
+        assert found[0][1] == 1
+
+
+# ------------------------------------------------------------------------------ order
+
+
+def test_offsets_are_read_as_they_were_committed_before(agent: Agent, log: sparklog.Log) -> None:
+    """On one connection, without waiting for an answer; as Kafka handles one after another."""
+
+    def commit(offset: int) -> tuple[int, int, dict[str, Any]]:
+        partition = {
+            "partition_index": 0,
+            "committed_offset": offset,
+            "committed_leader_epoch": -1,
+            "committed_metadata": "",
+        }
+        fields = {
+            "group_id": "g",
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "topics": [{"name": "t", "partitions": [partition]}],
+        }
+        return 8, 8, fields
+
+    read = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
+    with frames(agent) as client:
+        client.ask(10, 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        for offset in range(20):
+            *_, answer = client.ask_all([commit(0), commit(offset), (9, 5, read)])
+            assert answer.topics[0].partitions[0].committed_offset == offset
+
+
+# ------------------------------------------------------------------------------ clients
+
+
 def test_our_client_at_this_port_is_told_the_right_one(agent: Agent) -> None:
     """The likeliest mistake of all."""
     with pytest.raises(errors.WrongPort, match=f"Flight is at {agent.address}: connect there"):
@@ -192,14 +268,19 @@ def test_who_never_reads_is_dropped_and_holds_nobody_up(
             with log.producer() as producer:
                 for _ in range(64):
                     producer.send("t", b"x" * (1 << 18))
+        core, door = agent._core, agent._kafka
+        assert core is not None
+        assert door is not None
+        fetches = mock.Mock(side_effect=core.fetch_kafka)
+        monkeypatch.setattr(core, "fetch_kafka", fetches)
         silent = [_asks_and_never_reads(agent) for _ in range(10)]
+        wait_until(lambda: door._memory.is_short, "no more memory is given")
+        assert fetches.call_count <= 4, "nothing is read for a reply that has no room"
         began = time.monotonic()
         with frames(agent) as client:
             found = fetch(client, (0, -1), {0: 0})[1]
             assert found[0][2] > 1 << 18
         assert time.monotonic() - began < SECONDS
-        door = agent._kafka
-        assert door is not None
         wait_until(lambda: not door._connections, "those that never read were dropped")
         for each in silent:
             each.close()
@@ -268,13 +349,72 @@ def test_a_frame_that_lies_about_its_size_ends_its_connection(agent: Agent, size
         assert liar.recv(1) == b""
 
 
-def test_a_large_request_that_does_not_come_ends_its_connection(
-    agent: Agent, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("size", [1_000, 10 << 20])
+def test_a_request_that_does_not_come_ends_its_connection(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """It has taken room from others."""
     monkeypatch.setattr(limits, "KAFKA_STALLED_SECONDS", 0.2)
     monkeypatch.setattr(limits, "KAFKA_SLOWEST_BYTES_PER_SECOND", 1 << 30)
     host, _, port = agent.kafka_address.rpartition(":")
     with socket.create_connection((host, int(port)), SECONDS) as slow:
-        slow.sendall((10 << 20).to_bytes(4, "big") + b"x" * 100)
+        slow.sendall(size.to_bytes(4, "big") + b"x" * 100)
         assert slow.recv(1) == b""
+
+
+# ------------------------------------------------------------------------------ names
+
+
+def test_names_that_no_record_can_hold_are_refused(agent: Agent, log: sparklog.Log) -> None:
+    """Compact strings may be longer; the groups of everybody else go on."""
+    long = "x" * 40_000
+    span = dt.timedelta(seconds=10)
+    join = {
+        "group_id": "g",
+        "session_timeout": span,
+        "rebalance_timeout": span,
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": b""}],
+        "reason": None,
+    }
+    partition = {
+        "partition_index": 0,
+        "committed_offset": 1,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    commit = {
+        "group_id": "g",
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": "t", "partitions": [partition]}],
+    }
+
+    def committed(group: str) -> ErrorCode:
+        (topic,) = client.ask(8, 8, {**commit, "group_id": group}).topics
+        return topic.partitions[0].error_code
+
+    with frames(agent) as client:
+        client.ask(10, 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        refused = client.ask(11, 9, {**join, "group_id": long})
+        assert refused.error_code is ErrorCode.invalid_group_id
+        for given in ({"group_instance_id": long}, {"protocol_type": long}):
+            refused = client.ask(11, 9, {**join, **given})
+            assert refused.error_code is ErrorCode.invalid_request
+        assert committed(long) is ErrorCode.invalid_group_id
+        assert committed("g") is ErrorCode.none
+    assert agent.failure is None
+
+
+def test_the_door_may_listen_on_ipv6(tmp_path: Path) -> None:
+    """And tells its clients so."""
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("this machine has no IPv6")
+    kafka = KafkaSettings(listen="[::1]:0")
+    with broker(tmp_path / "root", kafka=kafka) as agent, frames(agent) as client:
+        assert agent.kafka_address.startswith("[::1]:")
+        (node,) = client.ask(3, 1, {"topics": []}).brokers
+        assert (node.host, f"[::1]:{node.port}") == ("::1", agent.kafka_address)

@@ -477,11 +477,14 @@ class Consumer(Client):
                 return
             if core.describe(name).topic_id != info.topic_id:
                 return  # what was found may be the other topic's
-            ensure(bool(found), f"{self.name}: nothing of {each} is found at {start}")
-            rows = [row for batch in split(found or ()) for row in _rows_of_kafka(batch)]
-            end = rows[-1][0] + 1
+            ensure(
+                found is not None and len(found.pieces) > 0,
+                f"{self.name}: nothing of {each} is found at {start}",
+            )
+            assert found is not None
+            rows = [row for batch in split(found.pieces) for row in _rows_of_kafka(batch)]
             wanted = [row for row in rows if row[0] >= start]
-            start = self._saw((info.topic_id, each.partition), wanted, start, end)
+            start = self._saw((info.topic_id, each.partition), wanted, start, found.end)
 
 
 def _rows_of_kafka(batch: bytes) -> list[tuple[int, Row]]:

@@ -70,6 +70,7 @@ class RigOptions:
     commit_bytes: int = 1 << 20
     file_bytes: int = 1 << 20
     pool: Executor | None = None
+    submit_timeout_seconds: float = 0.0
 
 
 class Rig:
@@ -137,7 +138,7 @@ class Rig:
             self.hot,
             clock=clock,
             defaults=options.topics,
-            submit_timeout_seconds=0.0,
+            submit_timeout_seconds=options.submit_timeout_seconds,
         )
         self.janitor = Janitor(
             store,

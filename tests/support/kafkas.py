@@ -6,7 +6,7 @@ import dataclasses
 import io
 import itertools
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Frames:
 
     def __init__(self, address: str, seconds: float = SECONDS) -> None:
         host, _, port = address.rpartition(":")
-        self._socket = socket.create_connection((host, int(port)), seconds)
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), seconds)
         self._numbers = itertools.count(1)
 
     @staticmethod
@@ -70,8 +70,24 @@ class Frames:
 
     def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
         """kio's message of the answer."""
-        number = next(self._numbers)
-        self._socket.sendall(self.frame(key, version, number, fields))
+        (answer,) = self.ask_all([(key, version, fields)])
+        return answer
+
+    def ask_all(self, requests: Sequence[tuple[int, int, Mapping[str, Any]]]) -> list[Any]:
+        """The same of (key, version, fields) each, sent all before the first answer is read."""
+        numbers = [next(self._numbers) for _ in requests]
+        self._socket.sendall(
+            b"".join(
+                self.frame(key, version, number, fields)
+                for number, (key, version, fields) in zip(numbers, requests, strict=True)
+            )
+        )
+        return [
+            self._answer(key, version, number)
+            for number, (key, version, _) in zip(numbers, requests, strict=True)
+        ]
+
+    def _answer(self, key: int, version: int, number: int) -> Any:
         reply = self._read(int.from_bytes(self._read(4), "big"))
         answer: Any = load_response_schema(key, version)
         found, at = entity_reader(answer.__header_schema__)(reply, 0)

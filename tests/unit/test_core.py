@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog import errors, limits, wire
+from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker.core import Batch, Core, TopicDefaults
 from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
@@ -432,6 +432,23 @@ def test_a_range_that_does_not_exist_is_refused_at_once(rig: Rig) -> None:
         with pytest.raises(errors.OffsetOutOfRange):
             rig.core.tail(positions(offset))
     assert rows_of(rig.core.read("t", 0, 2, 2)) == []
+
+
+@pytest.mark.parametrize("bound", ["queue_bytes", "unpublished_bytes"])
+def test_groups_records_are_taken_while_producers_are_held_back(
+    store: MemoryStore, clock: ManualClock, bound: str
+) -> None:
+    """Whether the writer's queue is full or publishing is behind: consumers go on."""
+    rig = Rig(store, clock, options=RigOptions(writer=WriterLimits(**{bound: 1})))
+    rig.create()
+    rig.create(consumeroffsets.TOPIC)
+    first = rig.submit(["a"])
+    if bound == "unpublished_bytes":
+        rig.core.wait(first)
+    with pytest.raises(errors.QueueFull):
+        rig.submit(["b"])
+    ticket = rig.core.append_internal(consumeroffsets.TOPIC, 0, payload(["c"], key=[b"k"]))
+    assert rig.core.wait(ticket)[0].base_offset == 0
 
 
 def test_many_small_entries_are_read_together(store: MemoryStore, clock: ManualClock) -> None:

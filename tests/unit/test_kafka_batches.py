@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits, recordbatch, wire
+from sparklog.broker.core import TakesLong
 from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
@@ -42,15 +44,62 @@ def records(*values: bytes, key: bytes | None = b"k") -> list[Record]:
 
 def append(rig: Rig, batch: bytes, partition: int = 0) -> int:
     """Its base offset, once it is durable."""
-    (stands,) = rig.core.wait(rig.core.append_kafka("t", partition, batch, wait=True))
+    (stands,) = rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", partition, batch)))
     return stands.base_offset
 
 
 def fetched(rig: Rig, offset: int, *, limit_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
     """What a consumer finds from `offset` on, which skips what lies before it in a batch."""
-    batches = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
-    assert batches is not None
-    return [each for batch in split(batches) for each in read(batch) if each[0] >= offset]
+    found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
+    assert found is not None
+    return [each for batch in split(found.pieces) for each in read(batch) if each[0] >= offset]
+
+
+_PACKED = [each for each in recordbatch.Codec if each != recordbatch.Codec.NONE]
+
+
+@pytest.mark.parametrize("codec", _PACKED)
+def test_what_takes_long_is_not_done_where_only_what_is_quick_is_wanted(
+    rig: Rig, codec: recordbatch.Codec
+) -> None:
+    """A large compressed batch, and a small one that holds much; both are taken otherwise."""
+    small = records(*[b"v" * 100] * 100)
+    assert rig.core.prepare_kafka("t", 0, built(small, codec), only_quick=True).count == 100
+    large = built(records(random.Random(1).randbytes(limits.KAFKA_QUICK_BYTES)), codec)
+    bomb = built(records(bytes(limits.KAFKA_QUICK_RECORDS_BYTES)), codec)
+    assert len(bomb) < limits.KAFKA_QUICK_BYTES < len(large) < limits.KAFKA_QUICK_RECORDS_BYTES
+    for batch in (large, bomb):
+        with pytest.raises(TakesLong):
+            rig.core.prepare_kafka("t", 0, batch, only_quick=True)
+        assert rig.core.prepare_kafka("t", 0, batch).count == 1
+
+
+def test_a_plain_batch_is_quick_but_where_it_is_to_be_compressed(rig: Rig) -> None:
+    """As much as fits in a request, which has been read there, too."""
+    batch = built(records(bytes(2 * limits.KAFKA_QUICK_RECORDS_BYTES)))
+    assert rig.core.prepare_kafka("t", 0, batch, only_quick=True).count == 1
+    rig.create("gzip", compression_type="gzip")
+    with pytest.raises(TakesLong):
+        rig.core.prepare_kafka("gzip", 0, batch, only_quick=True)
+    packed = built(records(b"v"), recordbatch.Codec.GZIP)
+    assert rig.core.prepare_kafka("gzip", 0, packed, only_quick=True).count == 1
+
+
+def test_a_quick_look_refuses_what_any_would(store: MemoryStore, clock: ManualClock) -> None:
+    """Where the limit of a batch is smaller than what is quick, or the batch is none."""
+    rig = Rig(store, clock, options=RigOptions(writer=WriterLimits(max_batch_bytes=1_000)))
+    rig.create("t", 2)
+    for batch, refusal in (
+        (built(records(bytes(1_001))), errors.BatchTooLarge),
+        (b"no batch", errors.DamagedBatch),
+    ):
+        with pytest.raises(refusal):
+            rig.core.prepare_kafka("t", 0, batch, only_quick=True)
+    bomb = built(records(bytes(1_001)), recordbatch.Codec.GZIP)
+    with pytest.raises(TakesLong):  # who has the time finds out how much too large it is
+        rig.core.prepare_kafka("t", 0, bomb, only_quick=True)
+    with pytest.raises(errors.BatchTooLarge):
+        rig.core.prepare_kafka("t", 0, bomb)
 
 
 @pytest.mark.parametrize("codec", list(recordbatch.Codec))
@@ -60,7 +109,8 @@ def test_a_batch_goes_out_as_it_came(rig: Rig, codec: recordbatch.Codec) -> None
     batch = built(records(b"a", b"b"), codec)
     assert append(rig, batch) == 1
     found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_memory=True)
-    assert found == [*recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
+    assert found is not None
+    assert [*found.pieces] == [*recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
 
 
 def test_it_is_rows_for_everybody_else(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
@@ -101,8 +151,7 @@ def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
     assert [offset for offset, _ in fetched(later, 0, limit_bytes=2 * size)] == [0, 1]
     assert [offset for offset, _ in fetched(later, 0)] == [0, 1, 2]
     for reader in (rig, later):
-        one = reader.core.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False)
-        assert one == []
+        assert reader.core.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False) == ((), 0)
 
 
 def test_a_duplicate_is_acked_where_it_stands(rig: Rig) -> None:
@@ -139,7 +188,7 @@ def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
     append(rig, changed(built(records(b"a", b"b")), 35, ">q", 5))
     found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True)
     assert found is not None
-    assert recordbatch.check(b"".join(found)).header.max_timestamp_ms == SECOND_MS + 1_000
+    assert recordbatch.check(b"".join(found.pieces)).header.max_timestamp_ms == SECOND_MS + 1_000
 
 
 @pytest.mark.parametrize(
@@ -242,7 +291,34 @@ def test_rows_in_memory_are_encoded_together_and_once(
         rig.append([str(number)])
     append(rig, built(records(b"k")))
     assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) is None
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20) or []
-    assert [at for at, _ in (row for each in split(found) for row in read(each))] == [*range(301)]
-    assert len(split(found)) < 10
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
+    assert found is not None
+    batches = split(found.pieces)
+    assert [at for at, _ in (row for each in batches for row in read(each))] == [*range(301)]
+    assert len(batches) < 10
     assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) == found
+
+
+def test_a_consumer_gets_over_what_was_removed_at_the_end(rig: Rig, clock: ManualClock) -> None:
+    """As of Kafka's compaction a batch without records is left, up to the end of what is gone."""
+    config: dict[str, str | None] = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
+    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    given = [*records(b"a", key=b"a"), *records(b"b", key=b"b"), Record(SECOND_MS, b"b", None)]
+    append(rig, built(given))
+    rig.publish()
+    for _ in range(3):
+        clock.advance(3_600)
+        rig.core.compact("t")
+    later = rig.successor()
+    assert [offset for offset, _ in later.read()] == [0]
+    for offset in (1, 2):
+        found = later.core.fetch_kafka("t", 0, offset, limit_bytes=1 << 20)
+        assert found is not None
+        assert found.end == 3
+        header = recordbatch.read_header(b"".join(found.pieces))
+        assert (header.base_offset, header.record_count, header.next_offset) == (offset, 0, 3)
+        assert read(b"".join(found.pieces)) == []
+    whole = later.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
+    assert whole is not None
+    assert [len(read(each)) for each in split(whole.pieces)] == [1, 0]
+    assert whole.end == 3

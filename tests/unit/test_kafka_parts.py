@@ -66,6 +66,22 @@ def test_more_than_the_whole_budget_has_its_turn_alone() -> None:
     run(work)
 
 
+def test_who_gives_up_at_the_head_lets_the_others_on() -> None:
+    """Nobody gives anything back then, and there is room all the same."""
+
+    async def work() -> None:
+        budget = Budget(100)
+        await budget.take(60)
+        large = asyncio.create_task(budget.take(90))
+        small = asyncio.create_task(budget.take(10))
+        await asyncio.sleep(0)
+        large.cancel()
+        await asyncio.wait_for(small, 1.0)
+        assert not budget.is_short
+
+    run(work)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.integers(0, 3)), max_size=40),
 )

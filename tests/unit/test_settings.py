@@ -238,6 +238,8 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("flight.listen", "host:65536", "expected host:port, the port from 0 to 65535"),
         ("flight.advertised", "host:0", "expected host:port, the port from 1 to 65535"),
         ("flight.advertised", "grpc://host:1", "expected host:port, the port from 1 to 65535"),
+        ("kafka.listen", "0.0.0.0:9092", "clients cannot be told such an address"),
+        ("kafka.listen", "[::]:9092", "clients cannot be told such an address"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
         ("liveness.dead_after_seconds", 1.5, "must be at least twice liveness.heartbeat_seconds"),
         ("writer.max_record_bytes", 2**27, "must not be above writer.max_batch_bytes = 67108864"),

@@ -45,7 +45,7 @@ def create_bounded(rig: Rig) -> None:
 
 def append_kafka(rig: Rig, *given: Record, codec: int = 0) -> int:
     """The base offset."""
-    ticket = rig.core.append_kafka("t", 0, built(given, codec), wait=False)
+    ticket = rig.core.submit(rig.core.prepare_kafka("t", 0, built(given, codec)))
     return rig.core.wait(ticket)[0].base_offset
 
 
@@ -113,7 +113,7 @@ def test_times_beyond_an_int64_are_refused(rig: Rig, base_ms: int) -> None:
         [Record(1_000, b"k", b"v"), Record(1_000 + (9 if base_ms > 0 else -9), b"k", b"v")]
     )
     with pytest.raises(errors.BadTimestamp):
-        rig.core.append_kafka("t", 0, changed(batch, 27, ">q", base_ms), wait=False)
+        rig.core.prepare_kafka("t", 0, changed(batch, 27, ">q", base_ms))
     assert rig.end() == 0
 
 
@@ -175,10 +175,11 @@ def test_a_batch_in_another_codec_keeps_its_producer(rig: Rig) -> None:
     stamp = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batch = built([Record(1, b"k", b"v")], 1, **stamp)
     for _ in range(2):
-        (stands,) = rig.core.wait(rig.core.append_kafka("t", 0, batch, wait=False))
+        (stands,) = rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
         assert stands.base_offset == 0
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) or []
-    codecs = [recordbatch.read_header(each).codec for each in split(found)]
+    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True)
+    assert found is not None
+    codecs = [recordbatch.read_header(each).codec for each in split(found.pieces)]
     assert codecs == [recordbatch.Codec.LZ4]
     (producer,) = rig.core.producers("t", 0)
     assert (producer.producer_id, producer.last_sequence) == (7, 0)

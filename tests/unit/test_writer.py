@@ -435,10 +435,38 @@ def test_a_full_queue_refuses(store: MemoryStore, clock: ManualClock) -> None:
 
 
 def test_who_finds_the_queue_full_makes_room(store: MemoryStore, clock: ManualClock) -> None:
-    """Where nobody leads a flush, whoever needs room does; one stream alone may fill the queue."""
-    rig = rig_with(store, clock, queue_bytes=1)
+    """Where nobody leads a flush, who waits for room does; one stream alone may fill the queue."""
+    options = RigOptions(writer=WriterLimits(queue_bytes=1), submit_timeout_seconds=30)
+    rig = Rig(store, clock, options=options)
+    rig.create("t", 2)
     tickets = [rig.submit([f"{number}"]) for number in range(20)]
     assert [rig.core.wait(each)[0].base_offset for each in tickets] == list(range(20))
+
+
+def test_who_does_not_wait_for_room_does_no_io(store: MemoryStore, clock: ManualClock) -> None:
+    """He is refused at once, though nobody leads a flush, and what is queued stays so."""
+    rig = rig_with(store, clock, queue_bytes=1)
+    before = len(paths(store, OURS))
+    queued = rig.submit(["a"])
+    with pytest.raises(errors.QueueFull):
+        rig.submit(["b"])
+    assert len(paths(store, OURS)) == before
+    assert not queued.done
+    assert rig.core.wait(queued)[0].base_offset == 0
+
+
+@pytest.mark.parametrize("bound", ["queue_bytes", "unpublished_bytes"])
+def test_what_is_not_bounded_is_taken(store: MemoryStore, clock: ManualClock, bound: str) -> None:
+    """While the queue is full, or publishing is behind, and others are refused."""
+    rig = rig_with(store, clock, **{bound: 1})
+    first = rig.submit(["a"])
+    if bound == "unpublished_bytes":
+        rig.core.wait(first)
+    append = rig.writer.prepare(rig.ledger.topic("t"), 1, payload(["b"]), None)
+    with pytest.raises(errors.QueueFull):
+        rig.writer.submit([append])
+    ticket = rig.writer.submit([append], is_bounded=False)
+    assert rig.core.wait(ticket)[0].base_offset == 0
 
 
 def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: ManualClock) -> None:

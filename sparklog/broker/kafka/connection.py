@@ -23,8 +23,6 @@ _log = structlog.get_logger("sparklog.kafka")
 _LENGTH_BYTES: Final = 4
 _OTHER_CLIENT: Final = b"PRI "
 """How HTTP/2 begins, and so our own clients; as a length it would be more than any."""
-_LARGE_BYTES: Final = 1 << 20
-"""A frame of this size has to come within a time, as it takes room from others."""
 
 
 class _Answer(NamedTuple):
@@ -58,7 +56,12 @@ class Connection:
         self._request_max_bytes = request_max_bytes
         self._own = Budget(limits.KAFKA_CONNECTION_BYTES)
         self._held_bytes = 0
+        self._reserved_bytes = 0
+        """Of what is held: room for the reply that is being made."""
         self._answers: asyncio.Queue[_Answer] = asyncio.Queue(limits.KAFKA_PIPELINED)
+        self._coming_bytes = 0
+        """Size of the request that is being read, and for how long it has been."""
+        self._coming_seconds = 0
         self._seen: tuple[int, int] = (0, 0)
         self._frames = 0
         self._still_seconds = 0
@@ -87,25 +90,30 @@ class Connection:
     def look(self) -> None:
         """To be called each second: ends the connection when nothing has moved for too long.
 
-        A client that does not read its answers is given less time, and very little while others
-        wait for the memory that these take; one that asks nothing has as long as Kafka gives it.
+        A client that does not read its answers, or leaves off in the middle of a request, is given
+        less time, and very little while others wait for the memory that these take; one that asks
+        nothing has as long as Kafka gives it.
         """
         unread = self._writer.transport.get_write_buffer_size()
         seen = unread, self._frames
         self._still_seconds = self._still_seconds + 1 if seen == self._seen else 0
         self._seen = seen
-        if unread:
-            patience_seconds = limits.KAFKA_STALLED_SECONDS
-            if self._memory.is_short:
-                patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
-        elif self._held_bytes:
-            return  # it is we who are busy
-        else:
-            patience_seconds = limits.KAFKA_IDLE_SECONDS
-        if self._still_seconds >= patience_seconds:
-            if unread:
-                self._say(f"{unread} bytes were not read for {self._still_seconds} s")
+        self._coming_seconds = self._coming_seconds + 1 if self._coming_bytes else 0
+        patience_seconds: float = limits.KAFKA_STALLED_SECONDS
+        if self._memory.is_short:
+            patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
+        slowest_seconds = self._coming_bytes / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
+        if self._coming_seconds > patience_seconds + slowest_seconds:
+            size, seconds = self._coming_bytes, self._coming_seconds
+            self._end(f"a request of {size} bytes had not come after {seconds} s")
+        elif unread and self._still_seconds >= patience_seconds:
+            self._end(f"{unread} bytes were not read for {self._still_seconds} s")
+        elif not self._held_bytes and self._still_seconds >= limits.KAFKA_IDLE_SECONDS:
             self._writer.transport.abort()
+
+    def _end(self, reason: str) -> None:
+        self._say(reason)
+        self._writer.transport.abort()
 
     def _say(self, reason: str) -> None:
         peer = str(self._writer.get_extra_info("peername"))
@@ -127,19 +135,11 @@ class Connection:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
                 raise errors.BadRequest(reason=reason)
             await self._take(size)
-            frame = await self._read(size)
+            self._coming_bytes, self._coming_seconds = size, 0
+            frame = await self._reader.readexactly(size)
+            self._coming_bytes = 0
             self._frames += 1
             await self._answers.put(await self._handled(frame, host))
-
-    async def _read(self, size: int) -> bytes:
-        if size < _LARGE_BYTES:
-            return await self._reader.readexactly(size)
-        seconds = limits.KAFKA_STALLED_SECONDS + size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
-        try:
-            return await asyncio.wait_for(self._reader.readexactly(size), seconds)
-        except TimeoutError:
-            what = f"a request of {size} bytes"
-            raise errors.TimedOut(what=what, timeout_seconds=round(seconds)) from None
 
     async def _handled(self, frame: bytes, host: str) -> _Answer:
         api_key, version, correlation_id = messages.read_start(frame)
@@ -152,14 +152,21 @@ class Connection:
                 raise errors.BadRequest(reason=f"{api.name} is not served in version {version}")
             version, reply = 0, apis.api_versions.answer(messages.UNSUPPORTED_VERSION)
         else:
-            reply = await api.handle(self._door, messages.read_request(frame, host))
+            request = messages.read_request(frame, host, self._reserve)
+            if not api.overlaps:
+                await self._answers.join()  # what it reads may be what an earlier one writes
+            reply = await api.handle(self._door, request)
         start = api_key, version, correlation_id
         if isinstance(reply, Awaitable):
             return _Answer((), reply, *start, len(frame))
         self._give(len(frame))
         written = _frame(*start, reply)
         size = sum(map(len, written))
-        await self._take(size)
+        reserved, self._reserved_bytes = self._reserved_bytes, 0
+        if size > reserved:
+            await self._take(size - reserved)
+        else:
+            self._give(reserved - size)
         return _Answer(written, None, *start, size)
 
     # -------------------------------------------------------------------------- answers
@@ -170,11 +177,19 @@ class Connection:
             if later is not None:
                 frame = _frame(api_key, version, correlation_id, await later)
             if frame:
+                if self._writer.is_closing():
+                    raise ConnectionResetError("the client has left")
                 self._writer.writelines(frame)
                 await self._writer.drain()
             self._give(size)
+            self._answers.task_done()
 
     # -------------------------------------------------------------------------- memory
+
+    async def _reserve(self, size: int) -> None:
+        """Room for the reply to the request that is being handled."""
+        await self._take(size)
+        self._reserved_bytes += size
 
     async def _take(self, size: int) -> None:
         await self._own.take(size)

@@ -11,7 +11,7 @@ import asyncio
 import queue
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core, Ticket
 from sparklog.broker.kafka.connection import Connection
 from sparklog.broker.kafka.memory import Budget
-from sparklog.broker.kafka.registry import Outcome
+from sparklog.broker.kafka.registry import Outcome, TopicPartition
 from sparklog.broker.kafka.sessions import Sessions
 from sparklog.limits import KAFKA_THREADS
 
@@ -58,11 +58,13 @@ class KafkaDoor:
         self._loop = uvloop.new_event_loop()
         self._pool = ThreadPoolExecutor(KAFKA_THREADS, thread_name_prefix="sparklog-kafka")
         self._tickets: queue.SimpleQueue[_Appends | None] = queue.SimpleQueue()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = {}
+        """For growth, by what they wait for."""
         self._is_awaited = threading.Event()
         """Set while somebody waits for growth."""
         self._memory = Budget(memory_bytes)
         self.sessions = Sessions()
+        self.room = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -71,7 +73,8 @@ class KafkaDoor:
     @property
     def address(self) -> str:
         """`host:port` that clients are told."""
-        return f"{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
 
     # -------------------------------------------------------------------------- starting
 
@@ -79,14 +82,16 @@ class KafkaDoor:
         """Raises `BadOption` where the address is taken."""
         host, _, port = self._listen.rpartition(":")
         try:
-            listener = socket.create_server((host.strip("[]"), int(port)), backlog=1_024)
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            place = host.strip("[]"), int(port)
+            listener = socket.create_server(place, family=family, backlog=1_024)
         except OSError as error:
             reason = f"{error}; name another address, or '' for no Kafka door"
             raise errors.BadOption(
                 option="kafka.listen", value=self._listen, reason=reason
             ) from error
         advertised_host, _, advertised_port = self._advertised.rpartition(":")
-        self.host = advertised_host or host
+        self.host = (advertised_host or host).strip("[]")
         self.port = int(advertised_port or listener.getsockname()[1])
         for name, run in (
             ("kafka", lambda: self._serve(listener)),
@@ -142,10 +147,14 @@ class KafkaDoor:
         """How far the log is."""
         return self.core.growth
 
-    async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Returns when the log is not where it was seen, or the time is over."""
+    async def grown(
+        self, seen: int, partitions: Collection[TopicPartition], timeout_seconds: float
+    ) -> None:
+        """Returns when one of them may have grown since the log was seen there, or it is time."""
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.add(waiter)
+        awaited = set(partitions)
+        for each in awaited:
+            self._waiting.setdefault(each, set()).add(waiter)
         self._is_awaited.set()
         try:
             if self.growth == seen:
@@ -153,7 +162,11 @@ class KafkaDoor:
         except TimeoutError:
             pass
         finally:
-            self._waiting.discard(waiter)
+            for each in awaited:
+                waiting = self._waiting[each]
+                waiting.discard(waiter)
+                if not waiting:
+                    del self._waiting[each]
 
     # -------------------------------------------------------------------------- watching
 
@@ -187,15 +200,16 @@ class KafkaDoor:
         seen = self.growth
         while not self._closing.is_set():
             self._is_awaited.wait()
-            seen = self.core.wait_for_growth(seen, _TICK_SECONDS)
-            self._tell(self._wake)
+            seen, grown = self.core.wait_for_growth(seen, _TICK_SECONDS)
+            self._tell(self._wake, grown)
 
-    def _wake(self) -> None:
+    def _wake(self, grown: Collection[TopicPartition] | None) -> None:
         if not self._waiting:
             self._is_awaited.clear()
-        for waiter in self._waiting:
-            if not waiter.done():
-                waiter.set_result(None)
+        for each in list(self._waiting) if grown is None else grown:
+            for waiter in self._waiting.get(each, ()):
+                if not waiter.done():
+                    waiter.set_result(None)
 
     def _tell(self, call: Callable[..., object], *values: Any) -> None:
         try:

@@ -7,7 +7,10 @@ from collections import deque
 
 
 class Budget:
-    """So many bytes. Who wants more than is left waits, in turn; it belongs to one event loop."""
+    """So many bytes. Who wants more than is left waits, in turn; it belongs to one event loop.
+
+    Who wants more than there are in all waits until nobody holds anything.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
@@ -20,7 +23,7 @@ class Budget:
         return bool(self._waiting)
 
     async def take(self, size: int) -> None:
-        """Returns when there is room, or nobody holds anything: then whatever the size."""
+        """Returns when there is room."""
         if not self._waiting and self._has_room(size):
             self._held_bytes += size
             return
@@ -29,8 +32,7 @@ class Budget:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give(size)
+            self.give(size if turn.done() and not turn.cancelled() else 0)
             raise
 
     def give(self, size: int) -> None:

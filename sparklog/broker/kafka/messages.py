@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast, get_args, get_origin
 
 from kio.index import load_request_schema, load_response_schema
@@ -45,6 +45,8 @@ class Request:
     client_host: str
     """As Kafka shows it, `/127.0.0.1`; empty where nobody knows."""
     body: Any
+    reserve: Callable[[int], Awaitable[None]]
+    """Waits for room for a reply of so many bytes, before it is made."""
 
 
 def read_start(frame: bytes) -> tuple[int, int, int]:
@@ -55,7 +57,15 @@ def read_start(frame: bytes) -> tuple[int, int, int]:
     return found
 
 
-def read_request(frame: bytes, client_host: str = "") -> Request:
+async def _reserve_nothing(_: int) -> None:
+    """For requests that did not come over a connection."""
+
+
+def read_request(
+    frame: bytes,
+    client_host: str = "",
+    reserve: Callable[[int], Awaitable[None]] = _reserve_nothing,
+) -> Request:
     """Raises `BadRequest` for bytes that are no such message."""
     api_key, version, correlation_id = read_start(frame)
     schema: Any = _request_schema(api_key, version)
@@ -73,6 +83,7 @@ def read_request(frame: bytes, client_host: str = "") -> Request:
         client_id=getattr(header, "client_id", None) or "",
         client_host=client_host,
         body=body,
+        reserve=reserve,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -20,6 +20,9 @@ Reply: TypeAlias = Fields | None
 """None: no answer is wanted."""
 
 
+TopicPartition: TypeAlias = tuple[str, int]
+"""A topic's name and a partition's number."""
+
 Outcome: TypeAlias = list[Appended] | Exception
 """Where the batches of a ticket stand, or why they do not."""
 
@@ -33,6 +36,8 @@ class Door(Protocol):
     host: str
     port: int
     """Where clients are told to come."""
+    room: asyncio.Lock
+    """Held by the request that waits for room in the log; the others wait for it, in turn."""
 
     async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
         """What `call` returns, run in another thread: for whatever waits for storage."""
@@ -44,13 +49,16 @@ class Door(Protocol):
     def growth(self) -> int:
         """How far the log is; another number each time that some partition grows."""
 
-    async def grown(self, seen: int, timeout_seconds: float) -> None:
-        """Returns when the log is not where it was seen, or the time is over."""
+    async def grown(
+        self, seen: int, partitions: Collection[TopicPartition], timeout_seconds: float
+    ) -> None:
+        """Returns when one of them may have grown since the log was seen there, or it is time."""
 
 
 Handler: TypeAlias = Callable[[Door, Request], Awaitable[Reply | Awaitable[Reply]]]
 """Requests of a connection are handled one after another. Where the answer is an awaitable, the
-next request is handled while it is awaited; answers go out in order all the same."""
+next request is handled while it is awaited, if that `overlaps`; answers go out in order all the
+same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,18 +70,27 @@ class Api:
     first: int
     last: int
     handle: Handler
+    overlaps: bool
+    """Whether it is handled before the earlier requests of its connection are answered."""
 
 
 APIS: Final[dict[int, Api]] = {}
 
 
-def serves(key: int, name: str, *, last: int) -> Callable[[Handler], Handler]:
+def serves(
+    key: int, name: str, *, last: int, overlaps: bool = False
+) -> Callable[[Handler], Handler]:
     """Registers a handler for all versions that kio knows, up to `last`, Kafka 4.1's newest."""
     versions: Sequence[int] = sorted(schema_name_map[name])
 
     def register(handle: Handler) -> Handler:
         APIS[key] = Api(
-            key=key, name=name, first=versions[0], last=min(versions[-1], last), handle=handle
+            key=key,
+            name=name,
+            first=versions[0],
+            last=min(versions[-1], last),
+            handle=handle,
+            overlaps=overlaps,
         )
         return handle
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker.core import Fetched
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Pieces, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
@@ -44,8 +45,8 @@ class _Wish:
     code: ErrorCode = ErrorCode.none
     start: int = -1
     end: int = -1
-    batches: Sequence[Raw] = ()
-    """Of them all, one after another."""
+    pieces: Sequence[Raw] = ()
+    """Of record batches that follow one another."""
     told: tuple[int, int] | None = None
     """Log start offset and high watermark as the client heard them last."""
 
@@ -73,7 +74,7 @@ async def _handle(door: Door, request: Request) -> Reply:
         for key in _forgotten(body):
             session.wishes.pop(key, None)
         wishes = session.wishes
-    await _fill(door, list(wishes.values()), body)
+    await _fill(door, list(wishes.values()), request)
     if session is not None:
         reply = _answer(_news(session), session=session)
     else:
@@ -81,7 +82,7 @@ async def _handle(door: Door, request: Request) -> Reply:
             session = door.sessions.open(wishes)
         reply = _answer(list(wishes.values()), session=session)
     for wish in wishes.values():
-        wish.told, wish.batches = (wish.start, wish.end), ()  # a session lives on
+        wish.told, wish.pieces = (wish.start, wish.end), ()  # a session lives on
     return reply
 
 
@@ -115,43 +116,63 @@ def _news(session: Session) -> list[_Wish]:
     """What a client has not been told yet."""
     found = []
     for key, wish in list(session.wishes.items()):
-        if wish.batches or wish.code or wish.told != (wish.start, wish.end):
+        if wish.pieces or wish.code or wish.told != (wish.start, wish.end):
             found.append(wish)
-        if wish.batches:
+        if wish.pieces:
             session.put_last(key)
     return found
 
 
-async def _fill(door: Door, wishes: Sequence[_Wish], body: Any) -> None:
-    """Returns with as many bytes as are wanted, an error, or when the time is over."""
+async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
+    """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over."""
+    body = request.body
     most_bytes = min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
+    reserved = False
     while True:
         seen = door.growth
-        size = await _look(door, wishes, most_bytes)
+        for wish in wishes:
+            _look(door, wish)
+        if not reserved and any(not wish.code and wish.offset < wish.end for wish in wishes):
+            reserved = True
+            await request.reserve(min(most_bytes, sum(wish.limit_bytes for wish in wishes)))
+        size, is_full = await _read(door, wishes, most_bytes)
         left_seconds = deadline - time.monotonic()
-        if size >= body.min_bytes or left_seconds <= 0:
+        if size >= body.min_bytes or is_full or left_seconds <= 0:
             return
-        if any(each.code for each in wishes):
+        if any(wish.code for wish in wishes):
             return
-        await door.grown(seen, left_seconds)
+        await door.grown(seen, [(wish.name, wish.number) for wish in wishes], left_seconds)
 
 
-async def _look(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> int:
-    """Fills the wishes with what is there now; how many bytes that is."""
-    size = 0
+async def _read(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> tuple[int, bool]:
+    """Fills the wishes with what is there: (bytes, whether there is more that does not fit in)."""
+    size, is_full = 0, False
     for wish in wishes:
-        wish.code, wish.batches = ErrorCode.none, ()
+        if wish.code or wish.offset >= wish.end:
+            continue
+        limit_bytes = min(wish.limit_bytes, most_bytes - size)
+        # The first batch of all is given however large it is, or nobody could go on.
+        if limit_bytes <= 0 and size:
+            return size, True
         try:
-            _place(door, wish)
-            limit_bytes = min(wish.limit_bytes, most_bytes - size)
-            # The first batch of all is given however large it is, or nobody could go on.
-            if wish.offset < wish.end and (limit_bytes > 0 or size == 0):
-                wish.batches = await _batches(door, wish, limit_bytes, at_least_one=size == 0)
+            found = await _fetched(door, wish, limit_bytes, at_least_one=size == 0)
         except errors.SparklogError as error:
             wish.code = code_of(error)
-        size += sum(map(len, wish.batches))
-    return size
+        else:
+            wish.pieces = found.pieces
+            size += sum(map(len, found.pieces))
+            is_full |= found.end < wish.end
+    return size, is_full
+
+
+def _look(door: Door, wish: _Wish) -> None:
+    """Where its partition begins and ends now."""
+    wish.code, wish.pieces = ErrorCode.none, ()
+    try:
+        _place(door, wish)
+    except errors.SparklogError as error:
+        wish.code = code_of(error)
 
 
 def _place(door: Door, wish: _Wish) -> None:
@@ -170,17 +191,16 @@ def _place(door: Door, wish: _Wish) -> None:
         )
 
 
-async def _batches(
-    door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: bool
-) -> Sequence[Raw]:
-    place = wish.name, wish.number, wish.offset
+async def _fetched(door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: bool) -> Fetched:
     fetch = partial(
-        door.core.fetch_kafka, *place, limit_bytes=limit_bytes, at_least_one=at_least_one
+        door.core.fetch_kafka,
+        *(wish.name, wish.number, wish.offset),
+        limit_bytes=limit_bytes,
+        at_least_one=at_least_one,
     )
-    found = fetch(only_memory=True)
-    if found is None:
-        found = await door.blocking(fetch)
-    return found or ()
+    found = fetch(only_memory=True) or await door.blocking(fetch)
+    assert found is not None, "only memory may not have it"
+    return found
 
 
 def _answer(
@@ -209,5 +229,5 @@ def _partition(wish: _Wish) -> Fields:
         "last_stable_offset": -1 if refused else wish.end,
         "log_start_offset": -1 if refused else wish.start,
         "aborted_transactions": None,
-        "records": Pieces(wish.batches),
+        "records": Pieces(wish.pieces),
     }

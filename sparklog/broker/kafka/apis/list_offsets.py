@@ -95,6 +95,7 @@ def _at_time(door: Door, topic: str, number: int, asked_ms: int) -> tuple[int, i
     offset = door.core.offsets_for_times(request).offsets[number]
     if offset < 0:
         return -1, -1
-    (batch, *_) = door.core.read(topic, number, offset, offset + 1, columns=["offset", "timestamp"])
-    (timestamp_us,) = batch.rows.column("timestamp").view("int64").to_pylist()
-    return timestamp_us // 1_000, offset
+    for batch in door.core.read(topic, number, offset, offset + 1, columns=["timestamp"]):
+        for timestamp_us in batch.rows.column("timestamp").view("int64").to_pylist():
+            return timestamp_us // 1_000, offset
+    return _at_time(door, topic, number, asked_ms)  # it has just been removed

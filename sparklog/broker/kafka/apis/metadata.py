@@ -7,6 +7,7 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
+from sparklog.broker.core import INTERNAL_TOPICS
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
@@ -72,7 +73,7 @@ def _described(door: Door, name: str, *, tells: bool) -> Fields:
         "error_code": ErrorCode.none,
         "name": name,
         "topic_id": kafka_id(door.core.id_of(name)),
-        "is_internal": name.startswith("__"),
+        "is_internal": name in INTERNAL_TOPICS,
         "partitions": [
             {
                 "error_code": ErrorCode.none,

@@ -19,7 +19,7 @@ from sparklog.broker.kafka.times import NO_TIME
 _FIRST_THAT_KNOWS_MISSING_GROUPS: Final = 9
 
 
-@serves(8, "offset_commit", last=9)
+@serves(8, "offset_commit", last=9, overlaps=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     offsets = {

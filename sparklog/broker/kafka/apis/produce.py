@@ -1,18 +1,22 @@
 """Produce (0): record batches into partitions, acked when they are durable (KIP-98, KIP-516).
 
 Requests of a connection are queued in their order, and the next is read while one becomes durable.
+Each is checked whole before anything of it is queued, and queued by the loop itself, so that there
+is never a ticket that nobody will have made durable.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import Ticket
+from sparklog.broker.core import Append, TakesLong, Ticket
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Outcome, Reply, serves
@@ -20,31 +24,25 @@ from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import name_of, named
 from sparklog.record import LOG_APPEND_TIME
 
+_Prepared = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
+"""As the request has them: of each topic, by partition."""
 _Queued = list[tuple[Any, list[tuple[int, Ticket | errors.SparklogError]]]]
+_TURN_SECONDS: Final = 0.005
+"""For which one request keeps the loop from the others while its batches are checked."""
+_LOOK_SECONDS: Final = 0.01
+"""How often the first of those who wait for room looks for it."""
 
 
-@serves(0, "produce", last=13)
+@serves(0, "produce", last=13, overlaps=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
-    refusal = _refusal(body)
-    queued: _Queued = []
-    for topic in body.topic_data:
-        of_topic = []
-        for each in topic.partition_data:
-            outcome: Ticket | errors.SparklogError
-            try:
-                if refusal is not None:
-                    raise refusal
-                name = name_of(door.core, topic)
-                if not each.records:
-                    raise errors.BadBatch(reason="there is none")
-                outcome = await _append(door, name, each.index, bytes(each.records))
-            except errors.SparklogError as error:
-                outcome = error
-            of_topic.append((each.index, outcome))
-        queued.append((topic, of_topic))
-    tickets = [each for _, of_topic in queued for _, each in of_topic if isinstance(each, Ticket)]
-    ended = door.durable(tickets)  # also where nobody wants to know: or nothing would be written
+    prepared = await _prepare(door, body)
+    tickets: list[Ticket] = []
+    try:
+        queued = await _queue(door, prepared, tickets)
+    finally:
+        # Also where nobody wants to know, or the client has left: or nothing would be written.
+        ended = door.durable(tickets)
     if body.acks == 0:
         _check_all_queued(queued)
         return None
@@ -67,17 +65,77 @@ def _refusal(body: Any) -> errors.SparklogError | None:
     return None
 
 
-async def _append(door: Door, topic: str, partition: int, data: bytes) -> Ticket:
+async def _prepare(door: Door, body: Any) -> _Prepared:
+    refusal = _refusal(body)
+    prepared: _Prepared = []
+    began = time.monotonic()
+    for topic in body.topic_data:
+        of_topic = []
+        for each in topic.partition_data:
+            outcome: Append | errors.SparklogError
+            try:
+                if refusal is not None:
+                    raise refusal
+                name = name_of(door.core, topic)
+                if not each.records:
+                    raise errors.BadBatch(reason="there is none")
+                outcome = await _checked(door, name, each.index, bytes(each.records))
+            except errors.SparklogError as error:
+                outcome = error
+            of_topic.append((each.index, outcome))
+            if time.monotonic() - began > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                began = time.monotonic()
+        prepared.append((topic, of_topic))
+    return prepared
+
+
+async def _checked(door: Door, topic: str, partition: int, data: bytes) -> Append:
     try:
-        if door.core.compresses(topic):
-            return await door.blocking(
-                lambda: door.core.append_kafka(topic, partition, data, wait=False)
-            )
-        return door.core.append_kafka(topic, partition, data, wait=False)
-    except errors.QueueFull:
-        return await door.blocking(
-            lambda: door.core.append_kafka(topic, partition, data, wait=True)
-        )
+        return door.core.prepare_kafka(topic, partition, data, only_quick=True)
+    except TakesLong:
+        return await door.blocking(door.core.prepare_kafka, topic, partition, data)
+
+
+async def _queue(door: Door, prepared: _Prepared, tickets: list[Ticket]) -> _Queued:
+    """`tickets`: where those go that are queued, also if it is cancelled then."""
+    deadline = time.monotonic() + door.core.submit_timeout_seconds
+    queued: _Queued = []
+    for topic, appends in prepared:
+        of_topic: list[tuple[int, Ticket | errors.SparklogError]] = []
+        for index, append in appends:
+            outcome: Ticket | errors.SparklogError
+            try:
+                if isinstance(append, errors.SparklogError):
+                    raise append
+                outcome = await _submit(door, append, tickets, deadline)
+                tickets.append(outcome)
+            except errors.SparklogError as error:
+                outcome = error
+            of_topic.append((index, outcome))
+        queued.append((topic, of_topic))
+    return queued
+
+
+async def _submit(door: Door, append: Append, tickets: list[Ticket], deadline: float) -> Ticket:
+    """Raises `QueueFull` where there is no room until the deadline, and what ended the writer.
+
+    Who finds the queue full waits here, in turn, and takes no thread from those who only read.
+    """
+    if not door.room.locked():
+        with suppress(errors.QueueFull):
+            return door.core.submit(append)
+    if tickets:
+        door.durable(tickets[-1:])  # with all before it: they may be what fills the queue
+    try:
+        async with asyncio.timeout(deadline - time.monotonic()), door.room:
+            while True:
+                try:
+                    return door.core.submit(append)
+                except errors.QueueFull:
+                    await asyncio.sleep(_LOOK_SECONDS)
+    except TimeoutError:
+        return door.core.submit(append)
 
 
 async def _answer(door: Door, queued: _Queued, durable: asyncio.Future[list[Outcome]]) -> Reply:
