@@ -41,6 +41,9 @@ _TOPIC_ID_PREFIX: Final = b"sparklog"
 """Topic ids have 8 bytes; Kafka's have 16, of which these are the first half."""
 _UNKNOWN_TOPIC_ID: Final = bytes(16)
 
+MAX_STRING_BYTES: Final = 2**15 - 1
+"""Of names and ids in UTF-8, whose length is an int16."""
+
 COMMITTED_SCHEMA: Final = pa.schema(
     [
         pa.field("group", pa.string()),
@@ -101,6 +104,15 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, eq=False):
     members: tuple[MemberRecord, ...]
 
 
+Value: TypeAlias = CommittedOffset | tuple[GroupRecord, int]
+"""Of an `OffsetKey`; or of a `GroupKey`, with the ms since the Unix epoch since when it is so."""
+
+
+def fits(name: str | None) -> bool:
+    """Whether records can hold the name or id."""
+    return name is None or len(name.encode()) <= MAX_STRING_BYTES
+
+
 # ------------------------------------------------------------------------------ where
 
 
@@ -123,6 +135,8 @@ def _java_hash(text: str) -> int:
 
 def of_group(rows: pa.RecordBatch, group: str) -> pa.RecordBatch:
     """Those of `rows`, which have a column `key` (binary), that are a group's."""
+    if not fits(group):
+        return rows.slice(0, 0)
     name = _string(group)
     mine = functools.reduce(
         pc.or_,
@@ -135,7 +149,7 @@ def of_group(rows: pa.RecordBatch, group: str) -> pa.RecordBatch:
 
 
 def encode_key(key: Key) -> bytes:
-    """The record's key."""
+    """The record's key; its names fit."""
     if isinstance(key, GroupKey):
         return _int16(_GROUP_KEY) + _string(key.group)
     return b"".join(
@@ -150,6 +164,14 @@ def decode_key(data: bytes) -> Key | None:
     if kind in (0, _OFFSET_KEY):
         return OffsetKey(reader.string(), reader.string(), reader.number(">i"))
     return GroupKey(reader.string()) if kind == _GROUP_KEY else None
+
+
+# ------------------------------------------------------------------------------ values
+
+
+def encode_value(value: Value) -> bytes:
+    """What stands for a key of its kind; its names fit."""
+    return encode_offset(value) if isinstance(value, CommittedOffset) else encode_group(*value)
 
 
 # ------------------------------------------------------------------------------ offsets

@@ -97,6 +97,7 @@ KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read o
 KAFKA_THREADS = 8
 KAFKA_MEMORY_BYTES = 512 * MIB  # of requests and replies, of all connections
 KAFKA_CONNECTION_BYTES = 32 * MIB  # the same of one; a single larger one has its turn alone
+KAFKA_READ_BYTES = 128 * KIB  # of a connection, before they are wanted; at most twice that
 KAFKA_QUICK_BYTES = 32 * KIB  # of a compressed batch that is checked where requests are read
 KAFKA_QUICK_RECORDS_BYTES = 256 * KIB  # the same out of compression; others take another thread
 KAFKA_ITEMS = 200_000  # of all arrays of a request: topics, partitions, members, …

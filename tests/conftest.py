@@ -1,4 +1,7 @@
-"""What every test may ask for: a Spark session that knows Delta; and how Hypothesis runs."""
+"""What every test may ask for: a Spark session that knows Delta; and how Hypothesis runs.
+
+Consumer groups check their invariant after each event here.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,16 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from sparklog.broker.groups import Group
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long one example takes says more about the machine than about the code.
 hypothesis.settings.register_profile("sparklog", deadline=None)
 hypothesis.settings.load_profile("sparklog")
+
+Group.checks_itself = True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -52,10 +52,9 @@ from sparklog.consumeroffsets import (
     GroupRecord,
     Key,
     OffsetKey,
+    Value,
     decode_group,
     decode_offset,
-    encode_group,
-    encode_offset,
 )
 from sparklog.settings import GroupSettings
 
@@ -67,6 +66,8 @@ _SWEEP_MS: Final = round(limits.OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 
 TopicPartition: TypeAlias = tuple[str, int]
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
+_Settle: TypeAlias = Callable[[GroupError | None], None]
+"""What follows when records are durable, or with an error when they will not be; under the lock."""
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +81,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True)
-class _Known:
+class _Entry:
     """A group with what it has committed."""
 
     group: Group
@@ -93,11 +94,11 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _UnderWay:
-    """Records on their way, or why they are not, and what follows; called under the lock."""
+    """Records on their way, or why they are not, and what follows."""
 
     ticket: Ticket | None
     error: GroupError | None
-    settle: Callable[[GroupError | None], None]
+    settle: _Settle
 
 
 class Coordinator:
@@ -117,7 +118,7 @@ class Coordinator:
         self._clock = clock
         self._new_uuid = new_uuid
         self._lock = threading.Lock()
-        self._groups: dict[str, _Known] = {}
+        self._groups: dict[str, _Entry] = {}
         self._refusal: GroupError | None = GroupError.COORDINATOR_LOAD_IN_PROGRESS
         """What everybody is answered before the groups are read, and after the end."""
         self._due: list[tuple[int, str]] = []
@@ -145,6 +146,7 @@ class Coordinator:
             group_id,
             lambda error: JoinReply(error=error, member_id=request.member_id),
             lambda group, token, now_ms: group.join(token, request, now_ms),
+            names=_names(request),
         )
 
     def sync(self, group_id: str, request: SyncRequest) -> Future[SyncReply]:
@@ -168,9 +170,7 @@ class Coordinator:
     ) -> GroupError | None:
         """Heartbeat; None: the member goes on."""
         with self._lock:
-            if self._refusal is not None:
-                return self._refusal
-            return self._known(group_id).group.heartbeat(
+            return self._entrance(group_id) or self._entry(group_id).group.heartbeat(
                 member_id=member_id,
                 instance_id=instance_id,
                 generation=generation,
@@ -182,27 +182,40 @@ class Coordinator:
         group_id: str,
         refused: Callable[[GroupError], _T],
         event: Callable[[Group, Future[_T], int], Outcome],
+        names: Iterable[str | None] = (),
     ) -> Future[_T]:
         answer: Future[_T] = Future()
         with self._locked():
-            if self._refusal is not None:
-                self._answer(answer, refused(self._refusal))
+            error = self._entrance(group_id, names)
+            if error is not None:
+                self._answer(answer, refused(error))
             else:
-                known = self._known(group_id)
-                outcome = event(known.group, answer, self._now_ms())
-                if known.group.next_deadline_ms() is not None:
-                    self._groups[group_id] = known
-                self._follow(known, outcome)
+                entry = self._entry(group_id)
+                outcome = event(entry.group, answer, self._now_ms())
+                if entry.group.next_deadline_ms() is not None:
+                    self._groups[group_id] = entry
+                self._follow(entry, outcome)
         answer.add_done_callback(lambda done: self._left(group_id, done))
         return answer
+
+    def _entrance(self, group_id: str, names: Iterable[str | None] = ()) -> GroupError | None:
+        """Why a request is refused before its group hears of it.
+
+        `names`: what the group would record. Others it does not know, and says so itself.
+        """
+        if self._refusal is not None:
+            return self._refusal
+        if not consumeroffsets.fits(group_id):
+            return GroupError.INVALID_GROUP_ID
+        return None if all(map(consumeroffsets.fits, names)) else GroupError.INVALID_REQUEST
 
     def _left(self, group_id: str, answer: Future[Any]) -> None:
         if answer.cancelled():
             with self._lock:
-                known = self._groups.get(group_id)
-                if known is not None:
-                    known.group.cancel(answer, self._now_ms())
-                    self._look_when_due(known)
+                entry = self._groups.get(group_id)
+                if entry is not None:
+                    entry.group.cancel(answer, self._now_ms())
+                    self._look_when_due(entry)
 
     # -------------------------------------------------------------------------- offsets
 
@@ -222,20 +235,19 @@ class Coordinator:
         """
         answer: Future[Errors] = Future()
         with self._locked():
-            known = self._known(group_id)
-            error = self._refusal
+            entry = self._entry(group_id)
+            error = self._entrance(group_id)
             if error is None and group_id not in self._groups and generation >= 0:
                 error = GroupError.GROUP_ID_NOT_FOUND
             if error is None:
-                error = known.group.check_commit(
+                error = entry.group.check_commit(
                     member_id=member_id,
                     instance_id=instance_id,
                     generation=generation,
                     now_ms=self._now_ms(),
                 )
             if error is not None:
-                whole: Errors = dict.fromkeys(offsets, error)
-                self._answer(answer, whole)
+                self._answer(answer, _each(offsets, error))
                 return answer
             found: Errors = {}
             values: dict[TopicPartition, CommittedOffset] = {}
@@ -248,18 +260,18 @@ class Coordinator:
             if not values:
                 self._answer(answer, found)
                 return answer
-            self._groups[group_id] = known
-            known.committing.update(values.keys())
+            self._groups[group_id] = entry
+            entry.committing.update(values.keys())
 
             def settle(failed: GroupError | None) -> None:
-                known.committing.subtract(values.keys())
-                known.committing += Counter()  # without those that have come to nothing
-                if failed is None and known.group.state is not GroupState.DEAD:
-                    known.offsets.update(values)
-                self._answer(answer, {**found, **dict.fromkeys(values, failed)})
+                entry.committing.subtract(values.keys())
+                entry.committing += Counter()  # without those that have come to nothing
+                if failed is None:  # though it is being deleted, which may fail
+                    entry.offsets.update(values)
+                self._answer(answer, found | _each(values, failed))
 
-            records: dict[Key, bytes | None] = {
-                OffsetKey(group_id, *place): encode_offset(value) for place, value in values.items()
+            records: dict[Key, Value | None] = {
+                OffsetKey(group_id, *place): value for place, value in values.items()
             }
             self._store(group_id, records, settle)
         return answer
@@ -283,8 +295,8 @@ class Coordinator:
         with self._lock:
             if self._refusal is not None:
                 return self._refusal
-            known = self._known(group_id)
-            offsets = dict(known.offsets)
+            entry = self._entry(group_id)
+            offsets = dict(entry.offsets)
         return {place: value for place, value in offsets.items() if self._is_alive(place, value)}
 
     def _is_alive(self, place: TopicPartition, value: CommittedOffset) -> bool:
@@ -304,54 +316,51 @@ class Coordinator:
         answer: Future[Errors] = Future()
         wanted = list(places)
         with self._locked():
-            known = self._groups.get(group_id)
-            error, subscribed = self._refusal, None
-            if error is None and known is None:
-                error = GroupError.GROUP_ID_NOT_FOUND
-            if error is None and known is not None:
-                subscribed = _subscribed(known.group)
-                error = GroupError.NON_EMPTY_GROUP if subscribed is None else None
-            if error is not None or known is None or subscribed is None:
-                whole: Errors = dict.fromkeys(wanted, error)
-                self._answer(answer, whole)
+            entry = self._found(group_id)
+            if isinstance(entry, GroupError):
+                self._answer(answer, _each(wanted, entry))
+                return answer
+            subscribed = _subscribed(entry.group)
+            if subscribed is None:
+                self._answer(answer, _each(wanted, GroupError.NON_EMPTY_GROUP))
                 return answer
             found: Errors = {
                 place: GroupError.GROUP_SUBSCRIBED_TO_TOPIC if place[0] in subscribed else None
                 for place in wanted
             }
-            gone = [place for place, refusal in found.items() if refusal is None]
-
-            def settled(failed: GroupError | None) -> None:
-                self._answer(answer, {**found, **dict.fromkeys(gone, failed)})
-
-            self._remove(known, gone, settled)
+            free = [place for place, refusal in found.items() if refusal is None]
+            self._erase(
+                entry,
+                free,
+                lambda failed: self._answer(answer, found | _each(free, failed)),
+            )
         return answer
 
-    def _remove(
+    def _erase(
         self,
-        known: _Known,
+        entry: _Entry,
         places: Iterable[TopicPartition],
-        settled: Callable[[GroupError | None], None],
+        then: _Settle,
         *,
         with_group: bool = False,
     ) -> None:
         """Takes offsets out, those under way too, and with the last of them perhaps the group."""
-        group_id = known.group.group_id
-        gone = [each for each in places if each in known.offsets or each in known.committing]
-        records: dict[Key, bytes | None] = {OffsetKey(group_id, *each): None for each in gone}
+        group_id = entry.group.group_id
+        gone = [each for each in places if each in entry.offsets or each in entry.committing]
+        tombstones: dict[Key, None] = {OffsetKey(group_id, *each): None for each in gone}
         if with_group:
-            records[GroupKey(group_id)] = None
+            tombstones[GroupKey(group_id)] = None
+        if not tombstones:
+            then(None)
+            return
 
         def settle(failed: GroupError | None) -> None:
             if failed is None:
                 for each in gone:
-                    known.offsets.pop(each, None)
-            settled(failed)
+                    entry.offsets.pop(each, None)
+            then(failed)
 
-        if records:
-            self._store(group_id, records, settle)
-        else:
-            settled(None)
+        self._store(group_id, tombstones, settle)
 
     # -------------------------------------------------------------------------- administration
 
@@ -365,39 +374,42 @@ class Coordinator:
     def describe(self, group_id: str) -> Description | GroupError:
         """DescribeGroups."""
         with self._lock:
-            if self._refusal is not None:
-                return self._refusal
-            known = self._groups.get(group_id)
-            return known.group.describe() if known is not None else GroupError.GROUP_ID_NOT_FOUND
+            entry = self._found(group_id)
+            return entry if isinstance(entry, GroupError) else entry.group.describe()
 
     def delete(self, group_id: str) -> Future[GroupError | None]:
         """DeleteGroups: a group without members, and all that it has committed."""
         answer: Future[GroupError | None] = Future()
         with self._locked():
-            known = self._groups.get(group_id)
-            error = self._refusal
-            if error is None:
-                error = known.group.check_delete() if known else GroupError.GROUP_ID_NOT_FOUND
-            if error is not None or known is None:
+            entry = self._found(group_id)
+            if isinstance(entry, GroupError):
+                self._answer(answer, entry)
+            elif (error := entry.group.check_delete()) is not None:
                 self._answer(answer, error)
             else:
-                self._delete(known, lambda failed: self._answer(answer, failed))
+                self._delete(entry, lambda failed: self._answer(answer, failed))
         return answer
 
-    def _delete(self, known: _Known, settled: Callable[[GroupError | None], None]) -> None:
+    def _delete(self, entry: _Entry, then: _Settle) -> None:
         """The group is gone for everybody at once, and back should that not become durable."""
-        group_id = known.group.group_id
-        del self._groups[group_id]
+        del self._groups[entry.group.group_id]
 
         def settle(failed: GroupError | None) -> None:
             if failed is not None:
-                back = self._groups.setdefault(group_id, self._new(group_id))
-                back.offsets = known.offsets | back.offsets
-            settled(failed)
+                self._bring_back(entry)
+            then(failed)
 
-        places = known.offsets.keys() | known.committing.keys()
-        self._remove(known, places, settle, with_group=True)
-        self._follow(known, known.group.unload())
+        places = entry.offsets.keys() | entry.committing.keys()
+        self._erase(entry, places, settle, with_group=True)
+        self._follow(entry, entry.group.unload())
+
+    def _bring_back(self, deleted: _Entry) -> None:
+        """What has happened since then to a group of that name stands."""
+        group_id = deleted.group.group_id
+        back = self._groups.setdefault(group_id, self._new(group_id))
+        back.group.succeed(deleted.group)
+        back.offsets = deleted.offsets | back.offsets
+        back.changed_ms = max(deleted.changed_ms, back.changed_ms)
 
     # -------------------------------------------------------------------------- time
 
@@ -422,8 +434,8 @@ class Coordinator:
         """Tells everybody who waits that this broker coordinates nothing any more."""
         with self._locked():
             self._refusal = GroupError.NOT_COORDINATOR
-            for known in self._groups.values():
-                self._follow(known, known.group.unload())
+            for entry in self._groups.values():
+                self._follow(entry, entry.group.unload())
             self._groups.clear()
         while not self._under_way.empty():
             item = self._under_way.get()
@@ -446,29 +458,29 @@ class Coordinator:
         with self._locked():
             while self._due and self._due[0][0] <= now_ms:
                 due_ms, group_id = heapq.heappop(self._due)
-                known = self._groups.get(group_id)
+                entry = self._groups.get(group_id)
                 if self._looks.get(group_id) == due_ms:
                     del self._looks[group_id]
-                    if known is not None:
-                        self._follow(known, known.group.expire(now_ms))
+                    if entry is not None:
+                        self._follow(entry, entry.group.expire(now_ms))
             if self._sweep_ms <= now_ms:
                 self._sweep_ms = now_ms + _SWEEP_MS
-                for known in list(self._groups.values()):
-                    self._sweep(known)
+                for entry in list(self._groups.values()):
+                    self._sweep(entry)
 
-    def _sweep(self, known: _Known) -> None:
+    def _sweep(self, entry: _Entry) -> None:
         """Takes out what has expired or is of a topic that is gone, and the group when it is over.
 
         Which offsets expire: the module's docstring.
         """
         oldest_ms = self._wall_ms() - self._settings.offsets_retention_minutes * 60_000
-        group, subscribed = known.group, _subscribed(known.group)
+        group, subscribed = entry.group, _subscribed(entry.group)
         is_empty = group.state is GroupState.EMPTY
-        left_ms = known.changed_ms if is_empty and group.protocol_type is not None else -1
+        left_ms = entry.changed_ms if is_empty and group.protocol_type is not None else -1
         expired = [
             place
-            for place, value in known.offsets.items()
-            if place not in known.committing
+            for place, value in entry.offsets.items()
+            if place not in entry.committing
             and (
                 not self._is_alive(place, value)
                 or (
@@ -478,11 +490,11 @@ class Coordinator:
                 )
             )
         ]
-        has_nobody = is_empty and group.next_deadline_ms() is None and not known.committing
-        if has_nobody and len(expired) == len(known.offsets):
-            self._delete(known, _ignore)
+        is_over = group.is_deserted and not entry.committing
+        if is_over and len(expired) == len(entry.offsets):
+            self._delete(entry, _ignore)
         elif expired:
-            self._remove(known, expired, _ignore)
+            self._erase(entry, expired, _ignore)
 
     # -------------------------------------------------------------------------- loading
 
@@ -495,12 +507,12 @@ class Coordinator:
             return False
         with self._locked():
             self._groups, self._refusal = groups, None
-            for known in groups.values():
-                self._look_when_due(known)
+            for entry in groups.values():
+                self._look_when_due(entry)
         return True
 
-    def _restored(self, stands: Mapping[Key, bytes]) -> dict[str, _Known]:
-        groups: dict[str, _Known] = {}
+    def _restored(self, stands: Mapping[Key, bytes]) -> dict[str, _Entry]:
+        groups: dict[str, _Entry] = {}
         now_ms = self._now_ms()
         for key, value in stands.items():
             if isinstance(key, GroupKey):
@@ -508,7 +520,7 @@ class Coordinator:
                 group = Group.restore(
                     key.group, record, now_ms, settings=self._settings, new_uuid=self._new_uuid
                 )
-                groups[key.group] = _Known(group, changed_ms=changed_ms)
+                groups[key.group] = _Entry(group, changed_ms=changed_ms)
         for key, value in stands.items():
             if isinstance(key, OffsetKey):
                 if key.group not in groups:
@@ -518,54 +530,57 @@ class Coordinator:
 
     # -------------------------------------------------------------------------- under the lock
 
-    def _known(self, group_id: str) -> _Known:
-        """The group; a new one is not known yet."""
+    def _found(self, group_id: str) -> _Entry | GroupError:
+        """The group, if there is one."""
+        if self._refusal is not None:
+            return self._refusal
+        return self._groups.get(group_id, GroupError.GROUP_ID_NOT_FOUND)
+
+    def _entry(self, group_id: str) -> _Entry:
+        """The group, or a new one, which counts once it is in `_groups`."""
         return self._groups.get(group_id) or self._new(group_id)
 
-    def _new(self, group_id: str) -> _Known:
-        return _Known(Group(group_id, settings=self._settings, new_uuid=self._new_uuid))
+    def _new(self, group_id: str) -> _Entry:
+        return _Entry(Group(group_id, settings=self._settings, new_uuid=self._new_uuid))
 
-    def _follow(self, known: _Known, outcome: Outcome) -> None:
+    def _follow(self, entry: _Entry, outcome: Outcome) -> None:
         """Does what the group has decided."""
         for token, reply in outcome.replies:
             assert isinstance(token, Future)
             self._answer(token, reply)
         if outcome.record is not None:
-            self._record(known, outcome.record)
-        self._look_when_due(known)
+            self._record(entry, outcome.record)
+        self._look_when_due(entry)
 
-    def _record(self, known: _Known, record: GroupRecord) -> None:
-        group, changed_ms = known.group, self._wall_ms()
+    def _record(self, entry: _Entry, record: GroupRecord) -> None:
+        group, changed_ms = entry.group, self._wall_ms()
 
         def settle(error: GroupError | None) -> None:
             now_ms = self._now_ms()
             if error is None:
-                known.changed_ms = changed_ms
-                self._follow(known, group.stored(record, now_ms))
+                entry.changed_ms = changed_ms
+                self._follow(entry, group.stored(record, now_ms))
             else:
-                self._follow(known, group.store_failed(record, error, now_ms))
+                self._follow(entry, group.store_failed(record, error, now_ms))
 
-        values: dict[Key, bytes | None] = {
-            GroupKey(group.group_id): encode_group(record, changed_ms)
-        }
-        self._store(group.group_id, values, settle)
+        self._store(group.group_id, {GroupKey(group.group_id): (record, changed_ms)}, settle)
 
-    def _store(
-        self,
-        group_id: str,
-        values: Mapping[Key, bytes | None],
-        settle: Callable[[GroupError | None], None],
-    ) -> None:
-        """`settle` comes in the order of the calls, whether this succeeds or not."""
+    def _store(self, group_id: str, records: Mapping[Key, Value | None], settle: _Settle) -> None:
+        """`settle` comes in the order of the calls, whether this succeeds or not: raises nothing,
+        as who calls has begun to count on that.
+        """
         try:
-            item = _UnderWay(self._topic.append(group_id, values), None, settle)
-        except (errors.SparklogError, OSError) as error:
-            _log.warning("a group's record is refused", group=group_id, reason=str(error))
-            item = _UnderWay(None, _of(error), settle)
+            item = _UnderWay(self._topic.append(group_id, records), None, settle)
+        except Exception as failure:
+            if isinstance(failure, errors.SparklogError | OSError):
+                _log.warning("a group's record is refused", group=group_id, reason=str(failure))
+            else:
+                _log.exception("a group's record cannot be written", group=group_id)
+            item = _UnderWay(None, _of(failure), settle)
         self._under_way.put(item)
 
-    def _look_when_due(self, known: _Known) -> None:
-        group_id, due_ms = known.group.group_id, known.group.next_deadline_ms()
+    def _look_when_due(self, entry: _Entry) -> None:
+        group_id, due_ms = entry.group.group_id, entry.group.next_deadline_ms()
         if due_ms is None or due_ms >= self._looks.get(group_id, due_ms + 1):
             return
         self._looks[group_id] = due_ms
@@ -595,15 +610,32 @@ class Coordinator:
         return self._clock.now_us() // 1_000
 
 
+def _each(places: Iterable[TopicPartition], error: GroupError | None) -> Errors:
+    return dict.fromkeys(places, error)
+
+
 def _ignore(_error: GroupError | None) -> None:
     """For what is tried again in any case."""
+
+
+def _names(request: JoinRequest) -> list[str | None]:
+    """What a group would record of it."""
+    return [
+        request.member_id,
+        request.instance_id,
+        request.client_id,
+        request.client_host,
+        request.protocol_type,
+        *(each.name for each in request.protocols),
+    ]
 
 
 def _of(failure: Exception) -> GroupError:
     """What who waits for a record is told that did not become durable."""
     if isinstance(failure, errors.Fenced | errors.BrokerClosing):
         return GroupError.NOT_COORDINATOR
-    if isinstance(failure, errors.RecordTooLarge | errors.BatchTooLarge):
+    too_large = isinstance(failure, errors.RecordTooLarge | errors.BatchTooLarge)
+    if too_large or not isinstance(failure, errors.SparklogError | OSError):
         return GroupError.UNKNOWN_SERVER_ERROR
     return GroupError.COORDINATOR_NOT_AVAILABLE
 

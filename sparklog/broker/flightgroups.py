@@ -21,6 +21,7 @@ from sparklog.broker.groups import (
     SyncReply,
     SyncRequest,
 )
+from sparklog.consumeroffsets import MAX_STRING_BYTES
 
 _T = TypeVar("_T")
 Answer: TypeAlias = msgspec.Struct | Future[Any]
@@ -37,10 +38,14 @@ _FENCED: Final = {
     GroupError.ILLEGAL_GENERATION,
     GroupError.UNKNOWN_MEMBER_ID,
 }
+_NAME_LENGTH: Final = 250
+"""Of a name in an error: an answer's metadata has room for some thousand bytes."""
 _HINTS: Final = {
     GroupError.NON_EMPTY_GROUP: ": it has members; stop them first",
     GroupError.GROUP_ID_NOT_FOUND: ": there is no such group",
     GroupError.GROUP_SUBSCRIBED_TO_TOPIC: ": a member subscribes to the topic; stop it first",
+    GroupError.INVALID_GROUP_ID: f": it has to have 1 to {MAX_STRING_BYTES:,} bytes",
+    GroupError.INVALID_REQUEST: f": a name or id has more than {MAX_STRING_BYTES:,} bytes",
     GroupError.INCONSISTENT_GROUP_PROTOCOL: ": its members assign partitions in another way",
     GroupError.INVALID_SESSION_TIMEOUT: (
         ": the broker's settings groups.min_session_timeout_ms and max_session_timeout_ms allow"
@@ -249,7 +254,9 @@ def _all(found: Errors, group: str, member_id: str = "") -> wire.Empty:
     for (topic, partition), error in found.items():
         if error is GroupError.UNKNOWN_TOPIC_OR_PARTITION:
             raise errors.GroupRefused(
-                group=group, error=error.name, hint=f": there is no {topic}-{partition}"
+                group=_short(group),
+                error=error.name,
+                hint=f": there is no {_short(topic)}-{partition}",
             )
         _check(error, group, member_id)
     return wire.Empty()
@@ -272,8 +279,13 @@ def _check(error: GroupError | None, group: str, member_id: str) -> None:
 
 
 def _error(error: GroupError, group: str, member_id: str) -> errors.SparklogError:
+    name = _short(group)
     if error in _BUSY:
-        return errors.GroupBusy(group=group, error=error.name)
+        return errors.GroupBusy(group=name, error=error.name)
     if error in _FENCED:
-        return errors.MemberFenced(group=group, member_id=member_id, error=error.name)
-    return errors.GroupRefused(group=group, error=error.name, hint=_HINTS.get(error, ""))
+        return errors.MemberFenced(group=name, member_id=_short(member_id), error=error.name)
+    return errors.GroupRefused(group=name, error=error.name, hint=_HINTS.get(error, ""))
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= _NAME_LENGTH else f"{name[:_NAME_LENGTH]}…"

@@ -22,11 +22,11 @@ import enum
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import partial
-from typing import Final, TypeAlias
+from typing import ClassVar, Final, TypeAlias
 
 import msgspec
 
-from sparklog.consumeroffsets import GroupRecord, MemberRecord
+from sparklog.consumeroffsets import MAX_STRING_BYTES, GroupRecord, MemberRecord
 from sparklog.limits import NEW_MEMBER_JOIN_TIMEOUT_MS
 from sparklog.settings import GroupSettings
 
@@ -71,6 +71,7 @@ class GroupError(enum.Enum):
     ILLEGAL_GENERATION = enum.auto()
     INCONSISTENT_GROUP_PROTOCOL = enum.auto()
     INVALID_GROUP_ID = enum.auto()
+    INVALID_REQUEST = enum.auto()
     INVALID_SESSION_TIMEOUT = enum.auto()
     MEMBER_ID_REQUIRED = enum.auto()
     NON_EMPTY_GROUP = enum.auto()
@@ -219,8 +220,6 @@ class _Member(msgspec.Struct, kw_only=True, eq=False):
     assignment: bytes = b""
     is_new: bool = False
     """Has not been in a generation yet."""
-    must_sync: bool = False
-    """Has been answered its join of this generation, and did not sync since."""
     joining: Token | None = None
     syncing: Token | None = None
 
@@ -250,6 +249,9 @@ class _Store(msgspec.Struct, kw_only=True, eq=False):
 class Group:
     """One group, empty at first."""
 
+    checks_itself: ClassVar[bool] = False
+    """Whether the invariant is checked after each event: in tests, as it looks at all members."""
+
     def __init__(
         self, group_id: str, *, settings: GroupSettings, new_uuid: Callable[[], str]
     ) -> None:
@@ -266,6 +268,14 @@ class Group:
         """Member ids of static members."""
         self._pending: dict[str, int] = {}
         """Ids that were given out and have not joined yet, with their deadlines."""
+        self._unsynced: dict[str, None] = {}
+        """Ids of members that were answered their join of this generation, and did not sync."""
+        self._joining = 0
+        """How many members wait for the next generation."""
+        self._offers: Counter[str] = Counter()
+        """How many members offer a protocol."""
+        self._earliest_ms: int | None = None
+        """No member and no id expires before: looking for the exact time is left to `expire`."""
         self._join_deadline_ms: int | None = None
         self._sync_deadline_ms: int | None = None
         self._initial_until_ms: int | None = None
@@ -354,9 +364,9 @@ class Group:
             self._reply(token, SyncReply(error=error))
             return self._take()
         member = self._members[request.member_id]
-        member.must_sync = False
         self._renew(member, now_ms)
-        if not any(each.must_sync for each in self._members.values()):
+        self._unsynced.pop(member.member_id, None)
+        if not self._unsynced:
             self._sync_deadline_ms = None
         if self.state is GroupState.STABLE:
             self._reply(token, self._synced(member))
@@ -437,6 +447,20 @@ class Group:
             return GroupError.GROUP_ID_NOT_FOUND
         return None if self.state is GroupState.EMPTY else GroupError.NON_EMPTY_GROUP
 
+    @property
+    def is_deserted(self) -> bool:
+        """Nobody is in the group, or was told an id to join it with."""
+        return self.state is GroupState.EMPTY and not self._pending
+
+    def succeed(self, deleted: Group) -> None:
+        """Goes on from the group of this name whose deletion has failed, where it is not too late:
+        a generation of its own may have begun meanwhile.
+        """
+        if self.generation == 0:
+            self.generation = deleted.generation
+            if self.state is GroupState.EMPTY:
+                self.protocol_type = deleted.protocol_type
+
     def describe(self) -> Description:
         stable = self.state is GroupState.STABLE
         return Description(
@@ -454,15 +478,9 @@ class Group:
     # -------------------------------------------------------------------------- other events
 
     def next_deadline_ms(self) -> int | None:
-        """When `expire` has something to do, unless an event comes before."""
-        expiries = (each.expires_ms for each in self._members.values())
-        deadlines = [each for each in expiries if each is not None]
-        deadlines += self._pending.values()
-        if self._join_deadline_ms is not None:
-            deadlines.append(self._join_deadline_ms)
-        if self._sync_deadline_ms is not None:
-            deadlines.append(self._sync_deadline_ms)
-        return min(deadlines, default=None)
+        """When to call `expire`, unless an event comes before; it may have nothing to do then."""
+        deadlines = (self._earliest_ms, self._join_deadline_ms, self._sync_deadline_ms)
+        return min((each for each in deadlines if each is not None), default=None)
 
     def expire(self, now_ms: int) -> Outcome:
         """Does what is due; nothing, if called too early."""
@@ -477,10 +495,21 @@ class Group:
         if self._join_deadline_ms is not None and self._join_deadline_ms <= now_ms:
             self._end_join_phase(now_ms)
         if self._sync_deadline_ms is not None and self._sync_deadline_ms <= now_ms:
-            for member in [each for each in self._members.values() if each.must_sync]:
-                self._remove(member)
+            for member_id in list(self._unsynced):
+                self._remove(self._members[member_id])
             self._prepare(now_ms)
+        self._earliest_ms = min(self._expiries_ms(), default=None)
         return self._take()
+
+    def _expiries_ms(self) -> list[int]:
+        expiries = (each.expires_ms for each in self._members.values())
+        return [*(each for each in expiries if each is not None), *self._pending.values()]
+
+    def _noted(self, expires_ms: int) -> int:
+        """The time, which `next_deadline_ms` will not miss."""
+        if self._earliest_ms is None or expires_ms < self._earliest_ms:
+            self._earliest_ms = expires_ms
+        return expires_ms
 
     def stored(self, record: GroupRecord, now_ms: int) -> Outcome:
         """The outcome's record is durable."""
@@ -499,7 +528,7 @@ class Group:
                 member.syncing = _GONE
             else:
                 continue
-            member.deadline_ms = now_ms + member.request.session_timeout_ms
+            member.deadline_ms = self._noted(now_ms + member.request.session_timeout_ms)
         for store in self._stores:
             if store.leave is not None and store.leave[0] == token:
                 store.leave = None
@@ -513,9 +542,11 @@ class Group:
         for store in self._stores:
             if store.leave is not None:
                 self._reply(store.leave[0], LeaveReply(error=error))
-        for each in (self._stores, self._members, self._instances, self._pending):
+        by_id = (self._members, self._instances, self._pending, self._unsynced)
+        for each in (self._stores, *by_id, self._offers):
             each.clear()
-        self._join_deadline_ms = self._sync_deadline_ms = self._assigning = self.leader = None
+        self._join_deadline_ms = self._sync_deadline_ms = self._earliest_ms = None
+        self._assigning = self.leader = None
         self._move(GroupState.DEAD)
         return self._take()
 
@@ -562,8 +593,7 @@ class Group:
         if self.state is GroupState.EMPTY:
             return True
         if self.state is GroupState.PREPARING:
-            joined = sum(each.joining is not None for each in self._members.values())
-            return joined < self._settings.max_size or (
+            return self._joining < self._settings.max_size or (
                 known is not None and known.joining is not None
             )
         return known is not None or len(self._members) < self._settings.max_size
@@ -573,8 +603,7 @@ class Group:
         if self.state is GroupState.EMPTY:
             return bool(request.protocol_type and request.protocols)
         return request.protocol_type == self.protocol_type and any(
-            all(member.offers(each.name) for member in self._members.values())
-            for each in request.protocols
+            self._offers[each.name] == len(self._members) for each in request.protocols
         )
 
     def _sync_error(self, request: SyncRequest) -> GroupError | None:
@@ -596,12 +625,12 @@ class Group:
         self, token: Token, request: JoinRequest, replaced_id: str, now_ms: int
     ) -> None:
         name = request.client_id if request.instance_id is None else request.instance_id
-        member_id = f"{name}-{self._new_uuid()}"
+        member_id = _member_id(name, self._new_uuid())
         assert member_id not in self._members
         if replaced_id:
             self._replace(token, request, self._members[replaced_id], member_id, now_ms)
         elif request.instance_id is None and request.member_id_required:
-            self._pending[member_id] = now_ms + request.session_timeout_ms
+            self._pending[member_id] = self._noted(now_ms + request.session_timeout_ms)
             required = JoinReply(error=GroupError.MEMBER_ID_REQUIRED, member_id=member_id)
             self._reply(token, required)
         else:
@@ -615,8 +644,8 @@ class Group:
             instance_id=request.instance_id,
             request=request,
             is_new=True,
-            joining=token,
         )
+        self._await_join(member, token)
         self._renew(member, now_ms)
         self._seat(member)
         self._new_member_came = True
@@ -624,6 +653,7 @@ class Group:
 
     def _seat(self, member: _Member) -> None:
         self._members[member.member_id] = member
+        self._count_offers(member, 1)
         if member.instance_id is not None:
             assert member.instance_id not in self._instances
             self._instances[member.instance_id] = member.member_id
@@ -647,8 +677,10 @@ class Group:
             return
         overtaken = GroupError.REBALANCE_IN_PROGRESS
         self._answer(member, join=JoinReply(error=overtaken, member_id=member.member_id))
+        self._count_offers(member, -1)
         member.request = request
-        member.joining = token
+        self._count_offers(member, 1)
+        self._await_join(member, token)
         if member.is_new:
             self._renew(member, now_ms)
         self._rebalance(now_ms)
@@ -666,9 +698,8 @@ class Group:
             instance_id=old.instance_id,
             request=request,
             assignment=old.assignment,
-            must_sync=old.must_sync,
-            joining=token,
         )
+        self._await_join(member, token)
         self._renew(member, now_ms)
         self._swap(old, member)
         if self.state is GroupState.STABLE and self._vote() == self.protocol:
@@ -686,6 +717,11 @@ class Group:
         assert old.instance_id == new.instance_id
         del self._members[old.member_id]
         self._members[new.member_id] = new
+        if old.member_id in self._unsynced:
+            del self._unsynced[old.member_id]
+            self._unsynced[new.member_id] = None
+        self._count_offers(old, -1)
+        self._count_offers(new, 1)
         self._instances[old.instance_id] = new.member_id
         if self.leader == old.member_id:
             self.leader = new.member_id
@@ -705,15 +741,29 @@ class Group:
         refusal = JoinReply(error=unknown, member_id="")
         self._answer(member, join=refusal, sync=SyncReply(error=unknown))
         del self._members[member.member_id]
+        self._unsynced.pop(member.member_id, None)
+        self._count_offers(member, -1)
         if member.instance_id is not None:
             del self._instances[member.instance_id]
         if member.member_id == self.leader:
             self.leader = next(iter(self._members), None)
 
     def _renew(self, member: _Member, now_ms: int) -> None:
-        member.deadline_ms = now_ms + (
-            NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.request.session_timeout_ms
+        member.deadline_ms = self._noted(
+            now_ms
+            + (NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.request.session_timeout_ms)
         )
+
+    def _await_join(self, member: _Member, token: Token) -> None:
+        assert member.joining is None
+        member.joining = token
+        self._joining += 1
+
+    def _count_offers(self, member: _Member, step: int) -> None:
+        for name in {each.name for each in member.request.protocols}:
+            self._offers[name] += step
+            if not self._offers[name]:
+                del self._offers[name]
 
     # -------------------------------------------------------------------------- rebalance
 
@@ -729,6 +779,7 @@ class Group:
         if self.state is GroupState.COMPLETING:
             self._drop_assignment(GroupError.REBALANCE_IN_PROGRESS, now_ms)
         self._sync_deadline_ms = None
+        self._unsynced.clear()
         initial = self.state is GroupState.EMPTY
         self._move(GroupState.PREPARING)
         patience_ms, delay_ms = self._patience_ms(), self._settings.initial_rebalance_delay_ms
@@ -748,8 +799,7 @@ class Group:
     def _complete_join_if_all_came(self, now_ms: int) -> None:
         if self.state is not GroupState.PREPARING or self._initial_until_ms is not None:
             return
-        all_joined = all(each.joining is not None for each in self._members.values())
-        if all_joined and not self._pending:
+        if self._joining == len(self._members) and not self._pending:
             self._complete_join(now_ms)
 
     def _end_join_phase(self, now_ms: int) -> None:
@@ -787,23 +837,18 @@ class Group:
         self.protocol = self._vote()
         self._move(GroupState.COMPLETING)
         self._sync_deadline_ms = now_ms + self._patience_ms()
+        self._unsynced = dict.fromkeys(self._members)
         for member in self._members.values():
             self._answer(member, join=self._joined(member))
             member.is_new = False
-            member.must_sync = True
             self._renew(member, now_ms)
 
     def _vote(self) -> str:
         """Each member votes for the first of its protocols that all have; most votes win."""
-        members = list(self._members.values())
-        common = {
-            each.name
-            for each in members[0].request.protocols
-            if all(member.offers(each.name) for member in members)
-        }
+        common = {name for name, count in self._offers.items() if count == len(self._members)}
         votes = Counter(
             next(each.name for each in member.request.protocols if each.name in common)
-            for member in members
+            for member in self._members.values()
         )
         return min(common, key=lambda name: (-votes[name], name))
 
@@ -898,6 +943,7 @@ class Group:
             if member.joining is not _GONE:
                 self._reply(member.joining, join)
             member.joining = None
+            self._joining -= 1
         if sync is not None and member.syncing is not None:
             if member.syncing is not _GONE:
                 self._reply(member.syncing, sync)
@@ -956,7 +1002,8 @@ class Group:
         )
 
     def _take(self) -> Outcome:
-        self._check()
+        if self.checks_itself:
+            self._check()
         outcome = Outcome(replies=tuple(self._replies), record=self._record)
         self._replies.clear()
         self._record = None
@@ -971,6 +1018,14 @@ class Group:
             each.instance_id: each.member_id for each in members if each.instance_id is not None
         }
         assert not self._pending.keys() & self._members.keys()
+        assert self._joining == sum(each.joining is not None for each in members)
+        assert self._offers == Counter(
+            name for each in members for name in {each.name for each in each.request.protocols}
+        )
+        expiries_ms = self._expiries_ms()
+        assert not expiries_ms or (
+            self._earliest_ms is not None and self._earliest_ms <= min(expiries_ms)
+        )
         preparing, completing = GroupState.PREPARING, GroupState.COMPLETING
         assert (self.state is preparing) == (self._join_deadline_ms is not None)
         assert self._assigning is None or self.state is completing
@@ -979,8 +1034,15 @@ class Group:
             assert members
             assert self.protocol is not None
             assert all(each.offers(self.protocol) for each in members)
-            waited = self._sync_deadline_ms is not None
-            assert waited == any(each.must_sync for each in members)
+            assert self._unsynced.keys() <= self._members.keys()
+            assert (self._sync_deadline_ms is not None) == bool(self._unsynced)
         else:
             assert self._sync_deadline_ms is None
+            assert not self._unsynced
             assert self.state is preparing or not members
+
+
+def _member_id(name: str, unique: str) -> str:
+    """Cut where no record could hold it."""
+    room = MAX_STRING_BYTES - len(f"-{unique}".encode())
+    return f"{name.encode()[:room].decode(errors='ignore')}-{unique}"

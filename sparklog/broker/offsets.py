@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker.core import Core, Ticket
-from sparklog.consumeroffsets import TOPIC, Key
+from sparklog.consumeroffsets import TOPIC, Key, Value
 
 _SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
 _READ_ROWS = 1_000_000
@@ -40,14 +40,18 @@ class OffsetsTopic:
         """Where a group's records go. Raises `UnknownTopic`."""
         return consumeroffsets.partition_of(group, len(self._core.places(TOPIC)))
 
-    def append(self, group: str, values: Mapping[Key, bytes | None]) -> Ticket:
+    def append(self, group: str, records: Mapping[Key, Value | None]) -> Ticket:
         """Queues the records, to be waited for; None: what the key names is gone.
 
         They become durable together. Raises `UnknownTopic`, `QueueFull`, `RecordTooLarge`, and
         what ended the writer.
         """
-        keys = [consumeroffsets.encode_key(key) for key in values]
-        columns = [pa.array(keys, pa.binary()), pa.array(list(values.values()), pa.binary())]
+        keys = [consumeroffsets.encode_key(key) for key in records]
+        values = [
+            None if value is None else consumeroffsets.encode_value(value)
+            for value in records.values()
+        ]
+        columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
         return self._core.append_internal(TOPIC, self.partition_of(group), batch)
 

@@ -60,6 +60,22 @@ def test_a_group_has_the_partition_that_kafka_gives_it(group: str, hashed: int) 
     assert consumeroffsets.partition_of(group, 8) == hashed % 8
 
 
+def test_names_fit_up_to_an_int16_of_bytes() -> None:
+    """In UTF-8."""
+    assert consumeroffsets.fits(None)
+    assert consumeroffsets.fits("")
+    for longest in ("x" * 32_767, "ä" * 16_383 + "x"):
+        assert consumeroffsets.fits(longest)
+        assert decode_key(encode_key(GroupKey(longest))) == GroupKey(longest)
+        assert not consumeroffsets.fits(longest + "x")
+
+
+def test_no_group_has_a_name_that_does_not_fit() -> None:
+    """So it has no records, which is no error."""
+    rows = pa.record_batch({"key": pa.array([encode_key(GroupKey("g"))], pa.binary())})
+    assert consumeroffsets.of_group(rows, "g" * 32_768).num_rows == 0
+
+
 @given(groups=st.lists(TEXT, max_size=8), wanted=TEXT)
 def test_a_group_s_records_are_told_from_others(groups: list[str], wanted: str) -> None:
     """Also from those of a group whose name begins alike, and from no record of a group."""

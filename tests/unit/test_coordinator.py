@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from sparklog import consumeroffsets, errors, limits, wire
+from sparklog.broker import flightgroups
 from sparklog.broker.coordinator import Commit, Coordinator, Errors, TopicPartition
 from sparklog.broker.groups import (
     Description,
@@ -32,6 +36,9 @@ from tests.support.brokers import Rig
 _T = TypeVar("_T")
 SESSION_MS = 10_000
 DAY_SECONDS = 24 * 3600.0
+LONGEST = 2**15 - 1
+"""Bytes of a name or id."""
+FULL = errors.QueueFull(queue="the writer's queue", bytes=1, setting="x")
 SETTINGS = GroupSettings(initial_rebalance_delay_ms=0, offsets_retention_minutes=24 * 60)
 
 
@@ -72,19 +79,18 @@ class Room:
         assert not isinstance(found, GroupError)
         return {place: value.offset for place, value in found.items()}
 
-    def join(self, *, member_id: str = "", topics: Iterable[str] = ("t",)) -> Future[JoinReply]:
-        return self.groups.join(
-            "g",
-            JoinRequest(
-                member_id=member_id,
-                client_id="c",
-                client_host="/h",
-                session_timeout_ms=SESSION_MS,
-                protocol_type="consumer",
-                protocols=(Protocol("range", subscription(*topics)),),
-                member_id_required=False,
-            ),
-        )
+    def join(
+        self, group: str = "g", *, topics: Iterable[str] = ("t",), **given: Any
+    ) -> Future[JoinReply]:
+        usual = {
+            "client_id": "c",
+            "client_host": "/h",
+            "session_timeout_ms": SESSION_MS,
+            "protocol_type": "consumer",
+            "protocols": (Protocol("range", subscription(*topics)),),
+            "member_id_required": False,
+        }
+        return self.groups.join(group, JoinRequest(**{**usual, **given}))
 
     def member(self, **wanted: Any) -> tuple[str, int]:
         """(id, generation) of a member that has joined alone and synced."""
@@ -112,6 +118,17 @@ class Room:
         found = self.groups.groups()
         assert not isinstance(found, GroupError)
         return [each.group_id for each in found]
+
+    @contextmanager
+    def refusing(self, failure: Exception) -> Iterator[None]:
+        """No record of a group gets any further than this."""
+
+        def refuse(*_: object) -> None:
+            raise failure
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.groups._topic, "append", refuse)
+            yield
 
 
 def subscription(*topics: str) -> bytes:
@@ -283,7 +300,7 @@ def test_nobody_else_writes_or_deletes_the_topic(room: Room) -> None:
     with pytest.raises(errors.InternalTopic):
         room.rig.append(["x"], topic=consumeroffsets.TOPIC)
     with pytest.raises(errors.InternalTopic):
-        room.rig.core.append_kafka(consumeroffsets.TOPIC, 0, b"", wait=False)
+        room.rig.core.prepare_kafka(consumeroffsets.TOPIC, 0, b"")
     with pytest.raises(errors.InternalTopic):
         room.rig.core.delete_topic(consumeroffsets.TOPIC)
     more = wire.AddPartitions(topic=consumeroffsets.TOPIC, partitions=50)
@@ -355,6 +372,101 @@ def test_requests_to_groups_that_there_are_not(room: Room) -> None:
     assert room.names() == []
 
 
+# ------------------------------------------------------------------------------ names
+
+
+def test_no_group_has_a_name_that_no_record_can_hold(room: Room) -> None:
+    """Whatever it is asked; a name of just the most bytes is as good as any."""
+    long = "ä" * (LONGEST // 2 + 1)
+    refused = GroupError.INVALID_GROUP_ID
+    assert room.take(room.join(long)).error is refused
+    sync = SyncRequest(member_id="m", generation=1)
+    assert room.take(room.groups.sync(long, sync)).error is refused
+    assert room.take(room.groups.leave(long, [Leaver(member_id="m")])).error is refused
+    assert room.groups.heartbeat(long, member_id="m", instance_id=None, generation=1) is refused
+    offsets = {("t", 0): Commit(offset=1)}
+    assert room.take(room.groups.commit(long, offsets)) == {("t", 0): refused}
+    assert room.offsets(long) == {}
+    assert room.names() == []
+    longest = "g" * LONGEST
+    assert room.take(room.groups.commit(longest, offsets)) == {("t", 0): None}
+    assert room.successor().offsets(longest) == {("t", 0): 1}
+
+
+LONG = "x" * (LONGEST + 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"member_id": LONG},
+        {"instance_id": LONG},
+        {"client_id": LONG},
+        {"client_host": LONG},
+        {"protocol_type": LONG},
+        {"protocols": (Protocol("range", b""), Protocol(LONG, b""))},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+def test_nobody_joins_with_names_that_no_record_can_hold(room: Room, given: dict[str, Any]) -> None:
+    """The group does not hear of it."""
+    assert room.take(room.join(**given)).error is GroupError.INVALID_REQUEST
+    assert room.names() == []
+
+
+def test_no_offset_is_of_a_topic_whose_name_no_record_can_hold(room: Room) -> None:
+    """There is none."""
+    refused = {(LONG, 0): GroupError.UNKNOWN_TOPIC_OR_PARTITION}
+    assert room.commit(1, (LONG, 0)) == refused
+    assert room.take(room.groups.forget("g", [(LONG, 0)])) == {
+        (LONG, 0): GroupError.GROUP_ID_NOT_FOUND
+    }
+
+
+def test_refusals_fit_into_an_answer(room: Room) -> None:
+    """Of the Flight door, whose errors name what they are about."""
+    actions = flightgroups.actions(room.groups)
+    partition = wire.GroupOffset(topic=LONG, partition=0, offset=1)
+    long = wire.CommitOffsets(group=LONG, offsets=[partition])
+    for request in (long, msgspec.structs.replace(long, group="g")):
+        waiting = actions["groups.commit"](request)
+        assert isinstance(waiting, Future)
+        with pytest.raises(errors.GroupRefused, match=r"x{100}…") as refused:
+            room.take(waiting)
+        assert len(str(refused.value)) < 500
+    heartbeat = wire.GroupHeartbeat(group="g", member_id=LONG, generation=1)
+    with pytest.raises(errors.MemberFenced) as fenced:
+        actions["groups.heartbeat"](heartbeat)
+    assert len(str(fenced.value)) < 500
+
+
+@pytest.mark.parametrize("given", ["client_id", "instance_id"])
+def test_a_member_id_is_cut_where_no_record_could_hold_it(room: Room, given: str) -> None:
+    """Between two characters; it is told from others by its end."""
+    member_id, _ = room.member(**{given: "ä" * (LONGEST // 2)})
+    assert LONGEST - 1 <= len(member_id.encode()) <= LONGEST
+    assert member_id.startswith("ää")
+    (found,) = room.successor().describe().members
+    assert found.member_id == member_id
+
+
+@pytest.mark.parametrize("failure", [struct.error("too long"), AssertionError()])
+def test_a_record_that_cannot_be_written_harms_nobody(room: Room, failure: Exception) -> None:
+    """Who waits for it is told, and what comes then stands."""
+    with room.refusing(failure):
+        assert room.commit(1) == {("t", 0): GroupError.UNKNOWN_SERVER_ERROR}
+    assert room.offsets() == {}
+    assert room.commit(2) == {("t", 0): None}
+    joined = room.take(room.join())
+    request = SyncRequest(member_id=joined.member_id, generation=joined.generation)
+    with room.refusing(failure):
+        synced = room.take(room.groups.sync("g", request))
+    assert synced.error is GroupError.UNKNOWN_SERVER_ERROR
+    member = room.member(member_id=joined.member_id)
+    assert room.commit(3, **who(member)) == {("t", 0): None}
+    assert room.successor().offsets() == {("t", 0): 3}
+
+
 # ------------------------------------------------------------------------------ the end of groups
 
 
@@ -379,6 +491,80 @@ def test_a_deletion_that_fails_leaves_the_offsets(clock: ManualClock) -> None:
     room.commit(5)
     assert room.take(room.groups.delete("g")) is GroupError.COORDINATOR_NOT_AVAILABLE
     assert room.offsets() == {("t", 0): 5}
+
+
+def test_a_deletion_that_fails_takes_no_commit_back(room: Room) -> None:
+    """It was under way when the deletion began, and is acked before that has failed."""
+    room.commit(5)
+    under_way = room.groups.commit("g", {("t", 0): Commit(offset=10)})
+    with room.refusing(FULL):
+        deleted = room.groups.delete("g")
+    assert room.take(under_way) == {("t", 0): None}
+    assert room.take(deleted) is GroupError.COORDINATOR_NOT_AVAILABLE
+    for each in (room, room.successor()):
+        assert each.offsets() == {("t", 0): 10}
+
+
+def _deserted(room: Room) -> Description:
+    """A member has committed 5 and left; the group is in generation 2."""
+    member = room.member()
+    room.commit(5, **who(member))
+    room.take(room.groups.leave("g", [Leaver(member_id=member[0])]))
+    found = room.describe()
+    assert (found.state, found.generation) == (GroupState.EMPTY, 2)
+    return found
+
+
+def test_a_deletion_that_fails_leaves_the_group_as_it_was(room: Room, clock: ManualClock) -> None:
+    """Its offsets still expire counted from when its last member left."""
+    member = room.member()
+    room.commit(5, **who(member))
+    clock.advance(SESSION_MS / 1e3 + 1)
+    room.settle()
+    before = room.describe()
+    assert (before.generation, before.protocol_type) == (2, "consumer")
+    with room.refusing(FULL):
+        room.take(room.groups.delete("g"))
+    assert room.describe() == before
+    clock.advance(DAY_SECONDS - 5.0)
+    room.settle()
+    assert room.offsets() == {("t", 0): 5}
+    clock.advance(3600.0)
+    room.settle()
+    assert room.offsets() == {}
+
+
+def test_who_comes_while_a_deletion_fails_goes_on(room: Room) -> None:
+    """With what it has committed itself; its generation is its own."""
+    _deserted(room)
+    room.commit(6, ("t", 1))
+    with room.refusing(FULL):
+        deleted = room.groups.delete("g")
+        joined = room.join()
+    request = SyncRequest(member_id=joined.result(timeout=0).member_id, generation=1)
+    synced = room.groups.sync("g", request)
+    late = room.groups.delete("g")
+    assert late.result(timeout=0) is GroupError.NON_EMPTY_GROUP
+    assert room.take(deleted) is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert room.take(synced).error is None
+    member = (request.member_id, 1)
+    assert room.commit(7, **who(member)) == {("t", 0): None}
+    for each in (room, room.successor()):
+        assert each.heartbeat(member) is None
+        assert each.offsets() == {("t", 0): 7, ("t", 1): 6}
+
+
+def test_a_group_used_while_its_deletion_fails_counts_on(room: Room) -> None:
+    """As no generation has begun meanwhile, the next one is not one of before."""
+    before = _deserted(room)
+    with room.refusing(FULL):
+        deleted = room.groups.delete("g")
+    committed = room.groups.commit("g", {("t", 1): Commit(offset=6)})
+    assert room.take(deleted) is GroupError.COORDINATOR_NOT_AVAILABLE
+    assert room.take(committed) == {("t", 1): None}
+    assert room.describe() == before
+    assert room.offsets() == {("t", 0): 5, ("t", 1): 6}
+    assert room.member()[1] == before.generation + 1
 
 
 def test_offsets_of_topics_that_nobody_wants_can_be_forgotten(room: Room) -> None:

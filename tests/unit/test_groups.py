@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from typing import TypeAlias
@@ -38,7 +39,9 @@ COOPERATIVE = (Protocol("cooperative-sticky", b"t"), Protocol("range", b"t"))
 class Room:
     """A group with its coordinator: a clock, a store, and everybody's answers."""
 
-    def __init__(self, *, group_id: str = "g", keeps: bool = True, **settings: int) -> None:
+    def __init__(
+        self, *, group_id: str = "g", keeps: bool = True, checked: bool = True, **settings: int
+    ) -> None:
         self.settings = GroupSettings(**settings)
         self.now_ms = 1_000
         self.keeps = keeps
@@ -50,6 +53,7 @@ class Room:
         self._uuids = count(1)
         self._tokens = count(1)
         self.group = Group(group_id, settings=self.settings, new_uuid=self.uuid)
+        assert self.group.checks_itself is checked
 
     def uuid(self) -> str:
         return str(next(self._uuids))
@@ -1375,6 +1379,41 @@ def test_fifty_members_join() -> None:
     assert not room.waiting
     assert room.joined(newcomer).generation == 2
     assert room.group.state is GroupState.COMPLETING
+
+
+def test_the_cost_of_a_member_does_not_rise_with_their_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thousands start at once, join, and join again for one who comes later."""
+    monkeypatch.setattr(Group, "checks_itself", False)
+    room = Room(checked=False)
+    began = time.process_time()
+    ids = []
+    for _ in range(2_000):
+        ids.append(room.joined(room.join(required=True, protocols=COOPERATIVE)).member_id)
+        room.group.next_deadline_ms()
+    tokens = [room.join(each, required=True, protocols=COOPERATIVE) for each in ids]
+    room.pass_time(2 * DELAY_MS)
+    assert {room.joined(each).generation for each in tokens} == {1}
+    sync_all(room, ids)
+    late = room.join(protocols=COOPERATIVE)
+    for each in ids:
+        assert room.heartbeat(each) is REBALANCING
+        room.join(each, protocols=COOPERATIVE)
+    assert room.joined(late).generation == 2
+    assert time.process_time() - began < 2.0
+
+
+def test_a_deadline_that_moved_is_not_missed() -> None:
+    """It is looked for when the former one has passed, though nobody was silent."""
+    room = Room()
+    ids = stable(room, (None, None))
+    first_ms = room.now_ms + SESSION_MS
+    assert room.group.next_deadline_ms() == first_ms
+    room.now_ms += SESSION_MS // 2
+    assert [room.heartbeat(each) for each in ids] == [None, None]
+    assert room.group.expire(first_ms) == Outcome()
+    assert room.group.next_deadline_ms() == first_ms + SESSION_MS // 2
 
 
 # ------------------------------------------------------------------------------ whatever happens

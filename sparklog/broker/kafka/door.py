@@ -24,7 +24,7 @@ from sparklog.broker.kafka.connection import Connection
 from sparklog.broker.kafka.memory import Budget
 from sparklog.broker.kafka.registry import Outcome, TopicPartition
 from sparklog.broker.kafka.sessions import Sessions
-from sparklog.limits import KAFKA_THREADS
+from sparklog.limits import KAFKA_READ_BYTES, KAFKA_THREADS
 
 _T = TypeVar("_T")
 _TICK_SECONDS: Final = 0.5
@@ -105,7 +105,7 @@ class KafkaDoor:
     def _serve(self, listener: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._connected, sock=listener, limit=1 << 20)
+            asyncio.start_server(self._connected, sock=listener, limit=KAFKA_READ_BYTES)
         )
         watching = self._loop.create_task(self._watch_connections())
         self._loop.run_forever()
