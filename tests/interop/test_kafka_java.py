@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import re
 import signal
 import subprocess
@@ -21,9 +20,9 @@ import pytest
 
 import sparklog
 from sparklog.bench import jars
-from sparklog.bench.kafkaprocess import java
 from sparklog.broker.agent import Agent
 from sparklog.settings import GroupSettings
+from tests.support.jvms import class_path, command
 from tests.support.kafkas import broker
 from tests.support.waiting import wait_until
 
@@ -34,22 +33,6 @@ TOOLS: Final = "org.apache.kafka.tools"
 GROUP_COMMAND: Final = "consumer.group.ConsumerGroupCommand"
 PROGRAMS: Final = Path(__file__).parent / "java"
 PATIENCE_SECONDS: Final = 240.0
-
-
-def part(artifact: str = "kafka-tools") -> Sequence[str]:
-    """The jars of that part of Kafka."""
-    try:
-        return jars.find_tools(artifact)
-    except RuntimeError as error:
-        pytest.skip(str(error))
-
-
-def command(paths: Sequence[str], *arguments: str) -> list[str]:
-    """A JVM that says only what is wrong."""
-    return [
-        *(java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR"),
-        *("-cp", os.pathsep.join(paths), *arguments),
-    ]
 
 
 def run(paths: Sequence[str], *arguments: str, **options: Any) -> str:
@@ -77,7 +60,7 @@ def _agent(tmp_path: Path) -> Iterator[Agent]:
 @pytest.fixture(name="tool")
 def _tool(agent: Agent) -> Callable[..., str]:
     """Runs a tool against the broker."""
-    paths = part()
+    paths = class_path()
 
     def tool(name: str, *arguments: str) -> str:
         address = ("--bootstrap-server", agent.kafka_address)
@@ -164,7 +147,7 @@ def test_configurations_by_their_tool(agent: Agent) -> None:
 
 def test_groups_by_their_tool(agent: Agent, tool: Callable[..., str]) -> None:
     """Written and read by the performance tools; listed, described, set back, and deleted."""
-    paths = part()
+    paths = class_path()
     with sparklog.connect(agent.address) as log:
         log.create_topic("t", partitions=2)
     sent = run(
@@ -257,7 +240,7 @@ class Verifiable:
     def __init__(self, tool: str, *arguments: str) -> None:
         self.told: list[dict[str, Any]] = []
         self._process = subprocess.Popen(
-            command(part(), f"{TOOLS}.{tool}", *arguments),
+            command(class_path(), f"{TOOLS}.{tool}", *arguments),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -357,4 +340,4 @@ def test_a_program_with_javas_clients(agent: Agent) -> None:
     with sparklog.connect(agent.address) as log:
         log.create_topic("t", partitions=2)
     program = str(PROGRAMS / "Clients.java")
-    assert run(part(), program, agent.kafka_address, "t").splitlines()[-1] == "done"
+    assert run(class_path(), program, agent.kafka_address, "t").splitlines()[-1] == "done"

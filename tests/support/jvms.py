@@ -18,22 +18,30 @@ from tests.support.waiting import wait_until
 PATIENCE_SECONDS: Final = 60.0
 
 
-def class_path(artifact: str) -> str:
+def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
     """The jars of that part of Kafka, and those of its tools, which have what they log with."""
     try:
         found = jars.find_tools(artifact) + jars.find_tools()
     except RuntimeError as error:
         pytest.skip(str(error))
-    return os.pathsep.join(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found))
+
+
+def command(path: Sequence[str], *arguments: str) -> list[str]:
+    """A JVM that says only what is wrong."""
+    return [
+        *(java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR"),
+        *("-cp", os.pathsep.join(path), *arguments),
+    ]
 
 
 class Program:
     """A JVM that is running, and the lines that it has written."""
 
-    def __init__(self, path: str, arguments: Sequence[str]) -> None:
+    def __init__(self, path: Sequence[str], arguments: Sequence[str]) -> None:
         self.lines: list[str] = []
         self._process = subprocess.Popen(
-            [java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR", "-cp", path, *arguments],
+            command(path, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -86,7 +94,7 @@ class Program:
 
 
 @contextmanager
-def running(path: str, *arguments: str) -> Iterator[Program]:
+def running(path: Sequence[str], *arguments: str) -> Iterator[Program]:
     """A program on that class path; it is over when the block is."""
     program = Program(path, arguments)
     try:

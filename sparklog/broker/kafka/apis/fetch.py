@@ -93,7 +93,7 @@ def _asked(body: Any) -> dict[Key, _Wish]:
             identity=_identity(topic),
             number=each.partition,
             offset=each.fetch_offset,
-            limit_bytes=each.partition_max_bytes,
+            limit_bytes=max(each.partition_max_bytes, 0),
             leader_epoch=getattr(each, "current_leader_epoch", -1),
         )
         for topic in body.topics
@@ -126,7 +126,7 @@ def _news(session: Session) -> list[_Wish]:
 async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
     """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over."""
     body = request.body
-    most_bytes = min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES)
+    most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
     reserved = False
     while True:
