@@ -102,6 +102,7 @@ KAFKA_QUICK_BYTES = 32 * KIB  # of a compressed batch that is checked where requ
 KAFKA_QUICK_RECORDS_BYTES = 256 * KIB  # the same out of compression; others take another thread
 KAFKA_ITEMS = 200_000  # of all arrays of a request: topics, partitions, members, …
 KAFKA_BATCH_BYTES = 256 * KIB  # of one that is made of rows; a larger record goes alone
+KAFKA_MADE_BYTES = 1 * MIB  # of such batches that are made at a time, however few are asked for
 KAFKA_AHEAD_BYTES = 128 * MIB  # of such batches that are kept for who reads on
 KAFKA_FETCH_BYTES = 8 * MIB  # of records in one reply; a larger batch goes alone
 KAFKA_STALLED_SECONDS = 30  # for which a client may leave its answers unread

@@ -76,13 +76,13 @@ class KafkaReader:
         if offset == end:
             return nothing
         place = topic.topic_id, number
-        found = self._as_they_came(place, offset, end, limit_bytes)
+        # First what is made already: where rows and batches alternate, it goes on over both.
+        found = _of(self._ahead.run(place, offset, limit_bytes=limit_bytes))
+        found = found or self._as_they_came(place, offset, end, limit_bytes)
         if found is None:
-            made: Sequence[Made] = self._ahead.run(place, offset, limit_bytes=limit_bytes)
-            if not made and only_memory:
+            if only_memory:
                 return None
-            made = made or self._make(topic, partition, offset, limit_bytes)
-            found = Fetched([each.batch for each in made], made[-1].end if made else offset)
+            found = _of(self._make(topic, partition, offset, limit_bytes)) or nothing
         size = sum(map(len, found.pieces))
         # No more than the limit, or it is one batch that is larger.
         return found if at_least_one or size <= limit_bytes else nothing
@@ -117,17 +117,18 @@ class KafkaReader:
                 if found:
                     return found
                 with self._ahead.reserved(limits.ROW_GROUP_BYTES) as room_bytes:
-                    size = max(limit_bytes, room_bytes)
-                    made = list(self._batches(topic, partition, offset, limit_bytes, size))
+                    least = max(limit_bytes, min(room_bytes, limits.KAFKA_MADE_BYTES))
+                    most = max(limit_bytes, room_bytes)
+                    made = list(self._batches(topic, partition, offset, least, most))
                 self._ahead.put(place, offset, made)
                 return _within(made, limit_bytes)
         finally:
             self._turns.pop(key, None)
 
     def _batches(
-        self, topic: Topic, partition: Partition, offset: int, wanted_bytes: int, most_bytes: int
+        self, topic: Topic, partition: Partition, offset: int, least_bytes: int, most_bytes: int
     ) -> Iterator[Made]:
-        """What is wanted, and what is read with it anyway, as far as there is room to keep that."""
+        """As many bytes as are wanted, and what is read with them, as far as that can be kept."""
         from sparklog import recordbatch
 
         end = partition.end
@@ -142,8 +143,12 @@ class KafkaReader:
                 size += made.size
                 if size >= most_bytes:
                     return
-            if size >= wanted_bytes:
+            if size >= least_bytes:
                 return
+
+
+def _of(made: Sequence[Made]) -> Fetched | None:
+    return Fetched([each.batch for each in made], made[-1].end) if made else None
 
 
 def _encoded(read: Batch, topic: Topic, leader_epoch: int) -> Iterator[bytearray]:

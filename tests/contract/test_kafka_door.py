@@ -20,6 +20,7 @@ from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.core import Place
 from sparklog.settings import KafkaSettings
+from tests.support.kafkarequests import commit_fields
 from tests.support.kafkas import Frames, broker
 from tests.support.waiting import wait_until
 
@@ -222,20 +223,7 @@ def test_offsets_are_read_as_they_were_committed_before(agent: Agent, log: spark
     """On one connection, without waiting for an answer; as Kafka handles one after another."""
 
     def commit(offset: int) -> tuple[int, int, dict[str, Any]]:
-        partition = {
-            "partition_index": 0,
-            "committed_offset": offset,
-            "committed_leader_epoch": -1,
-            "committed_metadata": "",
-        }
-        fields = {
-            "group_id": "g",
-            "generation_id_or_member_epoch": -1,
-            "member_id": "",
-            "group_instance_id": None,
-            "topics": [{"name": "t", "partitions": [partition]}],
-        }
-        return 8, 8, fields
+        return 8, 8, commit_fields("g", "t", 0, offset)
 
     read = {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [0]}]}
     with frames(agent) as client:

@@ -46,19 +46,7 @@ def find_coordinator(client: Frames) -> ErrorCode:
 
 def commit(client: Frames) -> ErrorCode:
     """Of an offset of group g, which has no members."""
-    place = {
-        "partition_index": 0,
-        "committed_offset": 1,
-        "committed_leader_epoch": -1,
-        "committed_metadata": "",
-    }
-    fields = {
-        "group_id": "g",
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "group_instance_id": None,
-        "topics": [{"name": "t", "partitions": [place]}],
-    }
+    fields = kafkarequests.commit_fields("g", "t", 0, 1)
     code: ErrorCode = client.ask(8, 8, fields).topics[0].partitions[0].error_code
     return code
 

@@ -61,3 +61,20 @@ def create(frames: Frames, topic: str, partitions: int = 1) -> None:
     """A topic that was not there."""
     (found,) = frames.ask(CREATE_TOPICS, 7, create_fields(topic, partitions)).topics
     assert found.error_code == 0, found.error_message
+
+
+def commit_fields(group: str, topic: str, partition: int, offset: int) -> dict[str, Any]:
+    """OffsetCommit of a group without members, in versions 7 and 8."""
+    place = {
+        "partition_index": partition,
+        "committed_offset": offset,
+        "committed_leader_epoch": -1,
+        "committed_metadata": "",
+    }
+    return {
+        "group_id": group,
+        "generation_id_or_member_epoch": -1,
+        "member_id": "",
+        "group_instance_id": None,
+        "topics": [{"name": topic, "partitions": [place]}],
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from unittest import mock
 
 import pyarrow as pa
 import pytest
@@ -322,3 +323,24 @@ def test_a_consumer_gets_over_what_was_removed_at_the_end(rig: Rig, clock: Manua
     assert whole is not None
     assert [len(read(each)) for each in split(whole.pieces)] == [1, 0]
     assert whole.end == 3
+
+
+def test_where_ours_and_kafkas_alternate_each_is_made_once(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that begins at one of Kafka's gets that, and then all the others together."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=1 << 24))
+    rig.create("t", 1)
+    for number in range(100):
+        append(rig, built(records(b"%d" % number)))
+        rig.append([str(number)])
+    encode = mock.Mock(side_effect=recordbatch.encode)
+    monkeypatch.setattr(recordbatch, "encode", encode)
+    offset, fetches = 0, 0
+    while offset < 200:
+        found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=1_000)
+        assert found is not None
+        assert found.end > offset
+        offset, fetches = found.end, fetches + 1
+    assert fetches < 30
+    assert encode.call_count <= 200

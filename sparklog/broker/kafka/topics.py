@@ -6,8 +6,11 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
+from kio.schema.errors import ErrorCode
+
 from sparklog import errors
-from sparklog.broker.core import Core
+from sparklog.broker.core import INTERNAL_TOPICS, Core, Place
+from sparklog.broker.kafka.messages import Fields
 
 _PREFIX: Final = b"sparklog"
 """Our ids have 8 bytes; Kafka's are UUIDs, of which these are the first half."""
@@ -48,6 +51,30 @@ def check_brokers(name: str, assignments: Iterable[Any]) -> None:
         brokers = list(each.broker_ids)
         if not brokers or len(set(brokers)) < len(brokers):
             raise errors.BadAssignment(topic=name, reason=f"brokers {brokers} for a partition")
+
+
+def described(core: Core, name: str, places: Iterable[Place], *, first: int = 0) -> Fields:
+    """What an answer says of a topic, and of its partitions from `first` on, which `places` are."""
+    return {
+        "error_code": ErrorCode.none,
+        "name": name,
+        "topic_id": kafka_id(core.id_of(name)),
+        "is_internal": name in INTERNAL_TOPICS,
+        "partitions": [
+            {
+                "error_code": ErrorCode.none,
+                "partition_index": number,
+                "leader_id": place.leader,
+                "leader_epoch": place.leader_epoch,
+                "replica_nodes": (place.leader,),
+                "isr_nodes": (place.leader,),
+                "eligible_leader_replicas": (),
+                "last_known_elr": (),
+                "offline_replicas": (),
+            }
+            for number, place in enumerate(places, first)
+        ],
+    }
 
 
 def named(topic: Any) -> dict[str, Any]:

@@ -7,13 +7,12 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import INTERNAL_TOPICS, Place
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.operations import NOT_ASKED, ON_TOPIC
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import kafka_id
+from sparklog.broker.kafka.topics import described
 from sparklog.record import check_topic_name
 
 _MOST_PARTITIONS: Final = 2_000
@@ -46,7 +45,8 @@ async def _handle(door: Door, request: Request) -> Reply:
                 found.append(_refused(name, code_of(error)))
             continue
         taken = places[first : first + left]
-        found.append(_topic(door, name, first, taken))
+        topic = described(door.core, name, taken, first=first)
+        found.append({**topic, "topic_authorized_operations": ON_TOPIC})
         if first + left < len(places):
             return _answer(found, (name, first + left))
         left -= len(taken)
@@ -67,28 +67,4 @@ def _refused(name: str, code: ErrorCode) -> Fields:
         "topic_id": None,
         "partitions": (),
         "topic_authorized_operations": NOT_ASKED,
-    }
-
-
-def _topic(door: Door, name: str, first: int, places: list[Place]) -> Fields:
-    return {
-        "error_code": ErrorCode.none,
-        "name": name,
-        "topic_id": kafka_id(door.core.id_of(name)),
-        "is_internal": name in INTERNAL_TOPICS,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none,
-                "partition_index": number,
-                "leader_id": place.leader,
-                "leader_epoch": place.leader_epoch,
-                "replica_nodes": (place.leader,),
-                "isr_nodes": (place.leader,),
-                "eligible_leader_replicas": (),
-                "last_known_elr": (),
-                "offline_replicas": (),
-            }
-            for number, place in enumerate(places, first)
-        ],
-        "topic_authorized_operations": ON_TOPIC,
     }

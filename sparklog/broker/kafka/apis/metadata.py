@@ -7,13 +7,12 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import INTERNAL_TOPICS
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import kafka_id, name_of_id
+from sparklog.broker.kafka.topics import described, name_of_id
 from sparklog.record import check_topic_name
 
 
@@ -69,22 +68,5 @@ async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
 
 def _described(door: Door, name: str, *, tells: bool) -> Fields:
     """`tells`: also what may be done with it."""
-    return {
-        "error_code": ErrorCode.none,
-        "name": name,
-        "topic_id": kafka_id(door.core.id_of(name)),
-        "is_internal": name in INTERNAL_TOPICS,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none,
-                "partition_index": number,
-                "leader_id": place.leader,
-                "leader_epoch": place.leader_epoch,
-                "replica_nodes": (place.leader,),
-                "isr_nodes": (place.leader,),
-                "offline_replicas": (),
-            }
-            for number, place in enumerate(door.core.places(name))
-        ],
-        "topic_authorized_operations": ON_TOPIC if tells else NOT_ASKED,
-    }
+    operations = {"topic_authorized_operations": ON_TOPIC if tells else NOT_ASKED}
+    return {**described(door.core, name, door.core.places(name)), **operations}
