@@ -257,7 +257,8 @@ class Follower:
     def end(self, log: Log) -> None:
         self._ended.set()
         self._thread.join(PATIENCE_SECONDS)
-        assert self._failures == []
+        for failure in self._failures:
+            raise failure
         assert self._looks > 10
         assert self._seen == log
 
@@ -291,7 +292,8 @@ class Consumer:
         """The broker is gone, so that the last records may not have come."""
         self._ended.set()
         self._thread.join(PATIENCE_SECONDS)
-        assert self._failures == []
+        for failure in self._failures:
+            raise failure
         for seen, rows in zip(self._seen, log, strict=True):
             assert len(seen) > len(rows) / 2
             assert seen == rows[: len(seen)]
