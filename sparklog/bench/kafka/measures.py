@@ -21,6 +21,8 @@ from sparklog.bench.report import Figure, Times
 _IDLE: Final = 500
 _GROUPS: Final = 50
 _Client: TypeAlias = Callable[[str, int], float]
+_READS: Final = 5
+"""Each takes a part of a second, in which much can come between."""
 _WARM: Final = 20
 """A share of the records goes first, unmeasured."""
 
@@ -75,7 +77,7 @@ def _cold(side: Side, once: Callable[[str], float]) -> float:
 @measure
 def python(bed: Bed) -> Iterator[Figure]:
     """The clients that are written in Python."""
-    count = bed.options.rows // 200
+    count = bed.options.rows // 50
     yield from _sent_and_read(
         bed, "kafka-python", clients.kafka_python_produce, clients.kafka_python_consume, count
     )
@@ -93,7 +95,7 @@ def _sent_and_read(
         clients.create(side.address, PARTITIONS)
         send(side.address, count // _WARM)
         sent = send(side.address, count)
-        found = max(read(side.address, count) for _ in range(2))
+        found = max(read(side.address, count) for _ in range(_READS))
         read_at[side.name] = max(found, read_at.get(side.name, 0.0))
         return sent
 
