@@ -41,7 +41,6 @@ _APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _NO_PRODUCER: Final = -1
-_NO_TIME: Final = -1
 _SMALL_BYTES: Final = 64 * limits.KIB
 """Gone through in some microseconds."""
 
@@ -433,6 +432,24 @@ def _column(kind: pa.DataType, ends: Ints, data: Bytes, there: Flags) -> pa.Arra
 # ------------------------------------------------------------------------------ from rows
 
 
+_EMPTY: Final = Header(
+    base_offset=0,
+    length=HEADER_BYTES - _LENGTH_FROM,
+    leader_epoch=-1,
+    magic=_MAGIC,
+    crc=0,
+    attributes=0,
+    last_offset_delta=-1,
+    base_timestamp_ms=-1,
+    max_timestamp_ms=-1,
+    producer_id=_NO_PRODUCER,
+    producer_epoch=-1,
+    base_sequence=-1,
+    record_count=0,
+)
+"""Of what is made here: of no producer, in no codec, and without records so far."""
+
+
 def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iterator[bytearray]:
     """Rows of the log as batches without compression, of `limit_bytes` or a little less.
 
@@ -455,20 +472,10 @@ def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
 
     A consumer finds by it where to go on. One batch spans 2³¹ offsets at most.
     """
-    header = Header(
+    header = _EMPTY._replace(
         base_offset=first,
-        length=HEADER_BYTES - _LENGTH_FROM,
         leader_epoch=leader_epoch,
-        magic=_MAGIC,
-        crc=0,
-        attributes=0,
         last_offset_delta=min(end - first, 1 << 31) - 1,
-        base_timestamp_ms=_NO_TIME,
-        max_timestamp_ms=_NO_TIME,
-        producer_id=_NO_PRODUCER,
-        producer_epoch=-1,
-        base_sequence=-1,
-        record_count=0,
     )
     found = bytearray(_HEADER.pack(*header))
     _seal(found)
@@ -564,19 +571,14 @@ def _batch(parts: _Parts, taken: slice, leader_epoch: int) -> bytearray:
         has_header,
     )
     assert end == size
-    header = Header(
+    header = _EMPTY._replace(
         base_offset=base_offset,
         length=HEADER_BYTES + size - _LENGTH_FROM,
         leader_epoch=leader_epoch,
-        magic=_MAGIC,
-        crc=0,
         attributes=_APPEND_TIME if parts.types[taken.start] == LOG_APPEND_TIME else 0,
         last_offset_delta=int(deltas[-1]),
         base_timestamp_ms=base_ms,
         max_timestamp_ms=int(stamps_ms.max()),
-        producer_id=_NO_PRODUCER,
-        producer_epoch=-1,
-        base_sequence=-1,
         record_count=count,
     )
     _HEADER.pack_into(found, 0, *header)

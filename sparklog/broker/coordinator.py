@@ -65,6 +65,7 @@ _CONSUMERS: Final = "consumer"
 _SWEEP_MS: Final = round(limits.OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 
 TopicPartition: TypeAlias = tuple[str, int]
+"""A topic's name and a partition's number."""
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
 _Settle: TypeAlias = Callable[[GroupError | None], None]
 """What follows when records are durable, or with an error when they will not be; under the lock."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.support.kafkas import Frames, broker
+from tests.support.kafkas import broker, frames
 
 DESCRIBE_ACLS = 29
 ANY = 1
@@ -25,13 +25,9 @@ def test_access_control_is_disabled(tmp_path: Path, resource_type: int) -> None:
         "operation": ANY,
         "permission_type": ANY,
     }
-    with broker(tmp_path / "root") as agent:
-        frames = Frames(agent.kafka_address)
-        try:
-            for version in (1, 2, 3):
-                answer = frames.ask(DESCRIBE_ACLS, version, fields)
-                assert answer.error_code is ErrorCode.security_disabled
-                assert answer.error_message == "No Authorizer is configured on the broker"
-                assert answer.resources == ()
-        finally:
-            frames.close()
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        for version in (1, 2, 3):
+            answer = client.ask(DESCRIBE_ACLS, version, fields)
+            assert answer.error_code is ErrorCode.security_disabled
+            assert answer.error_message == "No Authorizer is configured on the broker"
+            assert answer.resources == ()

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -21,7 +20,7 @@ from sparklog.broker.agent import Agent
 from sparklog.broker.core import Place
 from sparklog.settings import KafkaSettings
 from tests.support.kafkarequests import commit_fields
-from tests.support.kafkas import Frames, broker
+from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
 
 FETCH = 1
@@ -40,16 +39,6 @@ def _log(agent: Agent) -> Iterator[sparklog.Log]:
     with sparklog.connect(agent.address) as log:
         log.create_topic("t", partitions=3)
         yield log
-
-
-@contextmanager
-def frames(agent: Agent) -> Iterator[Frames]:
-    """A connection to the door."""
-    found = Frames(agent.kafka_address)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 # ------------------------------------------------------------------------------ fetching
@@ -174,9 +163,6 @@ def test_who_was_given_records_comes_last_the_next_time(agent: Agent, log: spark
     assert sorted(served) == [0, 1, 2]
 
 
-# ------------------------------------------------------------------------------ bad clients
-
-
 @pytest.mark.parametrize("min_bytes", [1 << 20, 100 << 20])
 def test_a_reply_that_is_full_goes_out(agent: Agent, log: sparklog.Log, min_bytes: int) -> None:
     """However many bytes were wanted: no more of them could come."""
@@ -233,7 +219,7 @@ def test_offsets_are_read_as_they_were_committed_before(agent: Agent, log: spark
             assert answer.topics[0].partitions[0].committed_offset == offset
 
 
-# ------------------------------------------------------------------------------ clients
+# ------------------------------------------------------------------------------ bad clients
 
 
 def test_our_client_at_this_port_is_told_the_right_one(agent: Agent) -> None:
@@ -367,22 +353,9 @@ def test_names_that_no_record_can_hold_are_refused(agent: Agent, log: sparklog.L
         "protocols": [{"name": "range", "metadata": b""}],
         "reason": None,
     }
-    partition = {
-        "partition_index": 0,
-        "committed_offset": 1,
-        "committed_leader_epoch": -1,
-        "committed_metadata": "",
-    }
-    commit = {
-        "group_id": "g",
-        "generation_id_or_member_epoch": -1,
-        "member_id": "",
-        "group_instance_id": None,
-        "topics": [{"name": "t", "partitions": [partition]}],
-    }
 
     def committed(group: str) -> ErrorCode:
-        (topic,) = client.ask(8, 8, {**commit, "group_id": group}).topics
+        (topic,) = client.ask(8, 8, commit_fields(group, "t", 0, 1)).topics
         return topic.partitions[0].error_code
 
     with frames(agent) as client:

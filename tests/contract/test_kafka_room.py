@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +13,15 @@ from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import limits, recordbatch
-from sparklog.broker.agent import Agent
 from sparklog.broker.writer import Writer
 from sparklog.settings import PublisherSettings, WriterSettings
 from tests.support import kafkarequests
-from tests.support.kafkas import Frames, broker
+from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
 
 UNPUBLISHED = PublisherSettings(interval_seconds=600, publish_bytes=1 << 30, unpublished_bytes=1)
 """One batch, and then none until somebody has it published."""
 VALUES = [bytes(1_000)] * 10
-
-
-@contextmanager
-def frames(agent: Agent) -> Iterator[Frames]:
-    """A connection to the door."""
-    found = Frames(agent.kafka_address)
-    try:
-        yield found
-    finally:
-        found.close()
 
 
 def find_coordinator(client: Frames) -> ErrorCode:

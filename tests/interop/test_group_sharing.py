@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 import time
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -132,15 +130,6 @@ class Reader:
         self._thread.join(SECONDS)
         assert not self._thread.is_alive()
         assert self.failure is None, self.failure
-
-
-@pytest.fixture(autouse=True)
-def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
-    yield
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ResourceWarning)
-        gc.collect()
 
 
 @pytest.fixture(name="agent")

@@ -104,3 +104,13 @@ class Frames:
 
     def close(self) -> None:
         self._socket.close()
+
+
+@contextmanager
+def frames(agent: Agent) -> Iterator[Frames]:
+    """A connection to the door."""
+    found = Frames(agent.kafka_address)
+    try:
+        yield found
+    finally:
+        found.close()

@@ -109,19 +109,15 @@ def single(bed: Bed) -> Iterator[Figure]:
     """One record at a time, acked before the next."""
     count = round(300 * bed.options.seconds)
 
-    def times(side: Side) -> Times:
-        clients.create(side.address, PARTITIONS)
-        return clients.one_at_a_time(side.address, count)
-
-    def flushed(side: Side) -> Times:
-        clients.create(side.address, PARTITIONS, flush_messages="1")
+    def times(side: Side, **config: str) -> Times:
+        clients.create(side.address, PARTITIONS, **config)
         return clients.one_at_a_time(side.address, count)
 
     what = "confluent-kafka, one record at a time, acked"
     found = bed.each("one record at a time", times)
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(what, ours, theirs, most={50: 1.0, 99: 1.0}, than="Kafka")
-    found = bed.each("the same, flushed", flushed)
+    found = bed.each("the same, flushed", partial(times, flush_messages="1"))
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(
         f"{what}, flush.messages=1", ours, theirs, most={50: math.inf, 99: math.inf}, than="Kafka"

@@ -20,7 +20,6 @@ from sparklog.broker.kafka.registry import APIS, Door, Reply
 from sparklog.wire import WRONG_PORT
 
 _log = structlog.get_logger("sparklog.kafka")
-_LENGTH_BYTES: Final = 4
 _OTHER_CLIENT: Final = b"PRI "
 """How HTTP/2 begins, and so our own clients; as a length it would be more than any."""
 
@@ -125,7 +124,7 @@ class Connection:
         peer = self._writer.get_extra_info("peername")
         host = f"/{peer[0]}" if peer else ""
         while True:
-            length = await self._reader.readexactly(_LENGTH_BYTES)
+            length = await self._reader.readexactly(messages.LENGTH_BYTES)
             if length == _OTHER_CLIENT:
                 flight = self._door.core.cluster().brokers[0].address
                 self._writer.write(f"{WRONG_PORT}{flight}\n".encode())

@@ -18,11 +18,11 @@ from typing import Any, Final, NamedTuple, TypeVar
 import uvloop
 
 from sparklog import errors
-from sparklog.broker.coordinator import Coordinator
+from sparklog.broker.coordinator import Coordinator, TopicPartition
 from sparklog.broker.core import Core, Ticket
 from sparklog.broker.kafka.connection import Connection
 from sparklog.broker.kafka.memory import Budget
-from sparklog.broker.kafka.registry import Outcome, TopicPartition
+from sparklog.broker.kafka.registry import Outcome
 from sparklog.broker.kafka.sessions import Sessions
 from sparklog.limits import KAFKA_READ_BYTES, KAFKA_THREADS
 

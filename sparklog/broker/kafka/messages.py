@@ -26,7 +26,8 @@ Raw: TypeAlias = bytes | bytearray | memoryview
 
 _START: Final = struct.Struct(">hhi")
 """Of every request: API key, its version, correlation id."""
-_LENGTH_BYTES: Final = 4
+LENGTH_BYTES: Final = 4
+"""A frame begins with its length, as so many bytes."""
 _LARGE_BYTES: Final = 4_096
 """From this size on a copy costs more than one more piece for the socket."""
 API_VERSIONS: Final = 18
@@ -107,7 +108,7 @@ class _Frame:
     """What kio writes to: small writes are gathered, large pieces stay what they are."""
 
     def __init__(self) -> None:
-        self._first = self._gathered = bytearray(_LENGTH_BYTES)
+        self._first = self._gathered = bytearray(LENGTH_BYTES)
         self._pieces: list[Raw] = [self._first]
 
     def write(self, data: Raw | Pieces) -> None:
@@ -122,7 +123,7 @@ class _Frame:
 
     def ended(self) -> list[Raw]:
         size = sum(map(len, self._pieces))
-        self._first[:_LENGTH_BYTES] = (size - _LENGTH_BYTES).to_bytes(_LENGTH_BYTES, "big")
+        self._first[:LENGTH_BYTES] = (size - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
         return self._pieces
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
-from sparklog.broker.coordinator import Coordinator
+from sparklog.broker.coordinator import Coordinator, TopicPartition
 from sparklog.broker.core import Appended, Core, Ticket
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.sessions import Sessions
@@ -19,9 +19,6 @@ _T = TypeVar("_T")
 Reply: TypeAlias = Fields | None
 """None: no answer is wanted."""
 
-
-TopicPartition: TypeAlias = tuple[str, int]
-"""A topic's name and a partition's number."""
 
 Outcome: TypeAlias = list[Appended] | Exception
 """Where the batches of a ticket stand, or why they do not."""

@@ -7,22 +7,19 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.core import Fetched
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Pieces, Request
+from sparklog.broker.kafka.messages import Fields, Pieces, Raw, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.sessions import Key, Session
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id, named
 from sparklog.limits import KAFKA_FETCH_BYTES
-
-if TYPE_CHECKING:
-    from sparklog.recordbatch import Raw
 
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
