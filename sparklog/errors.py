@@ -287,6 +287,13 @@ class BadOption(Invalid):
     template = "{option} = {value!r}: {reason}"
 
 
+class NotInstalled(Invalid):
+    """Packages of an extra are missing in this installation; `hint` says how to get them."""
+
+    code = "not_installed"
+    template = "{what} needs packages that are not installed ({missing}): {hint}"
+
+
 class BrokerAlive(Invalid):
     code = "broker_alive"
     template = (

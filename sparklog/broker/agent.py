@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.abc
+import importlib.util
 import os
 import signal
 import socket
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 import structlog
@@ -44,6 +45,9 @@ from sparklog.storage.table import Table
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.door import KafkaDoor
+
+KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
+"""Those of the extra `broker`, which the Kafka listener needs."""
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
@@ -94,9 +98,11 @@ class Agent:
         """Takes the root, recovers, and serves.
 
         Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `MissingObject`,
-        `ForeignTable`, `BrokerFenced`, and `BadOption` where the Flight address is taken.
+        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where the Flight address is
+        taken.
         """
         settings, store, clock = self.settings, self._store, self._clock
+        _check_installed(settings.kafka)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         listen = _with_port(settings.flight.listen)
         self.address = settings.flight.advertised or listen
@@ -450,15 +456,20 @@ def _wait_until_free(listen: str, timeout_seconds: float) -> None:
         time.sleep(0.05)
 
 
+def _check_installed(settings: KafkaSettings) -> None:
+    """Raises `NotInstalled` where the Kafka listener is wanted and its packages are missing."""
+    missing = [name for name in KAFKA_PACKAGES if importlib.util.find_spec(name) is None]
+    if settings.listen and missing:
+        raise errors.NotInstalled(
+            what=f"the Kafka listener at {settings.listen}",
+            missing=", ".join(missing),
+            hint="pip install 'sparklog[broker]', or start the broker without it by --kafka ''",
+        )
+
+
 def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> KafkaDoor:
-    """Raises `BadOption` where what it needs is not installed."""
-    try:
-        from sparklog.broker.kafka.door import KafkaDoor
-    except ModuleNotFoundError as error:
-        reason = f"{error}: pip install 'sparklog[broker]', or set it to '' to do without"
-        raise errors.BadOption(
-            option="kafka.listen", value=settings.listen, reason=reason
-        ) from error
+    from sparklog.broker.kafka.door import KafkaDoor
+
     return KafkaDoor(
         core,
         groups,

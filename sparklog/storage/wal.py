@@ -101,9 +101,17 @@ def decode_kafka(
     """The records of entries in Kafka's encoding that follow one another, as one payload.
 
     Entries with the time of their append come one at a time: their records bring none. Raises
-    `CorruptObject` where one of them is no such batch, or they are too large together.
+    `CorruptObject` where one of them is no such batch, or they are too large together, and
+    `NotInstalled` where an installation lacks what decodes them.
     """
-    from sparklog import recordbatch  # its loops cost a reader of anything else too much
+    try:
+        from sparklog import recordbatch  # its loops cost a reader of anything else too much
+    except ModuleNotFoundError as error:
+        raise errors.NotInstalled(
+            what="decoding records that Kafka clients wrote",
+            missing=error.name or str(error),
+            hint="pip install 'sparklog[spark]', or 'sparklog[broker]' for a broker",
+        ) from error
 
     try:
         payload = recordbatch.decode(*batches)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import sparklog
+from sparklog.broker import agent
 from sparklog.sinks import options as sink
 from sparklog.sources import options as source
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "spark.md"
+ROOT = Path(__file__).parents[2]
+DOCUMENT = ROOT / "docs" / "spark.md"
 HEAVY = (
     "deltalake",
     "numba",
@@ -65,3 +69,102 @@ def test_options_of_spark_are_documented(heading: str, known: tuple[str, ...]) -
     section = DOCUMENT.read_text("utf-8").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| `([^`]+)` \|([^|]*)\| ([^|]+) \|$", section, re.MULTILINE)
     assert [name for name, _, _ in rows] == list(known)
+
+
+# ------------------------------------------------------------------------------ what is installed
+
+OF_THE_KAFKA_LISTENER = ("cramjam", "kio", "numba", "uvloop")
+
+WITHOUT = """
+import sys
+for name in {missing!r}:
+    sys.modules[name] = None
+"""
+"""Makes a process believe that packages are not installed."""
+
+HYPOTHESIS_LOADED = """
+import sys
+import sparklog.broker.kafka.door
+print("hypothesis" in sys.modules)
+"""
+
+USE_A_ROOT = """
+import sparklog
+with sparklog.connect("./root") as log:
+    log.create_topic("t")
+    with log.producer() as producer:
+        producer.send("t", b"hello").result()
+    print([record.value for record in log.consumer("t", follow=False)])
+"""
+
+READ_A_KAFKA_BATCH = """
+from sparklog.storage import wal
+try:
+    wal.decode_kafka([], [b""])
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def _run(code: str, cwd: Path, *missing: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(
+        [sys.executable, "-c", WITHOUT.format(missing=missing) + code],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_broker_never_loads_hypothesis(tmp_path: Path) -> None:
+    """The Kafka listener loads no hypothesis, which kio would, and leaves no folder of it."""
+    found = _run(HYPOTHESIS_LOADED, tmp_path)
+    assert (found.stdout, found.stderr) == ("False\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_client_needs_none_of_the_kafka_listeners_packages(tmp_path: Path) -> None:
+    """An embedded broker and its clients work without numba, kio, uvloop and cramjam."""
+    found = _run(USE_A_ROOT, tmp_path, *OF_THE_KAFKA_LISTENER)
+    assert (found.stdout, found.stderr) == ("[b'hello']\n", "")
+
+
+def test_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
+    """`sparklog broker` names what is missing and the extra, in one line, and takes no epoch."""
+    code = 'from sparklog.cli import app; app(["broker", "--root", "./root"])'
+    found = _run(code, tmp_path, "kio", "numba")
+    assert found.returncode == 1
+    assert found.stdout == ""
+    assert found.stderr == (
+        "sparklog: the Kafka listener at 127.0.0.1:9092 needs packages that are not installed"
+        " (kio, numba): pip install 'sparklog[broker]', or start the broker without it by"
+        " --kafka ''\n"
+    )
+    assert not list(tmp_path.glob("root/meta/*"))
+
+
+def test_kafka_batch_without_numba_says_what_to_install(tmp_path: Path) -> None:
+    """A reader of what a Kafka client wrote is told which packages decode it."""
+    found = _run(READ_A_KAFKA_BATCH, tmp_path, "numba")
+    assert found.stdout == (
+        "NotInstalled decoding records that Kafka clients wrote needs packages that are not"
+        " installed (numba): pip install 'sparklog[spark]', or 'sparklog[broker]' for a broker\n"
+    )
+
+
+def test_extras_name_what_the_code_looks_for() -> None:
+    """`sparklog[broker]` installs what the Kafka listener needs, and a base install none of it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    base = {_package(each) for each in project["dependencies"]}
+    extras = project["optional-dependencies"]
+    assert base.isdisjoint(OF_THE_KAFKA_LISTENER)
+    assert {_package(each) for each in extras["broker"]} == set(agent.KAFKA_PACKAGES)
+    assert set(agent.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
+    assert {_package(each) for each in extras["spark"]} >= {"cramjam", "numba"}
+
+
+def _package(requirement: str) -> str:
+    return re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0].lower()
