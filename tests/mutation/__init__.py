@@ -1,0 +1,1 @@
+"""Mutation testing: seeded mistakes in the code, and the tests that notice them."""

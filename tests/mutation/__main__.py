@@ -1,0 +1,227 @@
+"""Mutates storage, broker and sources, and shows which tests notice.
+
+`python -m tests.mutation --count 120 --seed 1 --jobs 2` takes a sample, the same for the same seed
+and source. Each job works on a copy of the tree. `--list` shows the sample and runs nothing;
+`--only PATH:LINE` runs all mutations of a line. Exit code 1 where less than `--at-least` of them
+are killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from queue import SimpleQueue
+
+from tests.mutation.operators import Mutation, mutations_of
+from tests.mutation.suites import ROOT, stages
+
+_ROOMS = ("sparklog/storage", "sparklog/broker", "sparklog/sources")
+_LEFT_OUT = {
+    "sparklog/broker/logging.py",
+    "sparklog/storage/objects/memory.py",  # the tests' own store
+}
+_COPIED = ("sparklog", "pyspark_sparklog", "tests", "conf", "docs", "jobs", "pyproject.toml")
+_STAGE_SECONDS = 300.0
+_times = count(time.time_ns() // 10**9)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """A mutation, and the module that it is of."""
+
+    module: str
+    mutation: Mutation
+
+    def __str__(self) -> str:
+        found = self.mutation
+        return (
+            f"{self.module}:{found.line} {found.function} [{found.operator}]\n"
+            f"    - {found.before}\n    + {found.after}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What became of a mutation; `killer`: what noticed it, empty where nothing did."""
+
+    site: Site
+    killer: str
+    seconds: float
+
+
+def sample(size: int, seed: int) -> list[Site]:
+    """Mutations drawn by `seed`, of all operators in turn."""
+    by_operator: defaultdict[str, list[Site]] = defaultdict(list)
+    for site in all_sites():
+        by_operator[site.mutation.operator].append(site)
+    chance = random.Random(seed)
+    for sites in by_operator.values():
+        chance.shuffle(sites)
+    found: list[Site] = []
+    while len(found) < size and any(by_operator.values()):
+        for _, sites in sorted(by_operator.items()):
+            if sites and len(found) < size:
+                found.append(sites.pop())
+    return found
+
+
+def all_sites() -> Iterable[Site]:
+    """Every mutation of every module."""
+    for room in _ROOMS:
+        for path in sorted((ROOT / room).rglob("*.py")):
+            module = str(path.relative_to(ROOT))
+            if module not in _LEFT_OUT:
+                for mutation in mutations_of(path.read_bytes()):
+                    yield Site(module=module, mutation=mutation)
+
+
+# ------------------------------------------------------------------------------ running
+
+
+class Tree:
+    """A copy of the project in which one file at a time is mutated."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        ignored = shutil.ignore_patterns("__pycache__")
+        for name in _COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, folder / name, ignore=ignored)
+            else:
+                shutil.copy2(source, folder / name)
+
+    def judge(self, site: Site) -> Verdict:
+        """Runs the tests of the module on the mutated file, stage by stage."""
+        began = time.monotonic()
+        path = self.folder / site.module
+        original = path.read_bytes()
+        self._write(path, site.mutation.apply(original))
+        try:
+            for stage in stages(site.module):
+                killer = self._run(stage)
+                if killer:
+                    return Verdict(site=site, killer=killer, seconds=time.monotonic() - began)
+        finally:
+            self._write(path, original)
+        return Verdict(site=site, killer="", seconds=time.monotonic() - began)
+
+    def check(self, modules: Iterable[str]) -> str:
+        """Runs all stages on what is not mutated; what fails there can kill nothing."""
+        every = {tuple(stage) for module in modules for stage in stages(module)}
+        return next((killer for stage in sorted(every) if (killer := self._run(stage))), "")
+
+    def _write(self, path: Path, source: bytes) -> None:
+        path.write_bytes(source)
+        stamp = next(_times)  # another than ever before, or compiled code of the last one is used
+        os.utime(path, (stamp, stamp))
+
+    def _run(self, arguments: Sequence[str]) -> str:
+        """What fails, in a line; empty where nothing does."""
+        environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONHASHSEED": "0"}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        try:
+            run = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=self.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=_STAGE_SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            return f"no end within {_STAGE_SECONDS:.0f} s"
+        if run.returncode in (0, 5):  # 5: pytest has found no tests
+            return ""
+        marks = ("FAILED ", "ERROR ", "seed ")
+        named = [line for line in run.stdout.splitlines() if line.startswith(marks)]
+        return (named or run.stdout.splitlines()[-1:] or [f"exit code {run.returncode}"])[0][:160]
+
+
+def judge_all(sites: Sequence[Site], jobs: int) -> Iterable[Verdict]:
+    """A verdict on each, as they come."""
+    with tempfile.TemporaryDirectory(prefix="sparklog-mutation-") as folder:
+        trees: SimpleQueue[Tree] = SimpleQueue()
+        for number in range(jobs):
+            trees.put(Tree(Path(folder) / str(number)))
+
+        def judge(site: Site) -> Verdict:
+            tree = trees.get()
+            try:
+                return tree.judge(site)
+            finally:
+                trees.put(tree)
+
+        with ThreadPoolExecutor(jobs) as pool:
+            yield from pool.map(judge, sites)
+
+
+def report(verdicts: Sequence[Verdict]) -> float:
+    """Prints what survived, and the share that was killed of each kind; returns that of all."""
+    totals = Counter(each.site.mutation.operator for each in verdicts)
+    killed = Counter(each.site.mutation.operator for each in verdicts if each.killer)
+    print("\nsurvivors:")  # noqa: T201
+    for each in verdicts:
+        if not each.killer:
+            print(each.site)  # noqa: T201
+    print()  # noqa: T201
+    for operator, total in sorted(totals.items()):
+        print(f"{operator:16} {killed[operator]:4} of {total:4} killed")  # noqa: T201
+    share = killed.total() / max(totals.total(), 1)
+    print(f"{'all':16} {killed.total():4} of {totals.total():4} killed, {share:.1%}")  # noqa: T201
+    return share
+
+
+def main() -> int:
+    """Exit code 1 where too many survive, 2 where the tests fail without any mutation."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=120)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--at-least", type=float, default=0.95, help="the share to be killed")
+    parser.add_argument("--only", help="PATH:LINE, all mutations there")
+    parser.add_argument("--list", action="store_true", help="show the sample, run nothing")
+    parser.add_argument("--results", type=Path, help="a file that gets a line of JSON for each")
+    arguments = parser.parse_args()
+    if arguments.only:
+        module, _, line = arguments.only.rpartition(":")
+        sites = [s for s in all_sites() if (s.module, s.mutation.line) == (module, int(line))]
+    else:
+        sites = sample(arguments.count, arguments.seed)
+    if arguments.list:
+        for site in sites:
+            print(site)  # noqa: T201
+        return 0
+    verdicts = []
+    for verdict in judge_all(sites, arguments.jobs):
+        verdicts.append(verdict)
+        fate = f"killed by {verdict.killer}" if verdict.killer else "SURVIVED"
+        print(f"{len(verdicts)}/{len(sites)} {verdict.seconds:.0f} s {verdict.site}")  # noqa: T201
+        print(f"    {fate}", flush=True)  # noqa: T201
+        if arguments.results:
+            with arguments.results.open("a") as file:
+                file.write(json.dumps({"site": str(verdict.site), "killer": verdict.killer}) + "\n")
+    return 0 if report(verdicts) >= arguments.at_least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
