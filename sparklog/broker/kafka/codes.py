@@ -54,7 +54,6 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.ProducerFenced: ErrorCode.invalid_producer_epoch,
     errors.BrokerFenced: ErrorCode.not_leader_or_follower,
     errors.PublisherFenced: ErrorCode.not_leader_or_follower,
-    errors.NotInstalled: ErrorCode.unknown_server_error,
     errors.Invalid: ErrorCode.invalid_request,
     errors.Retriable: ErrorCode.kafka_storage_error,
     errors.Fenced: ErrorCode.not_leader_or_follower,
