@@ -254,11 +254,14 @@ class Janitor:
     def _is_published(self, batch: Manifest) -> bool:
         """Whether the batch's records are in their tables; so too those whose place is gone.
 
-        Any partition that remembers the batch speaks for all, as it does when one is adopted.
+        An entry of the log that waits for its table decides, whatever partitions remember. Any
+        partition that remembers the batch speaks for all, as it does when one is adopted.
         """
         topics = MetaStore(self._store, clock=self._clock).reload().topics
         batch_id = BatchId(batch.query, batch.batch)
         with self._ledger.lock:
+            if self._ledger.is_staged(batch_id):
+                return False
             alive = [topic for each in topics.values() if (topic := self._ours(each))]
             written = [
                 (partition, found)

@@ -10,6 +10,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import msgspec
 
@@ -19,6 +20,8 @@ from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advan
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
 from sparklog.storage.wal import WalObject
+
+_Key = TypeVar("_Key")
 
 _OVERHEAD_BYTES = 640
 """What an entry costs in memory beside its records while it waits, measured on 300,000 of them."""
@@ -214,6 +217,8 @@ class Ledger:
         self._by_id: dict[str, Topic] = {}
         self._needs: dict[WalPosition, int] = {}
         """How many entries of an object are not published."""
+        self._staged: dict[BatchId, int] = {}
+        """How many entries of a query's batch are not published, in whatever topics."""
         self.unpublished_bytes = 0
         """Bytes of records that wait, with what their entries cost in memory."""
         self.written_bytes = 0
@@ -335,6 +340,9 @@ class Ledger:
     def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
         partition.unpublished.append(located)
         self._needs[located.at] = self._needs.get(located.at, 0) + 1
+        batch_id = located.entry.batch_id
+        if batch_id is not None:
+            self._staged[batch_id] = self._staged.get(batch_id, 0) + 1
         size = payload_bytes(located.entry)
         self.written_bytes += size
         topic.unpublished_bytes += size + _OVERHEAD_BYTES
@@ -345,25 +353,25 @@ class Ledger:
         waiting, base = partition.unpublished, copy.entry.base_offset
         index = bisect_left(waiting, base, key=_base)
         if index < len(waiting) and waiting[index].entry.base_offset == base:
-            self._drop_need(waiting[index].at)
+            _decrement(self._needs, waiting[index].at)
             self._needs[copy.at] = self._needs.get(copy.at, 0) + 1
             waiting[index] = copy
 
     def _release(self, topic: Topic, done: Iterable[Located]) -> None:
         for each in done:
-            self._drop_need(each.at)
+            _decrement(self._needs, each.at)
+            batch_id = each.entry.batch_id
+            if batch_id is not None:
+                _decrement(self._staged, batch_id)
             size = payload_bytes(each.entry) + _OVERHEAD_BYTES
             topic.unpublished_bytes -= size
             self.unpublished_bytes -= size
 
-    def _drop_need(self, at: WalPosition) -> None:
-        left = self._needs[at] - 1
-        if left:
-            self._needs[at] = left
-        else:
-            del self._needs[at]
-
     # -------------------------------------------------------------------------- the WAL's upkeep
+
+    def is_staged(self, batch_id: BatchId) -> bool:
+        """Whether an unpublished entry names the batch, so that its staged files are needed."""
+        return batch_id in self._staged
 
     def waiting_since(self, horizon_us: int) -> Iterator[Located]:
         """Unpublished entries that were appended before `horizon_us`, in order of offsets.
@@ -437,6 +445,15 @@ class Ledger:
 def payload_bytes(entry: Entry) -> int:
     """Bytes of the entry's records, wherever they lie."""
     return entry.length if entry.staged is None else entry.staged.length
+
+
+def _decrement(counts: dict[_Key, int], key: _Key) -> None:
+    """Counts one less; what is counted down to nothing is forgotten."""
+    left = counts[key] - 1
+    if left:
+        counts[key] = left
+    else:
+        del counts[key]
 
 
 def _base(located: Located) -> int:

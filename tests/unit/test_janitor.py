@@ -420,6 +420,49 @@ def test_a_half_published_batch_stays(store: MemoryStore, clock: ManualClock) ->
     assert paths(store, "staging") == []
 
 
+def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) -> None:
+    """However many batches came after it: a held-back topic publishes what was staged long ago."""
+    count = limits.BATCHES_REMEMBERED + 3
+    for batch in range(count):
+        adopt(rig, stage(rig, batch=batch))
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert len(paths(rig.store, "staging")) == 2 * count
+    successor = rig.successor()
+    clock.advance(SWEEP)
+    successor.janitor.tick()
+    assert len(paths(rig.store, "staging")) == 2 * count
+    successor.publish()
+    assert rows_of_table(rig.store, clock) == [(n, b"%d:0" % n) for n in range(count)]
+    clock.advance(SWEEP)
+    successor.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualClock) -> None:
+    """One topic's table may be far ahead, or the topic gone: the other's rows are still staged."""
+    for batch in range(limits.BATCHES_REMEMBERED + 3):
+        writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=clock)
+        for topic in ("t", "u"):
+            writer.add(topic, 0, payload([f"{batch}"]))
+        found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
+        adopt(rig, manifest.write(rig.store, found, clock).path)
+    before = paths(rig.store, "staging")
+    while rig.ledger.topic("t").partition(0).unpublished:
+        rig.publisher.publish(rig.ledger.topic("t"))
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == before
+    rig.core.delete_topic("t")
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == before
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
 def test_a_batch_of_a_topic_that_is_gone_goes(rig: Rig, clock: ManualClock) -> None:
     """Nobody waits for records of a deleted topic."""
     adopt(rig, stage(rig))
