@@ -11,11 +11,15 @@ Rules of this room:
 - Old commits are removed, oldest first. After that a put far in the past succeeds although v once
   stood there, so a commit counts only if its predecessor still stands after it.
 - A file is added only while it is younger than half the orphan grace: `upkeep` says why.
+- Other engines flush nothing: delta-rs writes data files and commits that a power cut may leave
+  empty. Whatever our next step builds on is made durable first (`settle`): the data files before
+  the commit that names them, so that a commit never outlives its rows.
 """
 
 from __future__ import annotations
 
 import contextlib
+import re
 import secrets
 import threading
 import uuid
@@ -41,6 +45,13 @@ PARTITIONS: Final = "sparklog.partitions"
 CONFIG: Final = "sparklog.config"
 
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
+
+_OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
+
+
+def is_our_file(path: str) -> bool:
+    """Whether a data file, by its path in the table's folder, has our kind of name."""
+    return _OUR_FILE.fullmatch(path) is not None
 
 
 def table_folder(topic: str) -> str:
@@ -395,6 +406,12 @@ class Table:
         """The newest checkpoint that this table has started from or written."""
         self._replay = self._beginning()
         self._is_settled = False
+        self._hardened_version = -1
+        """Commits up to here are durable, as far as `_replay` was built from them."""
+        self._unhardened_base: list[str] = []
+        """The parts of the checkpoint that `_replay` began with."""
+        self._unhardened_files: set[str] = set()
+        """Data files that other engines have added, percent-decoded."""
         self._unconfirmed: dict[int, int] = {}
         """CRC32C of the commits of ours that nobody has read back."""
         self._snapshot = NO_TABLE
@@ -437,13 +454,25 @@ class Table:
     def settle(self) -> None:
         """What was read survives a power cut after this.
 
-        Whoever put a commit may have died before it was durable, and it is seen by then. So this
-        comes before anything that cannot be undone is built on it.
+        Whoever put a commit may have died before it was durable, and it is seen by then; another
+        engine flushes neither its commits nor the data files that they add. So this comes before
+        anything that cannot be undone is built on it. Raises `SyncFailed`.
         """
         with self._lock:
             if not self._is_settled:
+                if self.store.is_local:
+                    self._harden()
                 self.store.settle(self.log_folder)
                 self._is_settled = True
+
+    def _harden(self) -> None:
+        active = self._unhardened_files & self._replay.active.keys()
+        self.store.harden(f"{self.folder}/{path}" for path in sorted(active))
+        versions = range(self._hardened_version + 1, self._replay.version + 1)
+        self.store.harden([*self._unhardened_base, *map(self._commit_path, versions)])
+        self._unhardened_files.clear()
+        self._unhardened_base.clear()
+        self._hardened_version = self._replay.version
 
     def confirm(self) -> None:
         """Reads back what we have committed, where another engine could have written over it.
@@ -482,13 +511,20 @@ class Table:
                 if self._stands(version - 1) or not self._load():
                     return
             else:
+                actions = deltalog.decode_commit(data, path)
                 self._is_settled = False
-                self._apply(version, deltalog.decode_commit(data, path))
+                self._apply(version, actions)
+                self._note_foreign_files(actions)
 
     def _apply(self, version: int, actions: Actions) -> None:
         self._replay.apply(version, actions)
         if version % limits.TABLE_CHECKPOINT_EVERY == 0:
             self._forget_old_tombstones()
+
+    def _note_foreign_files(self, actions: Actions) -> None:
+        if not self._only_reads and self.store.is_local:
+            paths = (unquote(add.path) for add in actions.adds)
+            self._unhardened_files.update(path for path in paths if not is_our_file(path))
 
     def _commit_path(self, version: int) -> str:
         return f"{self.log_folder}/{deltalog.commit_name(version)}"
@@ -509,7 +545,7 @@ class Table:
         for _ in range(limits.TABLE_LOAD_ATTEMPTS):
             for after in self._places_to_list_from():
                 try:
-                    version, actions = self._newest_base(after)
+                    version, actions, names = self._newest_base(after)
                 except ObjectMissing as error:
                     failure = errors.MissingObject(path=error.path, reason="it was listed just now")
                 except errors.Corrupt as error:
@@ -520,7 +556,11 @@ class Table:
                         return False
                     self._replay = self._beginning()
                     self._is_settled = False
+                    self._hardened_version = version
+                    self._unhardened_base = [f"{self.log_folder}/{name}" for name in names]
+                    self._unhardened_files.clear()
                     self._apply(version, actions)
+                    self._note_foreign_files(actions)
                     return True
         raise failure
 
@@ -536,10 +576,13 @@ class Table:
             return None
         return deltalog.decode_last_checkpoint(hint)
 
-    def _newest_base(self, after: str) -> tuple[int, Actions]:
-        """The newest whole checkpoint after which no commit is missing; -1: the log's beginning."""
-        names = [stat.name for stat in self.store.list_after(self.log_folder, after)]
-        listing = deltalog.read_names(names)
+    def _newest_base(self, after: str) -> tuple[int, Actions, Sequence[str]]:
+        """The newest whole checkpoint after which no commit is missing; -1: the log's beginning.
+
+        With it come the names of its parts.
+        """
+        stats = self.store.list_after(self.log_folder, after)
+        listing = deltalog.read_names(stat.name for stat in stats)
         newest = max([*listing.commits, *listing.checkpoints], default=-1)
         if newest < self._replay.version:
             lost = self._commit_path(self._replay.version)
@@ -551,11 +594,12 @@ class Table:
         for version in reversed(listing.checkpoints):
             if version >= gap:
                 try:
-                    return version, self.read_checkpoint(listing.checkpoints[version])
+                    names = listing.checkpoints[version]
+                    return version, self.read_checkpoint(names), names
                 except errors.CorruptObject as error:
                     damage = damage or error
         if gap < 0 and not after:
-            return -1, Actions()
+            return -1, Actions(), ()
         if listing.v2_checkpoints:
             reason = f"{listing.v2_checkpoints[-1]} is a v2 checkpoint"
             damage = damage or errors.ForeignTable(topic=self.topic, reason=reason)
@@ -629,6 +673,8 @@ class Table:
         try:
             if self._follows(version):
                 self._apply(version, actions)
+                if self._is_settled:
+                    self._hardened_version = version  # `claim` has made ours durable
                 return True
             self._load()
             if self._replay.version >= version:

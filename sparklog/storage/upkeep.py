@@ -23,16 +23,12 @@ Rules of this room:
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final
 
 from sparklog import errors, limits
 from sparklog.storage import deltalog
 from sparklog.storage.objects import ObjectMissing
-from sparklog.storage.table import Change, Table
-
-_OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
+from sparklog.storage.table import Change, Table, is_our_file
 
 
 def checkpoint_due(table: Table, *, every: int = limits.TABLE_CHECKPOINT_EVERY) -> bool:
@@ -68,6 +64,12 @@ def clean_log(
                 oldest_young = min(oldest_young, version)
     cut = _cut(table, names, max(oldest_young, newest - kept_versions + 1))
     past = [name for name, version in names.items() if version < cut]
+    if past:
+        # The log is rebuilt from these, and another engine that has written some flushes nothing.
+        checkpoints = deltalog.read_names(names).checkpoints
+        kept = [name for version, parts in checkpoints.items() if version >= cut for name in parts]
+        table.settle()
+        table.store.harden(f"{table.log_folder}/{name}" for name in kept)
     for name in past:
         table.store.delete([f"{table.log_folder}/{name}"])
     return len(past)
@@ -104,9 +106,9 @@ def sweep_replaced(table: Table) -> int:
     grace_us = round(table.removed_file_grace_seconds * 1e6)
     gone = table.removed_before(table.clock.now_us() - grace_us)
     if gone:
-        # Another engine's commit may not be durable yet: a power cut must not bring the names back
-        # and leave the files gone.
-        table.store.settle(table.log_folder)
+        # Another engine's commit, or a file that it has added instead, may not be durable yet: a
+        # power cut must not bring the names back, or take the rows away, and leave the files gone.
+        table.settle()
         table.store.delete(f"{table.folder}/{path}" for path in gone)
         table.forget_removed(gone)
     return len(gone)
@@ -125,7 +127,7 @@ def sweep_orphans(table: Table) -> int:
         stat
         for stat in table.store.walk(table.folder)
         if stat.modified_us < born_before_us
-        and _OUR_FILE.fullmatch(stat.name)
+        and is_our_file(stat.name)
         and not table.is_named(stat.name)
     ]
     if not candidates:
@@ -138,7 +140,7 @@ def sweep_orphans(table: Table) -> int:
 
 def has_files(table: Table) -> bool:
     """Whether the table still has data files of ours, active or not; lists all of them."""
-    return any(_OUR_FILE.fullmatch(stat.name) for stat in table.store.walk(table.folder))
+    return any(is_our_file(stat.name) for stat in table.store.walk(table.folder))
 
 
 def _bar(table: Table, moment_us: int) -> None:

@@ -210,6 +210,7 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
         lambda: store.open(path),
         lambda: store.stat(path),
         lambda: store.delete([path]),
+        lambda: store.harden([path]),
     ]
     if path:
         operations += [
@@ -380,6 +381,7 @@ def test_missing_folder(store: Store) -> None:
     assert store.folders("none/at/all") == []
     assert list(store.walk("")) == []
     store.settle("none/at/all")
+    store.harden(["none/at/all"])
     store.settle("")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import deltalog
+from sparklog.storage import deltalog, upkeep
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
@@ -784,3 +784,98 @@ def test_too_many_lost_races_have_no_effect(table: Table, monkeypatch: pytest.Mo
     with pytest.raises(errors.StorageUnavailable, match="others were faster 3 times"):
         other.commit(decide)
     assert another(table).refresh() == table.snapshot
+
+
+# ------------------------------------------------------------------------------ power cuts
+
+
+def foreign_merge(store: MemoryStore, table: Table, *, name: str) -> None:
+    """Another engine replaces all files of partition 0 by one, and flushes nothing."""
+    snapshot = table.refresh()
+    files = snapshot.files[0]
+    path = f"partition=0/{name}.parquet"
+    store.put_unflushed(f"{table.folder}/{path}", b"rows")
+    bounds = {"minValues": {"offset": files[0].first}, "maxValues": {"offset": files[-1].last}}
+    actions: list[dict[str, Any]] = [
+        {"remove": {"path": file.path, "dataChange": False, "deletionTimestamp": 1}}
+        for file in files
+    ]
+    added = {
+        "path": path,
+        "partitionValues": {"partition": "0"},
+        "size": 4,
+        "modificationTime": 1,
+        "dataChange": False,
+        "stats": msgspec.json.encode({"numRecords": files[-1].last, **bounds}).decode(),
+    }
+    lines = msgspec.json.Encoder().encode_lines([*actions, {"add": added}])
+    store.put_unflushed(f"{LOG}/{snapshot.version + 1:020d}.json", lines)
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_what_another_engine_wrote_is_durable_before_we_build_on_it(
+    clock: ManualClock, *, from_checkpoint: bool
+) -> None:
+    """A power cut after our next commit takes neither the foreign commit nor the file it adds."""
+    store = MemoryStore(clock, is_local=True)
+    table = Table(store, "t", clock=clock)
+    create(table)
+    append(table, 2)
+    foreign_merge(store, table, name="part-1")
+    if from_checkpoint:
+        table.refresh()
+        checkpoint = deltalog.encode_checkpoint(table._replay.compacted())
+        store.put_unflushed(f"{LOG}/{deltalog.checkpoint_name(3)}", checkpoint)
+        remove_commits(store, range(4))
+        table = another(table)
+    append(table, 1)
+    expected = table.snapshot
+    store.lose_unsynced(lambda _: True)
+    assert another(table).refresh() == expected
+    assert store.get(f"{table.folder}/partition=0/part-1.parquet").to_pybytes() == b"rows"
+
+
+def test_a_file_of_another_engine_is_durable_before_its_commit(clock: ManualClock) -> None:
+    """A power cut while a table settles leaves no durable commit that names an empty file."""
+    for steps in range(1, 12):
+        store = MemoryStore(clock, is_local=True)
+        create(Table(store, "t", clock=clock))
+        append(Table(store, "t", clock=clock), 2)
+        foreign_merge(store, Table(store, "t", clock=clock), name="part-1")
+        cut = errors.StorageUnavailable(operation="?", path="?", reason="the power is gone")
+        fault = Fault(operation="harden", error=cut, count=steps)
+        table = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+        table.refresh()
+        try:
+            table.settle()
+        except errors.StorageUnavailable:
+            store.lose_unsynced(lambda _: True)
+            commit = store.get(f"{LOG}/{3:020d}.json") if _stands(store, 3) else b""
+            if len(commit):
+                data = store.get(f"{table.folder}/partition=0/part-1.parquet")
+                assert data.to_pybytes() == b"rows"
+        else:
+            assert steps > 2
+            break
+
+
+def _stands(store: Store, version: int) -> bool:
+    try:
+        store.stat(f"{LOG}/{version:020d}.json")
+    except ObjectMissing:
+        return False
+    return True
+
+
+def test_a_foreign_file_is_durable_before_what_it_replaces_goes(clock: ManualClock) -> None:
+    """The files that a foreign merge has replaced are swept once the merged one is durable."""
+    store = MemoryStore(clock, is_local=True)
+    table = Table(store, "t", clock=clock)
+    create(table)
+    append(table, 2)
+    foreign_merge(store, table, name="part-1")
+    clock.advance(HOUR)
+    assert upkeep.sweep_replaced(table) == 2
+    store.lose_unsynced(lambda _: True)
+    (file,) = another(table).refresh().files[0]
+    assert store.get(f"{table.folder}/{file.path}").to_pybytes() == b"rows"

@@ -146,6 +146,27 @@ def test_settle_flushes(ready: LocalStore, calls: list[tuple[str, ...]]) -> None
     assert ("fsync", str(Path(ready.root).parent)) in calls
 
 
+def test_harden_flushes_bytes_and_names(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """Hardening flushes each file's bytes, then each folder once; missing files are passed over."""
+    for name in ("a", "b"):
+        Path(ready.root, "f", name).write_bytes(b"by another program")
+    LocalStore(ready.root).harden(["f/a", "f/none", "f/b", "g/none"])
+    assert calls[:3] == [
+        ("fdatasync", f"{ready.root}/f/a"),
+        ("fdatasync", f"{ready.root}/f/b"),
+        ("fsync", f"{ready.root}/f"),
+    ]
+    assert calls.count(("fsync", f"{ready.root}/f")) == 1
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+def test_failed_harden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    """Bytes that are visible and cannot be flushed are lost, even where only space is missing."""
+    monkeypatch.setattr(os, "fdatasync", failing(number))
+    with pytest.raises(SyncFailed):
+        ready.harden(["f/first"])
+
+
 def test_a_lost_claim_settles(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
     """A claim that lost flushes the folder, because the winner may not have come to it."""
     assert not claim(ready, "f/first", b"other", clock=ManualClock())

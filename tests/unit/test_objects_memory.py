@@ -128,6 +128,22 @@ def test_a_power_cut_takes_what_was_chosen(store: MemoryStore) -> None:
     assert names(store) == ["durable", "spared"]
 
 
+def test_unflushed_bytes_outlive_no_power_cut(store: MemoryStore) -> None:
+    """A settled name without flushed bytes is empty after a power cut; hardened, it keeps both."""
+    for name in ("gone", "empty", "kept"):
+        store.put_unflushed(f"f/{name}", b"1")
+    with pytest.raises(ObjectExists):
+        store.put_unflushed("f/kept", b"2")
+    store.harden(["f/kept", "f/none"])
+    store.put_unflushed("f/later", b"1")
+    store.lose_unsynced(lambda path: path in ("f/empty", "f/later"))
+    assert {name: store.get(f"f/{name}").to_pybytes() for name in names(store)} == {
+        "gone": b"1",
+        "empty": b"",
+        "kept": b"1",
+    }
+
+
 def test_settle_saves_from_a_power_cut(store: MemoryStore) -> None:
     """What is right in a settled folder survives; what lies deeper or elsewhere does not."""
     for path in ("f/a", "f/deep/b", "g/c"):

@@ -5,7 +5,7 @@ Rules of this room:
 - An object appears whole or not at all, and `put_new` makes it only where none stands. Write-ahead
   log, cluster metadata and Delta log rest on this and nothing else.
 - Durable means: survives a power cut. What `put_new` returned from is durable; what somebody else
-  just made visible may not be yet, until `settle`.
+  just made visible may not be yet, until `settle`, and if that was another program, until `harden`.
 - An error tells what is known. Surely no effect: `StorageFull`, `StorageUnavailable`,
   `RootNotWritable`. Perhaps an effect: `PutUnresolved`. Perhaps an effect that a power cut undoes,
   and nobody can find out: `SyncFailed`.
@@ -152,7 +152,16 @@ class Store(Protocol):
     def settle(self, folder: str) -> None:
         """What is right in the folder now, put by whomever, survives a power cut after this.
 
-        Raises `SyncFailed`.
+        Only names: the bytes of an object that this class has put are durable before its name is,
+        and those of any other are not. Raises `SyncFailed`.
+        """
+        ...
+
+    def harden(self, paths: Iterable[str]) -> None:
+        """Make objects durable that another program may have written without any flush.
+
+        Bytes and names survive a power cut after this. Missing objects are passed over. Raises
+        `SyncFailed`.
         """
         ...
 

@@ -249,6 +249,19 @@ class LocalStore:
         except OSError as error:
             raise self._refusal("settle", folder, error) from error
 
+    def harden(self, paths: Iterable[str]) -> None:
+        folders: set[str] = set()
+        for path in paths:
+            try:
+                _flush_written(self._place(checked_path(path)))
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                raise self._refusal("harden", path, error) from error
+            folders.add(path.rpartition("/")[0])
+        for folder in sorted(folders):
+            self.settle(folder)
+
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         """Remove what crashed puts left below the folder, last written before that time; how many.
 
@@ -343,6 +356,17 @@ def _flush_data(file: int, path: str) -> None:
         if error.errno in _FULL:  # where space is given out late; nothing is visible yet
             raise
         raise SyncFailed(path, f"flush of its bytes: {error}") from error
+
+
+def _flush_written(place: str) -> None:
+    """Flush a visible file. Here a full disk is a failed flush too: its bytes are lost."""
+    file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _flush_data(file, place)
+    except OSError as error:
+        raise SyncFailed(place, f"flush of its bytes: {error}") from error
+    finally:
+        os.close(file)
 
 
 def _flush_folder(folder: int, path: str) -> None:

@@ -45,6 +45,7 @@ Operation: TypeAlias = Literal[
     "walk",
     "delete",
     "settle",
+    "harden",
 ]
 Moment: TypeAlias = Literal["before", "between", "after"]
 
@@ -135,6 +136,8 @@ class _Object:
     data: pa.Buffer
     modified_us: int
     durable: bool = False
+    flushed: bool = True
+    """Whether its bytes are durable; if not, a power cut may leave it empty."""
     replaced: _Object | None = None
     """The durable object that a power cut brings back."""
 
@@ -168,16 +171,21 @@ class MemoryStore:
         return other
 
     def lose_unsynced(self, choose: Callable[[str], bool]) -> None:
-        """A power cut: what is visible but not durable vanishes if chosen, and else is durable."""
+        """A power cut: what is visible but not durable vanishes if chosen, and else is durable.
+
+        Of an object whose bytes were never flushed, nothing but the name is left if chosen.
+        """
         for path, found in sorted(self._objects.items()):
-            if found.durable:
+            if not found.durable and choose(path):
+                if found.replaced:
+                    self._objects[path] = found.replaced
+                else:
+                    del self._objects[path]
                 continue
-            if not choose(path):
-                found.settle()
-            elif found.replaced:
-                self._objects[path] = found.replaced
-            else:
-                del self._objects[path]
+            if not found.flushed and choose(path):
+                found.data = pa.py_buffer(b"")
+            found.flushed = True
+            found.settle()
 
     # -------------------------------------------------------------------------- writing
 
@@ -188,6 +196,15 @@ class MemoryStore:
             raise ObjectExists(path)
         self._faults.between("put_new", path)
         made.settle()
+        self._faults.after("put_new", path)
+
+    def put_unflushed(self, path: str, data: Payload) -> None:
+        """Put a new object as a program does that never flushes, such as delta-rs."""
+        made = self._made(data)
+        made.flushed = False
+        self._faults.before("put_new", checked_path(path))
+        if self._objects.setdefault(path, made) is not made:
+            raise ObjectExists(path)
         self._faults.after("put_new", path)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
@@ -271,6 +288,18 @@ class MemoryStore:
                 found.settle()
         self._faults.after("settle", folder)
 
+    def harden(self, paths: Iterable[str]) -> None:
+        folders: set[str] = set()
+        for path in paths:
+            self._faults.before("harden", checked_path(path))
+            found = self._objects.get(path)
+            if found is not None:
+                found.flushed = True
+                folders.add(path.rpartition("/")[0])
+            self._faults.after("harden", path)
+        for folder in sorted(folders):
+            self.settle(folder)
+
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         del older_than_us  # nothing is ever half put
         checked_folder(folder)
@@ -353,6 +382,9 @@ class DelayedStore:
 
     def settle(self, folder: str) -> None:
         self._inner.settle(folder)
+
+    def harden(self, paths: Iterable[str]) -> None:
+        self._inner.harden(paths)
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         return self._inner.sweep_temporaries(folder, older_than_us)

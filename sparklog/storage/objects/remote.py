@@ -218,6 +218,10 @@ class RemoteStore:
     def settle(self, folder: str) -> None:
         checked_folder(folder)
 
+    def harden(self, paths: Iterable[str]) -> None:
+        for path in paths:
+            checked_path(path)
+
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         del older_than_us  # a put that was cut short leaves nothing that could be seen
         checked_folder(folder)
