@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparklog import errors, limits, wire
@@ -33,8 +33,8 @@ def commit(
 ) -> None:
     """Makes the batch stand, whatever part of that an earlier run has done already.
 
-    Raises `BadRequest` where the batch was given up, `Retriable` where no broker could be reached,
-    and `OutcomeUnknown`; committing again is right after each of them.
+    Raises `BadRequest` where the batch was given up, or stands in other topics; `Retriable` where
+    no broker could be reached, and `OutcomeUnknown`: commit again after these two.
     """
     store = open_store(root, storage)
     ours = Manifest(query=query, batch=batch, sections=tuple(sections))
@@ -43,6 +43,8 @@ def commit(
     standing = _decide(store, ours)
     kept = {section.path for section in standing.sections} if standing else set()
     store.delete({section.path for section in sections} - kept)
+    if standing is not None:
+        _check_topics(ours, {section.topic for section in standing.sections})
     if standing is None or standing.sections:
         adopted: wire.Adopted = _connect(root, tuple(sorted(storage.items()))).connection.action(
             "batches.adopt",
@@ -50,6 +52,7 @@ def commit(
             timeout_seconds=limits.SPARK_PATIENCE_SECONDS,
         )
         if adopted.skipped:
+            _check_topics(ours, adopted.ranges)
             _log.warning("batch %d of %s stands already, so it is not written again", batch, query)
 
 
@@ -65,6 +68,24 @@ def _decide(store: Store, ours: Manifest) -> Manifest | None:
         if manifest.load(store, ours.path).refused:
             return None
         raise
+
+
+def _check_topics(ours: Manifest, standing: Collection[str]) -> None:
+    """Raises `BadRequest` where the batch stands, and in none of the topics that we write to.
+
+    A rerun may deal its rows otherwise, but this is another query with a copy of the checkpoint.
+    """
+    wanted = {section.topic for section in ours.sections}
+    if wanted and standing and wanted.isdisjoint(standing):
+        raise errors.BadRequest(
+            reason=f"batch {ours.batch} of query {ours.query} was written to {_named(standing)}"
+            f" before, and now goes to {_named(wanted)}: nothing of it was written. Two queries"
+            " seem to share a checkpoint, or two writes a name: give this one its own"
+        )
+
+
+def _named(topics: Iterable[str]) -> str:
+    return ", ".join(sorted(topics))
 
 
 def discard(root: str, storage: Mapping[str, str], sections: Iterable[Section]) -> None:

@@ -32,7 +32,7 @@ from sparklog.sinks import commit as commits
 from sparklog.sinks.columns import ROLES, check_columns
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.jsonvalues import pack
-from sparklog.sinks.options import SinkOptions, parse
+from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.meta import MetaStore
@@ -194,14 +194,14 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """A micro-batch, known by the query's id and its number; both survive a restart."""
+    """A micro-batch, known by its query, topic and number, which all survive a restart."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         query, batch = _micro_batch()
-        return _stage(self._target, query, batch, iterator)
+        return _stage(self._target, to_topic(query, self._target.topic), batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId  # the tasks knew it, and which query it is of

@@ -37,6 +37,7 @@ from sparklog.sinks import commit as commits
 from sparklog.sinks import datasink
 from sparklog.sinks.columns import check_columns
 from sparklog.sinks.datasink import Staged, Target
+from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
 from sparklog.storage import manifest, staging
@@ -166,6 +167,14 @@ def test_options_name_the_batch() -> None:
     assert identity()[0] is None
 
 
+def test_no_topic_is_too_long_to_name_a_batch() -> None:
+    """The longest names make a folder's name, and two topics two batches."""
+    names = {identity(idempotencykey="k" * 200, topic="t" * length)[0] for length in (40, 248, 249)}
+    assert len(names) == 3
+    for name in names:
+        assert manifest.folder(str(name), 0)
+
+
 def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) -> None:
     """What Spark's Kafka connector is told of brokers is known to have no meaning here."""
     given = {"root": "memory://x", "kafka.bootstrap.servers": "k:9092", "kafka.acks": "all"}
@@ -182,7 +191,6 @@ def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) ->
         ({"topik": "t"}, False, "did you mean 'topic'"),
         ({"idempotencyKey": "a/b"}, False, "expected up to 200"),
         ({"idempotencyKey": ".a"}, False, "expected up to 200"),
-        ({"idempotencyKey": "k" * 200, "topic": "t" * 60}, False, "250 with the topic"),
         ({"idempotencyKey": "a"}, True, "known by its checkpoint"),
         ({"txnAppId": "a", "txnVersion": "1"}, True, "known by its checkpoint"),
         ({"txnAppId": "a"}, False, "txnVersion = None: set both"),
@@ -422,6 +430,48 @@ def test_an_empty_batch_leaves_nothing(log: Log, tmp_path: Path) -> None:
     sink = Sink(tmp_path)
     sink.commit(sink.stage())
     assert not sink.files()
+
+
+class FakeTask:
+    """What a task's context knows of the micro-batch."""
+
+    def __init__(self, query: str, batch: int) -> None:
+        self._properties = {QUERY_ID: query, "streaming.sql.batchId": str(batch)}
+
+    def getLocalProperty(self, name: str) -> str | None:  # noqa: N802
+        return self._properties.get(name)
+
+
+def test_a_copied_checkpoint_writes_to_its_own_topic(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query with another's checkpoint and another topic is no rerun of the other's batches."""
+    log.create_topic("u", partitions=2)
+    monkeypatch.setattr("pyspark.TaskContext.get", lambda: FakeTask("query", 3))
+    for topic in ("t", "u", "u"):
+        given = {"root": str(tmp_path), "topic": topic}
+        writer = datasink.stream_writer(given, schema_of("value string"), overwrite=False)
+        staged = writer.write(iter([frame(value=[f"for {topic}"])]))
+        writer.commit([staged], 3)
+    assert log.read("t")["value"].to_pylist() == [b"for t"]
+    assert log.read("u")["value"].to_pylist() == [b"for u"]
+
+
+@pytest.mark.parametrize("is_swept", [False, True])
+def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_swept: bool) -> None:
+    """Where the rows say their topics, a copied checkpoint ends the query, naming the topics."""
+    log.create_topic("u", partitions=2)
+    sink = Sink(tmp_path)
+    sink.commit(sink.stage("a"))
+    if is_swept:
+        log.flush_to_table()
+        sink.store.delete([f"staging/query/0/{name}" for name in sink.files()])
+    other = Sink(tmp_path)
+    other.target = Target(root=sink.store.uri, storage={}, topic="u", counts={"u": 2})
+    with pytest.raises(errors.BadRequest, match="written to t before, and now goes to u"):
+        other.commit(other.stage("b"))
+    assert log.read("u").num_rows == 0
+    assert values_of(log) == ["a"]
 
 
 def test_a_given_up_batch_is_refused(log: Log, tmp_path: Path) -> None:
