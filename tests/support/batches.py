@@ -22,7 +22,7 @@ class Record:
 def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
     """As aiokafka's producer would send it."""
     stamp = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
-    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 24, **stamp)
+    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 26, **stamp)
     for offset, each in enumerate(given):
         added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
         assert added is not None
