@@ -137,6 +137,8 @@ class Core:
         self._submit_timeout_seconds = submit_timeout_seconds
         self._admin = threading.Lock()
         """Serialises changes of topics; the only lock that is held across I/O, by admin calls."""
+        self._doubtful: set[str] = set()
+        """Names of topics whose creation may have come to be in the metadata, or not."""
         self._closing = threading.Event()
         self._reader = LogReader(store, ledger, hot, clock=clock, is_closing=self._closing.is_set)
         self._kafka_reader = KafkaReader(self._reader, ledger, hot, clock=clock)
@@ -451,11 +453,13 @@ class Core:
     def create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:
         """What `describe` tells of the new topic.
 
-        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`.
+        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`;
+        `OutcomeUnknown` where it may exist: the next call, or the janitor, finds out.
         """
         name = request.topic
         count, config = self._new_topic(request)
         with self._changing(f"creation of topic {name}"):
+            self._settle_doubt(name)
             if self._exists(name):
                 if request.if_absent:
                     return self.describe(name)
@@ -469,12 +473,42 @@ class Core:
                 ),
                 config=dict(config),
             )
-            self._change_topics(lambda topics: {**topics, name: known})
-            topic = Topic(name, topic_id, dict(config))
-            self._ledger.add_partitions(topic, table.snapshot, [0] * count)
-            self._publisher.take(topic, table)
-            self._ledger.add_topic(topic)
+            try:
+                self._change_topics(lambda topics: {**topics, name: known})
+            except errors.OutcomeUnknown:
+                self._doubtful.add(name)
+                raise
+            self._serve_topic(name, known, table)
         return self.describe(name)
+
+    def _serve_topic(self, name: str, known: TopicMeta, table: Table) -> None:
+        """Takes up a topic that the metadata has named in this epoch, and nobody has written to."""
+        topic = Topic(name, known.topic_id, dict(known.config))
+        leader_epochs = [each.leader_epoch for each in known.partitions]
+        self._ledger.add_partitions(topic, table.snapshot, leader_epochs)
+        self._publisher.take(topic, table)
+        self._ledger.add_topic(topic)
+
+    def _settle_doubt(self, name: str) -> None:
+        """Finds out whether a creation took effect whose outcome was not known.
+
+        The put may still be under way, so a version of the metadata is put that excludes it.
+        """
+        if name not in self._doubtful:
+            return
+
+        def decide(metadata: Metadata) -> Metadata:
+            self._check_lease(metadata)
+            return metadata
+
+        known = self._meta.change(decide).topics.get(name)
+        if known is not None and not self._exists(name):
+            table = Table(self._store, name, clock=self._clock)
+            if table.refresh().topic_id != known.topic_id:
+                reason = f"the metadata names topic {known.topic_id}, and its table does not"
+                raise errors.ForeignTable(topic=name, reason=reason)
+            self._serve_topic(name, known, table)
+        self._doubtful.discard(name)
 
     def check_topic(self, request: wire.CreateTopic) -> tuple[int, dict[str, str]]:
         """How many partitions the topic would get, and its configuration; creates nothing.
@@ -526,8 +560,12 @@ class Core:
 
     def _clear(self, before: TableSnapshot) -> Change | None:
         """Ends a topic that the metadata does not name: its creation or deletion was cut short."""
-        self._check_lease(self._meta.reload())
-        return delete_change(before) if before.topic_id is not None else None
+        metadata = self._meta.reload()
+        self._check_lease(metadata)
+        # Only the metadata can say that a topic is gone: we may not know one that lives.
+        alive = {known.topic_id for known in metadata.topics.values()}
+        is_dead = before.topic_id is not None and before.topic_id not in alive
+        return delete_change(before) if is_dead else None
 
     def add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
         """Existing records stay where they are.
@@ -704,6 +742,7 @@ class Core:
         """
         _check_not_internal(name, "delete")
         with self._changing(f"deletion of topic {name}"):
+            self._settle_doubt(name)
             topic = self._ledger.topic(name)
             try:
                 self._change_topics(
@@ -734,7 +773,8 @@ class Core:
         Raises `ForeignTable`, `CorruptObject`, and what the store raises.
         """
         with self._changing(f"burial of topic {name}"):
-            if all(topic.name != name for topic in self._ledger.topics()):
+            self._settle_doubt(name)
+            if not self._exists(name):
                 Table(self._store, name, clock=self._clock).commit(self._clear)
 
     def _ours(self, before: TableSnapshot, topic: Topic) -> TableSnapshot:

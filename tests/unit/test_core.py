@@ -19,8 +19,14 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage import manifest, retention
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import MetaStore
-from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects import (
+    Fault,
+    MemoryStore,
+    PutUnresolved,
+    ScriptedFaults,
+    SyncFailed,
+)
+from sparklog.storage.objects.memory import Faults, Operation
 from sparklog.storage.publish import encode, write_file
 from sparklog.storage.snapshot import Located, Slice, TableFile
 from sparklog.storage.table import Change, Table, table_folder
@@ -279,6 +285,65 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
         rig.publish()
         assert rig.successor().read(partition=1) == [(0, b"a")]
     assert 0 < failures < 11
+
+
+def create_in_doubt(rig: Rig, *, lands: bool) -> None:
+    """Creates topic u, and nobody knows whether the metadata names it."""
+    assert isinstance(rig.store, MemoryStore)
+    if lands:
+        # The put stands, and its version cannot be looked at.
+        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=4)
+        faults: Faults = ScriptedFaults(fault)
+    else:
+        lost = PutUnresolved("meta", "no answer")
+        faults = ScriptedFaults(
+            *(Fault(operation="put_new", error=lost, prefix="meta", count=n) for n in range(1, 9))
+        )
+    sound = rig.core._meta
+    rig.core._meta = MetaStore(rig.store.view(faults), clock=rig.clock)
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.create("u", 2)
+    rig.core._meta = sound
+    assert rig.core.topics().topics == ["t"]
+
+
+@pytest.mark.parametrize("who", ["janitor", "repetition", "deletion"])
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_creation_of_unknown_outcome_is_resolved(rig: Rig, who: str, *, lands: bool) -> None:
+    """A topic that the metadata names is served, and its table is never cleared away."""
+    create_in_doubt(rig, lands=lands)
+    if who == "janitor":
+        rig.core.bury("u")
+    elif who == "repetition":
+        rig.core.create_topic(create_request("u", 2, if_absent=True))
+    elif lands:
+        rig.core.delete_topic("u")
+    else:
+        with pytest.raises(errors.UnknownTopic):
+            rig.core.delete_topic("u")
+    expected = ["t", "u"] if who == "repetition" or (lands and who == "janitor") else ["t"]
+    assert rig.core.topics().topics == expected
+    assert sorted(MetaStore(rig.store, clock=rig.clock).reload().topics) == expected
+    if "u" in expected:
+        assert rig.append(["a"], topic="u", partition=1).base_offset == 0
+        rig.publish()
+        assert rig.successor().read("u", partition=1) == [(0, b"a")]
+    elif who == "janitor":
+        assert Table(rig.store, "u", clock=rig.clock).refresh().topic_id is None
+
+
+@pytest.mark.parametrize("how", ["bury", "create"])
+def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how: str) -> None:
+    """A broker that does not know a topic leaves its table alone as long as the metadata names it."""
+    rig.append(["a"])
+    rig.publish()
+    rig.ledger.remove_topic(rig.ledger.topic("t"))
+    if how == "bury":
+        rig.core.bury("t")
+    else:
+        with pytest.raises(errors.TopicExists):
+            rig.core.create_topic(create_request("t"))
+    assert rows_of_table(rig.store, rig.clock) == [(0, b"a")]
 
 
 def test_a_deletion_whose_table_stands_says_so(rig: Rig, store: MemoryStore) -> None:
