@@ -133,9 +133,7 @@ def _runs(
 
 def _span_us(files: Sequence[TableFile]) -> int:
     """How far the times of their records lie apart, as far as files tell."""
-    latest = [file.max_timestamp_us for file in files if file.max_timestamp_us is not None]
-    earliest = [file.min_timestamp_us for file in files if file.min_timestamp_us is not None]
-    return max(latest) - min(earliest) if latest and earliest else 0
+    return max(file.newest_us for file in files) - min(file.oldest_us for file in files)
 
 
 def _tiered(

@@ -4,7 +4,8 @@ Rules of this room, which are those of Kafka's `UnifiedLog` where it has them:
 
 - Records leave from the log start on, in order of offsets, whatever consumers have read. What is
   not in the table yet stays.
-- *Retention* drops whole files: by time, those whose newest record is older than `retention.ms`;
+- *Retention* drops whole files: by time, those whose newest record is older than `retention.ms`
+  (where no record has a time, those that were written before);
   by size, the oldest, as long as those that are left have `retention.bytes` or more. The newest
   file goes by time only. A topic whose `cleanup.policy` does not name `delete` keeps everything.
 - *Deletion* (Kafka's DeleteRecords) goes up to an offset. Files below it leave, and a file that has
@@ -135,11 +136,7 @@ class _Cluster:
 
     @property
     def newest_us(self) -> int:
-        """The time of the newest record; of a file that does not tell, when it was written."""
-        return max(
-            file.modified_us if file.max_timestamp_us is None else file.max_timestamp_us
-            for file in self.files
-        )
+        return max(file.newest_us for file in self.files)
 
 
 def _clusters(files: Sequence[TableFile]) -> list[_Cluster]:

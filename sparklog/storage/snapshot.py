@@ -35,6 +35,22 @@ class TableFile:
     max_timestamp_us: int | None = None
     modified_us: int = 0
 
+    @property
+    def newest_us(self) -> int:
+        """The time of its newest record, for retention; when it was written where none has one.
+
+        Kafka's `LogSegment.largestTimestamp` has the same rule: records without a time have -1 ms.
+        An upper bound of another engine may be cut to ms and then raised by one, up to 0.
+        """
+        latest_us = self.max_timestamp_us
+        return self.modified_us if latest_us is None or latest_us <= 0 else latest_us
+
+    @property
+    def oldest_us(self) -> int:
+        """The time of its oldest record, likewise; `newest_us` where that is not known."""
+        earliest_us = self.min_timestamp_us
+        return self.newest_us if earliest_us is None or earliest_us < 0 else earliest_us
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:

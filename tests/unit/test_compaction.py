@@ -129,6 +129,22 @@ def test_a_file_spans_no_more_time_than_it_should() -> None:
     assert chosen(many, compact_files=4, span_us=10_000_000) != []
 
 
+def test_records_without_a_time_do_not_keep_files_apart() -> None:
+    """They count as written with their file: beside younger neighbours it may be merged."""
+    mixed = {"min_timestamp_us": -1_000, "max_timestamp_us": 1_000_000, "modified_us": 0}
+    none = {"min_timestamp_us": -1_000, "max_timestamp_us": -1_000, "modified_us": 2_000_000}
+    old = {"min_timestamp_us": -1_000, "max_timestamp_us": -1_000, "modified_us": 90_000_000}
+    snapshot = snapshot_of(*[MIB] * 4)
+    for others, expected in ((none, [[0, 1, 2, 3]]), (old, [])):
+        changes = (mixed, none, mixed, others)
+        files = tuple(
+            dataclasses.replace(file, **change)
+            for file, change in zip(snapshot.files[0], changes, strict=True)
+        )
+        found = dataclasses.replace(snapshot, files=(files,))
+        assert chosen(found, compact_files=4, span_us=10_000_000) == expected
+
+
 def test_everything_is_encoded_anew() -> None:
     """A full compaction takes all files below half of the target, even a single one."""
     assert chosen(snapshot_of(100 * MIB, MIB, 2 * KIB, 90 * MIB, KIB), everything=True) == [

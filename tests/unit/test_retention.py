@@ -60,7 +60,8 @@ def partitions(draw: st.DrawFn) -> TableSnapshot:
                 first=at,
                 last=last,
                 max_timestamp_us=draw(
-                    st.none() | st.integers(NOW_US - 20 * SECOND_US, NOW_US + SECOND_US)
+                    st.sampled_from([None, -1_000, 0])
+                    | st.integers(NOW_US - 20 * SECOND_US, NOW_US + SECOND_US)
                 ),
                 modified_us=NOW_US - draw(st.integers(0, 20)) * SECOND_US,
             )
@@ -87,7 +88,7 @@ def partitions(draw: st.DrawFn) -> TableSnapshot:
 
 def newest_us(file: TableFile) -> int:
     """What age counts from."""
-    return file.modified_us if file.max_timestamp_us is None else file.max_timestamp_us
+    return file.max_timestamp_us if (file.max_timestamp_us or 0) > 0 else file.modified_us
 
 
 @given(partitions())
@@ -181,6 +182,16 @@ def test_by_time() -> None:
     assert chosen(snapshot, after_seconds=6) == (["0", "1", "2"], 30)
     assert chosen(snapshot, after_seconds=15) == (["0", "1", "2"], 30)
     assert chosen(snapshot, after_seconds=16) == (["0", "1", "2", "3"], 40)
+
+
+def test_records_without_a_time_are_as_old_as_their_file() -> None:
+    """Kafka's -1 ms is no time: such records leave when their file was written too long ago."""
+    none = {"max_timestamp_us": -1_000, "modified_us": NOW_US}
+    mixed = {"min_timestamp_us": -1_000, "max_timestamp_us": NOW_US, "modified_us": 0}
+    snapshot = snapshot_of(none, mixed, retention_ms="15000")
+    assert chosen(snapshot) == ([], 0)
+    assert chosen(snapshot, after_seconds=15) == ([], 0)
+    assert chosen(snapshot, after_seconds=16) == (["0", "1"], 20)
 
 
 def test_a_young_record_keeps_all_after_it() -> None:
