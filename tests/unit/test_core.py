@@ -334,7 +334,7 @@ def test_a_creation_of_unknown_outcome_is_resolved(rig: Rig, who: str, *, lands:
 
 @pytest.mark.parametrize("how", ["bury", "create"])
 def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how: str) -> None:
-    """A broker that does not know a topic leaves its table alone as long as the metadata names it."""
+    """A broker that does not know a topic leaves its table alone while the metadata names it."""
     rig.append(["a"])
     rig.publish()
     rig.ledger.remove_topic(rig.ledger.topic("t"))
