@@ -131,9 +131,21 @@ def test_a_file_spans_no_more_time_than_it_should() -> None:
 
 def test_records_without_a_time_do_not_keep_files_apart() -> None:
     """They count as written with their file: beside younger neighbours it may be merged."""
-    mixed = {"min_timestamp_us": -1_000, "max_timestamp_us": 1_000_000, "modified_us": 0}
-    none = {"min_timestamp_us": -1_000, "max_timestamp_us": -1_000, "modified_us": 2_000_000}
-    old = {"min_timestamp_us": -1_000, "max_timestamp_us": -1_000, "modified_us": 90_000_000}
+    mixed: dict[str, Any] = {
+        "min_timestamp_us": -1_000,
+        "max_timestamp_us": 1_000_000,
+        "modified_us": 0,
+    }
+    none: dict[str, Any] = {
+        "min_timestamp_us": -1_000,
+        "max_timestamp_us": -1_000,
+        "modified_us": 2_000_000,
+    }
+    old: dict[str, Any] = {
+        "min_timestamp_us": -1_000,
+        "max_timestamp_us": -1_000,
+        "modified_us": 90_000_000,
+    }
     snapshot = snapshot_of(*[MIB] * 4)
     for others, expected in ((none, [[0, 1, 2, 3]]), (old, [])):
         changes = (mixed, none, mixed, others)

@@ -88,7 +88,8 @@ def partitions(draw: st.DrawFn) -> TableSnapshot:
 
 def newest_us(file: TableFile) -> int:
     """What age counts from."""
-    return file.max_timestamp_us if (file.max_timestamp_us or 0) > 0 else file.modified_us
+    found = file.max_timestamp_us
+    return file.modified_us if found is None or found <= 0 else found
 
 
 @given(partitions())
