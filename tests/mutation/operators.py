@@ -157,13 +157,10 @@ class _Finder:
             assert isinstance(node, ast.Expr)
             yield "dropped check", node, (self._replace(node, b"pass"),)
 
-    def _dropped_calls(self, node: ast.AST) -> Iterator[_Found]:
-        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Call):
-            return
+    def _missing_syncs(self, node: ast.AST) -> Iterator[_Found]:
         if _is_call_of(node, _SYNCS):
+            assert isinstance(node, ast.Expr)
             yield "missing sync", node, (self._replace(node, b"pass"),)
-        elif not _is_call_of(node, _CHECKS):
-            yield "dropped call", node, (self._replace(node, b"pass"),)
 
     def _logic(self, node: ast.AST) -> Iterator[_Found]:
         if isinstance(node, ast.BoolOp) and len(node.values) == 2:
@@ -239,7 +236,7 @@ _OPERATORS: Final[tuple[Callable[[_Finder, ast.AST], Iterator[_Found]], ...]] = 
     _Finder._comparisons,
     _Finder._off_by_one,
     _Finder._dropped_checks,
-    _Finder._dropped_calls,
+    _Finder._missing_syncs,
     _Finder._logic,
 )
 
