@@ -33,8 +33,8 @@ from sparklog.record import CREATE_TIME, check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import compaction, keycompaction, manifest, retention
 from sparklog.storage.meta import Broker, Metadata, MetaStore, PartitionMeta, TopicMeta
-from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchId, TableSnapshot
+from sparklog.storage.objects import ObjectMissing, Store, SyncFailed
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import (
     Change,
     Table,
@@ -218,8 +218,8 @@ class Core:
             return before
         self._check_remembered(named)
         found = manifest.read(self._store, request.manifest)
-        batch_id = BatchId(found.query, found.batch)
-        appends = [self._staged(section, batch_id) for section in found.sections if section.rows]
+        self._check_age(found)
+        appends = [self._staged(section, found) for section in found.sections if section.rows]
         if not appends:
             return wire.Adopted(ranges={})
         found.check_files(self._store)
@@ -235,37 +235,56 @@ class Core:
         return wire.Adopted(ranges=ranges, skipped=all(each.duplicate for each in results))
 
     def _adopted_before(self, batch_id: BatchId) -> wire.Adopted:
-        """Where the batch stands, as far as the partitions remember it."""
+        """The topics that have the batch, and where in them, as far as partitions remember it."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
         with self._ledger.lock:
             for topic in self._ledger.topics():
+                if topic.standing.has(batch_id):
+                    ranges[topic.name] = {}
                 for partition in topic.partitions:
-                    batch = partition.find_batch(batch_id)
+                    batch = partition.batches.find(batch_id)
                     if batch is not None:
                         of_topic = ranges.setdefault(topic.name, {})
                         of_topic[partition.number] = batch.base_offset, batch.count
         return wire.Adopted(ranges=ranges, skipped=True)
 
     def _check_remembered(self, batch_id: BatchId) -> None:
-        """Raises `BadRequest` for a batch so old that it may stand and be forgotten.
+        """Raises `BadRequest` for a batch that is older than its query's newest, and not known.
 
-        Batches of a query rise; one that comes after sixteen newer ones is of a checkpoint, or of a
+        Batches of a query rise; one that comes after newer ones is of a checkpoint, or of a
         program, that went back in time.
         """
         with self._ledger.lock:
-            for topic in self._ledger.topics():
-                for partition in topic.partitions:
-                    known = partition.batches.get(batch_id.query, ())
-                    oldest = min((each.batch_id.batch for each in known), default=0)
-                    if len(known) == limits.BATCHES_REMEMBERED and batch_id.batch < oldest:
-                        reason = (
-                            f"batch {batch_id.batch} of {batch_id.query} is older than all that are"
-                            f" remembered, {oldest} and on: it may stand already. Look whether its"
-                            " rows are there, and if not, write them as a batch of another query"
-                        )
-                        raise errors.BadRequest(reason=reason)
+            newest = max(
+                (topic.standing.newest(batch_id.query) for topic in self._ledger.topics()),
+                default=-1,
+            )
+        if batch_id.batch < newest:
+            reason = (
+                f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}, and where"
+                " it would be is not remembered: it may have been written already. Look whether its"
+                " rows are there, and if not, write them as a batch of another query"
+            )
+            raise errors.BadRequest(reason=reason)
 
-    def _staged(self, section: manifest.Section, batch_id: BatchId) -> Append:
+    def _check_age(self, found: manifest.Manifest) -> None:
+        """Raises `BadRequest` for a write so old that it may be forgotten, and its files swept."""
+        if found.kind is BatchKind.NUMBERED:
+            return
+        try:
+            decided_us = self._store.stat(found.path).modified_us
+        except ObjectMissing:
+            raise errors.BadRequest(reason=f"there is no manifest at {found.path}") from None
+        age_seconds = (self._clock.now_us() - decided_us) / 1e6
+        if age_seconds > limits.ADOPTED_WITHIN_SECONDS:
+            reason = (
+                f"write {found.query} was staged {age_seconds / 86_400:.0f} days ago, so long that"
+                " it may have been appended and forgotten: look whether its rows are there, and if"
+                " not, write them again under another name"
+            )
+            raise errors.BadRequest(reason=reason)
+
+    def _staged(self, section: manifest.Section, found: manifest.Manifest) -> Append:
         _check_not_internal(section.topic, "write to")
         topic = self._ledger.topic(section.topic)
         topic.partition(section.partition)
@@ -287,7 +306,8 @@ class Core:
             max_timestamp_us=max(times_us),
             timestamp_type=timestamp_type,
             staged=section.ref(),
-            batch_id=batch_id,
+            batch_id=BatchId(found.query, found.batch),
+            batch_kind=found.kind,
         )
 
     # -------------------------------------------------------------------------- reading

@@ -28,7 +28,7 @@ from sparklog.storage import compaction, keycompaction, retention, staging, upke
 from sparklog.storage.manifest import Manifest
 from sparklog.storage.meta import MetaStore, TopicMeta
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
-from sparklog.storage.snapshot import BatchId, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import Table
 
 _log = structlog.get_logger("sparklog.janitor")
@@ -251,11 +251,12 @@ class Janitor:
         except (errors.SparklogError, ObjectMissing, OSError) as error:
             _log.warning("sweeping of staged files failed", reason=str(error))
 
-    def _is_published(self, batch: Manifest) -> bool:
+    def _is_published(self, batch: Manifest, decided_us: int) -> bool:
         """Whether the batch's records are in their tables; so too those whose place is gone.
 
         An entry of the log that waits for its table decides, whatever partitions remember. Any
-        partition that remembers the batch speaks for all, as it does when one is adopted.
+        partition that remembers the batch speaks for all, as it does when one is adopted. Writes
+        that are not numbered are forgotten in time, and by then nobody may commit them any more.
         """
         topics = MetaStore(self._store, clock=self._clock).reload().topics
         batch_id = BatchId(batch.query, batch.batch)
@@ -267,24 +268,28 @@ class Janitor:
                 (partition, found)
                 for topic in alive
                 for partition in topic.partitions
-                if (found := partition.find_batch(batch_id))
+                if (found := partition.batches.find(batch_id))
             ]
             if written:
                 return all(partition.published >= found.end for partition, found in written)
+            forgotten_us = self._clock.now_us() - round(limits.BATCH_MEMORY_SECONDS * 1e6)
+            if batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us:
+                return True
             return all(
                 self._is_over(topics.get(each.topic), each.partition, batch_id)
                 for each in batch.sections
             )
 
     def _is_over(self, known: TopicMeta | None, number: int, batch_id: BatchId) -> bool:
-        """Whether the partition is gone, or has had a later batch of the query."""
+        """Whether the partition is gone, or its topic has had the batch or a later one."""
         if known is None or number >= len(known.partitions):
             return True
         topic = self._ours(known)
         if topic is None or number >= len(topic.partitions):
             return False  # somebody else has made it
-        later = topic.partitions[number].batches.get(batch_id.query, ())
-        return any(each.batch_id.batch > batch_id.batch for each in later)
+        return (
+            topic.standing.has(batch_id) or topic.standing.newest(batch_id.query) > batch_id.batch
+        )
 
     def _ours(self, known: TopicMeta) -> Topic | None:
         return self._ledger.by_id(known.topic_id)

@@ -16,6 +16,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.broker import topicconfig
+from sparklog.broker.batches import Batches, Standing, WrittenBatch
 from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advance
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
@@ -27,19 +28,6 @@ _OVERHEAD_BYTES = 640
 """What an entry costs in memory beside its records while it waits, measured on 300,000 of them."""
 _GROWTH_KEPT = 64
 """Of so many objects it is remembered what grew by them; who looks later looks at everything."""
-
-
-class WrittenBatch(msgspec.Struct, frozen=True, array_like=True):
-    """A query's batch that stands in a partition, in one entry or in several without a hole."""
-
-    batch_id: BatchId
-    base_offset: int
-    count: int
-    arrival_us: int
-
-    @property
-    def end(self) -> int:
-        return self.base_offset + self.count
 
 
 class Partition:
@@ -68,8 +56,7 @@ class Partition:
         self.unpublished: list[Located] = []
         """Continues the table from `published` without a hole."""
         self.producers: dict[int, ProducerState] = {}
-        self.batches: dict[str, tuple[WrittenBatch, ...]] = {}
-        """The newest batches of each query, oldest first."""
+        self.batches = Batches()
 
     def unpublished_in(self, start: int, end: int) -> list[Located]:
         """Unpublished entries that hold an offset of `start` … `end`."""
@@ -111,34 +98,28 @@ class Partition:
             written = Written(entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us)
             self.producers[entry.producer_id] = advance(state, entry.producer_epoch, written)
         if entry.batch_id is not None:
-            self._remember_batch(entry.batch_id, entry)
-
-    def _remember_batch(self, batch_id: BatchId, entry: Entry) -> None:
-        known = self.batches.get(batch_id.query, ())
-        batch = WrittenBatch(batch_id, entry.base_offset, entry.count, entry.arrival_us)
-        if known and known[-1].batch_id == batch_id:
-            batch = msgspec.structs.replace(known[-1], count=entry.end - known[-1].base_offset)
-            known = known[:-1]
-        self.batches[batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
-
-    def find_batch(self, batch_id: BatchId) -> WrittenBatch | None:
-        """The batch as it stands, as far as it is remembered."""
-        for each in self.batches.get(batch_id.query, ()):
-            if each.batch_id == batch_id:
-                return each
-        return None
+            self.batches.remember(entry, published=self.published)
 
 
 class Topic:
     """A live topic, all of whose partitions this broker leads."""
 
-    __slots__ = ("config", "held_back", "name", "partitions", "topic_id", "unpublished_bytes")
+    __slots__ = (
+        "config",
+        "held_back",
+        "name",
+        "partitions",
+        "standing",
+        "topic_id",
+        "unpublished_bytes",
+    )
 
     def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
         self.name = name
         self.topic_id = topic_id
         self.config = config
         self.partitions: list[Partition] = []
+        self.standing = Standing()
         self.unpublished_bytes = 0
         self.held_back: str | None = None
         """Why the topic's table cannot be written at the moment."""
@@ -291,6 +272,7 @@ class Ledger:
                     continue  # deleted while the flush was under way
                 partition = topic.partitions[entry.partition]
                 partition.remember(entry)
+                _note(topic, entry)
                 if entry.carried:
                     self._replace(partition, each)
                     continue
@@ -318,6 +300,7 @@ class Ledger:
             for each in tail:
                 partition.end = partition.inherited_end = each.entry.end
                 self._need(topic, partition, each)
+                _note(topic, each.entry)
 
     def published(self, topic: Topic, ends: Iterable[int]) -> None:
         """The table of `topic` holds everything below `ends`, per partition."""
@@ -409,7 +392,6 @@ class Ledger:
     def encode_state(self, *, now_us: int) -> bytes:
         """Producer and batch states for a WAL checkpoint; the expired ones are left out."""
         producer_horizon = now_us - limits.PRODUCER_EXPIRY_SECONDS * 1e6
-        batch_horizon = now_us - limits.BATCH_MEMORY_SECONDS * 1e6
         with self.lock:
             for topic in self._topics.values():
                 for partition in topic.partitions:
@@ -418,13 +400,10 @@ class Ledger:
                         for producer_id, state in partition.producers.items()
                         if state.last_us >= producer_horizon
                     }
-                    partition.batches = {
-                        query: batches
-                        for query, batches in partition.batches.items()
-                        if batches[-1].arrival_us >= batch_horizon
-                    }
+                    partition.batches.forget(now_us, published=partition.published)
+                topic.standing.forget(now_us)
             states = [
-                _PartitionState(topic.topic_id, each.number, each.producers, each.batches)
+                _PartitionState(topic.topic_id, each.number, each.producers, each.batches.state())
                 for topic in self._topics.values()
                 for each in topic.partitions
                 if each.producers or each.batches
@@ -439,12 +418,19 @@ class Ledger:
                 if topic is not None and state.partition < len(topic.partitions):
                     partition = topic.partitions[state.partition]
                     partition.producers = dict(state.producers)
-                    partition.batches = dict(state.batches)
+                    partition.batches.restore(state.batches)
+                    for batch in partition.batches:
+                        topic.standing.note(batch.batch_id, batch.kind, batch.arrival_us)
 
 
 def payload_bytes(entry: Entry) -> int:
     """Bytes of the entry's records, wherever they lie."""
     return entry.length if entry.staged is None else entry.staged.length
+
+
+def _note(topic: Topic, entry: Entry) -> None:
+    if entry.batch_id is not None:
+        topic.standing.note(entry.batch_id, entry.batch_kind, entry.arrival_us)
 
 
 def _decrement(counts: dict[_Key, int], key: _Key) -> None:

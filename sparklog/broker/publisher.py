@@ -24,8 +24,8 @@ from sparklog.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.publish import write_file
-from sparklog.storage.snapshot import BatchId, Located, TableFile, TableSnapshot
-from sparklog.storage.table import Change, Table, data_path, end_app_id
+from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
+from sparklog.storage.table import Change, Table, data_path, end_app_id, key_app_id, query_app_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,10 +334,8 @@ class Publisher:
             if any(before.ends[run.partition.number] != run.first for run in runs):
                 return None
             landed = True
-            return Change(
-                adds=tuple(files),
-                txns={end_app_id(topic.topic_id, run.partition.number): run.end for run in runs},
-            )
+            ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
+            return Change(adds=tuple(files), txns={**ends, **_batch_txns(topic, runs, table)})
 
         table = self.table(topic)
         if table.snapshot.partitions < len(topic.partitions):
@@ -368,6 +366,24 @@ class Publisher:
         self.table(topic).settle()
         self._ledger.published(topic, snapshot.ends)
         self._ledger.started(topic, snapshot.starts)
+
+
+def _batch_txns(topic: Topic, runs: Iterable[_Run], table: Table) -> dict[str, int]:
+    """The `txn` of each Spark batch in the runs that must be known for long."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for located in run.entries:
+            batch_id, kind = located.entry.batch_id, located.entry.batch_kind
+            if batch_id is None or kind is BatchKind.UNNAMED:
+                continue
+            name = query_app_id if kind is BatchKind.NUMBERED else key_app_id
+            app_id = name(topic.topic_id, batch_id.query)
+            before = found.get(app_id)
+            if before is None:
+                txn = table.txn(app_id)
+                before = txn.version if txn is not None else -1
+            found[app_id] = max(before, batch_id.batch)
+    return found
 
 
 def _cut(entries: Sequence[Located], budget_bytes: int) -> int:

@@ -42,7 +42,7 @@ from sparklog.record import (
 )
 from sparklog.storage import wal
 from sparklog.storage.objects import Store
-from sparklog.storage.snapshot import BatchId, Encoding, Entry, Kind, Located, StagedRef
+from sparklog.storage.snapshot import BatchId, BatchKind, Encoding, Entry, Kind, Located, StagedRef
 
 if TYPE_CHECKING:
     from sparklog.recordbatch import Checked
@@ -70,6 +70,7 @@ class Append:
     stamp: Stamp | None = None
     staged: StagedRef | None = None
     batch_id: BatchId | None = None
+    batch_kind: BatchKind = BatchKind.NUMBERED
 
     def entry(self, *, base_offset: int, leader_epoch: int) -> Entry:
         stamp = self.stamp
@@ -88,6 +89,7 @@ class Append:
             producer_epoch=stamp.epoch if stamp else -1,
             base_sequence=stamp.base_sequence if stamp else -1,
             batch_id=self.batch_id,
+            batch_kind=self.batch_kind,
             encoding=self.encoding,
             staged=self.staged,
         )
@@ -150,6 +152,8 @@ class _Flush:
         self._ends: dict[tuple[str, int], int] = {}
         self._states: dict[tuple[str, int, int], ProducerState] = {}
         self._batches: dict[tuple[str, int, BatchId], Appended] = {}
+        self._newest: dict[tuple[str, str], int] = {}
+        """By topic id and query, of what this flush brings."""
         self.entries: list[tuple[Entry, wal.Payload]] = []
         self.held: list[Held | None] = []
 
@@ -167,7 +171,7 @@ class _Flush:
                     continue
                 placed = self._place(each)
                 ticket.results.append(placed)
-                if each.batch_id is not None:
+                if each.batch_id is not None and not placed.duplicate:
                     batches.setdefault((each.topic_id, each.partition, each.batch_id), placed)
         except errors.SparklogError as error:
             ticket.error = error
@@ -176,6 +180,8 @@ class _Flush:
                 self._ends, self._states = before
         else:
             self._batches.update(batches)  # for the tickets behind: a batch has several appends
+            for topic_id, _, batch_id in batches:
+                self._newest[topic_id, batch_id.query] = batch_id.batch
 
     def _carry(self, carry: Carry) -> None:
         self.entries.append(
@@ -193,11 +199,12 @@ class _Flush:
         key = append.topic_id, append.partition
         base = self._ends.get(key, partition.end)
         if append.batch_id is not None:
-            batch = partition.find_batch(append.batch_id) or self._batches.get(
+            batch = partition.batches.find(append.batch_id) or self._batches.get(
                 (*key, append.batch_id)
             )
             if batch is not None:
                 return _stands(append, batch.base_offset, batch.arrival_us)
+            self._check_newest(topic, append.batch_id, append.batch_kind)
         stamp = append.stamp
         if stamp is not None:
             state_key = (*key, stamp.producer_id)
@@ -220,6 +227,19 @@ class _Flush:
             arrival_us=append.arrival_us,
             timestamp_type=append.timestamp_type,
         )
+
+    def _check_newest(self, topic: Topic, batch_id: BatchId, kind: BatchKind) -> None:
+        """Raises `BadRequest` for a batch that another commit of its query has overtaken."""
+        newest = max(
+            topic.standing.newest(batch_id.query),
+            self._newest.get((topic.topic_id, batch_id.query), -1),
+        )
+        if kind is BatchKind.NUMBERED and batch_id.batch <= newest:
+            reason = (
+                f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}:"
+                " two drivers write batches of one query; stop one of them"
+            )
+            raise errors.BadRequest(reason=reason)
 
 
 def _check_message(topic: Topic, batch: bytes | bytearray) -> None:

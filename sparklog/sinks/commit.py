@@ -16,6 +16,7 @@ from sparklog.clock import SystemClock
 from sparklog.storage import manifest
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
+from sparklog.storage.snapshot import BatchKind
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
@@ -30,6 +31,7 @@ def commit(
     query: str,
     batch: int,
     sections: Sequence[Section],
+    kind: BatchKind = BatchKind.NUMBERED,
 ) -> None:
     """Makes the batch stand, whatever part of that an earlier run has done already.
 
@@ -37,7 +39,7 @@ def commit(
     no broker could be reached, and `OutcomeUnknown`: commit again after these two.
     """
     store = open_store(root, storage)
-    ours = Manifest(query=query, batch=batch, sections=tuple(sections))
+    ours = Manifest(query=query, batch=batch, sections=tuple(sections), kind=kind)
     if not sections and not _stands(store, ours.path):
         return
     standing = _decide(store, ours)

@@ -37,6 +37,7 @@ from sparklog.sinks.rows import route
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import open_store
+from sparklog.storage.snapshot import BatchKind
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -58,7 +59,8 @@ def batch_writer(
     """Raises what `parse` raises, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
     options = parse(given, streaming=False)
     target = _target(options, schema, overwrite)
-    return BatchWriter(target, options.query or str(uuid.uuid4()), options.batch)
+    query = options.query or str(uuid.uuid4())
+    return BatchWriter(target, query, options.batch, options.kind)
 
 
 def stream_writer(
@@ -149,7 +151,11 @@ def _stage(target: Target, query: str, batch: int, rows: Iterator[pa.RecordBatch
     return Staged(query=query, batch=batch, encoded=msgspec.msgpack.encode(sections))
 
 
-def _commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _commit(
+    target: Target,
+    messages: Sequence[WriterCommitMessage | None],
+    kind: BatchKind = BatchKind.NUMBERED,
+) -> None:
     staged = _staged(messages)
     if staged:
         commits.commit(
@@ -158,6 +164,7 @@ def _commit(target: Target, messages: Sequence[WriterCommitMessage | None]) -> N
             query=staged[0].query,
             batch=staged[0].batch,
             sections=[section for each in staged for section in each.sections],
+            kind=kind,
         )
 
 
@@ -178,16 +185,17 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 class BatchWriter(DataSourceArrowWriter):
     """One batch, of a query of its own unless the user has named both."""
 
-    def __init__(self, target: Target, query: str, batch: int) -> None:
+    def __init__(self, target: Target, query: str, batch: int, kind: BatchKind) -> None:
         self._target = target
         self._query = query
         self._batch = batch
+        self._kind = kind
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return _stage(self._target, self._query, self._batch, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _commit(self._target, messages)
+        _commit(self._target, messages, self._kind)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _abort(self._target, messages)

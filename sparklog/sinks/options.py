@@ -4,9 +4,9 @@
 |---|---|---|
 | `topic` | the column `topic` | all rows go to this topic, whatever the column says |
 | `valueFormat` | `binary` | `binary`: the column `value` as it is; `json`: one JSON object of all columns but `key`, `topic`, `partition`, `headers` and `timestamp` |
-| `txnAppId` | none | batch only: a write of this name and of this `txnVersion` to a root, or to the topic, happens once, for as long as brokers remember it (30 days) |
+| `txnAppId` | none | batch only: a write of this name and of this `txnVersion` to a root, or to the topic, happens once, for as long as the topic lives |
 | `txnVersion` | none | batch only: a whole number from 0 up; both are set, or neither |
-| `idempotencyKey` | none | batch only: as `txnAppId` with `txnVersion` 0, for a write that has no successors |
+| `idempotencyKey` | none | batch only: a write of this name to a root, or to the topic, happens once within 30 days; of a topic the newest 50,000 names are remembered |
 | `includeHeaders` | none | of Spark's Kafka connector, and not needed: the column `headers` is written where there is one |
 
 Options `kafka.*` have no meaning here; a query that brings them is told so, and goes on.
@@ -23,6 +23,7 @@ from typing import Final
 from sparklog import errors
 from sparklog.options import Options
 from sparklog.record import check_topic_name
+from sparklog.storage.snapshot import BatchKind
 
 _WHERE: Final = 'the sink format("sparklog")'
 _ONCE: Final = ("txnAppId", "txnVersion", "idempotencyKey")
@@ -44,6 +45,7 @@ class SinkOptions:
     query: str | None
     """What a batch write is known by, with `batch`, where the user has named it."""
     batch: int
+    kind: BatchKind
     moved: str | None
     """What to tell a query that came from Spark's Kafka sink."""
 
@@ -63,6 +65,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         as_json=options.one_of("valueFormat", ("binary", "json")) == "json",
         query=query,
         batch=batch,
+        kind=_kind(options, streaming=streaming),
         moved=options.moved,
     )
 
@@ -84,6 +87,12 @@ def _identity(options: Options, topic: str | None) -> tuple[str | None, int]:
         reason = f"expected a whole number from 0 to {_VERSION_MAX}"
         raise errors.BadOption(option="txnVersion", value=version, reason=reason)
     return _query("txnAppId", app, topic), batch
+
+
+def _kind(options: Options, *, streaming: bool) -> BatchKind:
+    if streaming or options.get("txnAppId") is not None:
+        return BatchKind.NUMBERED
+    return BatchKind.UNNAMED if options.get("idempotencyKey") is None else BatchKind.NAMED
 
 
 def _query(option: str, name: str | None, topic: str | None) -> str | None:

@@ -28,7 +28,7 @@ from sparklog.clock import Clock
 from sparklog.record import count_keyless
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, claim
-from sparklog.storage.snapshot import BatchId, StagedRef
+from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
 _FOLDER: Final = "staging"
@@ -65,6 +65,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     batch: _Place
     sections: tuple[Section, ...] = ()
     refused: bool = False
+    kind: BatchKind = BatchKind.NUMBERED
 
     @property
     def path(self) -> str:

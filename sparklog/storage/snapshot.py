@@ -93,6 +93,17 @@ class Encoding(enum.IntEnum):
     KAFKA = 1
 
 
+class BatchKind(enum.IntEnum):
+    """How a batch of a Spark query may come again. The numbers are part of the format."""
+
+    NUMBERED = 0
+    """One of a rising series: of a streaming query, or of a job that numbers its writes."""
+    NAMED = 1
+    """The only one of its name: a write with an idempotency key."""
+    UNNAMED = 2
+    """A write under a random name, which only its own driver can repeat."""
+
+
 class BatchId(msgspec.Struct, frozen=True, array_like=True):
     """Names a batch that a Spark query writes once: the second commit of it is skipped."""
 
@@ -136,6 +147,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     staged: StagedRef | None = None
     carried: bool = False
     """An older entry appended again, so that its old object can go."""
+    batch_kind: BatchKind = BatchKind.NUMBERED
 
     @property
     def end(self) -> int:

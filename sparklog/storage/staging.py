@@ -16,10 +16,11 @@ from sparklog.storage import manifest
 from sparklog.storage.manifest import Manifest
 from sparklog.storage.objects import Stat, Store
 
-IsPublished = Callable[[Manifest], bool]
+IsPublished = Callable[[Manifest, int], bool]
 """Whether every record of the batch is in its table, or has no place any more.
 
-It is asked after the manifest was read: a place that was made for the batch is there by then.
+The number is when the manifest was put, in µs. It is asked after the manifest was read: a place
+that was made for the batch is there by then.
 """
 
 
@@ -74,11 +75,12 @@ def _unneeded(
         if stats and _are_old(stats, abandoned_seconds, clock):
             manifest.refuse(store, folder, clock=clock)
         return []
+    (decided_us,) = (stat.modified_us for stat in stats if stat.name == manifest.NAME)
     found = manifest.load(store, f"{folder}/{manifest.NAME}")
     if found.refused:
         is_over = _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock)
         return [name for name in names if is_over or name != manifest.NAME]
-    return names if is_published(found) else []
+    return names if is_published(found, decided_us) else []
 
 
 def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:

@@ -37,7 +37,7 @@ from sparklog.clock import Clock
 from sparklog.storage import deltalog
 from sparklog.storage.deltalog import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim
-from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
 TOPIC_ID: Final = "sparklog.topicId"
@@ -82,6 +82,16 @@ def compacted_app_id(topic_id: str, partition: int) -> str:
 def tombstones_app_id(topic_id: str, partition: int) -> str:
     """The `txn` below whose version tombstones have been waiting since its `lastUpdated`."""
     return f"sparklog/{topic_id}/{partition}/tombstones"
+
+
+def query_app_id(topic_id: str, query: str) -> str:
+    """The `txn` whose version is the newest batch of a Spark query that is in the table."""
+    return f"sparklog/{topic_id}/query/{query}"
+
+
+def key_app_id(topic_id: str, key: str) -> str:
+    """The `txn` of a write with an idempotency key that is in the table; its version is 0."""
+    return f"sparklog/{topic_id}/key/{key}"
 
 
 def maintenance_app_id(topic_id: str) -> str:
@@ -365,6 +375,18 @@ class _Replay:
             metadata=self.metadata,
         )
 
+    def forget_keys(self, now_ms: int) -> None:
+        """Drops the idempotency keys that are too old or too many."""
+        prefix = key_app_id(self.topic_id or "", "")
+        keys = [txn for app_id, txn in self.txns.items() if app_id.startswith(prefix)]
+        keys.sort(key=lambda txn: txn.last_updated or 0)
+        before_ms = now_ms - round(limits.BATCH_MEMORY_SECONDS * 1e3)
+        surplus = len(keys) - limits.KEYS_REMEMBERED
+        for index, txn in enumerate(keys):
+            if index >= surplus and (txn.last_updated or 0) >= before_ms:
+                break
+            del self.txns[txn.app_id]
+
     def forget_removed(self, before_ms: int) -> None:
         """Drops the tombstones from before that time, and those that have none."""
         self.removed = {
@@ -433,6 +455,23 @@ class Table:
     def txn(self, app_id: str) -> Txn | None:
         """What the version last seen says of `app_id`; `snapshot` has starts and ends already."""
         return self._replay.txns.get(app_id)
+
+    def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
+        """The newest batch of each Spark query, and all keys, of the version last seen.
+
+        Each with its kind and when it was published, in µs; in the order of that time.
+        """
+        found = []
+        with self._lock:
+            for app_id, txn in self._replay.txns.items():
+                for kind, prefix in (
+                    (BatchKind.NUMBERED, query_app_id(topic_id, "")),
+                    (BatchKind.NAMED, key_app_id(topic_id, "")),
+                ):
+                    if app_id.startswith(prefix):
+                        batch_id = BatchId(app_id.removeprefix(prefix), txn.version)
+                        found.append((batch_id, kind, (txn.last_updated or 0) * 1_000))
+        return sorted(found, key=lambda each: each[2])
 
     # -------------------------------------------------------------------------- reading
 
@@ -753,6 +792,7 @@ class Table:
                 return
             self._replay.snapshot(self.topic)
             self._forget_old_tombstones()
+            self._replay.forget_keys(self.clock.now_us() // 1_000)
             name = deltalog.checkpoint_name(version)
             path = f"{self.log_folder}/{name}"
             data = deltalog.encode_checkpoint(self._replay.compacted())

@@ -15,7 +15,8 @@ from unittest import mock
 
 from sparklog.broker import publisher as publishers
 from sparklog.broker import writer as writers
-from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.batches import Batches, Standing
+from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.publisher import Publisher
 from sparklog.storage import compaction, retention, wal
 from sparklog.storage.objects import base
@@ -147,7 +148,11 @@ MUTATIONS = (
     ),
     Mutation(
         name="batches of queries are not remembered",
-        patches=((Partition, "find_batch", _always(None)),),
+        patches=(
+            (Batches, "find", _always(None)),
+            (Standing, "has", _always(False)),
+            (Standing, "newest", _always(-1)),
+        ),
         rates=_DOUBTS,
         profile=(("queries", 1),),
     ),

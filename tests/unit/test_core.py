@@ -28,7 +28,7 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.memory import Faults, Operation
 from sparklog.storage.publish import encode, write_file
-from sparklog.storage.snapshot import Located, Slice, TableFile
+from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile
 from sparklog.storage.table import Change, Table, table_folder
 from tests.support.brokers import (
     Rig,
@@ -993,15 +993,22 @@ def test_compacting_a_compacted_topic_leaves_the_last_of_each_key(
 
 # ------------------------------------------------------------------------------ staged batches
 
+KEY, ONCE = BatchKind.NAMED, BatchKind.UNNAMED
+
 
 def stage(
-    rig: Rig, sections: list[tuple[str, int, pa.RecordBatch]], *, batch: int = 1
+    rig: Rig,
+    sections: list[tuple[str, int, pa.RecordBatch]],
+    *,
+    batch: int = 1,
+    query: str = "q",
+    kind: BatchKind = BatchKind.NUMBERED,
 ) -> wire.Adopt:
-    """A batch of query q with its manifest, as tasks and driver leave it."""
-    writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=rig.clock)
+    """A batch with its manifest, as tasks and driver leave it."""
+    writer = manifest.StagingWriter(rig.store, query=query, batch=batch, clock=rig.clock)
     for topic, partition, rows in sections:
         writer.add(topic, partition, rows)
-    found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
+    found = manifest.Manifest(query=query, batch=batch, sections=tuple(writer.finish()), kind=kind)
     return wire.Adopt(manifest=manifest.write(rig.store, found, rig.clock).path)
 
 
@@ -1070,11 +1077,133 @@ def test_a_batch_from_before_all_that_is_remembered_is_refused(rig: Rig) -> None
     end = rig.end()
     request = stage(rig, [("t", 0, payload(["a"]))], batch=1)
     for broker in (rig, rig.successor()):
-        with pytest.raises(errors.BadRequest, match="batch 1 of q is older than all"):
+        with pytest.raises(errors.BadRequest, match="batch 1 of q comes after batch 17"):
             broker.core.adopt(request)
     assert broker.end() == end
     remembered = stage(rig, [("t", 0, payload(["a"]))], batch=2)
     assert broker.core.adopt(remembered).skipped
+
+
+def grow_old(rig: Rig, clock: ManualClock, days: float) -> Rig:
+    """Everything is published and trimmed, so much time passes, and another broker starts."""
+    rig.publish()
+    rig.trim()
+    Table(rig.store, "t", clock=clock).refresh()
+    rig.core._publisher.table(rig.ledger.topic("t")).checkpoint()
+    clock.advance(days * 86_400)
+    rig.trim()
+    found = rig.successor()
+    found.trim()
+    return found.successor()
+
+
+def test_a_query_resumes_after_a_year(rig: Rig, clock: ManualClock) -> None:
+    """Its newest batch is known as long as the topic lives: it is skipped, and the next one not."""
+    row = payload(["a"])
+    requests = [stage(rig, [("t", 0, row)], batch=batch) for batch in range(3)]
+    for request in requests[:2]:
+        rig.core.adopt(request)
+    late = grow_old(rig, clock, 366)
+    again = late.core.adopt(requests[1])
+    assert (again.ranges, again.skipped) == ({"t": {}}, True)
+    with pytest.raises(errors.BadRequest, match="batch 0 of q comes after batch 1"):
+        late.core.adopt(requests[0])
+    assert late.core.adopt(requests[2]).ranges == {"t": {0: (2, 1)}}
+    assert late.read() == [(n, b"a") for n in range(3)]
+
+
+def test_the_table_says_which_batches_it_has(rig: Rig, clock: ManualClock) -> None:
+    """By a Delta `txn` of each query, in the commit that publishes; other engines read it."""
+    for batch in (3, 4):
+        rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
+    rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=0, query="k", kind=KEY))
+    rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=0, query="once", kind=ONCE))
+    rig.publish()
+    topic_id = rig.ledger.topic("t").topic_id
+    table = Table(rig.store, "t", clock=clock)
+    table.refresh()
+    (file,) = table.snapshot.files[0]
+    query = table.txn(f"sparklog/{topic_id}/query/q")
+    key = table.txn(f"sparklog/{topic_id}/key/k")
+    assert query is not None
+    assert key is not None
+    assert (query.version, key.version, file.rows) == (4, 0, 4)
+    assert query.last_updated == key.last_updated == clock.now_us() // 1_000
+    assert len(table.batches(topic_id)) == 2
+
+
+def test_a_key_is_known_for_thirty_days(rig: Rig, clock: ManualClock) -> None:
+    """A write with an idempotency key is skipped so long, by any broker, and then forgotten."""
+    first = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="k", kind=KEY)
+    rig.core.adopt(first)
+    late = grow_old(rig, clock, 29)
+    assert late.core.adopt(first).skipped
+    later = grow_old(late, clock, 2)
+    later.append(["x"])
+    later.trim()
+    with pytest.raises(errors.BadRequest, match="staged 31 days ago"):
+        later.core.adopt(first)
+    later.store.delete([f"staging/{name}" for name in paths(later.store, "staging")])
+    again = stage(later, [("t", 0, payload(["b"]))], batch=0, query="k", kind=KEY)
+    assert later.core.adopt(again).ranges == {"t": {0: (2, 1)}}
+    later.publish()
+    later.core._publisher.table(later.ledger.topic("t")).checkpoint()
+    assert later.core.adopt(again).skipped
+
+
+def test_the_keys_of_a_table_are_bounded(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest are kept, in memory and in the table's checkpoint; queries are not counted."""
+    monkeypatch.setattr(limits, "KEYS_REMEMBERED", 3)
+    row = payload(["a"])
+    rig.core.adopt(stage(rig, [("t", 0, row)], batch=7))
+    for number in range(5):
+        rig.core.adopt(stage(rig, [("t", 0, row)], batch=0, query=f"k{number}", kind=KEY))
+        rig.publish()
+        clock.advance(1)
+    late = grow_old(rig, clock, 1)
+    topic_id = late.ledger.topic("t").topic_id
+    assert [
+        each.query
+        for each, _, _ in late.core._publisher.table(late.ledger.topic("t")).batches(topic_id)
+    ] == ["q", "k2", "k3", "k4"]
+
+
+def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> None:
+    """Of a thousand jobs some are remembered, and none an hour later; a query is, all the time."""
+    rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=7))
+    batches = rig.ledger.topic("t").partition(0).batches
+    count = limits.SINGLES_REMEMBERED + 100
+    for number in range(count):
+        name = f"job{number}"
+        rig.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=0, query=name, kind=ONCE))
+    # What is not published could be asked for again.
+    assert len(list(batches)) == count + 1
+    rig.publish()
+    last = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="last", kind=ONCE)
+    rig.core.adopt(last)
+    assert len(list(batches)) == limits.SINGLES_REMEMBERED + 1
+    assert rig.core.adopt(last).skipped
+    assert rig.successor().core.adopt(last).skipped
+    rig = rig.successor()
+    late = grow_old(rig, clock, 0.05)
+    assert [each.batch_id.query for each in late.ledger.topic("t").partition(0).batches] == ["q"]
+    assert late.core.adopt(stage(rig, [("t", 0, payload(["a"]))], batch=7)).skipped
+    table = Table(rig.store, "t", clock=clock)
+    table.refresh()
+    assert len(table.batches(rig.ledger.topic("t").topic_id)) == 1
+
+
+def test_a_batch_that_was_overtaken_is_refused(rig: Rig) -> None:
+    """Two drivers of one query, whose commits cross in the writer's queue: the later one ends."""
+    appends = [rig.stage([(0, ["a"])], batch=batch) for batch in (6, 5, 4)]
+    tickets = [rig.writer.submit(each) for each in appends[:2]]
+    assert rig.writer.wait(tickets[0])[0].base_offset == 0
+    for ticket in (tickets[1], rig.writer.submit(appends[2])):
+        with pytest.raises(errors.BadRequest, match="comes after batch 6"):
+            rig.writer.wait(ticket)
+    assert rig.end() == 1
 
 
 def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> None:

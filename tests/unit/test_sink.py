@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import deltalake
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -528,7 +529,7 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     def sweep(*, is_published: bool) -> int:
         return staging.sweep(
             sink.store,
-            is_published=lambda _: is_published,
+            is_published=lambda _, __: is_published,
             abandoned_seconds=0.0,
             clock=SystemClock(),
         )
@@ -538,6 +539,17 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     assert sweep(is_published=True) == 4
     assert sink.files() == set()
     assert values_of(log) == ["a"]
+
+
+def test_other_engines_find_the_newest_batch_in_the_table(log: Log, tmp_path: Path) -> None:
+    """As Delta's transaction version of the query, whatever this program remembers."""
+    for batch in (3, 4):
+        sink = Sink(tmp_path, batch=batch)
+        sink.commit(sink.stage("a", "b"))
+    log.flush_to_table()
+    topic = log.describe("t")
+    table = deltalake.DeltaTable(str(tmp_path / "topics/t"))
+    assert table.transaction_version(f"sparklog/{topic.topic_id}/query/query") == 4
 
 
 def test_a_named_write_is_its_version(log: Log, tmp_path: Path) -> None:
