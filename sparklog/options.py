@@ -8,9 +8,11 @@ too: `root`, the path given to `load` or `save`, or the environment's `SPARKLOG_
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 from sparklog import errors
@@ -59,6 +61,45 @@ def check_bootstrap(option: str, value: str) -> str:
         reason = "expected the address of one broker, host:port; any of them knows the others"
         raise errors.BadOption(option=option, value=value, reason=reason)
     return value
+
+
+def check_root(option: str, value: str, hint: str = "") -> str:
+    """`value`, the root of a log: a folder or a URI.
+
+    Raises `BadOption`, which calls it `option`, for what looks like an address or the name of a
+    host: it would become a folder of that name. A folder that exists is a root, however it is
+    named.
+
+    Args:
+        option: as the user named it.
+        value: what was given.
+        hint: what the user may have meant, such as " did you mean --bootstrap?"
+    """
+    if _looks_like_an_address(value) and not Path(value).exists():
+        reason = (
+            "this looks like an address, and there is no folder of that name; a root is a folder or"
+            f" s3://, gs://, az://.{hint} For a new folder of that name write ./{value}"
+        )
+        raise errors.BadOption(option=option, value=value, reason=reason)
+    return value
+
+
+def _looks_like_an_address(text: str) -> bool:
+    first = text.partition("/")[0]
+    if "://" in text or first in ("", ".", "..") or text.startswith("file:"):
+        return False
+    if "," in first or ":" in first:
+        return True
+    return first == text and _is_host(text)
+
+
+def _is_host(text: str) -> bool:
+    """Whether `text` can only be meant as a host: an IP address, or localhost."""
+    try:
+        ipaddress.ip_address(text.strip("[]"))
+    except ValueError:
+        return text.lower() == "localhost"
+    return True
 
 
 # ------------------------------------------------------------------------------ object stores
@@ -125,6 +166,7 @@ class Options:
         kafka: Iterable[str] = (),
     ) -> None:
         names = {name.lower(): name for name in ("root", "path", *known)}
+        self._address_hint = " Did you mean the option bootstrap?" if "bootstrap" in names else ""
         moved = {name.lower() for name in kafka}
         self._values: dict[str, str] = {}
         self._storage: dict[str, str] = {}
@@ -154,6 +196,9 @@ class Options:
         root, path = self._values.get("root"), self._values.get("path")
         if root and path and root != path:
             raise errors.BadOption(option="path", value=path, reason=f"root = {root!r} says other")
+        for option, value in (("root", root), ("path", path)):
+            if value:
+                check_root(option, value, self._address_hint)
         return root or path
 
     @property

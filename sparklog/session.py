@@ -36,6 +36,7 @@ from sparklog.options import (
     ROOT_VARIABLE,
     STORAGE_PREFIX,
     check_bootstrap,
+    check_root,
     is_address,
     storage_options,
 )
@@ -122,23 +123,10 @@ def _place(target: str | os.PathLike[str] | None) -> tuple[str, bool]:
             reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
         )
     place = os.fspath(target)
-    if not Path(place).exists():
-        if is_address(place):
-            return place, True
-        _check_is_root(place)
-    return place, False
-
-
-def _check_is_root(place: str) -> None:
-    """Raises `BadOption` for what was meant as an address, and would become a folder's name."""
-    first = place.partition("/")[0]
-    is_uri = "://" in place or place.startswith("file:")
-    if not is_uri and ("," in first or ":" in first):
-        reason = (
-            "neither one address nor a root: write host:port of one broker, which knows the others;"
-            " or ./ before the name of a new folder"
-        )
-        raise errors.BadOption(option="target", value=place, reason=reason)
+    if is_address(place) and not Path(place).exists():
+        return place, True
+    hint = " Did you mean host:port, the address of one broker, which knows the others?"
+    return check_root("target", place, hint), False
 
 
 # ------------------------------------------------------------------------------ what is open

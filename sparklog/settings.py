@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from sparklog import errors, limits
-from sparklog.options import is_address, is_service_link
+from sparklog.options import check_root, is_address, is_service_link
 
 _PREFIX = "SPARKLOG_"
 
@@ -315,9 +315,15 @@ def _check_together(settings: BrokerSettings) -> None:
         raise errors.BadOption(
             option="root", value="", reason="name a folder, or an s3://, gs:// or az:// address"
         )
+    check_root("root", settings.root, " Addresses to listen at are kafka.listen and flight.listen.")
     _check_address("flight.listen", settings.flight.listen, lowest_port=0)
     if settings.kafka.listen:
         _check_address("kafka.listen", settings.kafka.listen, lowest_port=0)
+    if settings.kafka.listen == settings.flight.listen and not settings.flight.listen.endswith(
+        ":0"
+    ):
+        reason = "flight.listen is the same; each listener needs a port of its own"
+        raise errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
     for option in ("flight.advertised", "kafka.advertised"):
         address = attrgetter(option)(settings)
         if address:

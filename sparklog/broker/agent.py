@@ -26,6 +26,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import lease as leases
+from sparklog.broker import ports
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core, TopicDefaults
 from sparklog.broker.flight import FlightDoor
@@ -39,7 +40,7 @@ from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
-from sparklog.storage.meta import Heartbeat, MetaStore, write_heartbeat
+from sparklog.storage.meta import Heartbeat, MetaStore, find_live_heartbeat, write_heartbeat
 from sparklog.storage.objects import PutUnresolved, Store, SyncFailed, open_store
 from sparklog.storage.table import Table
 
@@ -54,6 +55,8 @@ _PUBLISH_TICK_SECONDS = 0.02
 _KEEP_TICK_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
+_LEAVING_SECONDS = 0.7
+"""So long a broker may keep its ports after it has said that it has stopped."""
 _SWITCH_INTERVAL_SECONDS = 0.001
 """Python's own is 5 ms: too long for an ack that waits while the publisher computes."""
 
@@ -98,14 +101,15 @@ class Agent:
         """Takes the root, recovers, and serves.
 
         Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `MissingObject`,
-        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where the Flight address is
-        taken.
+        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where an address to listen at
+        is taken, or is none of this machine's.
         """
         settings, store, clock = self.settings, self._store, self._clock
         _check_installed(settings.kafka)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
-        listen = _with_port(settings.flight.listen)
+        listen = ports.with_port(settings.flight.listen)
         self.address = settings.flight.advertised or listen
+        self._check_ports(listen)
         self._meta = MetaStore(store, clock=clock)
         self._lease = leases.acquire(
             store,
@@ -128,6 +132,31 @@ class Agent:
             self._close_doors()
             raise
 
+    def _addresses(self, listen: str) -> list[tuple[str, str]]:
+        """The setting and `host:port` of every listener."""
+        found = [("flight.listen", listen), ("kafka.listen", self.settings.kafka.listen)]
+        return [(option, address) for option, address in found if address]
+
+    def _check_ports(self, listen: str) -> None:
+        """Raises `BadOption` for a port that another program holds, while nothing is changed yet.
+
+        A live broker of this root holds its own: whether it is replaced, the lease decides.
+        """
+        for option, address in self._addresses(listen):
+            try:
+                ports.check_free(option, address, patience_seconds=0.0)
+            except errors.BadOption:
+                alive = find_live_heartbeat(
+                    self._store,
+                    clock=self._clock,
+                    dead_after_seconds=self.settings.liveness.dead_after_seconds,
+                )
+                if alive is not None and (
+                    option == "kafka.listen" or ports.port_of(alive.flight) == ports.port_of(listen)
+                ):
+                    continue
+                ports.check_free(option, address, patience_seconds=_LEAVING_SECONDS)
+
     def _serve(self, listen: str) -> None:
         tables: dict[str, Table] = {}
         metadata = self._meta.current
@@ -137,7 +166,11 @@ class Agent:
                 _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
         core = self._build(ledger, tables)
         self._writer.open()
-        _wait_until_free(listen, self.settings.liveness.dead_after_seconds)
+        for option, address in self._addresses(listen):
+            # A broker that has just been replaced needs a moment to leave them.
+            ports.check_free(
+                option, address, patience_seconds=self.settings.liveness.dead_after_seconds
+            )
         groups = Coordinator(core, settings=self.settings.groups, clock=self._clock)
         self._core, self._door = core, FlightDoor(core, groups, listen)
         if self.settings.kafka.listen:
@@ -411,49 +444,7 @@ class Agent:
         self.stop()
 
 
-# ------------------------------------------------------------------------------ addresses
-
-
-def _with_port(listen: str) -> str:
-    """`listen` with a real port where it asks for any."""
-    host, _, port = listen.rpartition(":")
-    if port != "0":
-        return listen
-    with _bound(listen) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
-
-
-def _bound(listen: str) -> socket.socket:
-    """A socket that has the address for the moment. Raises OSError."""
-    host, _, port = listen.rpartition(":")
-    bare = host.strip("[]")
-    family, kind, _, _, place = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)[0]
-    found = socket.socket(family, kind)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind(place)
-    except OSError:
-        found.close()
-        raise
-    return found
-
-
-def _wait_until_free(listen: str, timeout_seconds: float) -> None:
-    """gRPC shares a port that another process listens on, silently; so it is tried first.
-
-    A broker that has just been replaced needs a moment to leave it. Raises `BadOption`.
-    """
-    deadline = time.monotonic() + timeout_seconds
-    while True:
-        try:
-            _bound(listen).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise errors.BadOption(
-                    option="flight.listen", value=listen, reason=str(error)
-                ) from error
-        time.sleep(0.05)
+# ------------------------------------------------------------------------------ the Kafka listener
 
 
 def _check_installed(settings: KafkaSettings) -> None:

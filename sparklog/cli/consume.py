@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparklog.cli.formats import OutputFormat
-from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, open_log
+from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,6 +56,7 @@ def consume(
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Print a topic's records; ends at the last one that stands now, unless told to follow.
 
@@ -68,7 +69,7 @@ def consume(
         raise typer.BadParameter("an Arrow stream is nothing for a terminal; redirect it")
     columns = None if output is OutputFormat.ARROW else _columns(keys, headers, metadata)
     with (
-        open_log(root, bootstrap) as log,
+        open_log(root, bootstrap, wait) as log,
         _consumer(log, topic, point, partition, follow=follow, columns=columns) as consumer,
     ):
         from sparklog.cli.writing import write

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import BootstrapOption, RootOption, open_log, print_columns
+from sparklog.cli.shared import BootstrapOption, RootOption, WaitOption, open_log, print_columns
 
 if TYPE_CHECKING:
     from sparklog import wire
@@ -37,12 +37,13 @@ def list_groups(
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Name all groups, with their members, their topics and how far they are behind in all.
 
     Example: sparklog groups list --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         topics: _Topics = {}
         rows = [_summary(log, each.group, topics) for each in log.groups()]
     if as_json:
@@ -76,6 +77,7 @@ def describe(
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Show how far a group is in each partition, how far behind, and who reads it.
 
@@ -83,7 +85,7 @@ def describe(
 
     Example: sparklog groups describe billing --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.describe_group(group)
         parts = [] if members and not as_json else _parts(log, info)
     if as_json:
@@ -163,6 +165,7 @@ def reset(
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Set where a group without members goes on; shows it first, and does it with --execute.
 
@@ -188,7 +191,7 @@ def reset(
     if from_file is None and bool(topic) == all_topics:
         raise typer.BadParameter("give --topic or --all-topics")
     scope = _scope(topic or ())
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         _check_empty(log, group)
         committed = log.group_offsets(group)
         topics: _Topics = {}
@@ -228,6 +231,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Delete groups without members, with all that they have committed; asks first.
 
@@ -238,7 +242,7 @@ def delete(
             raise typer.BadParameter("there is nobody to ask: give --yes")
         what = f" what is committed of {offsets_of} by" if offsets_of else ""
         typer.confirm(f"Delete{what} {', '.join(groups)}?", abort=True)
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         for group in groups:
             if offsets_of is None:
                 log.delete_group(group)

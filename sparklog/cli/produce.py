@@ -15,7 +15,7 @@ import typer
 
 from sparklog import errors
 from sparklog.cli.formats import Fields, InputFormat, format_of
-from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, open_log
+from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
 
 if TYPE_CHECKING:
     from io import BufferedIOBase
@@ -69,6 +69,7 @@ def produce(
     ] = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Send the records of files to a topic; done when all of them are acked, so durable.
 
@@ -77,7 +78,7 @@ def produce(
     fields = Fields(key=key_field, timestamp=timestamp_field)
     inputs = [_input(file, kind, fields) for file in files or [_STDIN]]
     began = time.monotonic()
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         log.describe(topic)  # a wrong name is told before anything is read
         with log.producer() as producer, _Meter(inputs) as meter:
             acks = _Acks()

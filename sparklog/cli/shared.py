@@ -14,6 +14,7 @@ import contextlib
 import enum
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -26,6 +27,7 @@ from sparklog.options import (
     ROOT_VARIABLE,
     STORAGE_PREFIX,
     check_bootstrap,
+    check_root,
     storage_options,
 )
 
@@ -52,6 +54,9 @@ EXIT_CODES: Final = (
 
 class Commands(TyperGroup):
     """The group of all commands, which turns what they raise into exit codes."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, _with_wait_seconds(args))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -103,6 +108,10 @@ def _silence_output() -> None:
 
 # ------------------------------------------------------------------------------ which log
 
+_WAIT: Final = "--wait"
+_WAIT_SECONDS: Final = 60.0
+_LOOK_SECONDS: Final = 0.2
+
 RootOption = Annotated[
     str | None,
     typer.Option(
@@ -124,23 +133,67 @@ BootstrapOption = Annotated[
     ),
 ]
 
+WaitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--wait",
+        metavar="[SECONDS]",
+        min=0.0,
+        help="With --bootstrap: wait so long for a broker to answer there, and say so; without a"
+        f" number, {_WAIT_SECONDS:g} s. Without the option, a closed port is an error at once.",
+        show_default=False,
+    ),
+]
+
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
 
 
+def _with_wait_seconds(arguments: Sequence[str]) -> list[str]:
+    """`--wait` may stand without a number, which Typer's options cannot."""
+    found = list(arguments)
+    for place, word in enumerate(found):
+        if word == "--":
+            break
+        if word == _WAIT and not _is_number(found[place + 1 : place + 2]):
+            found[place] = f"{_WAIT}={_WAIT_SECONDS:g}"
+    return found
+
+
+def _is_number(words: Sequence[str]) -> bool:
+    try:
+        return bool(words) and float(words[0]) >= 0
+    except ValueError:
+        return False
+
+
 @contextlib.contextmanager
-def open_log(root: str | None, bootstrap: str | None, *, create: bool = False) -> Iterator[Log]:
+def open_log(
+    root: str | None, bootstrap: str | None, wait_seconds: float | None, *, create: bool = False
+) -> Iterator[Log]:
     """The log that the command line or the environment names.
 
-    `create`: an empty or missing root becomes one; else it is refused, so that a slip of the pen
-    does not make a root. Raises a usage error where none, or two, are named, and what connecting
-    raises.
+    Args:
+        root: a folder or a URI.
+        bootstrap: the address of a broker.
+        wait_seconds: how long to wait for a broker at `bootstrap`; None: not at all.
+        create: an empty or missing root becomes one; else it is refused, so that a slip of the pen
+            does not make a root.
+
+    Raises:
+        typer.BadParameter: no log is named, or two are, or there is nothing to wait for.
+        errors.SparklogError: connecting failed.
     """
     root, bootstrap = _target(root, bootstrap)
+    if bootstrap is None and wait_seconds is not None:
+        raise typer.BadParameter(
+            f"{_WAIT} is for --bootstrap; with --root, a broker is started where none runs"
+        )
     if bootstrap is not None:
         from sparklog.client.connection import Connection
         from sparklog.client.log import Log
 
         log = Log(Connection.to(check_bootstrap("bootstrap", bootstrap)), root=bootstrap)
+        _reach(log, bootstrap, wait_seconds or 0.0)
     else:
         assert root is not None
         if not create:
@@ -156,6 +209,26 @@ def open_log(root: str | None, bootstrap: str | None, *, create: bool = False) -
         yield log
 
 
+def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
+    """Returns when a broker has answered. Raises `BrokerUnavailable`, `WrongPort`."""
+    deadline = time.monotonic() + wait_seconds
+    is_told = False
+    while True:
+        try:
+            log.connection.channel()
+            return
+        except errors.BrokerUnavailable as error:
+            if time.monotonic() >= deadline:
+                if not wait_seconds:
+                    error.add_note(f"{_WAIT} waits for it")
+                raise
+            if not is_told:
+                waiting = f"waiting up to {wait_seconds:g} s for a broker at {bootstrap}"
+                typer.echo(f"sparklog: {waiting} ({error.reason})", err=True)
+                is_told = True
+        time.sleep(_LOOK_SECONDS)
+
+
 def _target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
     """The one of both that counts; the command line goes before the environment."""
     if root and bootstrap:
@@ -167,6 +240,8 @@ def _target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | 
         raise typer.BadParameter(
             f"which log? give --root or --bootstrap, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}"
         )
+    if root:
+        check_root("--root", root, f" Did you mean --bootstrap {root}?")
     return root or None, bootstrap or None
 
 

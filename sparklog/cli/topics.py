@@ -15,6 +15,7 @@ from sparklog.cli.shared import (
     BootstrapOption,
     RootOption,
     TopicArgument,
+    WaitOption,
     config_pairs,
     open_log,
     print_columns,
@@ -49,13 +50,14 @@ def create(
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Make a topic, and its root too if there is none yet.
 
     Example: sparklog topics create flights --partitions 4 --root ./data
     """
     pairs = config_pairs(config or ())
-    with open_log(root, bootstrap, create=True) as log:
+    with open_log(root, bootstrap, wait, create=True) as log:
         info = log.create_topic(topic, partitions, pairs, if_absent=if_absent)
     typer.echo(f"{info.topic}: {_partitions(info)}")
 
@@ -65,12 +67,13 @@ def list_topics(
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Name all topics, one a line.
 
     Example: sparklog topics list --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         names = log.topics()
     if as_json:
         import msgspec
@@ -87,12 +90,13 @@ def describe(
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Show a topic's partitions with their offsets, its config and its Delta table.
 
     Example: sparklog topics describe flights --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.describe(topic)
     if as_json:
         import msgspec
@@ -136,6 +140,7 @@ def ddl(
     ] = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Print SQL that makes topics' tables known to a catalog of Spark or Databricks.
 
@@ -152,7 +157,7 @@ def ddl(
         raise typer.BadParameter("--catalog needs --schema")
     if name and len(chosen) != 1:
         raise typer.BadParameter("--name is for one topic")
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         infos = [log.describe(topic) for topic in (log.topics() if all_topics else chosen)]
     names = {chosen[0]: name} if name else table_names([info.topic for info in infos])
     where = [part for part in (catalog, schema) if part]
@@ -175,6 +180,7 @@ def alter(
     ] = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Change a topic's config.
 
@@ -187,7 +193,7 @@ def alter(
     changes |= dict.fromkeys(unset or ())
     if not changes:
         raise typer.BadParameter("nothing to change: give --set or --unset")
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.alter(topic, changes)
     typer.echo(f"{info.topic}: {_config(info)}")
 
@@ -200,12 +206,13 @@ def add_partitions(
     ],
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Give a topic more partitions. Records stay where they are; keys may go elsewhere from now on.
 
     Example: sparklog topics add-partitions flights 8 --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.add_partitions(topic, partitions)
     typer.echo(f"{info.topic}: {_partitions(info)}")
 
@@ -215,6 +222,7 @@ def compact(
     topic: TopicArgument,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Merge the small files of a topic's table now; a broker does so in time by itself.
 
@@ -222,7 +230,7 @@ def compact(
 
     Example: sparklog topics compact flights --root ./data
     """
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.compact(topic)
     typer.echo(f"{info.topic}: {info.table_files} file{'' if info.table_files == 1 else 's'}")
 
@@ -257,6 +265,7 @@ def trim(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Delete a topic's oldest records, for good; shows what would go, and asks first.
 
@@ -269,7 +278,7 @@ def trim(
     point = _offset(before) if before is not None else _time(before_time or "")
     if not yes and not dry_run and not sys.stdin.isatty():
         raise typer.BadParameter("there is nobody to ask: give --yes")
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         info = log.describe(topic)
         if isinstance(point, int) and not partition and len(info.partitions) > 1:
             raise typer.BadParameter(f"{topic} has {_partitions(info)}: give --partition")
@@ -323,6 +332,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
+    wait: WaitOption = None,
 ) -> None:
     """Delete a topic with all its records; asks first.
 
@@ -332,7 +342,7 @@ def delete(
         if not sys.stdin.isatty():
             raise typer.BadParameter("there is nobody to ask: give --yes")
         typer.confirm(f"Delete {topic} and all its records?", abort=True)
-    with open_log(root, bootstrap) as log:
+    with open_log(root, bootstrap, wait) as log:
         log.delete_topic(topic)
     typer.echo(f"{topic}: deleted")
 

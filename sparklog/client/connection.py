@@ -195,7 +195,7 @@ def _probe(address: str, timeout_seconds: float) -> None:
         reason = f"silent for {timeout_seconds} s; it hangs, or this is not its Flight port"
         raise errors.BrokerUnavailable(address=address, reason=reason) from error
     except OSError as error:
-        reason = error.strerror or str(error)
+        reason = _unreached(error, host)
         raise errors.BrokerUnavailable(address=address, reason=reason) from error
     if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS_FRAME:
         return
@@ -207,6 +207,16 @@ def _probe(address: str, timeout_seconds: float) -> None:
     else:
         reason = "it is open but does not answer as gRPC does; is this the Kafka port?"
     raise errors.WrongPort(address=address, reason=reason)
+
+
+def _unreached(error: OSError, host: str) -> str:
+    """What is wrong with an address, and what to do about it."""
+    reason = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return f"the host {host!r} is not known here ({reason}); check its spelling"
+    if isinstance(error, ConnectionRefusedError):
+        return f"{reason}; start a broker there, or correct the address"
+    return reason
 
 
 def _receive(peer: socket.socket, count: int) -> bytes:

@@ -334,18 +334,57 @@ def test_a_newer_root_is_refused() -> None:
     assert [stat.name for stat in store.walk("")] == ["cluster.json"]
 
 
-def test_a_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    """A start that fails for its address leaves the root to the next one at once."""
-    short = LivenessSettings(heartbeat_seconds=0.05, dead_after_seconds=0.2)
+@pytest.mark.parametrize("option", ["flight.listen", "kafka.listen"])
+def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
+    """A taken port is refused within a second, by setting and address, and the root is untouched.
+
+    However patient the broker is with others.
+    """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
-        agent = Agent(settings(tmp_path, flight=FlightSettings(listen=listen), liveness=short))
-        with pytest.raises(errors.BadOption) as refused:
-            agent.start()
-        assert (refused.value.option, refused.value.value) == ("flight.listen", listen)
-    assert live_broker(LocalStore(tmp_path)) is None
+        given: dict[str, Any] = {
+            "flight.listen": {"flight": FlightSettings(listen=listen)},
+            "kafka.listen": {"kafka": KafkaSettings(listen=listen)},
+        }[option]
+        began = time.monotonic()
+        with pytest.raises(errors.BadOption, match="another program listens there") as refused:
+            Agent(settings(tmp_path, **given)).start()
+        assert time.monotonic() - began < 1.0
+        assert (refused.value.option, refused.value.value) == (option, listen)
+    assert not list(tmp_path.glob("meta/*"))
     with running(Agent(settings(tmp_path, broker=2))) as door:
         assert door.action("topics.list").topics == []
+
+
+def test_a_port_of_a_broker_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    """A port that becomes free within the time that a broker takes to leave is no error."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    listen = f"127.0.0.1:{taken.getsockname()[1]}"
+    threading.Timer(0.2, taken.close).start()
+    with running(Agent(settings(tmp_path, flight=FlightSettings(listen=listen)))) as door:
+        assert door.action("topics.list").topics == []
+
+
+def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
+    """An address of another machine, or of none, is refused as that."""
+    for host, told in (("192.0.2.1", "no address of this machine"), ("no.invalid", "not known")):
+        flight = FlightSettings(listen=f"{host}:8815")
+        with pytest.raises(errors.BadOption, match=told):
+            Agent(settings(tmp_path, flight=flight)).start()
+    assert not list(tmp_path.glob("meta/*"))
+
+
+def test_the_ports_of_the_broker_that_is_replaced_are_taken_over(tmp_path: Path) -> None:
+    """The successor at the same addresses waits until the older broker has left them."""
+    given = settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0"))
+    older = Agent(given)
+    with running(older):
+        flight = FlightSettings(listen=older.address)
+        kafka = KafkaSettings(listen=older.kafka_address)
+        newer = Agent(settings(tmp_path, flight=flight, kafka=kafka))
+        with running(newer) as door:
+            assert door.action("topics.list").topics == []
+            assert (newer.address, newer.kafka_address) == (flight.listen, kafka.listen)
 
 
 def test_a_late_heartbeat_calls_no_stopped_broker_alive(tmp_path: Path) -> None:

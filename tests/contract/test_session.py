@@ -177,8 +177,10 @@ def test_a_heartbeat_that_ends_is_waited_for(tmp_path: Path, host: str) -> None:
 
 def test_an_address_without_a_broker_is_told_at_once() -> None:
     """`connect` to an address asks once whether a broker hears there."""
-    with pytest.raises(errors.BrokerUnavailable, match=r"127\.0\.0\.1:1"):
+    with pytest.raises(errors.BrokerUnavailable, match=r"127\.0\.0\.1:1.*start a broker there"):
         sparklog.connect("127.0.0.1:1")
+    with pytest.raises(errors.BrokerUnavailable, match="'no.invalid' is not known.*spelling"):
+        sparklog.connect("no.invalid:8815")
 
 
 def test_an_address_is_shown(tmp_path: Path) -> None:
@@ -215,6 +217,18 @@ def test_an_address_with_a_slip_is_no_folder(
         log.create_topic("orders")
     with sparklog.connect(target) as log:
         assert log.topics() == ["orders"]
+
+
+@pytest.mark.parametrize("target", ["localhost", "127.0.0.1", "::1", "[::1]"])
+def test_a_host_without_a_port_is_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    """A host alone is refused with a hint at host:port, and never becomes a folder."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(errors.BadOption, match="Did you mean host:port") as refused:
+        sparklog.connect(target)
+    assert refused.value.value == target
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------ storage options

@@ -283,7 +283,6 @@ def simulated(world: World) -> Iterator[None]:
         "KeeperLimits": functools.partial(KeeperLimits, **pace.keeper),
         "Publisher": functools.partial(Publisher, **pace.publisher),
         "WriterLimits": functools.partial(WriterLimits, flush_max_entries=pace.flush_max_entries),
-        "_wait_until_free": lambda _listen, _seconds: None,
         "_PUBLISH_TICK_SECONDS": 0.05,
         "_KEEP_TICK_SECONDS": 0.2,
         "_RETRY_SECONDS": 0.2,
@@ -291,6 +290,7 @@ def simulated(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(agents, name, value))
+        stack.enter_context(mock.patch.object(agents.ports, "check_free"))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(leases, "acquire", acquire_boldly))
         _world = world

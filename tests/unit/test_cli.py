@@ -7,8 +7,11 @@ import io
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +171,69 @@ def test_no_broker_is_one_line() -> None:
     assert result.stderr.startswith("sparklog: ")
     assert "not-an-address" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "told"), [("127.0.0.1", "start a broker there"), ("no.invalid", "is not known here")]
+)
+def test_closed_port_is_told_at_once(host: str, told: str) -> None:
+    """A closed port or a misspelt host is one line within a second, with what to do."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"{host}:{server.getsockname()[1]}"
+    began = time.monotonic()
+    result = run("topics", "list", "--bootstrap", address)
+    assert time.monotonic() - began < 1.0
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith(f"sparklog: no answer from the broker at {address}: ")
+    assert told in result.stderr
+    assert result.stderr.endswith("; --wait waits for it\n")
+
+
+def test_wait_waits_and_says_so(log: FakeLog) -> None:
+    """With --wait a broker that starts later is used, and standard error says what is going on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    started: list[FakeBroker] = []
+    starting = threading.Timer(0.5, lambda: started.append(FakeBroker(log, port=port)))
+    starting.start()
+    try:
+        result = run("topics", "list", "--wait", "--bootstrap", f"127.0.0.1:{port}")
+        assert result.stdout == "t1\nt4\n"
+        told = f"sparklog: waiting up to 60 s for a broker at 127.0.0.1:{port} (Connection refused"
+        assert result.stderr.startswith(told)
+        assert len(result.stderr.splitlines()) == 1
+    finally:
+        starting.join()
+        started[0].stop()
+
+
+def test_wait_ends(tmp_path: Path) -> None:
+    """--wait SECONDS gives up after them; with a root there is nothing to wait for."""
+    began = time.monotonic()
+    result = run("topics", "list", "--wait", "0.3", "--bootstrap", "127.0.0.1:1")
+    assert 0.3 <= time.monotonic() - began < 2.0
+    assert result.exit_code == ExitCode.FAILED
+    assert [line[:30] for line in result.stderr.splitlines()] == [
+        "sparklog: waiting up to 0.3 s ",
+        "sparklog: no answer from the b",
+    ]
+    refused = run("topics", "list", "--wait", "1", "--root", str(tmp_path))
+    assert refused.exit_code == ExitCode.USAGE
+
+
+@pytest.mark.parametrize("words", [("topics", "create", "t"), ("topics", "list"), ("broker",)])
+@pytest.mark.parametrize("root", ["localhost:9092", "localhost"])
+def test_address_is_no_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], root: str
+) -> None:
+    """An address that is given as a root is refused with a hint, and becomes no folder."""
+    monkeypatch.chdir(tmp_path)
+    result = run(*words, "--root", root)
+    assert result.exit_code == ExitCode.FAILED
+    assert "looks like an address" in result.stderr
+    hint = "kafka.listen and flight.listen" if words == ("broker",) else f"--bootstrap {root}?"
+    assert hint in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_root_is_not_made(tmp_path: Path) -> None:

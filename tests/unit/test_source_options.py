@@ -153,6 +153,14 @@ def test_an_option_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) 
         place({})
 
 
+@pytest.mark.parametrize("option", ["root", "path"])
+def test_an_address_is_no_root(option: str) -> None:
+    """A broker's address that is given as the root is refused, with the option that takes it."""
+    with pytest.raises(errors.BadOption, match="Did you mean the option bootstrap") as refused:
+        parse({"subscribe": "a", option: "localhost:9092"})
+    assert (refused.value.option, refused.value.value) == (option, "localhost:9092")
+
+
 # ------------------------------------------------------------------------------ from and to
 
 
