@@ -101,8 +101,8 @@ class Agent:
         """Takes the root, recovers, and serves.
 
         Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `MissingObject`,
-        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where an address to listen at
-        is taken, or is none of this machine's.
+        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where an address to listen
+        at is taken, or is none of this machine's.
         """
         settings, store, clock = self.settings, self._store, self._clock
         _check_installed(settings.kafka)

@@ -29,6 +29,7 @@ def with_port(listen: str) -> str:
 
 
 def port_of(address: str) -> int:
+    """Of a `host:port`."""
     return int(address.rpartition(":")[2])
 
 
