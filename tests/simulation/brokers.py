@@ -21,6 +21,7 @@ import msgspec
 from sparklog import wire
 from sparklog.broker import agent as agents
 from sparklog.broker import lease as leases
+from sparklog.broker import ports
 from sparklog.broker.agent import Agent
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core
@@ -290,7 +291,7 @@ def simulated(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(agents, name, value))
-        stack.enter_context(mock.patch.object(agents.ports, "check_free"))
+        stack.enter_context(mock.patch.object(ports, "check_free"))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(leases, "acquire", acquire_boldly))
         _world = world
