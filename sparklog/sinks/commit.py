@@ -39,7 +39,8 @@ def commit(
     no broker could be reached, and `OutcomeUnknown`: commit again after these two.
     """
     store = open_store(root, storage)
-    ours = Manifest(query=query, batch=batch, sections=tuple(sections), kind=kind)
+    attempt = _attempt(store, query, batch, sections)
+    ours = Manifest(query=query, batch=batch, sections=tuple(sections), kind=kind, attempt=attempt)
     if not sections and not _stands(store, ours.path):
         return
     standing = _decide(store, ours)
@@ -56,6 +57,17 @@ def commit(
         if adopted.skipped:
             _check_topics(ours, adopted.ranges)
             _log.warning("batch %d of %s stands already, so it is not written again", batch, query)
+
+
+def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) -> int:
+    """The attempt that the sections were staged for. Raises `BadRequest` where that is two."""
+    attempts = {manifest.attempt_of(section.path) for section in sections}
+    if len(attempts) > 1:
+        raise errors.BadRequest(
+            reason=f"batch {batch} of query {query} was given up while its tasks were staging it;"
+            " start the query again"
+        )
+    return attempts.pop() if attempts else manifest.open_attempt(store, query, batch)
 
 
 def _decide(store: Store, ours: Manifest) -> Manifest | None:

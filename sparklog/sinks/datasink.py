@@ -34,6 +34,7 @@ from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.jsonvalues import pack
 from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
+from sparklog.storage import manifest
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import open_store
@@ -133,8 +134,13 @@ class Staged(WriterCommitMessage):
 
 
 def _stage(target: Target, query: str, batch: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+    store = open_store(target.root, target.storage)
     staging = StagingWriter(
-        open_store(target.root, target.storage), query=query, batch=batch, clock=SystemClock()
+        store,
+        query=query,
+        batch=batch,
+        clock=SystemClock(),
+        attempt=manifest.open_attempt(store, query, batch),
     )
     first = secrets.randbelow(1 << 16)
     try:

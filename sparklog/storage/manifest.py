@@ -7,6 +7,11 @@ Rules of this room:
 - The manifest in the same folder is put only if absent, and names what counts. It is the decision:
   whoever meets it drives it to its end, and ignores what else was staged. A manifest that *refuses*
   the batch, put by a sweeper, keeps a driver that comes too late from deciding otherwise.
+- A refusal ends one *attempt* at the batch, and what was staged for it. A task that begins after it
+  stages for the next attempt, whose files and whose manifest have its number in their names. So a
+  query may resume after any pause, and only the driver that was given up is refused. Attempts are
+  refused in order, and refusals removed from the last: the first attempt without one is the open
+  one.
 - A section is one Arrow IPC stream of exactly one record batch, a payload of one partition. It is
   read by its byte range alone, as an entry of the write-ahead log is, and becomes one.
 """
@@ -31,9 +36,12 @@ from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
+"""Of the first attempt; `name` gives that of any."""
 _FOLDER: Final = "staging"
 _QUERY = re.compile(r"(?!\.)[a-zA-Z0-9._@-]{1,250}")
-_MANIFEST = re.compile(rf"{_FOLDER}/([^/]+)/(0|[1-9]\d*)/{re.escape(NAME)}")
+_MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
+_MANIFEST_PATH = re.compile(rf"{_FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern}")
+_STAGED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.arrow")
 
 _Count = Annotated[int, Meta(ge=1)]
 _Place = Annotated[int, Meta(ge=0)]
@@ -59,17 +67,18 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What batch `batch` of `query` consists of; `refused`: it is given up, and never will be."""
+    """What batch `batch` of `query` consists of; `refused`: this attempt at it is given up."""
 
     query: str
     batch: _Place
     sections: tuple[Section, ...] = ()
     refused: bool = False
     kind: BatchKind = BatchKind.NUMBERED
+    attempt: _Place = 0
 
     @property
     def path(self) -> str:
-        return f"{folder(self.query, self.batch)}/{NAME}"
+        return f"{folder(self.query, self.batch)}/{name(self.attempt)}"
 
     def check_files(self, store: Store) -> None:
         """That every section's file is there and long enough; costs one listing, reads no rows.
@@ -101,6 +110,40 @@ def folder(query: str, batch: int) -> str:
     return f"{_FOLDER}/{query}/{batch}"
 
 
+# ------------------------------------------------------------------------------ attempts
+
+
+def name(attempt: int) -> str:
+    """What an attempt's manifest is called, in the folder of its batch."""
+    return f"manifest-{attempt}.json" if attempt else NAME
+
+
+def is_manifest(name: str) -> bool:
+    """Whether an object of that name, in the folder of a batch, is a manifest of any attempt."""
+    return _MANIFEST.fullmatch(name) is not None
+
+
+def attempt_of(name: str) -> int:
+    """The attempt that a manifest or a staged file is of, by its name or its path."""
+    name = name.rpartition("/")[2]
+    named = _MANIFEST.fullmatch(name) or _STAGED.fullmatch(name)
+    return int(named[1] or 0) if named is not None else 0
+
+
+def open_attempt(store: Store, query: str, batch: int) -> int:
+    """The first attempt at the batch that is not refused. Raises what `load` raises."""
+    within, attempt = folder(query, batch), 0
+    while True:
+        path = f"{within}/{name(attempt)}"
+        try:
+            store.stat(path)
+        except ObjectMissing:
+            return attempt
+        if not load(store, path).refused:
+            return attempt
+        attempt += 1
+
+
 # ------------------------------------------------------------------------------ the decision
 
 
@@ -114,10 +157,10 @@ def write(store: Store, manifest: Manifest, clock: Clock) -> Manifest:
     return read(store, manifest.path)
 
 
-def refuse(store: Store, within: str, *, clock: Clock) -> bool:
-    """Whether the batch in the folder is given up for good: False where a manifest was faster."""
+def refuse(store: Store, within: str, *, clock: Clock, attempt: int = 0) -> bool:
+    """Whether the attempt at the batch in the folder is given up: False where a manifest is."""
     query, batch = within.split("/")[1:]
-    refusal = Manifest(query=query, batch=int(batch), refused=True)
+    refusal = Manifest(query=query, batch=int(batch), refused=True, attempt=attempt)
     return claim(store, refusal.path, msgspec.json.encode(refusal), clock=clock)
 
 
@@ -127,16 +170,15 @@ def read(store: Store, path: str) -> Manifest:
     if found.refused:
         raise errors.BadRequest(
             reason=f"batch {found.batch} of query {found.query} was staged and not committed for"
-            f" so long that it was given up, in {path}; write it again as a new batch. Where the"
-            " query has been stopped since, and no driver of it is left, remove that object and"
-            " start the query: it stages the batch anew"
+            f" so long that it was given up ({path}), and its files are removed; start the query"
+            " again, which stages the batch again"
         )
     return found
 
 
 def batch_of(path: str) -> BatchId:
     """Whose manifest's path this is. Raises `BadRequest` for any other."""
-    named = _MANIFEST.fullmatch(path)
+    named = _MANIFEST_PATH.fullmatch(path)
     if named is None:
         raise errors.BadRequest(reason=f"{path!r} is no manifest's path")
     return BatchId(named[1], int(named[2]))
@@ -155,9 +197,11 @@ def load(store: Store, path: str) -> Manifest:
     if found.path != path:
         raise errors.BadRequest(reason=f"{path} says that it is {found.path}")
     for section in found.sections:
-        name = section.path.removeprefix(f"{within}/")
-        if name == section.path or "/" in name:
+        file = section.path.removeprefix(f"{within}/")
+        if file == section.path or "/" in file:
             raise errors.BadRequest(reason=f"{path} names {section.path}, outside its folder")
+        if attempt_of(file) != found.attempt:
+            raise errors.BadRequest(reason=f"{path} names {section.path}, of another attempt")
     return found
 
 
@@ -177,12 +221,13 @@ class StagingWriter:
         query: str,
         batch: int,
         clock: Clock,
+        attempt: int = 0,
         file_bytes: int = limits.STAGED_FILE_BYTES,
         section_rows: int = limits.STAGED_SECTION_ROWS,
         section_bytes: int = limits.STAGED_SECTION_BYTES,
     ) -> None:
         self._store = store
-        self._folder = folder(query, batch)
+        self._prefix = f"{folder(query, batch)}/" + (f"{attempt}-" if attempt else "")
         self._clock = clock
         self._file_bytes = file_bytes
         self._section_rows = section_rows
@@ -260,7 +305,7 @@ class StagingWriter:
             self._file = _File(self._new_path())
 
     def _new_path(self) -> str:
-        return f"{self._folder}/{secrets.token_hex(16)}.arrow"
+        return f"{self._prefix}{secrets.token_hex(16)}.arrow"
 
     def finish(self) -> list[Section]:
         """What was staged, durably. Raises what `claim` does."""

@@ -2,8 +2,9 @@
 
 A batch with a manifest is touched only once all of it is published. One without may still get its
 manifest from a driver that is only slow; so before its files go, the sweeper wins the manifest's
-place with a refusal, which a late driver then meets instead. The refusal stays for as long as a
-batch is remembered: a driver later than that would decide for files that are gone.
+place with a refusal, which a late driver then meets instead. What is staged after a refusal is of
+another attempt, and is not judged by it. A refusal stays for 30 days: a driver later than that
+would decide for files that are gone.
 """
 
 from __future__ import annotations
@@ -49,9 +50,12 @@ def sweep(
                 abandoned_seconds=abandoned_seconds,
                 clock=clock,
             )
-            # The manifest goes last: without it the rest would seem to wait for one.
-            gone.sort(key=lambda name: name == manifest.NAME)
-            store.delete([f"{folder}/{name}" for name in gone])
+            # Manifests go last: without them the rest would seem to wait for one. And the last
+            # attempt's first: a refusal behind one that is gone would go unseen.
+            manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
+            store.delete([f"{folder}/{name}" for name in gone if name not in manifests])
+            for name in reversed(manifests):
+                store.delete([f"{folder}/{name}"])
             swept += len(gone)
         except errors.SparklogError as error:
             failure = failure or error
@@ -68,19 +72,24 @@ def _unneeded(
     abandoned_seconds: float,
     clock: Clock,
 ) -> list[str]:
-    """The names in the folder that may go now; a batch that was abandoned is refused first."""
+    """The names in the folder that may go now; an attempt that was abandoned is refused first."""
     stats = store.list_after(folder)
-    names = [stat.name for stat in stats]
-    if manifest.NAME not in names:
-        if stats and _are_old(stats, abandoned_seconds, clock):
-            manifest.refuse(store, folder, clock=clock)
-        return []
-    (decided_us,) = (stat.modified_us for stat in stats if stat.name == manifest.NAME)
-    found = manifest.load(store, f"{folder}/{manifest.NAME}")
-    if found.refused:
-        is_over = _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock)
-        return [name for name in names if is_over or name != manifest.NAME]
-    return names if is_published(found, decided_us) else []
+    manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
+    attempt = 0
+    while (decided := manifests.get(manifest.name(attempt))) is not None:
+        found = manifest.load(store, f"{folder}/{decided.name}")
+        if not found.refused:
+            names = [stat.name for stat in stats]
+            return names if is_published(found, decided.modified_us) else []
+        attempt += 1
+    files = [stat for stat in stats if stat.name not in manifests]
+    open_ones = [stat for stat in files if manifest.attempt_of(stat.name) >= attempt]
+    if open_ones and _are_old(open_ones, abandoned_seconds, clock):
+        manifest.refuse(store, folder, clock=clock, attempt=attempt)
+    gone = [stat.name for stat in files if manifest.attempt_of(stat.name) < attempt]
+    if not open_ones and _are_old(stats, limits.BATCH_MEMORY_SECONDS, clock):
+        gone += manifests
+    return gone
 
 
 def _are_old(stats: list[Stat], age_seconds: float, clock: Clock) -> bool:

@@ -273,9 +273,7 @@ class Query(Client):
         # What seems to have failed may be decided, and whoever decides sees it through.
         while not self.world.closing or decision is None:
             decision = self._decide(self._batch)
-            if isinstance(decision, errors.BadRequest):
-                self._batch += 1
-            elif decision is not None:
+            if isinstance(decision, manifest.Manifest):
                 self._adopted.append((self._batch, self._drive(decision)))
                 self._batch += 1
             if self._adopted and self.chance.random() < 0.2:
@@ -289,8 +287,15 @@ class Query(Client):
 
         def body() -> None:
             try:
-                sections = [each for task in (0, 1) for each in self._stage(machine, batch, task)]
-                wanted = manifest.Manifest(query=self.name, batch=batch, sections=tuple(sections))
+                attempt = manifest.open_attempt(machine.store, self.name, batch)
+                sections = [
+                    section
+                    for task in (0, 1)
+                    for section in self._stage(machine, batch, task, attempt)
+                ]
+                wanted = manifest.Manifest(
+                    query=self.name, batch=batch, sections=tuple(sections), attempt=attempt
+                )
                 decided.append(manifest.write(machine.store, wanted, machine.clock))
             except errors.BadRequest as error:
                 decided.append(error)
@@ -301,11 +306,13 @@ class Query(Client):
         self.world.scheduler.wait(lambda: task.done or not machine.process.alive)
         return decided[0] if decided else None
 
-    def _stage(self, machine: Machine, batch: int, task: int) -> list[manifest.Section]:
+    def _stage(
+        self, machine: Machine, batch: int, task: int, attempt: int
+    ) -> list[manifest.Section]:
         """One task's share: the same partitions and counts each time, the values new."""
         shape = random.Random(f"{self.name} {batch} {task}")
         writer = manifest.StagingWriter(
-            machine.store, query=self.name, batch=batch, clock=machine.clock
+            machine.store, query=self.name, batch=batch, clock=machine.clock, attempt=attempt
         )
         rows: dict[int, list[Row]] = {}
         for partition in (0, 1):

@@ -550,6 +550,57 @@ def test_an_abandoned_batch_is_refused_first(rig: Rig, clock: ManualClock) -> No
         manifest.write(rig.store, late, clock)
 
 
+def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualClock) -> None:
+    """A query that resumes after weeks stages its batch again; each driver given up is refused."""
+    late = []
+    for attempt in range(3):
+        assert manifest.open_attempt(rig.store, "q", 1) == attempt
+        writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=clock, attempt=attempt)
+        writer.add("t", 0, payload([f"run {attempt}"]))
+        sections = tuple(writer.finish())
+        late.append(manifest.Manifest(query="q", batch=1, sections=sections, attempt=attempt))
+        if attempt < 2:
+            clock.advance(GRACES.staging_abandoned_seconds + 1)
+            for _ in range(2):
+                clock.advance(SWEEP)
+                rig.janitor.tick()
+    assert paths(rig.store, "staging/q/1")[-2:] == ["manifest-1.json", "manifest.json"]
+    assert len(paths(rig.store, "staging")) == 3  # and the file of the run that is under way
+    for given_up in late[:2]:
+        with pytest.raises(errors.BadRequest, match="given up"):
+            manifest.write(rig.store, given_up, clock)
+        with pytest.raises(errors.BadRequest, match="given up"):
+            adopt(rig, given_up.path)
+    adopt(rig, manifest.write(rig.store, late[2], clock).path)
+    assert rig.read() == [(0, b"run 2")]
+    rig.core.adopt(wire.Adopt(manifest=late[0].path))  # what they wanted is in the log
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert len(paths(rig.store, "staging")) == 4
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+    assert rows_of_table(rig.store, clock) == [(0, b"run 2")]
+
+
+def test_refusals_go_from_the_last_when_they_are_old(rig: Rig, clock: ManualClock) -> None:
+    """A sweep that is cut short leaves no refusal that nobody would find."""
+    for attempt in range(3):
+        manifest.refuse(rig.store, "staging/q/1", clock=clock, attempt=attempt)
+    assert manifest.open_attempt(rig.store, "q", 1) == 3
+    clock.advance(limits.BATCH_MEMORY_SECONDS + 1)
+    refused = errors.StorageUnavailable(operation="delete", path="staging", reason="a fault")
+    faulty(rig, Fault(operation="delete", error=refused, count=3, prefix="staging"))
+    left = []
+    for _ in range(2):
+        clock.advance(SWEEP)
+        rig.janitor.tick()
+        left.append(paths(rig.store, "staging"))
+        assert manifest.open_attempt(rig.store, "q", 1) == len(left[-1])
+    assert left == [["q/1/manifest.json"], []]
+
+
 def test_a_batch_with_a_manifest_is_never_abandoned(rig: Rig, clock: ManualClock) -> None:
     """However late its driver comes, what was decided is still there."""
     path = stage(rig)

@@ -195,6 +195,7 @@ def test_a_batch_with_a_manifest_is_not_refused() -> None:
         ({"path": "wal/1/0000000001/00000000000000000001"}, "outside its folder"),
         ({"path": f"staging/{QUERY}/3/../4/a.arrow"}, "outside its folder"),
         ({"path": f"staging/{QUERY}/30/a.arrow"}, "outside its folder"),
+        ({"path": f"staging/{QUERY}/3/1-{'a' * 32}.arrow"}, "of another attempt"),
         ({"rows": 0}, "rows"),
         ({"rows": limits.STAGED_SECTION_ROWS + 1}, "rows"),
         ({"start": -1}, "start"),

@@ -480,9 +480,23 @@ def test_a_given_up_batch_is_refused(log: Log, tmp_path: Path) -> None:
     sink = Sink(tmp_path)
     staged = sink.stage("a")
     manifest.refuse(sink.store, f"staging/{sink.query}/{sink.batch}", clock=SystemClock())
-    with pytest.raises(errors.BadRequest, match="as a new batch"):
+    with pytest.raises(errors.BadRequest, match="start the query again"):
         sink.commit(staged)
     assert values_of(log) == []
+
+
+def test_a_query_that_was_given_up_stages_its_batch_again(log: Log, tmp_path: Path) -> None:
+    """A run after the refusal is written; the driver from before it is refused, and so is a mix."""
+    sink = Sink(tmp_path)
+    late = sink.stage("a")
+    manifest.refuse(sink.store, f"staging/{sink.query}/{sink.batch}", clock=SystemClock())
+    resumed = sink.stage("a")
+    with pytest.raises(errors.BadRequest, match="while its tasks were staging"):
+        sink.commit(late, resumed)
+    sink.commit(resumed)
+    sink.commit(late)  # it asks the broker, which has the batch
+    sink.commit(sink.stage())
+    assert values_of(log) == ["a"]
 
 
 def test_a_refusal_of_a_rerun_hides_nothing(log: Log, tmp_path: Path) -> None:
