@@ -28,7 +28,7 @@ that was made for the batch is there by then.
 def sweep(
     store: Store, *, is_published: IsPublished, abandoned_seconds: float, clock: Clock
 ) -> int:
-    """Removes the files of published and of abandoned batches; how many files.
+    """Removes the files of published and of abandoned batches, and empty folders; how many files.
 
     Where a batch cannot be judged the others are, before this raises `BadRequest`, or what the
     store has raised. A folder that no query made is left alone.
@@ -57,8 +57,11 @@ def sweep(
             for name in reversed(manifests):
                 store.delete([f"{folder}/{name}"])
             swept += len(gone)
+            store.remove_folder(folder)
         except errors.SparklogError as error:
             failure = failure or error
+    for query in store.folders("staging"):
+        store.remove_folder(f"staging/{query}")
     if failure is not None:
         raise failure
     return swept

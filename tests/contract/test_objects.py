@@ -219,6 +219,7 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
             lambda: list(store.walk(path)),
             lambda: store.settle(path),
             lambda: store.sweep_temporaries(path, 0),
+            lambda: store.remove_folder(path),
         ]
     for operation in operations:
         with pytest.raises(ValueError, match=r"path of an object|being written"):
@@ -412,6 +413,20 @@ def test_delete(tree: Store) -> None:
     tree.delete([])
     with pytest.raises(ObjectMissing):
         tree.get("top")
+
+
+def test_a_folder_that_holds_something_stays(tree: Store) -> None:
+    """Removing a folder removes no object, and its place can be used again."""
+    tree.remove_folder("w")
+    tree.remove_folder("w/10")
+    tree.remove_folder("none/at/all")
+    tree.remove_folder("top")
+    assert len(list(tree.walk(""))) == 8
+    tree.delete(["w/10/1"])
+    tree.remove_folder("w/10")
+    assert tree.folders("w") == ["1"]
+    tree.put_new("w/10/1", b"again")
+    assert bytes(tree.get("w/10/1")) == b"again"
 
 
 def test_nothing_is_left_to_sweep(tree: Store) -> None:

@@ -221,6 +221,45 @@ def test_a_removed_folder_is_noticed(ready: LocalStore) -> None:
     assert bytes(ready.get("f/first")) == b"again"
 
 
+@pytest.mark.parametrize("step", ["open", "link", "fsync"])
+def test_a_put_into_a_folder_that_is_swept(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """A sweeper of empty folders takes nothing from a put, whatever step that has come to."""
+    sweeper, real = LocalStore(ready.root), getattr(os, step)
+    tried = []
+
+    def swept(*args: Any, **options: Any) -> Any:
+        tried.append(args)
+        if len(tried) < 20:
+            monkeypatch.setattr(os, step, real)
+            for folder in ("g/1", "g"):
+                sweeper.remove_folder(folder)
+            monkeypatch.setattr(os, step, swept)
+        return real(*args, **options)
+
+    Path(ready.root, "g", "1").mkdir(parents=True)
+    monkeypatch.setattr(limits, "LOCAL_PUT_ATTEMPTS", 30)
+    monkeypatch.setattr(os, step, swept)
+    ready.put_new("g/1/a", b"1")
+    monkeypatch.undo()
+    assert tried
+    assert files(ready) == ["f/first", "g/1/a"]
+
+
+def test_folders_of_another_process_are_removed_behind_us(ready: LocalStore) -> None:
+    """What this store knows of a folder that is removed and made again does no harm."""
+    sweeper = LocalStore(ready.root)
+    for _ in range(3):
+        ready.put_new("g/1/a", b"1")
+        sweeper.delete(["g/1/a"])
+        sweeper.remove_folder("g/1")
+        sweeper.remove_folder("g")
+        assert ready.folders("") == ["f"]
+        sweeper.put_new("g/2", b"2")
+        sweeper.delete(["g/2"])
+
+
 def test_a_folder_that_keeps_vanishing(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A put gives up, retriably, where its folder vanishes each time."""
     monkeypatch.setattr(os, "link", failing(errno.ENOENT))

@@ -566,6 +566,27 @@ def test_other_engines_find_the_newest_batch_in_the_table(log: Log, tmp_path: Pa
     assert table.transaction_version(f"sparklog/{topic.topic_id}/query/query") == 4
 
 
+def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
+    """Of many jobs and of a query nothing is left under a local root once all is published."""
+    for number in range(5):
+        for sink in (Sink(tmp_path, query=f"job{number}"), Sink(tmp_path, batch=number)):
+            sink.commit(sink.stage(f"{number}"))
+    waiting = Sink(tmp_path, query="waiting").stage("a").sections[0].path
+    (tmp_path / "staging/dead/7").mkdir(parents=True)
+    log.flush_to_table()
+    assert (
+        staging.sweep(
+            LocalStore(tmp_path),
+            is_published=lambda _, __: True,
+            abandoned_seconds=3600.0,
+            clock=SystemClock(),
+        )
+        == 20
+    )
+    left = sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "staging").rglob("*"))
+    assert left == ["staging/waiting", "staging/waiting/0", waiting]
+
+
 def test_a_named_write_is_its_version(log: Log, tmp_path: Path) -> None:
     """What the options say is what its tasks stage for."""
     given = {"root": str(tmp_path), "topic": "t", "txnAppId": "copy", "txnVersion": "17"}

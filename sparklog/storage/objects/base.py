@@ -165,6 +165,13 @@ class Store(Protocol):
         """
         ...
 
+    def remove_folder(self, folder: str) -> None:
+        """Remove the folder if it is empty, where folders exist without objects in them.
+
+        A put into it that is under way makes it again; one that holds anything stays.
+        """
+        ...
+
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         """Remove what crashed puts left below the folder, last written before that time; how many.
 

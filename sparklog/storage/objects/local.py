@@ -52,6 +52,8 @@ _OPEN_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 _FORBIDDEN: Final = {errno.EROFS, errno.EACCES, errno.EPERM}
 _NO_LINKS: Final = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_NOT_EMPTY: Final = {errno.ENOTEMPTY, errno.EEXIST}
+_NO_FOLDER: Final = {errno.ENOENT, errno.ENOTDIR}
 _SURELY_NOT_SHOWN: Final = _FULL | _FORBIDDEN | _NO_LINKS | {errno.ENOENT}
 
 
@@ -261,6 +263,16 @@ class LocalStore:
             folders.add(path.rpartition("/")[0])
         for folder in sorted(folders):
             self.settle(folder)
+
+    def remove_folder(self, folder: str) -> None:
+        place = self._place(checked_path(folder))
+        try:
+            os.rmdir(place)
+        except OSError as error:
+            if error.errno not in _NOT_EMPTY | _NO_FOLDER:
+                raise self._refusal("delete", folder, error) from error
+        else:
+            self._founded.discard(place)
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         """Remove what crashed puts left below the folder, last written before that time; how many.

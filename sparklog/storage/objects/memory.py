@@ -300,6 +300,9 @@ class MemoryStore:
         for folder in sorted(folders):
             self.settle(folder)
 
+    def remove_folder(self, folder: str) -> None:
+        checked_path(folder)  # there are no folders but in the names of objects
+
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         del older_than_us  # nothing is ever half put
         checked_folder(folder)
@@ -385,6 +388,9 @@ class DelayedStore:
 
     def harden(self, paths: Iterable[str]) -> None:
         self._inner.harden(paths)
+
+    def remove_folder(self, folder: str) -> None:
+        self._inner.remove_folder(folder)
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
         return self._inner.sweep_temporaries(folder, older_than_us)
