@@ -352,12 +352,6 @@ class OutOfOrderSequence(Invalid):
     )
 
 
-class UnknownProducer(OutOfOrderSequence):
-    """Nothing is known of it, because it is new or was forgotten, and it does not begin at 0."""
-
-    code = "unknown_producer"
-
-
 # ------------------------------------------------------------------------------ fenced
 
 

@@ -844,7 +844,8 @@ class Core:
         """
         found = self._ledger.topic(topic).partition(partition)
         with self._ledger.lock:
-            states = sorted(found.producers.items())
+            blocks = found.producers.blocks()
+        states = sorted(each for block in blocks for each in block.items())
         return [
             Producer(
                 producer_id=producer_id,

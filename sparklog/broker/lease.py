@@ -36,7 +36,7 @@ from sparklog.storage.meta import (
 )
 from sparklog.storage.objects import Store
 from sparklog.storage.plan import join_tail
-from sparklog.storage.snapshot import Entry, Kind, Located, TableSnapshot
+from sparklog.storage.snapshot import Kind, Located, TableSnapshot
 from sparklog.storage.table import Table
 
 
@@ -126,7 +126,7 @@ def recover(
                 entries.setdefault(key, []).append(located)
 
     # The tables come after the WALs: what was published and trimmed meanwhile is then in them.
-    ledger = Ledger()
+    ledger = Ledger(clock=clock)
     for name, known in metadata.topics.items():
         table = tables[name] = Table(store, name, clock=clock)
         snapshot, held_back = _look_at(table, known)
@@ -146,7 +146,7 @@ def recover(
             ledger.restore_state(checkpoint.state)
         for located in _all_entries(objects):
             if checkpoint is None or located.at.sequence > checkpoint.sequence:
-                _remember(ledger, located.entry)
+                ledger.remember(located.entry)
     return ledger
 
 
@@ -190,12 +190,6 @@ def _connect(topic: Topic, partition: Partition, found: Sequence[Located]) -> tu
             reason="neither the table nor any write-ahead log holds them",
         )
     return tail
-
-
-def _remember(ledger: Ledger, entry: Entry) -> None:
-    topic = ledger.by_id(entry.topic_id)
-    if topic is not None and entry.partition < len(topic.partitions):
-        topic.partitions[entry.partition].remember(entry)
 
 
 def check_lease(metadata: Metadata, lease: Lease) -> None:

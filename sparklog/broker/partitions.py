@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 import msgspec
 
 from sparklog import errors, limits
 from sparklog.broker import topicconfig
 from sparklog.broker.batches import Batches, Standing, WrittenBatch
-from sparklog.broker.producers import NO_PRODUCER, ProducerState, Written, advance
+from sparklog.broker.producers import NO_PRODUCER, Producers, ProducerState, Written, advance
+from sparklog.clock import Clock, SystemClock
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
 from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
 from sparklog.storage.wal import WalObject
@@ -55,7 +57,7 @@ class Partition:
         """What lies below was written by predecessors, and has the time of their clocks."""
         self.unpublished: list[Located] = []
         """Continues the table from `published` without a hole."""
-        self.producers: dict[int, ProducerState] = {}
+        self.producers = Producers()
         self.batches = Batches()
 
     def unpublished_in(self, start: int, end: int) -> list[Located]:
@@ -88,17 +90,6 @@ class Partition:
         known = max((each for each in begins if each <= leader_epoch), default=leader_epoch)
         end = begins[min(each for each in begins if each > leader_epoch)]
         return known, max(end, self.start)
-
-    def remember(self, entry: Entry) -> None:
-        """Takes note of who wrote `entry`, for retries; entries come in order of offsets."""
-        if entry.carried:
-            return  # noted when it was written first
-        if entry.producer_id != NO_PRODUCER:
-            state = self.producers.get(entry.producer_id)
-            written = Written(entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us)
-            self.producers[entry.producer_id] = advance(state, entry.producer_epoch, written)
-        if entry.batch_id is not None:
-            self.batches.remember(entry, published=self.published)
 
 
 class Topic:
@@ -176,21 +167,152 @@ class Topic:
         return self.partitions[number]
 
 
+_Batches = Mapping[str, tuple[WrittenBatch, ...]]
+
+
 class _PartitionState(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    producers: tuple[dict[int, ProducerState], ...]
+    """In blocks, which are encoded one by one."""
+    batches: dict[str, tuple[WrittenBatch, ...]]
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    now_ms: int
+    """On the clock of `ProducerState.seen_ms`: the next broker has another."""
+    partitions: tuple[_PartitionState, ...]
+
+
+class _EncodedPartition(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    producers: list[msgspec.Raw]
+    batches: msgspec.Raw
+
+
+class _EncodedState(msgspec.Struct, frozen=True, array_like=True):
+    now_ms: int
+    partitions: list[_EncodedPartition]
+
+
+class _FirstPartitionState(msgspec.Struct, frozen=True, array_like=True):
+    """The first format: a list of these, without a mark before it."""
+
     topic_id: str
     partition: int
     producers: dict[int, ProducerState]
     batches: dict[str, tuple[WrittenBatch, ...]]
 
 
+_STATE_MARK: Final = b"\xc1\x02"
+"""Begins a state with its format's number; no msgpack value begins with 0xC1."""
 _state_encoder = msgspec.msgpack.Encoder()
-_state_decoder = msgspec.msgpack.Decoder(list[_PartitionState])
+_state_decoder = msgspec.msgpack.Decoder(_State)
+_first_state_decoder = msgspec.msgpack.Decoder(tuple[_FirstPartitionState, ...])
+_NO_BATCHES: Final = msgspec.Raw(_state_encoder.encode({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changed:
+    """What of a partition's state the last checkpoint does not hold."""
+
+    producers: Mapping[int, Mapping[int, ProducerState]]
+    """Blocks by number; an empty one is gone."""
+    batches: _Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSnapshot:
+    """Producer and batch states as of one moment; nothing in it changes any more."""
+
+    now_ms: int
+    alive: frozenset[str]
+    """Ids of all topics."""
+    changed: Mapping[tuple[str, int], _Changed]
+    """By topic id and partition."""
+
+
+class _Encoded:
+    """A partition's state in pieces as they were encoded last, and what is to be encoded."""
+
+    __slots__ = ("batches", "blocks", "changed_batches", "changed_blocks")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, msgspec.Raw] = {}
+        self.batches = _NO_BATCHES
+        self.changed_blocks: dict[int, Mapping[int, ProducerState]] = {}
+        self.changed_batches: _Batches | None = None
+
+    def encode(self) -> None:
+        """Block by block, so that other threads have their turn between them."""
+        while self.changed_blocks:
+            number, block = next(iter(self.changed_blocks.items()))
+            if block:
+                self.blocks[number] = msgspec.Raw(_state_encoder.encode(block))
+            else:
+                self.blocks.pop(number, None)
+            del self.changed_blocks[number]
+        if self.changed_batches is not None:
+            self.batches = msgspec.Raw(_state_encoder.encode(self.changed_batches))
+            self.changed_batches = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.blocks and self.batches == _NO_BATCHES
+
+
+class StateEncoder:
+    """Encodes snapshots of one ledger, in their order; what has not changed is not encoded again.
+
+    Works without the ledger's lock, in many small steps: one encoder call would keep all threads
+    of the process waiting for as long as it takes.
+    """
+
+    def __init__(self) -> None:
+        self._partitions: dict[tuple[str, int], _Encoded] = {}
+
+    def encode(self, snapshot: StateSnapshot) -> bytes:
+        """The state for a WAL checkpoint."""
+        # Whatever fails from here on, the next call goes on with what this one was given.
+        for key, changed in snapshot.changed.items():
+            known = self._partitions.setdefault(key, _Encoded())
+            known.changed_blocks.update(changed.producers)
+            known.changed_batches = changed.batches
+        for known in self._partitions.values():
+            known.encode()
+        self._partitions = {
+            key: each
+            for key, each in self._partitions.items()
+            if key[0] in snapshot.alive and not each.is_empty
+        }
+        partitions = [
+            _EncodedPartition(topic_id, number, list(each.blocks.values()), each.batches)
+            for (topic_id, number), each in self._partitions.items()
+        ]
+        return _STATE_MARK + _state_encoder.encode(_EncodedState(snapshot.now_ms, partitions))
+
+
+def _decoded(data: bytes) -> _State:
+    if data.startswith(_STATE_MARK):
+        return _state_decoder.decode(memoryview(data)[len(_STATE_MARK) :])
+    partitions = tuple(
+        _PartitionState(each.topic_id, each.partition, (each.producers,), each.batches)
+        for each in _first_state_decoder.decode(data)
+    )
+    return _State(0, partitions)  # as if each producer had been seen just before
 
 
 class Ledger:
     """All topics of this broker, and which WAL objects are still needed for them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """`clock`: by its monotonic time producers are forgotten."""
+        self._clock = clock or SystemClock()
+        self._producers: OrderedDict[tuple[Partition, int], str] = OrderedDict()
+        """Partition and producer id, from the longest silent to the newest, with the topic's id."""
+        self._state_changed: dict[Partition, str] = {}
+        """Partitions whose state the last checkpoint does not hold, with their topic's id."""
         self.lock = threading.RLock()
         self.grown = threading.Condition(self.lock)
         """Notified whenever some partition's end has risen, for followers."""
@@ -253,7 +375,12 @@ class Ledger:
             for partition in topic.partitions:
                 self._release(topic, partition.unpublished)
                 partition.unpublished.clear()
+                self._state_changed.pop(partition, None)
             self.grown.notify_all()
+        for partition in topic.partitions:  # one by one, as others wait for the lock
+            with self.lock:
+                for producer_id in partition.producers:
+                    self._producers.pop((partition, producer_id), None)
 
     # -------------------------------------------------------------------------- durable facts
 
@@ -271,8 +398,7 @@ class Ledger:
                 if topic is None:
                     continue  # deleted while the flush was under way
                 partition = topic.partitions[entry.partition]
-                partition.remember(entry)
-                _note(topic, entry)
+                self._remember(topic, partition, entry)
                 if entry.carried:
                     self._replace(partition, each)
                     continue
@@ -389,38 +515,115 @@ class Ledger:
                 at.sequence for at in self._needs if (at.broker, at.epoch) == (broker, epoch)
             )
 
-    def encode_state(self, *, now_us: int) -> bytes:
-        """Producer and batch states for a WAL checkpoint; the expired ones are left out."""
-        producer_horizon = now_us - limits.PRODUCER_EXPIRY_SECONDS * 1e6
+    # -------------------------------------------------------------------------- who wrote what
+
+    def remember(self, entry: Entry) -> None:
+        """Takes note of who wrote an inherited `entry`, for retries; they come in order."""
         with self.lock:
+            topic = self._by_id.get(entry.topic_id)
+            if topic is not None and entry.partition < len(topic.partitions):
+                self._remember(topic, topic.partitions[entry.partition], entry)
+
+    def _remember(self, topic: Topic, partition: Partition, entry: Entry) -> None:
+        if entry.carried:
+            return  # noted when it was written first
+        if entry.producer_id != NO_PRODUCER:
+            state = partition.producers.get(entry.producer_id)
+            written = Written(entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us)
+            state = advance(state, entry.producer_epoch, written, seen_ms=self._now_ms())
+            self._keep(topic, partition, entry.producer_id, state)
+        if entry.batch_id is not None:
+            partition.batches.remember(entry, published=partition.published)
+            topic.standing.note(entry.batch_id, entry.batch_kind, entry.arrival_us)
+            self._state_changed[partition] = topic.topic_id
+
+    def _keep(
+        self, topic: Topic, partition: Partition, producer_id: int, state: ProducerState
+    ) -> None:
+        """Remembers a producer, and forgets the longest silent where there are too many."""
+        key = partition, producer_id
+        partition.producers.put(producer_id, state)
+        self._producers[key] = topic.topic_id
+        self._producers.move_to_end(key)
+        self._state_changed[partition] = topic.topic_id
+        if len(partition.producers) > limits.PRODUCERS_PER_PARTITION:
+            oldest = partition.producers.oldest()
+            assert oldest is not None
+            self._forget(partition, oldest)
+        if len(self._producers) > limits.PRODUCERS_IN_ALL:
+            self._forget(*next(iter(self._producers)))
+
+    def _forget(self, partition: Partition, producer_id: int) -> None:
+        self._state_changed[partition] = self._producers.pop((partition, producer_id))
+        partition.producers.drop(producer_id)
+
+    def forget_silent(self, horizon_ms: int) -> None:
+        """Forgets producers that were seen last before then, on the ledger's clock.
+
+        Only so many at a time, because others wait for the lock.
+        """
+        for _ in range(limits.PRODUCERS_FORGOTTEN):
+            oldest = next(iter(self._producers), None)
+            if oldest is None:
+                return
+            partition, producer_id = oldest
+            state = partition.producers.get(producer_id)
+            if state is not None and state.seen_ms >= horizon_ms:
+                return
+            self._forget(partition, producer_id)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1e3)
+
+    def snapshot_state(self, *, now_us: int) -> StateSnapshot:
+        """Producer and batch states, without the expired ones, as the next checkpoint has them.
+
+        Each snapshot holds only what has changed since the one before: for one `StateEncoder`.
+        """
+        now_ms = self._now_ms()
+        with self.lock:
+            self.forget_silent(now_ms - round(limits.PRODUCER_EXPIRY_SECONDS * 1e3))
             for topic in self._topics.values():
                 for partition in topic.partitions:
-                    partition.producers = {
-                        producer_id: state
-                        for producer_id, state in partition.producers.items()
-                        if state.last_us >= producer_horizon
-                    }
-                    partition.batches.forget(now_us, published=partition.published)
+                    if partition.batches.forget(now_us, published=partition.published):
+                        self._state_changed[partition] = topic.topic_id
                 topic.standing.forget(now_us)
-            states = [
-                _PartitionState(topic.topic_id, each.number, each.producers, each.batches.state())
-                for topic in self._topics.values()
-                for each in topic.partitions
-                if each.producers or each.batches
-            ]
-            return _state_encoder.encode(states)
+            changed, self._state_changed = self._state_changed, {}
+            return StateSnapshot(
+                now_ms=now_ms,
+                alive=frozenset(self._by_id),
+                changed={
+                    (topic_id, partition.number): _Changed(
+                        producers=partition.producers.changed(), batches=partition.batches.state()
+                    )
+                    for partition, topic_id in changed.items()
+                },
+            )
 
     def restore_state(self, data: bytes) -> None:
         """Takes over what a checkpoint of an earlier epoch remembers."""
+        state = _decoded(data)
+        now_ms = self._now_ms()
         with self.lock:
-            for state in _state_decoder.decode(data):
-                topic = self._by_id.get(state.topic_id)
-                if topic is not None and state.partition < len(topic.partitions):
-                    partition = topic.partitions[state.partition]
-                    partition.producers = dict(state.producers)
-                    partition.batches.restore(state.batches)
-                    for batch in partition.batches:
-                        topic.standing.note(batch.batch_id, batch.kind, batch.arrival_us)
+            seen: list[tuple[int, Topic, Partition, int, ProducerState]] = []
+            for each in state.partitions:
+                topic = self._by_id.get(each.topic_id)
+                if topic is None or each.partition >= len(topic.partitions):
+                    continue
+                partition = topic.partitions[each.partition]
+                for producer_id in list(partition.producers):
+                    self._forget(partition, producer_id)
+                partition.batches.restore(each.batches)
+                for batch in partition.batches:
+                    topic.standing.note(batch.batch_id, batch.kind, batch.arrival_us)
+                self._state_changed[partition] = topic.topic_id
+                for block in each.producers:
+                    for producer_id, known in block.items():
+                        silent_ms = max(state.now_ms - known.seen_ms, 0)
+                        seen.append((now_ms - silent_ms, topic, partition, producer_id, known))
+            for seen_ms, topic, partition, producer_id, known in sorted(seen, key=lambda x: x[0]):
+                known = msgspec.structs.replace(known, seen_ms=seen_ms)
+                self._keep(topic, partition, producer_id, known)
 
 
 def payload_bytes(entry: Entry) -> int:

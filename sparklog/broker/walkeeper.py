@@ -16,7 +16,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.lease import Lease, close_epochs
-from sparklog.broker.partitions import Ledger, payload_bytes
+from sparklog.broker.partitions import Ledger, StateEncoder, payload_bytes
 from sparklog.broker.writer import Carry, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
@@ -69,6 +69,7 @@ class WalKeeper:
         self._retire_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
+        self._encoder = StateEncoder()
         self._checkpoint_at = clock.monotonic()
 
     def tick(self) -> None:
@@ -93,10 +94,11 @@ class WalKeeper:
         """Puts a checkpoint of our WAL as it is now."""
         with self._ledger.lock:
             sequence = self._ledger.applied_sequence
+            if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
+                return
             needed = self._ledger.needed(self._lease.broker, self._lease.epoch)
-            state = self._ledger.encode_state(now_us=self._clock.now_us())
-        if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
-            return
+            snapshot = self._ledger.snapshot_state(now_us=self._clock.now_us())
+        state = self._encoder.encode(snapshot)  # takes long; appends go on meanwhile
         self._appender.checkpoint(sequence, needed, state)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
         self._checkpoint_at = self._clock.monotonic()

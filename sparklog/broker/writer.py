@@ -27,6 +27,7 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.broker.producers import (
     NO_PRODUCER,
     ProducerState,
+    Refusals,
     Stamp,
     Written,
     advance,
@@ -146,9 +147,13 @@ class Ticket:
 class _Flush:
     """A flush in the making: states as they will be once it is durable."""
 
-    def __init__(self, ledger: Ledger, *, held_bytes: int) -> None:
+    def __init__(
+        self, ledger: Ledger, refusals: Refusals, *, held_bytes: int, now_seconds: float
+    ) -> None:
         self._ledger = ledger
+        self._refusals = refusals
         self._held_bytes = held_bytes
+        self._now_seconds = now_seconds
         self._ends: dict[tuple[str, int], int] = {}
         self._states: dict[tuple[str, int, int], ProducerState] = {}
         self._batches: dict[tuple[str, int, BatchId], Appended] = {}
@@ -214,6 +219,8 @@ class _Flush:
             )
             if written is not None:
                 return _stands(append, written.base_offset, written.arrival_us)
+            if state is None:
+                self._refusals.check(*key, stamp, self._now_seconds, topic=topic.name)
             written = Written(stamp.base_sequence, append.count, base, append.arrival_us)
             self._states[state_key] = advance(state, stamp.epoch, written)
         self._ends[key] = base + append.count
@@ -364,6 +371,8 @@ class Writer:
         self._queue: deque[Ticket] = deque()
         self._queued_bytes = 0
         self._flushing = False
+        self._refusals = Refusals()
+        """Guarded by the ledger's lock."""
         self._closed: errors.SparklogError | None = None
         self.failure: BaseException | None = None
         """Set once, when nothing can be written any more."""
@@ -542,8 +551,10 @@ class Writer:
                 # Those whose appends are queued may all be here, and then nobody makes room.
                 leads = timeout_seconds > 0 and self._takes_lead()
                 left_seconds = deadline - self._clock.monotonic()
-                if not leads and (left_seconds <= 0 or not self._room.wait(left_seconds)):
-                    raise full
+                refused = not leads and (left_seconds <= 0 or not self._room.wait(left_seconds))
+            if refused:
+                self._note_refused(appends)
+                raise full
             if leads:
                 self._lead()
 
@@ -612,7 +623,12 @@ class Writer:
         tickets = self._take()
         if not tickets:
             return 0
-        flush = _Flush(self._ledger, held_bytes=self._bounds.topic_held_bytes)
+        flush = _Flush(
+            self._ledger,
+            self._refusals,
+            held_bytes=self._bounds.topic_held_bytes,
+            now_seconds=self._clock.monotonic(),
+        )
         failure: BaseException | None = None
         try:
             self._check_running()
@@ -630,8 +646,25 @@ class Writer:
         except BaseException as error:
             failure = error
             self.fail(error)
+        for ticket in tickets:
+            if isinstance(ticket.error or failure, errors.Retriable):
+                self._note_refused(ticket.appends)
         self._answer(tickets, failure)
         return len(flush.entries)
+
+    def _note_refused(self, appends: Sequence[Append | Carry]) -> None:
+        """Lets nothing of a producer pass what is refused now and will be sent again."""
+        with self._ledger.lock:
+            for each in appends:
+                if isinstance(each, Append) and each.stamp is not None:
+                    topic = self._ledger.by_id(each.topic_id)
+                    if topic is None:
+                        continue
+                    known = topic.partition(each.partition).producers.get(each.stamp.producer_id)
+                    if known is None:
+                        self._refusals.note(
+                            each.topic_id, each.partition, each.stamp, self._clock.monotonic()
+                        )
 
     def _take(self) -> list[Ticket]:
         taken: list[Ticket] = []

@@ -1273,11 +1273,6 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
     ("limits", "cut to what may be"): Differs(
         ("corrupt_message", -1), ("invalid_record", -1), _TRUNCATED
     ),
-    ("idempotence", "unknown, at 5"): Differs(
-        ("unknown_producer_id", -1),
-        ("none", 12),
-        "of two first batches under way, the second must not stand when the first is refused",
-    ),
     ("idempotence", "epoch -1"): Differs(
         ("invalid_record", -1), ("invalid_producer_epoch", -1), "an id without an epoch is no stamp"
     ),

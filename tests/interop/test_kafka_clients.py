@@ -6,7 +6,8 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from confluent_kafka.admin import NewTopic, OffsetSpec  # type: ignore[attr-defi
 
 import sparklog
 from sparklog.broker.agent import Agent
-from tests.support.kafkas import broker
+from tests.support.kafkas import broker, forget_producers
 
 SECONDS = 30.0
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -260,26 +261,80 @@ def test_the_classic_first_program(tmp_path: Path) -> None:
         consumer.close()
 
 
-def test_a_producer_that_was_forgotten_goes_on(
-    agent: Agent, log: sparklog.Log, address: str
-) -> None:
-    """It wrote nothing for so long that its sequences are not remembered."""
-    log.create_topic("t", partitions=2)
-    failed: list[Any] = []
+SendOne = Callable[[bytes], int]
+"""Sends a value to t-0 and returns its offset once it is acked."""
+
+
+@contextmanager
+def sending_confluent(address: str) -> Iterator[SendOne]:
+    """By librdkafka, idempotent."""
+    outcomes: list[Any] = []
     producer = confluent_kafka.Producer({"bootstrap.servers": address, "enable.idempotence": True})
 
-    def send(value: bytes) -> None:
-        producer.produce("t", value, partition=0, on_delivery=lambda error, _: failed.append(error))
+    def send(value: bytes) -> int:
+        producer.produce(
+            "t", value, partition=0, on_delivery=lambda *outcome: outcomes.append(outcome)
+        )
         assert producer.flush(SECONDS) == 0
+        error, message = outcomes[-1]
+        assert error is None, error
+        return int(message.offset())
 
-    for value in (b"a", b"b", b"c"):
-        send(value)
-    with agent._ledger.lock:
-        agent._ledger.topic("t").partitions[0].producers.clear()
-    send(b"d")
-    send(b"e")
-    assert failed == [None] * 5
-    assert log.read("t").column("value").to_pylist() == [b"a", b"b", b"c", b"d", b"e"]
+    yield send
+
+
+@contextmanager
+def sending_kafka_python(address: str) -> Iterator[SendOne]:
+    """By kafka-python, idempotent."""
+    with_id = {"enable_idempotence": True, "acks": "all"}
+    producer = kafka.KafkaProducer(bootstrap_servers=address, **with_id)
+    yield lambda value: int(producer.send("t", value, partition=0).get(SECONDS).offset)
+    producer.close()
+
+
+@contextmanager
+def sending_aiokafka(address: str) -> Iterator[SendOne]:
+    """By aiokafka, idempotent."""
+    with asyncio.Runner() as runner:
+
+        async def start() -> AIOKafkaProducer:
+            producer = AIOKafkaProducer(bootstrap_servers=address, enable_idempotence=True)
+            await producer.start()
+            return producer
+
+        producer = runner.run(start())
+
+        def send(value: bytes) -> int:
+            sent = producer.send_and_wait("t", value, partition=0)
+            return int(runner.run(asyncio.wait_for(sent, SECONDS)).offset)
+
+        yield send
+        runner.run(producer.stop())
+
+
+@pytest.mark.parametrize("sending", [sending_confluent, sending_kafka_python, sending_aiokafka])
+def test_a_producer_that_was_forgotten_goes_on(
+    agent: Agent,
+    log: sparklog.Log,
+    address: str,
+    sending: Callable[[str], AbstractContextManager[SendOne]],
+) -> None:
+    """After a quiet day, after its records were deleted, and in a topic that was created again."""
+    log.create_topic("t", partitions=2)
+    with sending(address) as send:
+        assert [send(value) for value in (b"a", b"b", b"c")] == [0, 1, 2]
+        forget_producers(agent)
+        assert [send(value) for value in (b"d", b"e")] == [3, 4]
+        log.delete_records("t", {0: 5})
+        assert send(b"f") == 5
+        log.delete_records("t", {0: 6})
+        forget_producers(agent)
+        assert [send(value) for value in (b"g", b"h")] == [6, 7]
+        assert log.read("t").column("value").to_pylist() == [b"g", b"h"]
+        log.delete_topic("t")
+        log.create_topic("t", partitions=2)
+        assert [send(value) for value in (b"i", b"j")] == [0, 1]
+    assert log.read("t").column("value").to_pylist() == [b"i", b"j"]
 
 
 # ------------------------------------------------------------------------------ offsets, admin

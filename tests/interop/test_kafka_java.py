@@ -22,8 +22,8 @@ import sparklog
 from sparklog.bench import jars
 from sparklog.broker.agent import Agent
 from sparklog.settings import GroupSettings
-from tests.support.jvms import class_path, command
-from tests.support.kafkas import broker
+from tests.support.jvms import class_path, command, running
+from tests.support.kafkas import broker, forget_producers
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -186,6 +186,39 @@ def test_groups_by_their_tool(agent: Agent, tool: Callable[..., str]) -> None:
     assert described().keys() == {1}
     assert "successful" in groups("--delete", "--group", "g")
     assert groups("--list").strip() == ""
+
+
+def test_a_producer_that_was_forgotten_goes_on(agent: Agent) -> None:
+    """After a quiet day, after its records were deleted, and in a topic that was created again."""
+    sender = str(PROGRAMS / "Sender.java")
+    with (
+        running(class_path(), sender, agent.kafka_address) as program,
+        sparklog.connect(agent.address) as log,
+    ):
+
+        def send(value: str, offset: int) -> None:
+            program.tell(f"t {value}")
+            program.wait_for(f"value {value} at {offset}")
+
+        log.create_topic("t", partitions=2)
+        for offset, value in enumerate("abc"):
+            send(value, offset)
+        forget_producers(agent)
+        send("d", 3)
+        send("e", 4)
+        log.delete_records("t", {0: 5})
+        send("f", 5)
+        log.delete_records("t", {0: 6})
+        forget_producers(agent)
+        send("g", 6)
+        send("h", 7)
+        log.delete_topic("t")
+        log.create_topic("t", partitions=2)
+        send("i", 0)
+        send("j", 1)
+        program.end_of_input()
+        assert program.wait() == 0
+        assert log.read("t").column("value").to_pylist() == [b"i", b"j"]
 
 
 def test_kafka_reads_what_is_committed(agent: Agent, tool: Callable[..., str]) -> None:

@@ -16,7 +16,7 @@ from unittest import mock
 from sparklog.broker import publisher as publishers
 from sparklog.broker import writer as writers
 from sparklog.broker.batches import Batches, Standing
-from sparklog.broker.partitions import Ledger, Topic
+from sparklog.broker.partitions import Ledger, StateEncoder, StateSnapshot, Topic
 from sparklog.broker.publisher import Publisher
 from sparklog.storage import compaction, retention, wal
 from sparklog.storage.objects import base
@@ -82,7 +82,7 @@ def _needs_nothing(_ledger: Ledger, _broker: int, _epoch: int) -> list[int]:
     return []
 
 
-def _remembers_nothing(_ledger: Ledger, **_: Any) -> bytes:
+def _remembers_nothing(_encoder: StateEncoder, _snapshot: StateSnapshot) -> bytes:
     return b"\x90"  # msgpack's empty list
 
 
@@ -132,7 +132,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="a checkpoint forgets who wrote what",
-        patches=((Ledger, "encode_state", _remembers_nothing),),
+        patches=((StateEncoder, "encode", _remembers_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(

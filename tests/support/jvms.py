@@ -64,6 +64,12 @@ class Program:
         wait_until(lambda: line in self.lines or not self._thread.is_alive(), f"it said {line!r}")
         assert line in self.lines, self.output
 
+    def tell(self, line: str) -> None:
+        """Writes the line to its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
     def end_of_input(self) -> None:
         """Its standard input ends, upon which some programs do."""
         assert self._process.stdin is not None

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors
-from sparklog.broker.producers import ProducerState, Stamp, Written, advance, find_duplicate
+from sparklog import errors, limits
+from sparklog.broker.producers import (
+    Producers,
+    ProducerState,
+    Refusals,
+    Stamp,
+    Written,
+    advance,
+    find_duplicate,
+)
 
 LAST = 2**31 - 1
 
@@ -26,18 +34,10 @@ def wrote(*batches: tuple[int, int], epoch: int = 0) -> ProducerState:
     return state
 
 
-def test_a_new_producer_begins_at_zero() -> None:
-    """The first batch of a producer is new; a later one cannot come first, and is told why."""
-    assert judge(None, Stamp(7, 0, 0)) is None
-    with pytest.raises(errors.UnknownProducer) as refused:
-        judge(None, Stamp(7, 0, 5))
-    assert refused.value.facts == {
-        "topic": "t",
-        "partition": 0,
-        "producer_id": 7,
-        "found": 5,
-        "expected": 0,
-    }
+def test_an_unknown_producer_may_begin_anywhere() -> None:
+    """As in Kafka, where it may have been forgotten or its topic created again."""
+    for sequence in (0, 5, LAST):
+        assert judge(None, Stamp(7, 3, sequence)) is None
 
 
 def test_the_next_sequence_is_new() -> None:
@@ -137,3 +137,89 @@ def test_whatever_is_sent_again_stands_once(steps: list[tuple[int, list[int]]]) 
             else:
                 with pytest.raises(errors.OutOfOrderSequence):
                     judge(state, stamp, again.count)
+
+
+# ------------------------------------------------------------------------------ refused in flight
+
+
+def follows(refusals: Refusals, stamp: Stamp, now_seconds: float = 0.0) -> bool:
+    """Whether an unknown producer's batch for t-0 is taken."""
+    try:
+        refusals.check("id", 0, stamp, now_seconds, topic="t")
+    except errors.OutOfOrderSequence:
+        return False
+    return True
+
+
+def test_what_follows_a_refused_batch_waits_for_it() -> None:
+    """Until the refused one came again; others, and those before it, are taken at once."""
+    refusals = Refusals()
+    for sequence in (5, 0, 3):
+        refusals.note("id", 0, Stamp(7, 0, sequence), 0.0)
+    assert not follows(refusals, Stamp(7, 0, 3))
+    assert follows(refusals, Stamp(8, 0, 3))
+    assert follows(refusals, Stamp(7, 0, 0))
+    assert follows(refusals, Stamp(7, 0, 3))
+
+
+@pytest.mark.parametrize(
+    ("refused", "later", "taken"),
+    [(LAST, 2, False), (0, LAST, True), (LAST - 9, LAST, False), (4, 4, True)],
+)
+def test_refused_sequences_wrap(refused: int, later: int, taken: bool) -> None:
+    """After 2**31 - 1 comes 0."""
+    refusals = Refusals()
+    refusals.note("id", 0, Stamp(7, 0, refused), 0.0)
+    assert follows(refusals, Stamp(7, 0, later)) is taken
+
+
+def test_a_refusal_is_forgotten() -> None:
+    """Once its client has given up: after some time, with a new epoch, or where there are many."""
+    refusals = Refusals()
+    refusals.note("id", 0, Stamp(7, 0, 0), 0.0)
+    assert not follows(refusals, Stamp(7, 0, 1), limits.PRODUCER_REFUSAL_SECONDS - 1)
+    assert follows(refusals, Stamp(7, 0, 1), limits.PRODUCER_REFUSAL_SECONDS)
+    refusals.note("id", 0, Stamp(7, 0, 0), 0.0)
+    assert follows(refusals, Stamp(7, 1, 1))
+    for number in range(limits.PRODUCER_REFUSALS + 1):
+        refusals.note("id", 0, Stamp(number, 0, 0), 0.0)
+    assert follows(refusals, Stamp(0, 0, 1))
+    assert not follows(refusals, Stamp(1, 0, 1))
+
+
+# ------------------------------------------------------------------------------ many producers
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 600), st.sampled_from(["put", "drop", "changed", "blocks"])),
+        max_size=60,
+    )
+)
+def test_snapshots_do_not_change(steps: list[tuple[int, str]]) -> None:
+    """Each holds what stood when it was taken, and those of changes together hold everything."""
+    producers, model = Producers(), dict[int, ProducerState]()
+    taken: list[tuple[object, object]] = []
+    gathered: dict[int, dict[int, ProducerState]] = {}
+    for time_ms, (producer_id, step) in enumerate(steps):
+        if step == "put":
+            state = ProducerState(0, (Written(0, 1, 0, 0),), time_ms)
+            producers.put(producer_id, state)
+            model.pop(producer_id, None)
+            model[producer_id] = state
+        elif step == "drop":
+            producers.drop(producer_id)
+            model.pop(producer_id, None)
+        elif step == "changed":
+            changed = producers.changed()
+            taken.append((changed, {number: dict(block) for number, block in changed.items()}))
+            gathered.update({number: dict(block) for number, block in changed.items()})
+            assert {k: v for block in gathered.values() for k, v in block.items()} == model
+        else:
+            blocks = producers.blocks()
+            taken.append((blocks, [dict(block) for block in blocks]))
+            assert {k: v for block in blocks for k, v in block.items()} == model
+        assert list(producers) == list(model)
+        assert producers.oldest() == next(iter(model), None)
+        assert producers.get(producer_id) == model.get(producer_id)
+    assert all(held == copy for held, copy in taken)

@@ -48,8 +48,6 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.GroupBusy: ErrorCode.coordinator_not_available,
     errors.GroupRefused: ErrorCode.invalid_request,
     errors.MemberFenced: ErrorCode.unknown_member_id,
-    # Kafka's clients take a new epoch then, and send again what they have under way.
-    errors.UnknownProducer: ErrorCode.unknown_producer_id,
     errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
     errors.ProducerFenced: ErrorCode.invalid_producer_epoch,
     errors.BrokerFenced: ErrorCode.not_leader_or_follower,

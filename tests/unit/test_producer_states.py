@@ -1,0 +1,332 @@
+"""What a broker remembers of producers: for how long, over restarts, and at what price."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from sparklog import errors, limits
+from sparklog.broker.batches import WrittenBatch
+from sparklog.broker.partitions import Ledger, Partition, StateEncoder, Topic
+from sparklog.broker.producers import ProducerState, Written
+from sparklog.broker.walkeeper import KeeperLimits
+from sparklog.broker.writer import WriterLimits
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
+from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, WalPosition
+from sparklog.storage.wal import WalObject
+from tests.support.brokers import Rig, RigOptions
+
+DAY_SECONDS = 24 * 3600.0
+
+
+class JumpingClock(ManualClock):
+    """Its wall time can be set, as an administrator or NTP does."""
+
+    def set_forward(self, seconds: float) -> None:
+        self._start_us += round(seconds * 1e6)
+
+
+@pytest.fixture
+def clock() -> JumpingClock:
+    """A clock that stands still."""
+    return JumpingClock()
+
+
+@pytest.fixture
+def rig(clock: JumpingClock) -> Rig:
+    """A broker with topic t of one partition, which writes checkpoints when it is told to."""
+    keeper = KeeperLimits(checkpoint_every_objects=10**9, checkpoint_every_seconds=1e9)
+    found = Rig(MemoryStore(clock), clock, options=RigOptions(keeper=keeper))
+    found.create()
+    return found
+
+
+# ------------------------------------------------------------------------------ unknown ones
+
+
+def test_a_producer_goes_on_after_a_quiet_day(rig: Rig, clock: JumpingClock) -> None:
+    """Nothing is known of it any more, so its next sequence counts as its first."""
+    rig.append(["a"] * 3, stamp=(9, 0, 0))
+    clock.advance(DAY_SECONDS + 1)
+    rig.append(["other"])
+    rig.keeper.checkpoint()
+    assert rig.core.producers("t", 0) == []
+    assert rig.append(["b"], stamp=(9, 0, 3)).base_offset == 4
+    assert rig.append(["c"], stamp=(9, 0, 4)).base_offset == 5
+    assert rig.append(["c"], stamp=(9, 0, 4)).duplicate
+
+
+def test_a_producer_goes_on_in_a_topic_that_was_created_again(rig: Rig) -> None:
+    """The new topic knows none of the old one's producers."""
+    rig.append(["a"] * 3, stamp=(9, 0, 0))
+    rig.core.delete_topic("t")
+    rig.create()
+    assert rig.append(["b"], stamp=(9, 0, 3)).base_offset == 0
+
+
+@pytest.mark.parametrize("refusal", ["queue", "flush", "topic"])
+def test_a_second_first_batch_waits_for_the_first(clock: JumpingClock, refusal: str) -> None:
+    """Of an unknown producer's batches in flight, none passes one that was refused for now."""
+    store = MemoryStore(clock)
+    bounds = WriterLimits(queue_bytes=1, topic_held_bytes=0)
+    rig = Rig(store, clock, options=RigOptions(writer=bounds))
+    topic = rig.create()
+    if refusal == "queue":
+        filling = rig.submit(["x"])
+        with pytest.raises(errors.QueueFull):
+            rig.submit(["a"], stamp=(9, 0, 7))
+        rig.core.wait(filling)
+    elif refusal == "flush":
+        full = errors.StorageFull(root="r", free_bytes=0, reserve_bytes=1)
+        usual = rig.appender._store
+        rig.appender._store = store.view(ScriptedFaults(Fault(operation="put_new", error=full)))
+        with pytest.raises(errors.StorageFull):
+            rig.append(["a"], stamp=(9, 0, 7))
+        rig.appender._store = usual
+    else:
+        rig.append(["x"])
+        topic.held_back = "its table is locked"
+        with pytest.raises(errors.TopicHeldBack):
+            rig.append(["a"], stamp=(9, 0, 7))
+        topic.held_back = None
+    with pytest.raises(errors.OutOfOrderSequence):
+        rig.append(["b"], stamp=(9, 0, 8))
+    first = rig.append(["a"], stamp=(9, 0, 7))
+    assert rig.append(["b"], stamp=(9, 0, 8)).base_offset == first.base_offset + 1
+
+
+def test_a_client_that_gives_up_is_not_kept_waiting(clock: JumpingClock) -> None:
+    """It goes on with a new epoch, or with what it has once nobody retries any more."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(writer=WriterLimits(queue_bytes=1)))
+    rig.create()
+    for producer_id in (8, 9):
+        filling = rig.submit(["x"])
+        with pytest.raises(errors.QueueFull):
+            rig.submit(["a"], stamp=(producer_id, 0, 0))
+        rig.core.wait(filling)
+    rig.append(["b"], stamp=(8, 1, 0))
+    with pytest.raises(errors.OutOfOrderSequence):
+        rig.append(["b"], stamp=(9, 0, 1))
+    clock.advance(limits.PRODUCER_REFUSAL_SECONDS)
+    rig.append(["b"], stamp=(9, 0, 1))
+
+
+# ------------------------------------------------------------------------------ clocks
+
+
+def test_a_wall_clock_that_jumps_forgets_nobody(rig: Rig, clock: JumpingClock) -> None:
+    """Whether it jumps while the broker runs, or while there is none."""
+    rig.append(["a"], stamp=(9, 0, 0))
+    clock.set_forward(2 * DAY_SECONDS)
+    rig.append(["other"])
+    rig.keeper.checkpoint()
+    assert rig.append(["a"], stamp=(9, 0, 0)).duplicate
+    clock.set_forward(2 * DAY_SECONDS)
+    successor = rig.successor()
+    successor.append(["other"])
+    successor.keeper.checkpoint()
+    assert successor.append(["a"], stamp=(9, 0, 0)).duplicate
+    clock.set_forward(-9 * DAY_SECONDS)
+    assert successor.successor().append(["a"], stamp=(9, 0, 0)).duplicate
+
+
+def test_silence_is_counted_over_restarts(rig: Rig, clock: JumpingClock) -> None:
+    """A broker that is started again each hour forgets as well, by what checkpoints say."""
+    rig.append(["a"], stamp=(9, 0, 0))
+    for _ in range(25):
+        clock.advance(3600)
+        rig.append(["other"])
+        rig.keeper.checkpoint()
+        rig.publish()
+        known = len(rig.core.producers("t", 0))
+        rig = rig.successor()
+    assert known == 0
+
+
+def test_states_of_the_first_format_are_read(rig: Rig) -> None:
+    """A checkpoint that an earlier version wrote: a list of partitions, and no clock."""
+    producers = {9: (0, ((0, 1, 5, 7),))}
+    batches = {"q": ((("q", 3), 6, 2, 8),)}
+    topic = rig.ledger.topic("t")
+    data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
+    rig.ledger.restore_state(data)
+    (found,) = rig.core.producers("t", 0)
+    assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
+    batch = topic.partitions[0].batches.find(BatchId("q", 3))
+    assert batch == WrittenBatch(BatchId("q", 3), 6, 2, 8)
+    rig.ledger.restore_state(b"\x90")
+
+
+# ------------------------------------------------------------------------------ many
+
+
+def test_as_many_are_remembered_as_agreed(
+    rig: Rig, clock: JumpingClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a partition, and of all together; the longest silent are forgotten first."""
+    monkeypatch.setattr(limits, "PRODUCERS_PER_PARTITION", 3)
+    monkeypatch.setattr(limits, "PRODUCERS_IN_ALL", 5)
+    rig.create("u", 2)
+
+    def known(topic: str, partition: int) -> list[int]:
+        return [each.producer_id for each in rig.core.producers(topic, partition)]
+
+    for producer_id in (1, 2, 3):
+        rig.append(["a"], stamp=(producer_id, 0, 0))
+    rig.append(["a"], stamp=(1, 0, 1))
+    rig.append(["a"], stamp=(4, 0, 0))
+    assert known("t", 0) == [1, 3, 4]
+    for producer_id in (5, 6, 7):
+        rig.append(["a"], topic="u", partition=producer_id % 2, stamp=(producer_id, 0, 0))
+    assert (known("t", 0), known("u", 0), known("u", 1)) == ([1, 4], [6], [5, 7])
+    rig.keeper.checkpoint()
+    rig = rig.successor()
+    assert (known("t", 0), known("u", 0), known("u", 1)) == ([1, 4], [6], [5, 7])
+    rig.append(["a"], stamp=(8, 0, 0))
+    assert (known("t", 0), known("u", 1)) == ([4, 8], [5, 7])
+    rig.core.delete_topic("u")
+    for producer_id in (10, 11):
+        rig.append(["a"], stamp=(producer_id, 0, 0))
+    assert known("t", 0) == [8, 10, 11]
+
+
+def test_each_checkpoint_holds_everything(rig: Rig, clock: JumpingClock) -> None:
+    """Though only what has changed is encoded: new ones, forgotten ones, deleted topics."""
+    rig.create("u", 2)
+    for number in range(40):
+        where = {"topic": "u", "partition": 1} if number % 3 == 0 else {}
+        rig.append(["a"], stamp=(number * 97, 0, 0), **where)
+        clock.advance(DAY_SECONDS / 20)
+        if number == 30:
+            rig.core.delete_topic("u")
+            rig.create("u", 2)
+        rig.keeper.checkpoint()
+        expected = [rig.core.producers(topic, n) for topic, n in (("t", 0), ("u", 0), ("u", 1))]
+        if number % 4 == 0:
+            rig = rig.successor()
+        found = [rig.core.producers(topic, n) for topic, n in (("t", 0), ("u", 0), ("u", 1))]
+        assert found == expected
+        assert sum(map(len, found)) <= 21
+
+
+def test_a_state_that_cannot_be_encoded_is_not_lost(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next checkpoint goes on where the one before failed."""
+    rig.append(["a"], stamp=(9, 0, 0))
+    with monkeypatch.context() as patched:
+        patched.setattr("sparklog.broker.partitions._state_encoder", _Failing())
+        with pytest.raises(MemoryError):
+            rig.keeper.checkpoint()
+    rig.append(["b"])
+    rig.keeper.checkpoint()
+    assert rig.successor().append(["a"], stamp=(9, 0, 0)).duplicate
+
+
+class _Failing:
+    def encode(self, _: object) -> bytes:
+        raise MemoryError
+
+
+def _ledger_of_many(count: int) -> Ledger:
+    ledger = Ledger()
+    topic = Topic("t", "00", {})
+    topic.partitions = [
+        Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
+    ]
+    ledger.add_topic(topic)
+    for at in _writes(topic, range(count)):
+        ledger.wrote(at)
+    return ledger
+
+
+def _writes(topic: Topic, producer_ids: range) -> Iterator[WalObject]:
+    """One batch of five for each producer, dealt out over the partitions, 1,000 in an object."""
+    for first in range(producer_ids.start, producer_ids.stop, 1_000):
+        at = WalPosition(1, 1, first)
+        located = []
+        ends = [each.end for each in topic.partitions]
+        for producer_id in range(first, min(first + 1_000, producer_ids.stop)):
+            number = producer_id % 10
+            for sequence in range(5):
+                entry = Entry(
+                    kind=Kind.RECORDS,
+                    topic_id="00",
+                    partition=number,
+                    base_offset=ends[number],
+                    count=1,
+                    producer_id=producer_id,
+                    producer_epoch=0,
+                    base_sequence=sequence,
+                )
+                ends[number] += 1
+                located.append(Located(entry, at, 0))
+        yield WalObject(at=at, written_us=0, located=tuple(located))
+
+
+def test_many_producers_do_not_stop_acks() -> None:
+    """The lock is held for references only, and nothing is encoded that has not changed."""
+    ledger = _ledger_of_many(30_000)
+    encoder = StateEncoder()
+    held: list[float] = []
+    encoded: list[float] = []
+    for _ in range(3):
+        began = time.perf_counter()
+        snapshot = ledger.snapshot_state(now_us=0)
+        held.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        data = encoder.encode(snapshot)
+        encoded.append(time.perf_counter() - began)
+        restored = Ledger()
+        topic = Topic("t", "00", {})
+        topic.partitions = [
+            Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
+        ]
+        restored.add_topic(topic)
+        restored.restore_state(data)
+        states = [each.producers.blocks() for each in ledger.topic("t").partitions]
+        found = [each.producers.blocks() for each in topic.partitions]
+        assert _by_id(found).keys() == _by_id(states).keys()
+        assert len(_by_id(found)) == 30_000
+        for each in _writes(ledger.topic("t"), range(1)):
+            ledger.wrote(each)
+    assert held[0] < 0.02
+    assert min(held[1:]) < 0.002
+    assert min(encoded[1:]) < encoded[0] / 2
+
+
+def _by_id(partitions: list) -> dict[int, ProducerState]:  # type: ignore[type-arg]
+    return {k: v for blocks in partitions for block in blocks for k, v in block.items()}
+
+
+def test_the_longest_step_of_encoding_is_short() -> None:
+    """Another thread has its turn while the states of many producers are encoded."""
+    ledger = _ledger_of_many(20_000)
+    longest, stop = [0.0], threading.Event()
+
+    def tick() -> None:
+        before = time.perf_counter()
+        while not stop.is_set():
+            now = time.perf_counter()
+            longest[0] = max(longest[0], now - before)
+            before = now
+            time.sleep(0.0005)
+
+    ticking = threading.Thread(target=tick)
+    ticking.start()
+    snapshot = ledger.snapshot_state(now_us=0)
+    StateEncoder().encode(snapshot)
+    stop.set()
+    ticking.join()
+    assert longest[0] < 0.1
+
+
+def test_written_batches_have_five_numbers() -> None:
+    """The state of a producer keeps its form, which checkpoints of earlier versions have."""
+    state = ProducerState(1, (Written(2, 3, 4, 5),), 6)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(state)) == [1, [[2, 3, 4, 5]], 6]
