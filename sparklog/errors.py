@@ -297,8 +297,8 @@ class NotInstalled(Invalid):
 class BrokerAlive(Invalid):
     code = "broker_alive"
     template = (
-        "root {root} already has a live broker, {broker}, at {address};"
-        " stop it first, or start this one with --id {broker} to take over"
+        "root {root} is served already, by {leader}: use that one, stop it first, or replace it"
+        " with --take-over"
     )
 
 
@@ -356,8 +356,13 @@ class OutOfOrderSequence(Invalid):
 
 
 class BrokerFenced(Fenced):
+    """`successor` describes the broker that took over, where that is known."""
+
     code = "broker_fenced"
-    template = "broker {broker} epoch {epoch} has been fenced; a newer one took over"
+    template = "broker {broker} (epoch {epoch}) was replaced by {successor}"
+
+    def __init__(self, *, successor: str = "a newer broker", **facts: Any) -> None:
+        super().__init__(successor=successor, **facts)
 
 
 class PublisherFenced(Fenced):

@@ -29,7 +29,7 @@ TOPIC_HELD_BYTES = 1 * GIB
 FREE_SPACE_RESERVE_BYTES = 256 * MIB
 CHECKPOINT_EVERY_OBJECTS = 1_000
 CHECKPOINT_EVERY_SECONDS = 10.0
-TRIM_GRACE_SECONDS = 10.0
+TRIM_GRACE_SECONDS = 10.0  # at least, and readers look again within it
 CARRY_AFTER_SECONDS = 300.0
 
 # ---- broker: publishing
@@ -69,6 +69,8 @@ BATCHES_FORGOTTEN = 1_000  # at a time
 EMBEDDED_BROKER_ID = 1_000_000
 DETACHED_IDLE_SECONDS = 60.0
 STOP_SECONDS = 30.0
+LOG_FILE_BYTES = 10 * MIB  # of a log file, before the next one begins
+LOG_FILES_KEPT = 3  # of the older ones
 
 # ---- keeping
 JANITOR_INTERVAL_SECONDS = 1.0

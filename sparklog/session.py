@@ -3,11 +3,16 @@
 Three ways to reach a log:
 
 - an address, `host:port`: that broker, and none is ever started;
-- a root with a live broker: that broker, found by its heartbeat, once it has said that it serves
-  this root's cluster: an address may mean another machine than the one that wrote it down;
+- a root with a live broker: the one that the root's metadata names, once it has said that it
+  serves this root's cluster: an address may mean another machine than the one that wrote it down.
+  One that answers is not asked for a heartbeat; only one that does not is watched;
 - a root without one: an *embedded* broker in this process, on a loopback address. It is registered
   like any other, so a second process on the same root joins it, and takes over when it ends. With
   `detached`, the broker is a process of its own instead, which leaves after some idle time.
+
+Brokers that are started here have the settings of the environment (`SPARKLOG_…`). A standing broker
+(`sparklog broker`) takes over from them: this process goes on as its client, and starts another
+embedded broker when the standing one has ended.
 
 An embedded broker is the process's that started it: a forked child has none, and ends none.
 """
@@ -15,8 +20,11 @@ An embedded broker is the process's that started it: a forked child has none, an
 from __future__ import annotations
 
 import atexit
+import hashlib
 import ipaddress
+import logging
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -26,6 +34,8 @@ import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import msgspec
 
 from sparklog import errors, limits, wire
 from sparklog.client.connection import Connection
@@ -40,14 +50,9 @@ from sparklog.options import (
     is_address,
     storage_options,
 )
-from sparklog.settings import (
-    BrokerSettings,
-    FlightSettings,
-    KafkaSettings,
-    LivenessSettings,
-    LogSettings,
-)
-from sparklog.storage.meta import Heartbeat, MetaStore, find_live_heartbeat
+from sparklog.settings import BrokerSettings, KafkaSettings, load_settings
+from sparklog.storage.liveness import Leader, State, Watch, describe
+from sparklog.storage.meta import BrokerKind, MetaStore
 from sparklog.storage.objects import Store, open_store
 
 if TYPE_CHECKING:
@@ -57,16 +62,19 @@ _START_SECONDS: Final = 30.0
 _START_ATTEMPTS: Final = 3
 _LOOK_SECONDS: Final = 0.05
 _ANSWER_SECONDS: Final = 10.0
-_HEARTBEAT_ENDS_SECONDS: Final = limits.DEAD_AFTER_SECONDS + 1.0
-"""After it, what still has a heartbeat surely lives."""
 _MAY_PASS: Final = (errors.BrokerUnavailable, errors.BrokerClosing, errors.BrokerFenced)
 _ANY_PORT: Final = "127.0.0.1:0"
+
+_LOG_NAME_LENGTH: Final = 80
+
+_log = logging.getLogger(__name__)
 
 
 def connect(
     target: str | os.PathLike[str] | None = None,
     *,
     detached: bool = False,
+    kafka: str | None = None,
     storage_options: Mapping[str, str] | None = None,
 ) -> Log:
     """A `Log` on a root (a folder or `s3://`, `gs://`, `az://` URI) or a broker's `host:port`.
@@ -74,12 +82,15 @@ def connect(
     Args:
         target: None: `SPARKLOG_BOOTSTRAP`, or else `SPARKLOG_ROOT`.
         detached: where a broker must be started, start it as its own process.
+        kafka: where a broker that must be started listens for Kafka clients, `host:port`; None:
+            as `SPARKLOG_KAFKA_LISTEN` says, or nowhere.
         storage_options: credentials and the like for an object store; they go before those of the
             environment, `SPARKLOG_STORAGE_<OPTION>`.
 
     Raises:
         errors.BadOption: no target, or one that is neither address nor root; or a broker that can
-            be reached only from its own host.
+            be reached only from its own host, or that serves Kafka elsewhere than `kafka`; or a
+            variable `SPARKLOG_…` that is no setting of a broker.
         errors.RootNotWritable, errors.FormatTooNew, errors.CorruptObject: what is wrong with the
             root, where a broker had to be started.
         errors.BrokerUnavailable, errors.WrongPort: nobody speaks Flight at the address.
@@ -87,13 +98,21 @@ def connect(
     """
     place, names_broker = _place(target)
     if names_broker:
+        if kafka is not None:
+            reason = "it is of a broker that is started here, and the target is one that runs"
+            raise errors.BadOption(option="kafka", value=kafka, reason=reason)
         log = Log(Connection.to(place), root=place)
         log.connection.channel()
         _visiting.add(log)
         _close_at_exit()
         return log
-    session = _RootSession(place, detached=detached, given=storage_options)
+    session = _RootSession(place, detached=detached, kafka=kafka, given=storage_options)
     session.resolve(patience_seconds=limits.ACTION_TIMEOUT_SECONDS)
+    try:
+        session.check_kafka()
+    except errors.BadOption:
+        session.close()
+        raise
     log = Log(Connection(session.resolve), root=place, on_close=session.close)
     _open[session] = weakref.ref(log)
     _close_at_exit()
@@ -105,7 +124,7 @@ def visit(root: str, *, storage_options: Mapping[str, str] | None = None) -> Con
 
     Using it raises `BrokerUnavailable` while no broker lives, and as `connect` does where one does.
     """
-    session = _RootSession(root, detached=False, given=storage_options)
+    session = _RootSession(root, given=storage_options, starts=False)
     return Connection(session.find)
 
 
@@ -185,27 +204,28 @@ class _RootSession:
         self,
         root: str,
         *,
-        detached: bool,
         given: Mapping[str, str] | None,
+        detached: bool = False,
+        kafka: str | None = None,
+        starts: bool = True,
         clock: Clock | None = None,
     ) -> None:
         storage = storage_options(root, given)
         self._store: Store = open_store(root, storage)
-        self._settings = BrokerSettings(
-            root=root,
-            id=limits.EMBEDDED_BROKER_ID,
-            flight=FlightSettings(listen=_ANY_PORT),
-            kafka=KafkaSettings(listen=""),
-            liveness=LivenessSettings(
-                idle_exit_seconds=limits.DETACHED_IDLE_SECONDS if detached else 0.0
-            ),
-            log=LogSettings(level="warning"),
-            storage=storage,
-        )
-        self._detached = detached
+        self._kind = BrokerKind.DETACHED if detached else BrokerKind.EMBEDDED
+        self._settings = BrokerSettings(root=root)
+        if starts:
+            self._settings = _broker_settings(root, self._kind, kafka, storage)
         self._clock = clock or SystemClock()
+        self._watch = Watch(
+            self._store,
+            clock=self._clock,
+            dead_after_seconds=self._settings.liveness.dead_after_seconds,
+        )
         self._lock = threading.Lock()
         self._agent: Agent | None = None
+        self._has_resolved = False
+        self._asks_for_kafka = kafka is not None
 
     def resolve(self, patience_seconds: float = 0.0) -> str:
         """The Flight address of the root's live broker.
@@ -216,10 +236,11 @@ class _RootSession:
         with self._lock:
             for _ in range(_START_ATTEMPTS):
                 address = self._join(patience_seconds)
-                if address is not None:
-                    return address
                 try:
-                    return self._start_process() if self._detached else self._start_here()
+                    if address is None:
+                        address = self._start()
+                    self._has_resolved = True
+                    return address
                 except (errors.BrokerAlive, errors.BrokerFenced) as error:
                     faster = error  # or as fast, and goes on
             raise faster
@@ -234,32 +255,35 @@ class _RootSession:
     def _join(self, patience_seconds: float) -> str | None:
         """The address of the live broker, once it has answered as this root's; None: none lives."""
         began = self._clock.monotonic()
-        while (found := self._live()) is not None:
+        told = False
+        while (found := self._watch.look()) is not None and found.state is not State.DEAD:
             try:
-                self._check(found)
-                return found.flight
-            except (*_MAY_PASS, errors.BadOption) as error:
-                longest_seconds = patience_seconds
-                if isinstance(error, errors.BadOption):
-                    longest_seconds = min(patience_seconds, _HEARTBEAT_ENDS_SECONDS)
-                if self._clock.monotonic() - began >= longest_seconds:
+                self._check(found.leader)
+                return found.leader.flight
+            except (*_MAY_PASS, errors.BadOption, errors.WrongCluster) as error:
+                # Another machine's address is no proof that its broker lives; its heartbeat is.
+                helps = isinstance(error, _MAY_PASS)
+                is_over = self._clock.monotonic() - began >= patience_seconds
+                if (is_over and helps) or (found.state is State.ALIVE and not helps):
                     raise
-            self._clock.sleep(_LOOK_SECONDS)
+            if found.state is State.UNKNOWN and not told:
+                told = True
+                _log.warning(
+                    "sparklog: waiting up to %g s to see whether %s is alive",
+                    self._watch.patience_seconds(found.leader),
+                    describe(found.leader, now_us=self._clock.now_us()),
+                )
+            self._watch.pause()
         return None
 
-    def _live(self) -> Heartbeat | None:
-        return find_live_heartbeat(
-            self._store, clock=self._clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS
-        )
-
-    def _check(self, found: Heartbeat) -> None:
-        """Whether what is heard at the address of `found` is a broker of this root.
+    def _check(self, leader: Leader) -> None:
+        """Whether what is heard at the address of `leader` is that broker of this root.
 
         Raises `errors.WrongCluster`, `BadOption`, and what asking it raises.
         """
-        _check_is_no_loopback_of_others(found)
+        _check_is_no_loopback_of_others(leader)
         cluster_id = MetaStore(self._store, clock=self._clock).open(create=False).cluster_id
-        with Connection.to(found.flight) as connection:
+        with Connection.to(leader.flight) as connection:
             served: wire.ClusterInfo = connection.channel().action(
                 "cluster", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
             )
@@ -267,17 +291,37 @@ class _RootSession:
             raise errors.WrongCluster(
                 root=self._store.uri,
                 expected=cluster_id,
-                address=found.flight,
+                address=leader.flight,
                 found=served.cluster_id,
                 served=served.root,
             )
+        for each in served.brokers:
+            if (each.broker, each.epoch) != (leader.broker, leader.epoch):
+                reason = f"epoch {each.epoch} of broker {each.broker} is there still, and is over"
+                raise errors.BrokerUnavailable(address=leader.flight, reason=reason)
 
-    def _answers(self, found: Heartbeat) -> bool:
+    def _answers(self, leader: Leader) -> bool:
         try:
-            self._check(found)
+            self._check(leader)
         except _MAY_PASS:
             return False
         return True
+
+    def check_kafka(self) -> None:
+        """Raises `BadOption` where Kafka was asked for and the broker serves it elsewhere."""
+        wanted = self._settings.kafka.listen
+        found = self._watch.look() if self._asks_for_kafka else None
+        if found is None:
+            return
+        served = found.leader.heartbeat.kafka if found.leader.heartbeat else ""
+        if served != wanted and not (served and wanted.endswith(":0")):
+            who = describe(found.leader, now_us=self._clock.now_us())
+            where = f"with Kafka at {served}" if served else "without Kafka"
+            reason = f"{who} serves the root already, {where}: stop it, or connect without this"
+            raise errors.BadOption(option="kafka", value=wanted, reason=reason)
+
+    def _start(self) -> str:
+        return self._start_process() if self._kind is BrokerKind.DETACHED else self._start_here()
 
     def _start_here(self) -> str:
         # Heavy, and not needed where a broker lives.
@@ -288,10 +332,20 @@ class _RootSession:
 
         if not structlog.is_configured():
             configure(self._settings.log)  # by default it writes between the program's own output
-        agent = Agent(self._settings, store=self._store, replaces=False)
-        agent.start()
-        self._agent = agent
-        return agent.address
+        settings = self._settings
+        while True:
+            agent = Agent(settings, store=self._store, kind=BrokerKind.EMBEDDED, watch=self._watch)
+            try:
+                agent.start()
+            except errors.BadOption as error:
+                # A program that has run as a client goes on, though somebody took its Kafka port.
+                if not (self._has_resolved and error.option == "kafka.listen"):
+                    raise
+                _log.warning("sparklog: no Kafka listener: %s", error)
+                settings = msgspec.structs.replace(settings, kafka=KafkaSettings(listen=""))
+                continue
+            self._agent = agent
+            return agent.address
 
     def _start_process(self) -> str:
         settings = self._settings
@@ -299,6 +353,7 @@ class _RootSession:
             **{name: os.environ[name] for name in os.environ if not _is_of_store(name)},
             "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": str(settings.liveness.idle_exit_seconds),
             "SPARKLOG_LOG_LEVEL": settings.log.level,
+            "SPARKLOG_LOG_FILE": settings.log.file,
             **{STORAGE_PREFIX + key.upper(): value for key, value in settings.storage.items()},
         }
         command = [sys.executable, "-m", "sparklog", "broker", "--root", settings.root]
@@ -318,15 +373,24 @@ class _RootSession:
             threading.Thread(target=process.wait, name="sparklog-reaper", daemon=True).start()
             deadline = self._clock.monotonic() + _START_SECONDS
             while self._clock.monotonic() < deadline:
-                found = self._live()
-                if found is not None and self._answers(found):
-                    return found.flight
+                found = self._watch.look()
+                lives = found is not None and found.state is not State.DEAD
+                if found is not None and lives and self._answers(found.leader):
+                    if found.leader.process.pid == process.pid:
+                        _log.warning(
+                            "sparklog: started a broker for %s, pid %d; its log: %s",
+                            settings.root,
+                            process.pid,
+                            settings.log.file or "nowhere",
+                        )
+                    return found.leader.flight
                 # It may also have left because another was faster, who is not ready yet.
-                if process.poll() is not None and found is None:
+                if process.poll() is not None and not lives:
                     complaints.seek(0)
                     complaint = complaints.read().decode(errors="replace").strip()
                     raise errors.BrokerUnavailable(
-                        address=settings.root, reason=f"a broker did not start: {complaint}"
+                        address=settings.root,
+                        reason=f"a broker did not start: {complaint} (log: {settings.log.file})",
                     )
                 self._clock.sleep(_LOOK_SECONDS)
             process.terminate()
@@ -347,19 +411,70 @@ class _RootSession:
             agent.stop()
 
 
-def _check_is_no_loopback_of_others(heartbeat: Heartbeat) -> None:
+# ------------------------------------------------------------------------------ what is started
+
+
+def _broker_settings(
+    root: str, kind: BrokerKind, kafka: str | None, storage: Mapping[str, str]
+) -> BrokerSettings:
+    """The settings of a broker that is started here: the environment's, or else modest ones.
+
+    Raises `UnknownOption` and `BadOption`, as for `sparklog broker`.
+    """
+    is_detached = kind is BrokerKind.DETACHED
+    settings = load_settings(
+        None,
+        {name: value for name, value in os.environ.items() if not _is_of_store(name)},
+        {"root": root, "id": limits.EMBEDDED_BROKER_ID, "kafka.listen": kafka},
+        defaults={
+            "flight.listen": _ANY_PORT,
+            "kafka.listen": "",
+            "liveness.idle_exit_seconds": limits.DETACHED_IDLE_SECONDS,
+            # What an embedded broker has to say comes between the program's own output.
+            "log.level": "info" if is_detached else "warning",
+            "log.file": str(log_file(root)) if is_detached else "",
+        },
+    )
+    liveness = settings.liveness
+    if not is_detached:
+        liveness = msgspec.structs.replace(liveness, idle_exit_seconds=0.0)
+    return msgspec.structs.replace(settings, storage=dict(storage), liveness=liveness)
+
+
+def log_file(root: str) -> Path:
+    """Where a detached broker of `root` logs unless `SPARKLOG_LOG_FILE` says otherwise.
+
+    In the user's folder for such files: `$XDG_STATE_HOME`, or else `~/.local/state`.
+    """
+    if "://" not in root:
+        root = str(Path(root).resolve())
+    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
+    digest = hashlib.sha256(root.encode()).hexdigest()[:8]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", root).strip("-")[-_LOG_NAME_LENGTH:]
+    return Path(state, "sparklog", f"{name}-{digest}.log")
+
+
+# ------------------------------------------------------------------------------ what is reached
+
+
+def _check_is_no_loopback_of_others(leader: Leader) -> None:
     """Raises `BadOption` where the address would be dialled on this host and is meant on another.
 
     An unspecified address, where a broker listens on all of its own, is dialled as loopback.
     """
-    here = socket.gethostname()
-    if heartbeat.host and heartbeat.host != here and _is_loopback(heartbeat.flight):
-        reason = (
-            f"the root's broker, {heartbeat.broker}, runs on host {heartbeat.host!r} and can be"
-            f" reached only from there, not from {here!r}: set flight.advertised of that broker to"
-            " an address that others reach"
+    here, there = socket.gethostname(), leader.process.host
+    if there and there != here and _is_loopback(leader.flight):
+        how = (
+            "start it with SPARKLOG_FLIGHT_LISTEN=0.0.0.0:8815 and"
+            f" SPARKLOG_FLIGHT_ADVERTISED={there}:8815 in its environment"
         )
-        raise errors.BadOption(option="flight.advertised", value=heartbeat.flight, reason=reason)
+        if leader.known.kind != BrokerKind.STANDING:
+            how += ", or run `sparklog broker` with these, which takes over"
+        reason = (
+            f"the root's broker, {leader.broker} ({leader.known.kind}), runs on host {there!r} and"
+            f" can be reached only from there, not from {here!r}: {how}"
+        )
+        raise errors.BadOption(option="flight.advertised", value=leader.flight, reason=reason)
 
 
 def _is_loopback(address: str) -> bool:

@@ -36,6 +36,8 @@ _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
+# Readers count on the least: a shorter grace would remove objects before they look again.
+_TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
 
 
 # ------------------------------------------------------------------------------ the tables
@@ -67,7 +69,7 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     max_batch_bytes: _BufferBytes = limits.MAX_BATCH_BYTES
     free_space_reserve_bytes: _SpaceBytes = limits.FREE_SPACE_RESERVE_BYTES
     checkpoint_every_seconds: _Interval = limits.CHECKPOINT_EVERY_SECONDS
-    trim_grace_seconds: _Grace = limits.TRIM_GRACE_SECONDS
+    trim_grace_seconds: _TrimGrace = limits.TRIM_GRACE_SECONDS
 
     def linger_ms_on(self, *, local: bool) -> int:
         """The linger to use, -1 resolved: a put is cheap on a local root and dear on a store."""
@@ -138,10 +140,11 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The broker's own log lines, on standard error."""
+    """The broker's own log lines: in `file`, or on standard error where that is empty."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
+    file: str = ""
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -189,7 +192,11 @@ _VARIABLES = {_PREFIX + name.replace(".", "_").upper(): name for name in _KEYS}
 
 
 def load_settings(
-    file: Path | None, environment: Mapping[str, str], overrides: Mapping[str, Any]
+    file: Path | None,
+    environment: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    *,
+    defaults: Mapping[str, Any] | None = None,
 ) -> BrokerSettings:
     """The settings of a broker, from the weakest source to the strongest.
 
@@ -198,13 +205,14 @@ def load_settings(
         environment: variables; of those that begin with `SPARKLOG_` only settings are read.
         overrides: the command line's values by dotted name (`"writer.linger_ms"`), as text or
             typed; None is an option that was not given.
+        defaults: by dotted name, what goes before the usual defaults and behind all else.
 
     Raises:
         errors.UnknownOption: a name that is no setting, with the nearest one that is.
         errors.BadOption: a file that cannot be read, a value of the wrong type or out of bounds,
             no root, or two values that contradict each other.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, Any] = dict(defaults or {})
     if file is not None:
         values |= _from_file(file)
     values |= _from_environment(environment)
@@ -324,10 +332,10 @@ def _check_together(settings: BrokerSettings) -> None:
     ):
         reason = "flight.listen is the same; each listener needs a port of its own"
         raise errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
-    for option in ("flight.advertised", "kafka.advertised"):
+    for option, lowest_port in (("flight.advertised", 0), ("kafka.advertised", 1)):
         address = attrgetter(option)(settings)
         if address:
-            _check_address(option, address, lowest_port=1)
+            _check_address(option, address, lowest_port=lowest_port)
     host = settings.kafka.listen.rpartition(":")[0]
     if host.strip("[]") in _ANYWHERE and settings.kafka.listen and not settings.kafka.advertised:
         raise errors.BadOption(

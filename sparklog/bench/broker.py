@@ -18,7 +18,7 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.limits import DEAD_AFTER_SECONDS
-from sparklog.storage.meta import find_live_broker
+from sparklog.storage.liveness import find_live_broker
 from sparklog.storage.objects import open_store
 
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.util
-import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -40,9 +38,12 @@ from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
-from sparklog.storage.meta import Heartbeat, MetaStore, find_live_heartbeat, write_heartbeat
+from sparklog.storage.liveness import Heartbeat, State, Watch, write_heartbeat
+from sparklog.storage.meta import BrokerKind, MetaStore
 from sparklog.storage.objects import PutUnresolved, Store, SyncFailed, open_store
+from sparklog.storage.processes import this_process
 from sparklog.storage.table import Table
+from sparklog.version import VERSION
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.door import KafkaDoor
@@ -70,13 +71,30 @@ class Agent:
         *,
         store: Store | None = None,
         clock: Clock | None = None,
-        replaces: bool = True,
+        kind: BrokerKind = BrokerKind.STANDING,
+        take_over: bool = False,
+        watch: Watch | None = None,
     ) -> None:
-        """`replaces`: takes over from a live broker of the same id, where one is there."""
+        """A broker that has not started.
+
+        Args:
+            settings: all that it is told.
+            store: of the root; None: as the settings say.
+            clock: None: the machine's own.
+            kind: how it is started: a standing broker takes over from the other kinds.
+            take_over: replace the live leader of the root, whatever it is.
+            watch: what has been seen of the leader so far; None: nothing.
+        """
         self.settings = settings
-        self._replaces = replaces
+        self.kind = kind
+        self._take_over = take_over
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
+        self._watch = watch or Watch(
+            self._store,
+            clock=self._clock,
+            dead_after_seconds=settings.liveness.dead_after_seconds,
+        )
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
@@ -108,7 +126,7 @@ class Agent:
         _check_installed(settings.kafka)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         listen = ports.with_port(settings.flight.listen)
-        self.address = settings.flight.advertised or listen
+        self.address = _advertised(settings.flight.advertised, listen)
         self._check_ports(listen)
         self._meta = MetaStore(store, clock=clock)
         self._lease = leases.acquire(
@@ -118,7 +136,10 @@ class Agent:
             flight=self.address,
             clock=clock,
             dead_after_seconds=settings.liveness.dead_after_seconds,
-            replaces=self._replaces,
+            kind=self.kind,
+            process=this_process(),
+            take_over=self._take_over,
+            watch=self._watch,
         )
         try:
             with contextlib.suppress(errors.Retriable, PutUnresolved):  # the next one follows
@@ -146,16 +167,18 @@ class Agent:
             try:
                 ports.check_free(option, address, patience_seconds=0.0)
             except errors.BadOption:
-                alive = find_live_heartbeat(
-                    self._store,
-                    clock=self._clock,
-                    dead_after_seconds=self.settings.liveness.dead_after_seconds,
-                )
-                if alive is not None and (
-                    option == "kafka.listen" or ports.port_of(alive.flight) == ports.port_of(listen)
-                ):
+                if ports.port_of(address) in self._ports_of_leader():
                     continue
                 ports.check_free(option, address, patience_seconds=_LEAVING_SECONDS)
+
+    def _ports_of_leader(self) -> set[int]:
+        """Where the root's leader listens, unless it is known dead."""
+        found = self._watch.look()
+        if found is None or found.state is State.DEAD:
+            return set()
+        heartbeat = found.leader.heartbeat
+        told = (found.leader.flight, heartbeat.kafka if heartbeat is not None else "")
+        return {ports.port_of(address) for address in told if address}
 
     def _serve(self, listen: str) -> None:
         tables: dict[str, Table] = {}
@@ -357,8 +380,11 @@ class Agent:
                     epoch=self._lease.epoch,
                     flight=self.address,
                     at_us=self._clock.now_us(),
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
+                    monotonic_seconds=self._clock.monotonic(),
+                    process=this_process(),
+                    kafka=self.kafka_address,
+                    version=VERSION,
+                    log=self.settings.log.file,
                     newest_sequence=self._ledger.applied_sequence if self._core else -1,
                     stopped=stopped,
                 ),
@@ -386,11 +412,27 @@ class Agent:
     def _fail(self, error: BaseException) -> None:
         if self._stopping.is_set():
             return
+        error = self._explained(error)
         self.failure = error
-        _log.error("the broker stops", reason=str(error) or repr(error))
+        if isinstance(error, errors.BrokerFenced) and self.kind is BrokerKind.EMBEDDED:
+            _log.warning("this program goes on as a client", reason=str(error))
+        else:
+            _log.error("the broker stops", reason=str(error) or repr(error))
         if self._core is not None:  # or else `start` is under way, and meets the same error
             self._writer.fail(error)
             threading.Thread(target=self._halt, name="sparklog-halt").start()
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A fence does not say whose it is; the metadata, which changed before it, does."""
+        if isinstance(error, errors.BrokerFenced):
+            with contextlib.suppress(errors.Retriable, errors.Corrupt, OSError):
+                try:
+                    leases.check_lease(
+                        MetaStore(self._store, clock=self._clock).reload(), self._lease
+                    )
+                except errors.BrokerFenced as named:
+                    return named
+        return error
 
     def _halt(self) -> None:
         """Leaves at once, for a reason that leaves no choice."""
@@ -444,6 +486,15 @@ class Agent:
         self.stop()
 
 
+# ------------------------------------------------------------------------------ addresses
+
+
+def _advertised(advertised: str, listen: str) -> str:
+    """The address that clients are told; its port 0 stands for the port that was taken."""
+    host, _, port = advertised.rpartition(":")
+    return f"{host}:{ports.port_of(listen)}" if port == "0" else advertised or listen
+
+
 # ------------------------------------------------------------------------------ the Kafka listener
 
 
@@ -471,15 +522,16 @@ def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> Kaf
     )
 
 
-def run_broker(settings: BrokerSettings) -> None:
+def run_broker(settings: BrokerSettings, *, take_over: bool = False) -> None:
     """A broker as the whole process: says one line when it serves, leaves on SIGTERM or SIGINT.
 
-    Raises what `Agent.start` and `Agent.wait` raise.
+    With `take_over` it replaces a live broker. Raises what `Agent.start` and `Agent.wait` raise.
     """
-    configure(settings.log)
+    log_file = configure(settings.log)
     _keep_pandas_out()
-    # Where nobody needs to stay, nobody needs to push another out either.
-    agent = Agent(settings, replaces=not settings.liveness.idle_exit_seconds)
+    # A broker that leaves when it is idle was started on demand, and gives way to any other.
+    kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
+    agent = Agent(settings, kind=kind, take_over=take_over)
 
     def leave(_signal: int, _frame: object) -> None:
         threading.Thread(target=agent.stop, name="sparklog-leave").start()
@@ -487,6 +539,8 @@ def run_broker(settings: BrokerSettings) -> None:
     agent.start()
     for each in (signal.SIGTERM, signal.SIGINT):
         signal.signal(each, leave)
+    if log_file is not None:
+        log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
     served = f"sparklog broker {settings.id} serves {settings.root}{kafka}"
     sys.stdout.write(f"{served}, Flight at {agent.address}\n")

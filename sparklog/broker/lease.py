@@ -1,7 +1,11 @@
 """Taking a root: the next epoch of a broker id, and everything that earlier epochs left behind.
 
-Clocks and heartbeats only decide whether to try. What makes the takeover safe is the fence in each
-open epoch's WAL: after it, nobody but us can ack a record of our partitions. The order:
+Heartbeats only decide whether to try (`storage/liveness.py`). What makes the takeover safe is the
+fence in each open epoch's WAL: after it, nobody but us can ack a record of our partitions.
+
+A live leader is in the way of everybody, but for two: a standing broker takes over from embedded
+and detached ones by itself, because their programs go on as its clients; and one that was told to
+take over does. The order:
 
 1. register the new epoch in the metadata, as leader of every partition;
 2. fence every other open epoch, in the order in which they were opened, and read what they hold;
@@ -17,27 +21,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
+import structlog
 
 from sparklog import errors
 from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.clock import Clock
 from sparklog.storage import wal
+from sparklog.storage.liveness import Leader, State, Watch, describe, describe_broker
 from sparklog.storage.meta import (
     Broker,
+    BrokerKind,
     Cluster,
     Epoch,
     Metadata,
     MetaStore,
     PartitionMeta,
     TopicMeta,
-    find_live_broker,
 )
 from sparklog.storage.objects import Store
 from sparklog.storage.plan import join_tail
+from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import Kind, Located, TableSnapshot
 from sparklog.storage.table import Table
+
+_log = structlog.get_logger("sparklog.lease")
+_ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
+"""Brokers that programs have started for themselves: they can do without."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,27 +71,47 @@ def acquire(
     flight: str,
     clock: Clock,
     dead_after_seconds: float,
+    kind: BrokerKind = BrokerKind.STANDING,
+    process: Process | None = None,
+    take_over: bool = False,
+    watch: Watch | None = None,
     check_alive: bool = True,
-    replaces: bool = True,
 ) -> Lease:
     """Registers the next epoch of `broker`. Raises `BrokerAlive`, and what `MetaStore.open` raises.
 
-    A live broker of another id is in the way; one of the same id is replaced, if it may be.
+    Args:
+        store: of the root.
+        meta: the root's metadata.
+        broker: the id.
+        flight: `host:port` that clients are told.
+        clock: for its own wall time, and to watch a live leader by monotonic time.
+        dead_after_seconds: after how long a silent leader is dead; also said of this broker.
+        kind: how the broker was started.
+        process: of the broker.
+        take_over: replace a live leader, whatever it is.
+        watch: what has been seen of the leader so far; None: nothing.
+        check_alive: False: do not look whether the leader is alive.
     """
     cluster = meta.open(create=True)
+    watch = watch or Watch(store, clock=clock, dead_after_seconds=dead_after_seconds)
 
     def decide(metadata: Metadata) -> Metadata:
-        if check_alive:
-            alive = find_live_broker(store, clock=clock, dead_after_seconds=dead_after_seconds)
-            if alive is not None and not (replaces and alive[0] == broker):
-                raise errors.BrokerAlive(root=store.uri, broker=alive[0], address=alive[1])
+        if check_alive and not take_over:
+            _check_leader(store, watch, metadata, kind, clock)
         known = metadata.brokers.get(broker)
         epoch = known.epoch + 1 if known else 1
         return msgspec.structs.replace(
             metadata,
             brokers={
                 **metadata.brokers,
-                broker: Broker(epoch=epoch, flight=flight, started_us=clock.now_us()),
+                broker: Broker(
+                    epoch=epoch,
+                    flight=flight,
+                    started_us=clock.now_us(),
+                    kind=kind,
+                    process=process or Process(),
+                    dead_after_seconds=dead_after_seconds,
+                ),
             },
             open_epochs=(*metadata.open_epochs, Epoch(broker, epoch)),
             controller=broker,
@@ -102,6 +134,38 @@ def acquire(
         broker=broker,
         epoch=epoch,
         inherited=tuple(each for each in metadata.open_epochs if each != Epoch(broker, epoch)),
+    )
+
+
+def _check_leader(
+    store: Store, watch: Watch, metadata: Metadata, kind: BrokerKind, clock: Clock
+) -> None:
+    """Raises `BrokerAlive` where the leader is alive and does not give way to `kind`."""
+
+    def waits(leader: Leader, seconds: float) -> None:
+        _log.warning(
+            "waiting to see whether the root's last broker is alive",
+            broker=describe(leader, now_us=clock.now_us()),
+            at_most_seconds=seconds,
+        )
+
+    leader = Leader.of(metadata, store)
+    if leader is None or _gives_way(leader, kind):
+        return
+    found = watch.settle(metadata, waits=waits)
+    if found is not None and found.state is State.ALIVE:
+        raise errors.BrokerAlive(
+            root=store.uri,
+            broker=found.leader.broker,
+            address=found.leader.flight,
+            leader=describe(found.leader, now_us=clock.now_us()),
+        )
+
+
+def _gives_way(leader: Leader, kind: BrokerKind) -> bool:
+    return kind is BrokerKind.STANDING and leader.known.kind in (
+        BrokerKind.EMBEDDED,
+        BrokerKind.DETACHED,
     )
 
 
@@ -193,10 +257,16 @@ def _connect(topic: Topic, partition: Partition, found: Sequence[Located]) -> tu
 
 
 def check_lease(metadata: Metadata, lease: Lease) -> None:
-    """Raises `BrokerFenced` where `metadata` knows a newer epoch of the broker, or another."""
-    known = metadata.brokers.get(lease.broker)
-    if metadata.controller != lease.broker or known is None or known.epoch != lease.epoch:
+    """Raises `BrokerFenced`, which names it, where `metadata` knows a newer leader."""
+    known = metadata.brokers.get(metadata.controller)
+    if known is None:
         raise errors.BrokerFenced(broker=lease.broker, epoch=lease.epoch)
+    if metadata.controller != lease.broker or known.epoch != lease.epoch:
+        raise errors.BrokerFenced(
+            broker=lease.broker,
+            epoch=lease.epoch,
+            successor=describe_broker(metadata.controller, known),
+        )
 
 
 def close_epochs(meta: MetaStore, lease: Lease, epochs: tuple[Epoch, ...]) -> None:

@@ -27,7 +27,7 @@ def broker(
         typer.Option(
             "--id",
             metavar="N",
-            help="Which broker of the cluster; the same again takes over. Or SPARKLOG_ID.",
+            help="Which broker of the cluster. Or SPARKLOG_ID.",
             show_default=False,
         ),
     ] = None,
@@ -57,8 +57,18 @@ def broker(
             show_default=False,
         ),
     ] = None,
+    take_over: Annotated[
+        bool,
+        typer.Option(
+            "--take-over",
+            help="Replace a broker that serves the root, which stops. Brokers that programs"
+            " started for themselves are replaced without it.",
+        ),
+    ] = False,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C, which it takes for a request to leave in good order.
+
+    It refuses to start while another broker serves the root, unless --take-over is given.
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
@@ -71,7 +81,7 @@ def broker(
         "flight.listen": flight,
         "kafka.listen": kafka,
     }
-    run_broker(load_settings(config, os.environ, given))
+    run_broker(load_settings(config, os.environ, given), take_over=take_over)
 
 
 def doctor(

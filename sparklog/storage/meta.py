@@ -9,10 +9,9 @@ newer writer has added are ignored.
 from __future__ import annotations
 
 import contextlib
-import os
+import enum
 import secrets
-import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.processes import Process
 
 _CLUSTER: Final = "cluster.json"
 _FOLDER: Final = "meta"
@@ -33,12 +33,28 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True):
     format_version: int
 
 
+class BrokerKind(enum.StrEnum):
+    """How a broker was started, which decides who gives way to whom."""
+
+    STANDING = "standing"
+    """By `sparklog broker`: takes over from the other kinds by itself."""
+    EMBEDDED = "embedded"
+    """Inside a program that opened the root, and ends with it."""
+    DETACHED = "detached"
+    """As a process of its own for a program that needed one; leaves when it is idle."""
+
+
 class Broker(msgspec.Struct, frozen=True, kw_only=True):
     """The newest epoch of a broker id and where it serves. Kept for ever: epochs never repeat."""
 
     epoch: int
     flight: str = ""
     started_us: int = 0
+    """Wall time of its host; for people."""
+    kind: str = BrokerKind.STANDING
+    process: Process = Process()
+    dead_after_seconds: float = 0.0
+    """For how long it may be silent before others take it for dead; 0: it did not say."""
 
 
 class PartitionMeta(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,80 +228,3 @@ class MetaStore:
                 if old >= version - limits.META_VERSIONS_KEPT:
                     break
                 self._store.delete([_path(old)])  # one by one: the order matters
-
-
-# ------------------------------------------------------------------------------ heartbeats
-
-
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """`heartbeats/<broker>.json`: liveness and hints, never safety."""
-
-    broker: int
-    epoch: int
-    flight: str
-    at_us: int
-    host: str = ""
-    pid: int = 0
-    newest_sequence: int = -1
-    stopped: bool = False
-    """Left in good order: nothing needs to be waited for."""
-
-
-def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
-    """Raises `PutUnresolved` too, which matters to nobody: the next one follows."""
-    store.put(f"heartbeats/{heartbeat.broker}.json", msgspec.json.encode(heartbeat), durable=False)
-
-
-def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
-    """The last word of every broker; unreadable ones are skipped."""
-    found = {}
-    for stat in store.list_after("heartbeats"):
-        try:
-            heartbeat = msgspec.json.decode(store.get(f"heartbeats/{stat.name}"), type=Heartbeat)
-        except (ObjectMissing, msgspec.MsgspecError):
-            continue
-        found[heartbeat.broker] = heartbeat
-    return found
-
-
-def is_alive(heartbeat: Heartbeat, *, now_us: int, dead_after_seconds: float, host: str) -> bool:
-    """Whether the broker of `heartbeat` should be taken for alive.
-
-    On its own host the process itself is asked for, so that a killed broker is known dead at once.
-    """
-    if heartbeat.stopped or now_us - heartbeat.at_us > dead_after_seconds * 1e6:
-        return False
-    if heartbeat.host == host and heartbeat.pid:
-        return _process_exists(heartbeat.pid)
-    return True
-
-
-def _process_exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def find_live_broker(
-    store: Store, *, clock: Clock, dead_after_seconds: float
-) -> tuple[int, str] | None:
-    """(id, Flight address) of a broker that seems alive on this root, or None."""
-    found = find_live_heartbeat(store, clock=clock, dead_after_seconds=dead_after_seconds)
-    return None if found is None else (found.broker, found.flight)
-
-
-def find_live_heartbeat(
-    store: Store, *, clock: Clock, dead_after_seconds: float
-) -> Heartbeat | None:
-    """The last word of a broker that seems alive on this root, or None."""
-    host = socket.gethostname()
-    for heartbeat in read_heartbeats(store).values():
-        if is_alive(
-            heartbeat, now_us=clock.now_us(), dead_after_seconds=dead_after_seconds, host=host
-        ):
-            return heartbeat
-    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from sparklog.settings import (
     WriterSettings,
 )
 from sparklog.storage import wal
-from sparklog.storage.meta import MetaStore, find_live_broker, read_heartbeats
+from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
+from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
@@ -80,6 +82,13 @@ def running(agent: Agent) -> Iterator[Door]:
 def live_broker(store: Store) -> tuple[int, str] | None:
     """Whom a newcomer would find."""
     return find_live_broker(store, clock=CLOCK, dead_after_seconds=5.0)
+
+
+def heartbeat(store: Store, broker: int = 1) -> Heartbeat:
+    """What the broker has said last."""
+    found = read_heartbeat(store, broker)
+    assert found is not None
+    return found
 
 
 def refuses(address: str) -> bool:
@@ -210,27 +219,29 @@ def test_a_second_id_is_refused(tmp_path: Path) -> None:
         with pytest.raises(errors.BrokerAlive) as refused:
             Agent(settings(tmp_path, broker=2)).start()
         assert (refused.value.broker, refused.value.address) == (1, agent.address)
-        with pytest.raises(errors.BrokerAlive):
-            Agent(settings(tmp_path, broker=1), replaces=False).start()
+        with pytest.raises(errors.BrokerAlive, match=f"pid {os.getpid()} on host"):
+            Agent(settings(tmp_path, broker=1)).start()
         door.create()
         assert door.append(["a"]).base_offset == 0
     with running(Agent(settings(tmp_path, broker=2))) as door:
         assert door.values() == [b"a"]
 
 
-def test_of_the_same_id_the_newer_wins(tmp_path: Path) -> None:
-    """The older one stops with a clear error and hangs up; the newer one has everything."""
+def test_a_broker_that_was_told_to_takes_over(tmp_path: Path) -> None:
+    """The older one stops with an error that names the newer one, which has everything."""
     older = Agent(settings(tmp_path))
     older.start()
     store = LocalStore(tmp_path)
     with Door(older.address) as door:
         door.create()
         door.append(["a"])
-        newer = Agent(settings(tmp_path))
+        newer = Agent(settings(tmp_path), take_over=True)
         with running(newer) as other:
             with pytest.raises(errors.BrokerFenced) as fenced:
                 older.wait(SECONDS)
             assert (fenced.value.broker, fenced.value.epoch) == (1, 1)
+            assert f"broker 1 (standing, epoch 2), pid {os.getpid()} on" in str(fenced.value)
+            assert newer.address in str(fenced.value)
             until(lambda: refuses(older.address), "the older one listens still")
             with pytest.raises((errors.BrokerFenced, errors.BrokerUnavailable)):
                 door.append(["lost"])
@@ -248,7 +259,7 @@ def test_a_fenced_append_has_no_effect(tmp_path: Path) -> None:
     with Door(older.address) as door:
         door.create()
         door.append(["a"])
-        with running(Agent(settings(tmp_path))) as other:
+        with running(Agent(settings(tmp_path), take_over=True)) as other:
             with pytest.raises(errors.BrokerFenced):
                 door.append(["b"])
             assert other.values() == [b"a"]
@@ -271,9 +282,9 @@ def test_a_broker_is_alive_while_it_recovers() -> None:
     second = Agent(settings(), store=store.view(Slow()))
     starting = threading.Thread(target=second.start)
     starting.start()
-    until(lambda: 1 in read_heartbeats(store) and live_broker(store) is not None, "no sign of life")
-    first_beat = read_heartbeats(store)[1].at_us
-    until(lambda: read_heartbeats(store)[1].at_us > first_beat, "one sign of life only")
+    until(lambda: heartbeat(store).epoch == 2, "no sign of life")
+    first_beat = heartbeat(store).at_us
+    until(lambda: heartbeat(store).at_us > first_beat, "one sign of life only")
     with pytest.raises(errors.BrokerAlive):
         Agent(settings(broker=2), store=store).start()
     gate.set()
@@ -302,8 +313,8 @@ def test_a_start_that_is_overtaken_says_so() -> None:
 
     starting = threading.Thread(target=start)
     starting.start()
-    until(lambda: bool(read_heartbeats(store)), "no start")
-    with running(Agent(settings(), store=store)) as door:
+    until(lambda: read_heartbeat(store, 1) is not None, "no start")
+    with running(Agent(settings(), store=store, take_over=True)) as door:
         gate.set()
         starting.join(SECONDS)
         assert len(raised) == 1
@@ -510,11 +521,11 @@ def test_a_heartbeat_that_fails_stops_nobody(error: Exception) -> None:
     with running(agent) as door:
         faults.error = error
         door.create()
-        newest = read_heartbeats(store)[1].at_us
+        newest = heartbeat(store).at_us
         time.sleep(0.2)
         assert door.append(["a"]).base_offset == 0
         faults.error = None
-        until(lambda: read_heartbeats(store)[1].at_us > newest, "no heartbeat any more")
+        until(lambda: heartbeat(store).at_us > newest, "no heartbeat any more")
     assert agent.failure is None
 
 
@@ -722,9 +733,9 @@ def test_a_detached_broker_outlives_its_starter_and_leaves(
         with log.producer() as producer:
             producer.send("t", value=b"a").result(SECONDS)
         address = log.connection.address
-    (heartbeat,) = read_heartbeats(store).values()
-    assert heartbeat.flight == address
-    assert heartbeat.pid != 0
+    left = heartbeat(store, limits.EMBEDDED_BROKER_ID)
+    assert left.flight == address
+    assert left.process.pid not in (0, os.getpid())
     assert not refuses(address)
     until(lambda: refuses(address), "it stays")
     until(lambda: live_broker(store) is None, "it says no goodbye")

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import sparklog
-from sparklog import errors, session
+from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
-from sparklog.storage.meta import Heartbeat, write_heartbeat
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.meta import Broker, Metadata, MetaStore
 from sparklog.storage.objects import LocalStore
+from sparklog.storage.processes import Process, this_process
+
+_AHEAD_US = 3_600_000_000
+"""By so much the clocks of other brokers are wrong."""
 
 _FORGETFUL = """
 import sys, sparklog
@@ -55,19 +64,44 @@ def made_root(folder: Path) -> Path:
     return folder
 
 
-def say_alive(root: Path, flight: str, *, host: str = "", age_seconds: float = -60.0) -> None:
-    """A broker of `root` says that it lives, and will for a minute, at that address."""
-    write_heartbeat(
-        LocalStore(str(root)),
-        Heartbeat(
-            broker=5,
-            epoch=1,
-            flight=flight,
-            at_us=SystemClock().now_us() - round(age_seconds * 1e6),
-            host=host or socket.gethostname(),
-            pid=os.getpid(),
-        ),
-    )
+ELSEWHERE = Process(host="elsewhere", pid=1, machine="another boot", started="1")
+
+
+@contextlib.contextmanager
+def leading(root: Path, flight: str, process: Process, *, seconds: float = 60.0) -> Iterator[None]:
+    """Some process says that it leads `root` at that address, for so long or until the end."""
+    store, clock = LocalStore(str(root)), SystemClock()
+    known = Broker(epoch=1, flight=flight, started_us=clock.now_us(), process=process)
+
+    def lead(metadata: Metadata) -> Metadata:
+        brokers = {**metadata.brokers, 5: known}
+        return msgspec.structs.replace(metadata, brokers=brokers, controller=5)
+
+    MetaStore(store, clock=clock).change(lead)
+    ended = threading.Event()
+    began = clock.monotonic()
+
+    def beat() -> None:
+        while clock.monotonic() - began < seconds:
+            write_heartbeat(
+                store,
+                Heartbeat(
+                    broker=5,
+                    epoch=1,
+                    flight=flight,
+                    at_us=clock.now_us() + _AHEAD_US,
+                    monotonic_seconds=clock.monotonic(),
+                    process=process,
+                ),
+            )
+            if ended.wait(0.1):
+                break
+
+    beating = threading.Thread(target=beat)
+    beating.start()
+    yield
+    ended.set()
+    beating.join()
 
 
 def test_a_program_that_closes_nothing_ends_and_leaves_its_records_in_the_table(
@@ -141,8 +175,11 @@ def test_the_broker_of_another_root_is_refused(tmp_path: Path) -> None:
     """An address that leads to another cluster's broker is an error that names both clusters."""
     root = made_root(tmp_path / "prod")
     with sparklog.connect(tmp_path / "dev") as other:
-        say_alive(root, other.connection.address)
-        with pytest.raises(errors.WrongCluster) as caught:
+        address = other.connection.address
+        with (
+            leading(root, address, this_process()),
+            pytest.raises(errors.WrongCluster) as caught,
+        ):
             sparklog.connect(root)
         assert caught.value.found == other.cluster().cluster_id
         assert caught.value.root == LocalStore(str(root)).uri
@@ -150,26 +187,32 @@ def test_the_broker_of_another_root_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:8815", "localhost:1", "[::1]:1", "0.0.0.0:8815"])
-def test_the_loopback_of_another_host_is_not_dialled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
-) -> None:
-    """A broker that others cannot reach is named, with the setting that would let them."""
-    monkeypatch.setattr(session, "_HEARTBEAT_ENDS_SECONDS", 0.0)
+def test_the_loopback_of_another_host_is_not_dialled(tmp_path: Path, address: str) -> None:
+    """A broker that others cannot reach is named at once, with what to set so that they can."""
     root = made_root(tmp_path)
-    say_alive(root, address, host="elsewhere")
-    with pytest.raises(errors.BadOption) as caught:
+    began = time.monotonic()
+    with leading(root, address, ELSEWHERE), pytest.raises(errors.BadOption) as caught:
         sparklog.connect(root)
+    assert time.monotonic() - began < 3.0
     assert (caught.value.option, caught.value.value) == ("flight.advertised", address)
     assert "'elsewhere'" in caught.value.reason
+    assert "SPARKLOG_FLIGHT_ADVERTISED=elsewhere:8815" in caught.value.reason
 
 
-@pytest.mark.parametrize("host", ["", "elsewhere"])
-def test_a_heartbeat_that_ends_is_waited_for(tmp_path: Path, host: str) -> None:
-    """Who has died just now is neither an error nor dialled for ever: the root is taken over."""
+@pytest.mark.parametrize("process", [None, ELSEWHERE], ids=["here", "elsewhere"])
+def test_a_heartbeat_that_ends_is_waited_for(
+    tmp_path: Path, process: Process | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that died just now is watched until that is known; then the root is taken over."""
     root = made_root(tmp_path)
-    say_alive(root, "127.0.0.1:1", host=host, age_seconds=4.7)
-    with sparklog.connect(root) as log:
-        assert log.topics() == []
+    with leading(root, "127.0.0.1:1", process or this_process(), seconds=0.3):
+        time.sleep(0.4)
+        began = time.monotonic()
+        with sparklog.connect(root) as log:
+            assert log.topics() == []
+            assert 4.0 < time.monotonic() - began < 12.0
+    if process is not None:
+        assert "waiting up to 5 s to see whether broker 5 (standing, epoch 1)" in caplog.text
 
 
 # ------------------------------------------------------------------------------ targets

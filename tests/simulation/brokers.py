@@ -38,6 +38,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
+from sparklog.storage.processes import Process as ProcessId
 from tests.simulation.history import Place
 from tests.simulation.scheduler import Process
 
@@ -246,12 +247,9 @@ class _Future:
         return self._result
 
 
-class _Host:
-    """Stands for the module `socket`: no broker may ask whether another's process is alive."""
-
-    @staticmethod
-    def gethostname() -> str:
-        return "a host of the simulation"
+def _this_process() -> ProcessId:
+    """On a machine of its own: no broker may ask whether another's process is alive."""
+    return ProcessId(host="a host of the simulation", machine=_broker().process.name)
 
 
 _world: World | None = None
@@ -280,7 +278,7 @@ def simulated(world: World) -> Iterator[None]:
     replaced = {
         "FlightDoor": _Door,
         "ThreadPoolExecutor": _Pool,
-        "socket": _Host,
+        "this_process": _this_process,
         "KeeperLimits": functools.partial(KeeperLimits, **pace.keeper),
         "Publisher": functools.partial(Publisher, **pace.publisher),
         "WriterLimits": functools.partial(WriterLimits, flush_max_entries=pace.flush_max_entries),

@@ -18,7 +18,7 @@ import sparklog
 from sparklog.client import Log
 from sparklog.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch
-from sparklog.storage.meta import read_heartbeats
+from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
 pytestmark = pytest.mark.spark
@@ -353,9 +353,9 @@ def _left_alone(root: Path) -> Iterator[Path]:
         log.create_topic("t", partitions=3)
     yield root
     for heartbeat in read_heartbeats(LocalStore(root)).values():
-        if not heartbeat.stopped and heartbeat.pid != os.getpid():
+        if not heartbeat.stopped and heartbeat.process.pid != os.getpid():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(heartbeat.pid, signal.SIGTERM)
+                os.kill(heartbeat.process.pid, signal.SIGTERM)
 
 
 def test_a_sink_without_a_broker_starts_one(spark: SparkSession, left_alone: Path) -> None:
@@ -367,4 +367,4 @@ def test_a_sink_without_a_broker_starts_one(spark: SparkSession, left_alone: Pat
         each for each in read_heartbeats(LocalStore(left_alone)).values() if not each.stopped
     ]
     assert len(brokers) == 1
-    assert brokers[0].pid != os.getpid()
+    assert brokers[0].process.pid != os.getpid()

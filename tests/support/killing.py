@@ -41,7 +41,6 @@ _EAGER = {
     "SPARKLOG_JANITOR_COMPACT_FILES": "3",
     "SPARKLOG_JANITOR_TABLE_CHECKPOINT_EVERY": "5",
     "SPARKLOG_WRITER_CHECKPOINT_EVERY_SECONDS": "0.3",
-    "SPARKLOG_WRITER_TRIM_GRACE_SECONDS": "1",
     "SPARKLOG_LOG_LEVEL": "warning",
 }
 """Everything happens often, so that a kill meets all of it."""

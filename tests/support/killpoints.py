@@ -96,9 +96,10 @@ class _Hooks(MetaPathFinder):
         return spec
 
 
-def _on_meta(meta: Any) -> None:
+def _on_liveness(liveness: Any) -> None:
     """A sink waits for the broker that was killed, and starts none of its own in its place."""
-    meta.is_alive = lambda heartbeat, **_: not heartbeat.stopped
+    alive, dead = liveness.State.ALIVE, liveness.State.DEAD
+    liveness.judge = lambda leader, **_: dead if leader.stopped else alive
 
 
 def _on_tasks(tasks: Any) -> None:
@@ -121,7 +122,7 @@ def _on_core(core: Any) -> None:
 _OF_SPARK: Final = {
     "sparklog.sources.tasks": _on_tasks,
     "sparklog.storage.manifest": _on_manifest,
-    "sparklog.storage.meta": _on_meta,
+    "sparklog.storage.liveness": _on_liveness,
     "sparklog.client.connection": _on_connection,
 }
 _OF_BROKER: Final = {"sparklog.broker.core": _on_core}

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import pyspark
 
-from sparklog.storage.meta import read_heartbeats
+from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
 _REPOSITORY = Path(__file__).parents[2]
@@ -118,7 +118,9 @@ def _listens(port: int) -> bool:
 def detached_brokers(root: Path) -> list[int]:
     """The processes of the root's live brokers, but for this one."""
     found = read_heartbeats(LocalStore(root)).values()
-    return [each.pid for each in found if not each.stopped and each.pid != os.getpid()]
+    return [
+        each.process.pid for each in found if not each.stopped and each.process.pid != os.getpid()
+    ]
 
 
 def end_detached_brokers(root: Path) -> None:

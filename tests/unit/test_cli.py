@@ -268,7 +268,8 @@ def test_trouble_outside_is_one_line(
 ) -> None:
     """What the operating system or the store reports is told in one line, and is exit code 1."""
 
-    def fail(_settings: BrokerSettings) -> None:
+    def fail(_settings: BrokerSettings, *, take_over: bool) -> None:
+        assert not take_over
         raise error
 
     monkeypatch.setattr("sparklog.broker.agent.run_broker", fail)
@@ -797,11 +798,17 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Options go before the environment, and that before the file."""
     file = tmp_path / "broker.toml"
     file.write_text('root = "/from-file"\nid = 1\n[flight]\nlisten = "127.0.0.1:1"\n')
-    taken: list[BrokerSettings] = []
-    monkeypatch.setattr("sparklog.broker.agent.run_broker", taken.append)
-    result = run("broker", "--config", str(file), "--id", "3", SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
+    taken: list[tuple[BrokerSettings, bool]] = []
+
+    def take(settings: BrokerSettings, *, take_over: bool) -> None:
+        taken.append((settings, take_over))
+
+    monkeypatch.setattr("sparklog.broker.agent.run_broker", take)
+    options = ("--config", str(file), "--id", "3", "--take-over")
+    result = run("broker", *options, SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
     assert result.exit_code == ExitCode.OK
-    (settings,) = taken
+    ((settings, take_over),) = taken
+    assert take_over
     assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "0.0.0.0:2")
 
 

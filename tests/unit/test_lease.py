@@ -8,8 +8,10 @@ from sparklog import errors
 from sparklog.broker import lease as leases
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
-from sparklog.storage.meta import Epoch, Heartbeat, MetaStore, write_heartbeat
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.meta import Epoch, MetaStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
+from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import Entry, Kind, WalPosition
 from sparklog.storage.table import Change, Table
 from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root, rows_of_table
@@ -38,7 +40,7 @@ def rig(store: MemoryStore, clock: ManualClock) -> Rig:
 
 
 def acquire(
-    store: MemoryStore, clock: ManualClock, broker: int = 1, *, replaces: bool = True
+    store: MemoryStore, clock: ManualClock, broker: int = 1, *, take_over: bool = False
 ) -> leases.Lease:
     """The next epoch, if nobody is in the way."""
     meta = MetaStore(store, clock=clock)
@@ -49,14 +51,20 @@ def acquire(
         flight=f"h:{broker}",
         clock=clock,
         dead_after_seconds=5.0,
-        replaces=replaces,
+        process=this_process(),
+        take_over=take_over,
     )
 
 
 def beat(store: MemoryStore, clock: ManualClock, broker: int = 1) -> None:
-    """That broker is alive, somewhere else."""
+    """That broker is alive, in its first epoch."""
     heartbeat = Heartbeat(
-        broker=broker, epoch=1, flight=f"h:{broker}", at_us=clock.now_us(), host="elsewhere"
+        broker=broker,
+        epoch=1,
+        flight=f"h:{broker}",
+        at_us=clock.now_us(),
+        monotonic_seconds=clock.monotonic(),
+        process=this_process(),
     )
     write_heartbeat(store, heartbeat)
 
@@ -66,7 +74,7 @@ def beat(store: MemoryStore, clock: ManualClock, broker: int = 1) -> None:
 
 def test_epochs_rise(store: MemoryStore, clock: ManualClock) -> None:
     """Each start takes the next epoch of its id, and inherits all that are open, oldest first."""
-    found = [acquire(store, clock, broker) for broker in (1, 1, 2, 1)]
+    found = [acquire(store, clock, broker, take_over=True) for broker in (1, 1, 2, 1)]
     assert [(each.broker, each.epoch) for each in found] == [(1, 1), (1, 2), (2, 1), (1, 3)]
     assert found[-1].inherited == (Epoch(1, 1), Epoch(1, 2), Epoch(2, 1))
     metadata = MetaStore(store, clock=clock).reload()
@@ -86,13 +94,13 @@ def test_a_living_broker_is_in_the_way(store: MemoryStore, clock: ManualClock) -
     assert acquire(store, clock, 2).inherited == (Epoch(1, 1),)
 
 
-def test_the_same_id_takes_over(store: MemoryStore, clock: ManualClock) -> None:
-    """Who starts a living broker's id again replaces it, unless he wants to join it instead."""
+def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> None:
+    """A live broker's id that is started again is refused, unless it was told to take over."""
     acquire(store, clock, 1)
     beat(store, clock, 1)
     with pytest.raises(errors.BrokerAlive):
-        acquire(store, clock, 1, replaces=False)
-    assert acquire(store, clock, 1).epoch == 2
+        acquire(store, clock, 1)
+    assert acquire(store, clock, 1, take_over=True).epoch == 2
 
 
 def test_leader_epochs_rise(rig: Rig) -> None:

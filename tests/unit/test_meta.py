@@ -1,9 +1,5 @@
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,16 +10,12 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.storage.meta import (
     Broker,
+    BrokerKind,
     Epoch,
-    Heartbeat,
     Metadata,
     MetaStore,
     PartitionMeta,
     TopicMeta,
-    find_live_broker,
-    is_alive,
-    read_heartbeats,
-    write_heartbeat,
 )
 from sparklog.storage.objects import (
     Fault,
@@ -33,6 +25,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
 )
 from sparklog.storage.objects.memory import Operation
+from sparklog.storage.processes import Process
 from tests.support.brokers import paths
 
 
@@ -103,7 +96,16 @@ def test_metadata_comes_back_as_it_was(store: MemoryStore, clock: ManualClock) -
         topic_id="id", partitions=(PartitionMeta(leader=3, leader_epoch=7),), config={"k": "v"}
     )
     wanted = Metadata(
-        brokers={3: Broker(epoch=7, flight="h:1", started_us=5)},
+        brokers={
+            3: Broker(
+                epoch=7,
+                flight="h:1",
+                started_us=5,
+                kind=BrokerKind.EMBEDDED,
+                process=Process(host="h", pid=4, machine="m", started="9"),
+                dead_after_seconds=6.0,
+            )
+        },
         open_epochs=(Epoch(3, 6), Epoch(3, 7)),
         controller=3,
         topics={"t": topic},
@@ -266,62 +268,3 @@ def test_a_change_that_was_put_is_never_said_to_have_failed(
     with pytest.raises(errors.OutcomeUnknown):
         opened(store.view(ScriptedFaults(fault)), clock).change(count_up)
     assert MetaStore(store, clock=clock).reload().version == 1
-
-
-# ------------------------------------------------------------------------------ heartbeats
-
-
-def beat(clock: ManualClock, **changed: object) -> Heartbeat:
-    """A fresh heartbeat of a broker elsewhere."""
-    known: dict[str, object] = {
-        "broker": 1,
-        "epoch": 1,
-        "flight": "h:1",
-        "at_us": clock.now_us(),
-        "host": "elsewhere",
-        "pid": 1,
-    }
-    return msgspec.convert(known | changed, Heartbeat)
-
-
-def lives(clock: ManualClock, heartbeat: Heartbeat) -> bool:
-    """Whether somebody on this host takes it for alive."""
-    return is_alive(
-        heartbeat, now_us=clock.now_us(), dead_after_seconds=5.0, host=socket.gethostname()
-    )
-
-
-def test_a_broker_is_alive_while_it_beats(clock: ManualClock) -> None:
-    """A heartbeat counts for as long as it was agreed, and no longer."""
-    heartbeat = beat(clock)
-    clock.advance(5.0)
-    assert lives(clock, heartbeat)
-    clock.advance(0.000_001)
-    assert not lives(clock, heartbeat)
-
-
-def test_a_broker_that_said_goodbye_is_not_waited_for(clock: ManualClock) -> None:
-    """Who has left in good order is dead at once."""
-    assert not lives(clock, beat(clock, stopped=True))
-
-
-def test_a_process_of_this_host_is_asked_for(clock: ManualClock) -> None:
-    """Here a killed broker is known dead at once, however fresh its heartbeat."""
-    host = socket.gethostname()
-    assert lives(clock, beat(clock, host=host, pid=os.getpid()))
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    assert not lives(clock, beat(clock, host=host, pid=child.pid))
-    assert lives(clock, beat(clock, host="elsewhere", pid=child.pid))
-    assert lives(clock, beat(clock, host=host, pid=0))
-
-
-def test_a_live_broker_is_found(store: MemoryStore, clock: ManualClock) -> None:
-    """Among heartbeats of the dead, the stopped and the damaged, the living one is found."""
-    write_heartbeat(store, beat(clock, broker=1, stopped=True))
-    write_heartbeat(store, beat(clock, broker=2, at_us=0))
-    store.put("heartbeats/3.json", b"torn")
-    assert find_live_broker(store, clock=clock, dead_after_seconds=5.0) is None
-    write_heartbeat(store, beat(clock, broker=4, flight="there:9"))
-    assert find_live_broker(store, clock=clock, dead_after_seconds=5.0) == (4, "there:9")
-    assert set(read_heartbeats(store)) == {1, 2, 4}

@@ -27,7 +27,7 @@ from sparklog.sources.planner import Planner
 from sparklog.sources.reader import view_of
 from sparklog.sources.selection import Selection
 from sparklog.sources.stream import EarlierStreamReader, StreamReader
-from sparklog.storage.meta import read_heartbeats
+from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore, ObjectMissing
 from sparklog.storage.read import read_slice
 from tests.support.kafkas import broker
