@@ -391,7 +391,7 @@ def test_the_ports_of_the_broker_that_is_replaced_are_taken_over(tmp_path: Path)
     with running(older):
         flight = FlightSettings(listen=older.address)
         kafka = KafkaSettings(listen=older.kafka_address)
-        newer = Agent(settings(tmp_path, flight=flight, kafka=kafka))
+        newer = Agent(settings(tmp_path, flight=flight, kafka=kafka), take_over=True)
         with running(newer) as door:
             assert door.action("topics.list").topics == []
             assert (newer.address, newer.kafka_address) == (flight.listen, kafka.listen)
