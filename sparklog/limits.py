@@ -15,6 +15,10 @@ DEFAULT_PARTITIONS = 4
 MAX_RECORD_BYTES = 16 * MIB
 MAX_BATCH_BYTES = 64 * MIB
 MAX_BATCH_ROWS = 1_000_000
+ROW_BYTES = 32  # of a row in memory beside its record: offset, partition, types, validity
+LARGE_BYTES = 4 * MIB  # from this size on, what is decoded waits for its turn
+DECODE_BYTES = 96 * MIB  # of large batches that are decoded at a time, at the door and for readers
+COMPRESSION_EXPECTED = 16  # where nobody has said how large compressed records are
 TIMESTAMP_MIN_US = -62_135_596_800_000_000  # 0001-01-01, the first day of Spark's TIMESTAMP
 TIMESTAMP_MAX_US = 253_402_300_799_999_999  # 9999-12-31, its last
 
@@ -45,6 +49,7 @@ PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * GIB
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 32 * MIB  # as rows stand in memory
+FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow takes six times it
 
 # ---- broker: being alive
 HEARTBEAT_SECONDS = 1.0

@@ -165,13 +165,17 @@ def rows_of_run(
 
 
 _SMALL_ROWS = 4_096
+_SMALL_BYTES = 1 * limits.MIB
+"""Joining is for small payloads: it copies, and a column holds 2 GiB at most."""
 
 
 def _groups(
     run: Sequence[tuple[int, int, int, pa.RecordBatch]],
 ) -> Iterator[list[tuple[int, int, int, pa.RecordBatch]]]:
     group: list[tuple[int, int, int, pa.RecordBatch]] = []
+    group_bytes = 0
     for each in run:
+        size = each[3].nbytes
         if group:
             base, _, timestamp_type, payload = group[-1]
             fits = (
@@ -179,13 +183,16 @@ def _groups(
                 and each[2] == timestamp_type
                 and each[3].num_rows < _SMALL_ROWS
                 and payload.num_rows < _SMALL_ROWS
+                and size < _SMALL_BYTES
+                and group_bytes < limits.ROW_GROUP_BYTES
                 and each[3].schema.names == payload.schema.names
                 and not _lacks_timestamps(each[3])
             )
             if not fits:
                 yield group
-                group = []
+                group, group_bytes = [], 0
         group.append(each)
+        group_bytes += size
     if group:
         yield group
 

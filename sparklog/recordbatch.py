@@ -41,6 +41,11 @@ _APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 _NO_PRODUCER: Final = -1
+_END_BYTES: Final = 4
+"""Where a value ends in its column."""
+_VALUE_BYTES: Final = _END_BYTES + 1
+"""The same with a bit that says whether it is null, and what rounding adds to few of them."""
+_STAMP_BYTES: Final = 8
 _SMALL_BYTES: Final = 64 * limits.KIB
 """Gone through in some microseconds."""
 
@@ -108,6 +113,8 @@ class Checked:
     """How many records have one."""
     largest_bytes: int
     """Of key, value and headers of one record."""
+    decoded_bytes: int
+    """What `decode` makes of it, as Arrow counts (`nbytes`)."""
     records: Bytes
     """As they are out of compression."""
 
@@ -126,7 +133,8 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> Checked:
     """That `data` is exactly one batch of a producer, whole to the last record.
 
     Args:
-        limit_bytes: of the records, taken out of compression.
+        limit_bytes: of the records, taken out of compression, and of the columns that `decode`
+            makes of them: many empty headers are small on the wire and large in memory.
 
     Raises `DamagedBatch`, `BadBatch`, `UnknownCodec`, and `BatchTooLarge`.
     """
@@ -134,6 +142,9 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> Checked:
     _check_header(header, data)
     records = _records(header, data, limit_bytes)
     measures = _measured([header], [records], records)
+    decoded_bytes = _decoded_bytes(header, measures)
+    if decoded_bytes > limit_bytes:
+        raise errors.BatchTooLarge(bytes=decoded_bytes, limit_bytes=limit_bytes)
     if measures[recordloops.HEADERS]:
         _headers(records, measures, header.record_count)
     return Checked(
@@ -142,8 +153,26 @@ def check(data: Raw, *, limit_bytes: int = limits.MAX_BATCH_BYTES) -> Checked:
         max_timestamp_ms=header.base_timestamp_ms + int(measures[recordloops.MAX_DELTA]),
         keys=int(measures[recordloops.KEYS]),
         largest_bytes=int(measures[recordloops.LARGEST]),
+        decoded_bytes=decoded_bytes,
         records=records,
     )
+
+
+def _decoded_bytes(header: Header, measures: Longs) -> int:
+    """Bytes of the columns that `decode` makes of a batch."""
+    count = header.record_count
+    size = int(measures[recordloops.KEY_BYTES]) + int(measures[recordloops.VALUE_BYTES])
+    size += count * _VALUE_BYTES
+    if not header.has_append_time:
+        size += count * _STAMP_BYTES
+    if measures[recordloops.KEYS]:
+        size += count * _VALUE_BYTES
+    if measures[recordloops.HEADERS]:
+        pairs = int(measures[recordloops.HEADERS])
+        size += count * _END_BYTES + pairs * (_END_BYTES + _VALUE_BYTES)
+        size += int(measures[recordloops.HEADER_KEY_BYTES])
+        size += int(measures[recordloops.HEADER_VALUE_BYTES])
+    return size
 
 
 def _check_header(header: Header, data: Raw) -> None:

@@ -79,6 +79,7 @@ class HotTail:
         No more than `limit_bytes`, but for the first. Empty where no batch here begins at `offset`.
 
         Args:
+            limit_bytes: of the batches as rows in memory, decoded; with `only_kafkas`, as they are.
             only_kafkas: up to the first that is not in Kafka's encoding.
         """
         found: list[HotBatch] = []
@@ -89,7 +90,7 @@ class HotTail:
             batch, size = held
             if only_kafkas and isinstance(batch.held, pa.RecordBatch):
                 break
-            limit_bytes -= size - _OVERHEAD_BYTES
+            limit_bytes -= size - _OVERHEAD_BYTES if only_kafkas else batch.entry.memory_bytes
             if found and limit_bytes < 0:
                 break
             found.append(batch)

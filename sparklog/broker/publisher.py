@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.broker.hot import HotTail
-from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
+from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.room import Room
 from sparklog.clock import Clock
 from sparklog.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import wal
@@ -95,6 +96,7 @@ class Publisher:
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
         self._pool = pool
+        self._room = Room(commit_bytes)
         self._wanted: set[str] = set()
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
@@ -217,7 +219,7 @@ class Publisher:
         if not self._store.is_local:
             return True
         entries = [located.entry for each in written for located in each.run.entries]
-        if sum(payload_bytes(entry) for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
+        if sum(entry.memory_bytes for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
             return False
         newest = [found for each in written for found in each.run.partition.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
@@ -231,6 +233,17 @@ class Publisher:
 
     def _write(self, topic: Topic, written: _Written) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read."""
+        sizes = [each.entry.memory_bytes for each in written.run.entries]
+        # One file at a time, which ends before an entry that would be too much; and beside it an
+        # entry's records twice while they are decoded.
+        largest = max(sizes)
+        needed = largest + max(largest, min(sum(sizes), self._file_bytes))
+        with self._room.hold(needed):
+            self._write_run(topic, written)
+            if largest > limits.LARGE_BYTES:
+                pa.default_memory_pool().release_unused()  # it would keep them for this thread
+
+    def _write_run(self, topic: Topic, written: _Written) -> None:
         run = written.run
         size = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
@@ -244,21 +257,26 @@ class Publisher:
                 size = 0
 
         try:
-            for entries, payload in self._payloads(run.entries):
-                first = entries[0].entry
-                skip = max(run.first - first.base_offset, 0)
-                payloads.append(
-                    (
-                        first.base_offset + skip,
-                        first.arrival_us,
-                        first.timestamp_type,
-                        payload.slice(skip) if skip else payload,
-                    )
-                )
-                written.sound += len(entries)
-                size += sum(payload_bytes(each.entry) for each in entries)
-                if size >= self._file_bytes:
+            for portion, batches in self._portions(run.entries):
+                if size + sum(each.entry.memory_bytes for each in portion) > self._file_bytes:
                     write()
+                for entries, payload in self._decoded(portion, batches):
+                    first = entries[0].entry
+                    skip = max(run.first - first.base_offset, 0)
+                    written.sound += len(entries)
+                    # What it came to: an entry's own word may be an estimate.
+                    size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
+                    payloads.append(
+                        (
+                            first.base_offset + skip,
+                            first.arrival_us,
+                            first.timestamp_type,
+                            payload.slice(skip) if skip else payload,
+                        )
+                    )
+                    del payload  # or it lives on while the next one is decoded
+                    if size >= self._file_bytes:
+                        write()
         except errors.CorruptObject as error:
             written.error = error
         except ObjectMissing as missing:
@@ -276,25 +294,19 @@ class Publisher:
             clock=self._clock,
         )
 
-    def _payloads(
+    def _portions(
         self, entries: Sequence[Located]
-    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
-        """The records of entries in their order, of some of Kafka's together."""
+    ) -> Iterator[tuple[Sequence[Located], Sequence[bytes | bytearray]]]:
+        """Entries to be decoded together, and where they are Kafka's and in memory, their batches.
+
+        Those are small ones; any other entry comes alone, and without its records.
+        """
         at = 0
         while at < len(entries):
             batches = self._hot_from_kafka(itertools.islice(entries, at, None))
-            if len(batches) > 1:
-                together = entries[at : at + len(batches)]
-                try:
-                    payload = wal.decode_kafka([each.entry for each in together], batches)
-                except errors.CorruptObject:  # or too large: one by one, and by name
-                    yield from (([each], self._payload(each)) for each in together)
-                else:
-                    yield together, payload
-            else:
-                together = entries[at : at + 1]
-                yield together, self._payload(entries[at])
-            at += len(together)
+            count = max(len(batches), 1)
+            yield entries[at : at + count], batches
+            at += count
 
     def _hot_from_kafka(self, entries: Iterable[Located]) -> list[bytes | bytearray]:
         """The batches of the first of these, as long as they can be decoded together."""
@@ -302,16 +314,27 @@ class Publisher:
         size = 0
         for each in entries:
             batch = self._hot.find(each.entry)
+            size += each.entry.memory_bytes
             if (
                 batch is None
                 or isinstance(batch.held, pa.RecordBatch)
                 or each.entry.timestamp_type == LOG_APPEND_TIME
-                or size >= limits.PUBLISH_TOGETHER_BYTES
+                or (found and size > limits.PUBLISH_TOGETHER_BYTES)
             ):
                 break
             found.append(batch.held)
-            size += len(batch.held)
         return found
+
+    def _decoded(
+        self, portion: Sequence[Located], batches: Sequence[bytes | bytearray]
+    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
+        """The records of a portion: together, or where one of them is corrupt one by one."""
+        if len(batches) > 1:
+            with contextlib.suppress(errors.CorruptObject):
+                yield portion, wal.decode_kafka([each.entry for each in portion], batches)
+                return
+        for each in portion:
+            yield [each], self._payload(each)
 
     def _payload(self, located: Located) -> pa.RecordBatch:
         held = self._hot.find(located.entry)
@@ -387,10 +410,13 @@ def _batch_txns(topic: Topic, runs: Iterable[_Run], table: Table) -> dict[str, i
 
 
 def _cut(entries: Sequence[Located], budget_bytes: int) -> int:
-    """How many of `entries` fit into the budget; one at least, where there is one."""
+    """How many of `entries` fit into the budget; one at least, where there is one.
+
+    Rows cost memory while they are written, so the budget is of rows as they are in memory.
+    """
     size = 0
     for index, each in enumerate(entries):
-        size += payload_bytes(each.entry)
+        size += each.entry.memory_bytes
         if size > budget_bytes and index:
             return index
     return len(entries)

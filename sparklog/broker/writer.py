@@ -33,6 +33,7 @@ from sparklog.broker.producers import (
     advance,
     find_duplicate,
 )
+from sparklog.broker.room import Room
 from sparklog.clock import Clock
 from sparklog.record import (
     LOG_APPEND_TIME,
@@ -68,6 +69,8 @@ class Append:
     encoding: Encoding = Encoding.ARROW
     held: Held | None = None
     """The same records for the hot tail; None for staged ones."""
+    decoded_bytes: int = 0
+    """Bytes of the records as Arrow columns, out of compression; 0: not known."""
     stamp: Stamp | None = None
     staged: StagedRef | None = None
     batch_id: BatchId | None = None
@@ -93,6 +96,7 @@ class Append:
             batch_kind=self.batch_kind,
             encoding=self.encoding,
             staged=self.staged,
+            decoded_bytes=self.decoded_bytes,
         )
 
 
@@ -262,14 +266,14 @@ def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: i
     """Raises `TakesLong`, and what `recordbatch.check` raises.
 
     How much a compressed batch holds is known only by taking it out, so that goes as far as is
-    quick. A plain one is no larger than what has just been read.
+    quick. A plain one is gone through as fast as it has been read.
     """
     from sparklog import recordbatch
 
     codec = recordbatch.read_header(data).codec
     if wanted is not None and codec != recordbatch.Codec[wanted[0].upper()]:
         raise TakesLong
-    if codec == recordbatch.Codec.NONE:
+    if codec == recordbatch.Codec.NONE and len(data) <= limits.LARGE_BYTES:
         return recordbatch.check(data, limit_bytes=limit_bytes)
     if len(data) > limits.KAFKA_QUICK_BYTES:
         raise TakesLong
@@ -370,6 +374,7 @@ class Writer:
         self._room = threading.Condition(self._mutex)
         self._queue: deque[Ticket] = deque()
         self._queued_bytes = 0
+        self._decoding = Room(limits.DECODE_BYTES)
         self._flushing = False
         self._refusals = Refusals()
         """Guarded by the ledger's lock."""
@@ -432,6 +437,7 @@ class Writer:
             timestamp_type=timestamp_type,
             payload=wal.encode_payload(batch),
             held=batch,
+            decoded_bytes=batch.nbytes,
             stamp=stamp,
         )
 
@@ -454,13 +460,26 @@ class Writer:
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         topic.partition(partition)
+        _check_message(topic, data)
+        limit_bytes = self._bounds.max_batch_bytes
+        if only_quick:
+            found = _checked_quickly(data, topic.compression, limit_bytes)
+            return self._prepared(topic, partition, data, found)
+        # How much it holds is known only once it is out of compression: first as much as anybody
+        # may have at any time, and what is larger has its turn.
+        try:
+            found = recordbatch.check(data, limit_bytes=min(limits.LARGE_BYTES, limit_bytes))
+        except errors.BatchTooLarge:
+            with self._decoding.hold(limit_bytes):
+                found = recordbatch.check(data, limit_bytes=limit_bytes)
+                return self._prepared(topic, partition, data, found)
+        return self._prepared(topic, partition, data, found)
+
+    def _prepared(self, topic: Topic, partition: int, data: bytes, found: Checked) -> Append:
+        from sparklog import recordbatch
+
         timestamp_type = topic.timestamp_type
         wanted = topic.compression
-        _check_message(topic, data)
-        if only_quick:
-            found = _checked_quickly(data, wanted, self._bounds.max_batch_bytes)
-        else:
-            found = recordbatch.check(data, limit_bytes=self._bounds.max_batch_bytes)
         header = found.header
         if header.is_transactional:
             raise errors.BadBatch(reason="there are no transactions here")
@@ -504,6 +523,7 @@ class Writer:
             payload=wal.encode_kafka(batch),
             encoding=Encoding.KAFKA,
             held=batch,
+            decoded_bytes=found.decoded_bytes,
             stamp=stamp,
         )
 

@@ -234,6 +234,7 @@ def compact(table: Table, group: Group) -> TableFile | None:
     finally:
         if merged and not is_wanted:
             table.store.delete([data_path(table.topic, merged)])
+        pa.default_memory_pool().release_unused()  # it would keep what the merge took
     return merged if is_wanted else None
 
 
@@ -294,10 +295,10 @@ def read_rows(
 
 
 def _batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """The rows as they stand, in batches that are no heavier than row groups of ours."""
+    """The rows as they stand, in light batches."""
     for number in range(parquet.num_row_groups):
         group = parquet.metadata.row_group(number)
-        light_rows = limits.ROW_GROUP_BYTES * group.num_rows // max(group.total_byte_size, 1)
+        light_rows = limits.FILE_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
         yield from parquet.iter_batches(
             batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
             row_groups=[number],

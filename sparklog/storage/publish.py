@@ -80,6 +80,9 @@ class Encoder:
     def add(self, batch: pa.RecordBatch) -> None:
         """Appends rows of `ROW_SCHEMA` or `FILE_SCHEMA`."""
         for piece in _pieces(batch.select(FILE_SCHEMA.names)):
+            # Heavy pieces are row groups by themselves: to join them would copy them.
+            if self._waiting_bytes + piece.nbytes > limits.ROW_GROUP_BYTES and self._waiting:
+                self._write(self._waiting_rows)
             self._waiting.append(piece)
             self._waiting_rows += piece.num_rows
             self._waiting_bytes += piece.nbytes
@@ -100,6 +103,7 @@ class Encoder:
         self._waiting_rows -= rows
         self._waiting_bytes = sum(each.nbytes for each in self._waiting)
         table = waiting.slice(0, rows).combine_chunks()  # each chunk of each column costs
+        del waiting  # or what was combined would be in memory twice
         self._note(table)
         if self._writer is None:
             options = _options(table, self._level)

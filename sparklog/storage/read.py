@@ -162,11 +162,11 @@ def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
 
 
 def _light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
-    """As many rows as are no heavier than a row group of ours, by their average."""
+    """As many rows as are no heavier than `FILE_BATCH_BYTES`, by their average."""
     found = [metadata.row_group(number) for number in groups]
     size_bytes = sum(group.total_byte_size for group in found)
     rows = sum(group.num_rows for group in found)
-    return max(limits.ROW_GROUP_BYTES * rows // max(size_bytes, 1), 1)
+    return max(limits.FILE_BATCH_BYTES * rows // max(size_bytes, 1), 1)
 
 
 def _merge_files(

@@ -13,6 +13,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from sparklog import limits
+
 # ------------------------------------------------------------------------------ the table
 
 
@@ -148,10 +150,26 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     carried: bool = False
     """An older entry appended again, so that its old object can go."""
     batch_kind: BatchKind = BatchKind.NUMBERED
+    decoded_bytes: int = 0
+    """Bytes of its records as Arrow columns, out of compression; 0 where the writer did not say."""
 
     @property
     def end(self) -> int:
         return self.base_offset + self.count
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that its records take as rows in memory.
+
+        An estimate for compressed records of a writer that did not say: whoever decodes them counts
+        what they came to.
+        """
+        size = self.decoded_bytes
+        if not size:
+            size = self.length if self.staged is None else self.staged.length
+            if self.encoding is Encoding.KAFKA:
+                size = min(size * limits.COMPRESSION_EXPECTED, limits.MAX_BATCH_BYTES)
+        return size + self.count * limits.ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -488,7 +488,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     add_foreign(table, heavy.select(FILE_SCHEMA.names))
     publish_rows(table, 0, 20)
     before = rows_of(table)
-    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 64 * limits.KIB)
+    monkeypatch.setattr(limits, "FILE_BATCH_BYTES", 64 * limits.KIB)
     sizes: list[int] = []
     add = publish.Encoder.add
 
@@ -499,7 +499,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
     monkeypatch.setattr(publish.Encoder, "add", watch)
     assert compact(table, whole(table)) is not None
     assert rows_of(table).equals(before)
-    assert max(sizes) < 2 * limits.ROW_GROUP_BYTES
+    assert max(sizes) < 2 * limits.FILE_BATCH_BYTES
 
 
 def test_damaged_page_is_not_copied(table: Table) -> None:

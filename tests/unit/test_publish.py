@@ -98,7 +98,7 @@ def test_heavy_rows_make_small_row_groups(monkeypatch: pytest.MonkeyPatch, batch
     metadata = pq.read_metadata(encoded.data)
     sizes = [metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups)]
     assert max(sizes) < 2 * limits.ROW_GROUP_BYTES
-    assert min(sizes[:-1]) > limits.ROW_GROUP_BYTES // 2
+    assert min(sizes[:-1]) > limits.ROW_GROUP_BYTES // 3
     expected = pa.Table.from_batches([whole.select(FILE_SCHEMA.names)])
     assert pq.read_table(encoded.data).equals(expected)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits, wire
 from sparklog.clock import ManualClock
+from sparklog.recordbatch import Codec
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -23,8 +24,9 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Store,
 )
-from sparklog.storage.snapshot import BatchId
+from sparklog.storage.snapshot import BatchId, TableFile
 from sparklog.storage.table import Change, Table
+from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -135,7 +137,7 @@ def test_a_commit_holds_what_waited(rig: Rig) -> None:
 
 def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
     """A large backlog goes in several commits, and a large commit in several files."""
-    rig = Rig(store, clock, options=RigOptions(hot_bytes=0, commit_bytes=1_200, file_bytes=500))
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0, commit_bytes=450, file_bytes=300))
     rig.create()
     for number in range(6):
         rig.append([b"%d" % number * 100])
@@ -146,6 +148,63 @@ def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
     assert len(commits) > 1
     assert max(count for _, count in commits) > 1
     assert [offset for offset, _ in table(rig)] == list(range(6))
+
+
+def zeros(count: int, size: int, codec: int = Codec.ZSTD) -> bytes:
+    """A batch of Kafka's with so many records of zeros."""
+    return built([Record(1_700_000_000_000, None, bytes(size))] * count, codec)
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
+def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some kilobytes on the wire are no small commit if they hold megabytes, also of a restart."""
+    options = RigOptions(hot_bytes=hot_bytes, commit_bytes=4 << 20, file_bytes=1 << 20)
+    rig = Rig(store, clock, options=options)
+    rig.create()
+    batch = zeros(100, 4_000)
+    assert len(batch) < 2_000
+    for _ in range(40):
+        rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+    if not hot_bytes:
+        rig = rig.successor()
+    written: list[int] = []
+    write_file = rig.publisher._write_file
+
+    def watch(topic: Any, run: Any, batches: Sequence[pa.RecordBatch]) -> TableFile:
+        written.append(sum(each.nbytes for each in batches))
+        return write_file(topic, run, batches)
+
+    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    commits = []
+    while any(each.unpublished for each in rig.ledger.topic("t").partitions):
+        commits.append(publish_once(rig))
+    assert sum(rows for rows, _ in commits) == 4_000
+    assert max(rows for rows, _ in commits) * 4_000 <= 4 << 20
+    assert max(written) <= 1 << 20
+
+
+def test_entries_of_unknown_size_make_bounded_files(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An entry that was written before sizes were kept is counted once it is decoded."""
+    options = RigOptions(hot_bytes=0, commit_bytes=1 << 30, file_bytes=1 << 20)
+    rig = Rig(store, clock, options=options)
+    rig.create()
+    for _ in range(10):
+        append = rig.core.prepare_kafka("t", 0, zeros(100, 4_000))
+        rig.core.wait(rig.core.submit(dataclasses.replace(append, decoded_bytes=0)))
+    written: list[int] = []
+    write_file = rig.publisher._write_file
+
+    def watch(topic: Any, run: Any, batches: Sequence[pa.RecordBatch]) -> TableFile:
+        written.append(sum(each.num_rows for each in batches))
+        return write_file(topic, run, batches)
+
+    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    assert publish_once(rig)[0] == 1_000
+    assert max(written) <= 300  # one batch more than is within the bound
 
 
 def test_an_entry_larger_than_a_commit_is_published(store: MemoryStore, clock: ManualClock) -> None:

@@ -89,7 +89,7 @@ def test_heavy_rows_come_in_light_batches(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch is bounded by bytes too, whatever the row groups of the file."""
-    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 10_000)
+    monkeypatch.setattr(limits, "FILE_BATCH_BYTES", 10_000)
     batches = read(store, put(store, rows(0, 100, value_bytes=1_000)), end=100)
     assert sum(batch.num_rows for batch in batches) == 100
     assert all(batch.nbytes < 20_000 for batch in batches)

@@ -314,3 +314,22 @@ def test_a_level_counts() -> None:
     for codec, levels in ((Codec.GZIP, (1, 9)), (Codec.LZ4, (1, 17)), (Codec.ZSTD, (-100, 22))):
         low, high = (len(recordbatch.compressed(batch, taken, codec, level)) for level in levels)
         assert high < low
+
+
+@given(batches, st.sampled_from(CODECS))
+def test_the_size_in_columns_is_known_before_they_are_made(
+    given: list[Record], codec: Codec
+) -> None:
+    """`check` tells what `decode` will make, or a little more."""
+    batch = built(given, codec)
+    decoded_bytes = recordbatch.decode(batch).nbytes
+    assert decoded_bytes <= recordbatch.check(batch).decoded_bytes <= decoded_bytes + 8 * len(given)
+
+
+def test_headers_that_are_small_on_the_wire_only_are_refused() -> None:
+    """Two bytes make an empty header, and ten times as many its place in the columns."""
+    batch = built([Record(0, None, b"", (("", None),) * 100_000)], Codec.ZSTD)
+    assert len(batch) < 1_000
+    with pytest.raises(errors.BatchTooLarge):
+        recordbatch.check(batch, limit_bytes=500_000)
+    assert recordbatch.check(batch, limit_bytes=1_000_000).header.record_count == 1

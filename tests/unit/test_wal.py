@@ -3,12 +3,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
 from sparklog.storage import wal
@@ -130,7 +131,23 @@ entries = st.builds(
         StagedRef, st.text(max_size=3), st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)
     ),
     carried=st.booleans(),
+    decoded_bytes=st.integers(0, 2**31),
 )
+
+
+def test_an_entry_of_before_its_size_was_kept_is_read() -> None:
+    """Its size in memory is then estimated: as it lies there, or from how records compress."""
+    entry = Entry(kind=Kind.RECORDS, count=1, length=1_000)
+    old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(entry))[:-1])
+    found = msgspec.msgpack.decode(old, type=Entry)
+    assert found == entry
+    assert found.memory_bytes == 1_000 + limits.ROW_BYTES
+    packed = msgspec.structs.replace(found, encoding=Encoding.KAFKA)
+    assert packed.memory_bytes == 1_000 * limits.COMPRESSION_EXPECTED + limits.ROW_BYTES
+    staged = msgspec.structs.replace(found, staged=StagedRef("f", 0, 5_000, 0))
+    assert staged.memory_bytes == 5_000 + limits.ROW_BYTES
+    known = msgspec.structs.replace(packed, decoded_bytes=7_000)
+    assert known.memory_bytes == 7_000 + limits.ROW_BYTES
 
 
 @given(st.lists(entries, max_size=4))
