@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias, cast
 
 import typer
 
@@ -22,9 +22,13 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from sparklog.client import TableFuture
+    from sparklog.cli.reading import Lines
+    from sparklog.client import Producer, TableFuture
 
-_STDIN = Path("-")
+_STDIN: Final = Path("-")
+_OF_LINES: Final = (InputFormat.JSONL, InputFormat.TEXT)
+_Place: TypeAlias = "tuple[_Input, int]"
+"""An input and the number of a line of it."""
 
 
 def produce(
@@ -67,32 +71,65 @@ def produce(
             min=0, help="All records to this one, whatever their keys.", show_default=False
         ),
     ] = None,
+    from_line: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Begin at this line, counted from 1, of one file of lines: where an earlier"
+            " command has stopped.",
+            show_default=False,
+        ),
+    ] = None,
+    skip_bad: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append lines of JSON that cannot be sent to this file, and go on; without it the"
+            " first of them ends the command.",
+            show_default=False,
+        ),
+    ] = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
     """Send the records of files to a topic; done when all of them are acked, so durable.
 
+    Where it ends early, it says from which line on to go on, so that no record is sent twice.
+
     Example: sparklog produce flights flights.jsonl --key-field carrier --root ./data
     """
     fields = Fields(key=key_field, timestamp=timestamp_field)
+    from sparklog.cli.reading import Lines
+
     inputs = [_input(file, kind, fields) for file in files or [_STDIN]]
+    _check_lines(inputs, from_line, skip_bad)
     began = time.monotonic()
-    with open_log(root, bootstrap, wait) as log:
+    with contextlib.ExitStack() as stack:
+        lines = Lines(first=from_line or 1)
+        if skip_bad is not None:
+            lines.bad = stack.enter_context(skip_bad.open("ab"))
+        log = stack.enter_context(open_log(root, bootstrap, wait))
         log.describe(topic)  # a wrong name is told before anything is read
-        with log.producer() as producer, _Meter(inputs) as meter:
-            acks = _Acks()
-            try:
-                for batch in _batches(inputs, fields, meter):
-                    table = batch if partition is None else _placed(batch, partition)
-                    acks.add(producer.send_table(topic, table), batch.num_rows)
-                acks.wait_for_all()
-            except (errors.SparklogError, OSError) as error:
-                acks.count_the_rest()
-                error.add_note(f"{acks.records:,} records were acked")
-                raise
+        producer = stack.enter_context(log.producer())
+        meter = stack.enter_context(_Meter(inputs))
+        acks = _Acks()
+        reader = _Reader(inputs, fields, lines)
+        try:
+            for batch in reader.batches(meter):
+                table = batch if partition is None else _placed(batch, partition)
+                acks.send(producer, topic, table, reader.at)
+            acks.wait_for_all()
+        except (errors.SparklogError, OSError) as error:
+            acks.count_the_rest()
+            error.add_note(f"{acks.records:,} records were acked{reader.advice(acks, error)}")
+            raise
     seconds = time.monotonic() - began
     typer.echo(f"{acks.records:,} records acked in {seconds:.1f} s", err=True)
+    if lines.bad_count:
+        left = f"{lines.bad_count:,} line{'' if lines.bad_count == 1 else 's'}"
+        typer.echo(f"{left} left out, and written to {skip_bad}", err=True)
 
 
 # ------------------------------------------------------------------------------ in
@@ -102,6 +139,8 @@ def produce(
 class _Input:
     path: Path
     kind: InputFormat
+    is_guessed: bool
+    """Nobody has said its format."""
 
     @property
     def name(self) -> str:
@@ -121,9 +160,11 @@ class _Input:
 
 
 def _input(file: Path, kind: InputFormat | None, fields: Fields) -> _Input:
-    if file != _STDIN and (not file.exists() or file.is_dir()):
+    if file.is_dir():
+        raise typer.BadParameter(f"{str(file)!r} is a folder; name the files in it")
+    if file != _STDIN and not file.exists():
         raise typer.BadParameter(f"there is no file {str(file)!r}")
-    found = _Input(path=file, kind=kind or _kind(file, fields))
+    found = _Input(path=file, kind=kind or _kind(file, fields), is_guessed=kind is None)
     if found.kind is InputFormat.TEXT and fields != Fields():
         raise typer.BadParameter(f"text has no fields; say what {found.name} is by --format")
     if fields.key is not None and fields.key == fields.timestamp:
@@ -138,15 +179,69 @@ def _kind(file: Path, fields: Fields) -> InputFormat:
     return format_of(file.name)
 
 
-def _batches(inputs: list[_Input], fields: Fields, meter: _Meter) -> Iterator[pa.RecordBatch]:
-    from sparklog.cli.reading import read
+def _check_lines(inputs: list[_Input], from_line: int | None, skip_bad: Path | None) -> None:
+    """Raises a usage error where an option has no lines to be about."""
+    if from_line is not None:
+        if len(inputs) > 1:
+            raise typer.BadParameter("--from-line is for one file; send the others after it")
+        if inputs[0].kind not in _OF_LINES:
+            raise typer.BadParameter(f"--from-line is for lines, not for {inputs[0].kind}")
+    if skip_bad is not None:
+        if not any(each.kind is InputFormat.JSONL for each in inputs):
+            raise typer.BadParameter("--skip-bad is for lines of JSON (--format jsonl)")
+        for each in inputs:
+            if each.path != _STDIN and skip_bad.exists() and skip_bad.samefile(each.path):
+                raise typer.BadParameter(f"--skip-bad: {str(skip_bad)!r} is the file to be sent")
 
-    for each in inputs:
-        with each.open() as stream:
-            for batch in read(stream, each.kind, fields=fields, name=each.name):
-                yield batch
-                meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
-        meter.next_input()
+
+class _Reader:
+    """Reads the inputs one after the other, and knows how far it has come."""
+
+    def __init__(self, inputs: list[_Input], fields: Fields, lines: Lines) -> None:
+        self._inputs = inputs
+        self._fields = fields
+        self._lines = lines
+        self._current = inputs[0]
+
+    @property
+    def at(self) -> _Place:
+        """Where the batch begins that came last."""
+        return self._current, self._lines.at
+
+    def batches(self, meter: _Meter) -> Iterator[pa.RecordBatch]:
+        from sparklog.cli.reading import read
+
+        for each in self._inputs:
+            self._current = each
+            self._lines.at = self._lines.next = self._lines.first
+            with each.open() as stream:
+                for batch in read(
+                    stream,
+                    each.kind,
+                    fields=self._fields,
+                    name=each.name,
+                    is_guessed=each.is_guessed,
+                    lines=self._lines,
+                ):
+                    yield batch
+                    meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
+            meter.next_input()
+
+    def advice(self, acks: _Acks, error: BaseException) -> str:
+        """How to go on after `error` without sending a record twice, as far as that is known."""
+        current, line = acks.unacked or (self._current, self._lines.next)
+        if current.kind not in _OF_LINES:
+            return ""
+        where = f" of {current.name}" if len(self._inputs) > 1 else ""
+        if acks.unacked:
+            return (
+                f"; all lines before {line}{where} are among them, of those from it on perhaps"
+                f" some: --from-line {line} sends all of these"
+            )
+        told = f"; these are all lines before {line}{where}: go on by --from-line {line}"
+        if isinstance(error, errors.BadRequest) and current.kind is InputFormat.JSONL:
+            told += " once it is corrected, or write bad lines elsewhere by --skip-bad FILE"
+        return told
 
 
 def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
@@ -167,10 +262,20 @@ class _Acks:
     def __init__(self) -> None:
         self.records = 0
         """How many are acked."""
-        self._waiting: deque[tuple[TableFuture, int]] = deque()
+        self.unacked: _Place | None = None
+        """Where the first batch begins of which not all was acked."""
+        self._waiting: deque[tuple[TableFuture, int, _Place]] = deque()
 
-    def add(self, future: TableFuture, rows: int) -> None:
-        self._waiting.append((future, rows))
+    def send(self, producer: Producer, topic: str, table: pa.RecordBatch, place: _Place) -> None:
+        try:
+            future = producer.send_table(topic, table)
+        except errors.SparklogError:
+            self.unacked = self.unacked or place
+            raise
+        self.add(future, table.num_rows, place)
+
+    def add(self, future: TableFuture, rows: int, place: _Place) -> None:
+        self._waiting.append((future, rows, place))
         while self._waiting and self._waiting[0][0].done():
             self._take()
 
@@ -185,8 +290,12 @@ class _Acks:
                 self._take()
 
     def _take(self) -> None:
-        future, rows = self._waiting.popleft()
-        future.result()
+        future, rows, place = self._waiting.popleft()
+        try:
+            future.result()
+        except errors.SparklogError:
+            self.unacked = self.unacked or place
+            raise
         self.records += rows
 
 

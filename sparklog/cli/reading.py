@@ -6,6 +6,8 @@ Rules of this room:
   object. Only a Parquet file that has nothing but a record's own columns is taken for records.
 - Key and time of a record are copied from fields of it, which stay in the value. A number is its
   own digits as a key, and milliseconds since 1970 as a time; a time without a zone is UTC.
+- A line of JSON is checked before it is sent. Where one is wrong, all lines before it are handed
+  on and none after it, or it is written elsewhere: going on at that line sends nothing twice.
 - A field that is named must be in every record; where it is null, so is the key, and the time is
   that of arrival.
 - What comes from a pipe is handed on as it comes: nobody waits for a block to fill.
@@ -13,11 +15,12 @@ Rules of this room:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from io import BufferedIOBase
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import msgspec
 import pyarrow as pa
@@ -32,22 +35,63 @@ from sparklog.client.times import timestamp_us
 from sparklog.record import PAYLOAD_SCHEMA, ROW_SCHEMA, TIMESTAMP
 
 _READ_BYTES: Final = limits.MIB
+_START_BYTES: Final = 4 * limits.KIB
+_EXCERPT_BYTES: Final = 80
+_CALLED: Final = {
+    InputFormat.JSONL: "lines of JSON",
+    InputFormat.TEXT: "lines of text",
+    InputFormat.CSV: "CSV",
+}
+
+
+@dataclass(slots=True)
+class Lines:
+    """Which lines of an input are read, how far reading has come, and what becomes of bad ones."""
+
+    first: int = 1
+    """Lines before it are passed over."""
+    at: int = 1
+    """The first line of the batch that was handed on last."""
+    next: int = 1
+    """The first line that is not handed on yet."""
+    bad: BinaryIO | None = None
+    """Where lines that cannot be sent are written; None: the first of them is an error."""
+    bad_count: int = 0
 
 
 def read(
-    stream: BufferedIOBase, kind: InputFormat, *, fields: Fields, name: str
+    stream: BufferedIOBase,
+    kind: InputFormat,
+    *,
+    fields: Fields,
+    name: str,
+    is_guessed: bool = False,
+    lines: Lines | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `record.PAYLOAD_SCHEMA`'s columns, perhaps with `partition`, in order.
 
-    Raises `BadRequest` where the content is not what `kind` says, or lacks a field; the reason
-    names the place.
+    Args:
+        stream: what is read.
+        kind: its format.
+        fields: which fields are key and time.
+        name: of the input, for errors.
+        is_guessed: nobody has said the format: what cannot be lines of text is no text.
+        lines: which lines, of a format that has lines; it is kept up to date.
+
+    Raises:
+        errors.BadRequest: the content is not what `kind` says, or lacks a field; the reason names
+            the place. All that comes before that place in a format of lines was handed on.
     """
+    lines = lines or Lines()
+    lines.at = lines.next = lines.first
     try:
+        if kind is not InputFormat.PARQUET:
+            _check_start(_start_of(stream), kind, is_guessed)
         match kind:
             case InputFormat.TEXT:
-                yield from _read_text(stream)
+                yield from _read_text(stream, lines)
             case InputFormat.JSONL:
-                yield from _read_jsonl(stream, fields)
+                yield from _read_jsonl(stream, fields, lines)
             case InputFormat.CSV:
                 yield from _read_csv(stream, fields)
             case InputFormat.PARQUET:
@@ -74,31 +118,111 @@ class _Wrong(Exception):
     """What is wrong with the input, and where."""
 
 
+# ------------------------------------------------------------------------------ beginnings
+
+_UTF8_MARK: Final = b"\xef\xbb\xbf"
+_OTHER_MARKS: Final = {
+    b"\xff\xfe\x00\x00": "UTF-32",
+    b"\x00\x00\xfe\xff": "UTF-32",
+    b"\xff\xfe": "UTF-16",
+    b"\xfe\xff": "UTF-16",
+}
+_COMPRESSED: Final = {
+    b"\x1f\x8b": ("gzip", "zcat"),
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstdcat"),
+    b"BZh": ("bzip2", "bzcat"),
+    b"\xfd7zXZ\x00": ("xz", "xzcat"),
+    b"PK\x03\x04": ("zip", "unzip -p"),
+}
+_PARQUET: Final = b"PAR1"
+
+
+def _start_of(stream: BufferedIOBase) -> bytes:
+    """Its first bytes, which stay to be read."""
+    if hasattr(stream, "peek"):
+        start: bytes = stream.peek(_START_BYTES)
+        return start
+    start = stream.read(_START_BYTES)
+    stream.seek(-len(start), os.SEEK_CUR)
+    return start
+
+
+def _check_start(start: bytes, kind: InputFormat, is_guessed: bool) -> None:
+    """Raises `_Wrong` for what cannot be lines of text, or only after something is done to it."""
+    if kind is InputFormat.TEXT and not is_guessed:
+        return  # byte for byte, whatever they are
+    for mark, encoding in _OTHER_MARKS.items():
+        if start.startswith(mark):
+            convert = f"convert it to UTF-8 first, as by iconv -f {encoding} -t UTF-8"
+            raise _Wrong(f"it begins with a byte order mark of {encoding}: {convert}")
+    if start.startswith(_UTF8_MARK) and kind is not InputFormat.CSV:
+        without = "leave it out, as by tail -c +4"
+        raise _Wrong(f"it begins with a byte order mark, which is in no line's value: {without}")
+    for magic, (compression, command) in _COMPRESSED.items():
+        if start.startswith(magic):
+            raise _Wrong(f"it is a file compressed by {compression}: send the output of {command}")
+    if start.startswith(_PARQUET):
+        raise _Wrong("it is a Parquet file: say so by --format parquet")
+    if b"\0" in start:
+        advice = "; --format text sends its lines as they are" if is_guessed else ""
+        raise _Wrong(f"it is a binary file, not {_CALLED[kind]}{advice}")
+
+
 # ------------------------------------------------------------------------------ lines
 
 
-def _read_text(stream: BufferedIOBase) -> Iterator[pa.RecordBatch]:
-    for lines in _blocks_of_lines(stream):
-        yield _payload({"value": pa.array(lines, pa.binary())})
+def _read_text(stream: BufferedIOBase, lines: Lines) -> Iterator[pa.RecordBatch]:
+    for begin, block in _blocks_of_lines(stream, lines):
+        values = _split(block)
+        lines.at, lines.next = begin, begin + len(values)
+        yield _payload({"value": pa.array(values, pa.binary())})
 
 
-def _read_jsonl(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch]:
+def _read_jsonl(stream: BufferedIOBase, fields: Fields, lines: Lines) -> Iterator[pa.RecordBatch]:
     parse = _line_parser(fields)
-    first = 1
-    for lines in _blocks_of_lines(stream):
+    for begin, block in _blocks_of_lines(stream, lines):
+        check = _nothing if _is_utf8(block) else bytes.decode
         rows = _Rows()
-        for number, line in enumerate(lines, first):
+        wrong = None
+        lines.at = lines.next = begin
+        for number, line in enumerate(_split(block), begin):
+            lines.next = number
             if not line or line.isspace():
                 continue
-            if parse is not None:
-                try:
-                    parse(line, rows)
-                except (msgspec.MsgspecError, ValueError) as error:
-                    raise _Wrong(f"line {number}: {error}") from error
-            rows.values.append(line)
+            try:
+                check(line)
+                parse(line, rows)
+            except (msgspec.MsgspecError, ValueError) as error:
+                if lines.bad is None:
+                    wrong = _Wrong(f"line {number}: {error}: {_excerpt(line)}")
+                    break
+                lines.bad.write(line + b"\n")
+                lines.bad_count += 1
+            else:
+                rows.values.append(line)
+        else:
+            lines.next += 1
         if rows.values:
             yield rows.payload()
-        first += len(lines)
+        if wrong is not None:
+            raise wrong
+
+
+def _is_utf8(block: bytes) -> bool:
+    try:
+        block.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _nothing(_: bytes) -> None:
+    pass
+
+
+def _excerpt(line: bytes) -> str:
+    text = line[:_EXCERPT_BYTES].decode(errors="backslashreplace")
+    return text if len(line) <= _EXCERPT_BYTES else f"{text}…"
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +243,8 @@ class _Rows:
         return _payload(columns)
 
 
-def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None] | None:
-    """Appends key and time of a line; what else is in the line is skipped, not built."""
+def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None]:
+    """Checks a line, and appends its key and time; what else is in it is not built."""
     wanted = [
         (name, kind, field)
         for name, kind, field in (
@@ -130,7 +254,12 @@ def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None] | None:
         if field is not None
     ]
     if not wanted:
-        return None
+        check = msgspec.json.Decoder(msgspec.Raw).decode
+
+        def only_check(line: bytes, _: _Rows) -> None:
+            check(line)
+
+        return only_check
     line_type = msgspec.defstruct(
         "Line",
         [(name, kind) for name, kind, _ in wanted],
@@ -141,29 +270,45 @@ def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None] | None:
 
     def parse(line: bytes, rows: _Rows) -> None:
         found = decode(line)
+        # Both before either is kept: a line that is wrong leaves no half of itself.
+        micros = _moment_us(found.timestamp) if has_timestamp else None
+        key = _raw_key(found.key) if has_key else None
         if has_timestamp:
-            rows.micros.append(_moment_us(found.timestamp))
+            rows.micros.append(micros)
         if has_key:
-            rows.keys.append(_raw_key(found.key))
+            rows.keys.append(key)
 
     return parse
 
 
-def _blocks_of_lines(stream: BufferedIOBase) -> Iterator[list[bytes]]:
-    """Whole lines without their ends, as they come; the last may lack one."""
+def _blocks_of_lines(stream: BufferedIOBase, lines: Lines) -> Iterator[tuple[int, bytes]]:
+    """(number of its first line, whole lines without the last one's end), as they come.
+
+    The last line may lack an end.
+    """
+    number = 1
+    for block in _whole_lines(stream):
+        count = block.count(b"\n") + 1
+        passed = min(max(lines.first - number, 0), count)
+        if passed < count:
+            yield number + passed, block.split(b"\n", passed)[passed] if passed else block
+        number += count
+
+
+def _whole_lines(stream: BufferedIOBase) -> Iterator[bytes]:
     begun: list[bytes] = []
     while data := stream.read1(_READ_BYTES):
         whole, end, rest = data.rpartition(b"\n")
         if not end:
             begun.append(data)
             continue
-        yield _lines(b"".join((*begun, whole)))
+        yield b"".join((*begun, whole))
         begun = [rest] if rest else []
     if begun:
-        yield _lines(b"".join(begun))
+        yield b"".join(begun)
 
 
-def _lines(block: bytes) -> list[bytes]:
+def _split(block: bytes) -> list[bytes]:
     lines = block.split(b"\n")
     if b"\r" in block:
         return [line.removesuffix(b"\r") for line in lines]

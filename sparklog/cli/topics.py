@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -60,6 +60,26 @@ def create(
     with open_log(root, bootstrap, wait, create=True) as log:
         info = log.create_topic(topic, partitions, pairs, if_absent=if_absent)
     typer.echo(f"{info.topic}: {_partitions(info)}")
+    for difference in _differences(info, partitions, pairs):
+        typer.echo(f"sparklog: warning: {topic} exists already, {difference}", err=True)
+
+
+def _differences(
+    info: wire.TopicInfo, partitions: int | None, config: Mapping[str, str]
+) -> Iterator[str]:
+    """How a topic that was there already is not what was asked for."""
+    count = len(info.partitions)
+    if partitions is not None and count < partitions:
+        add = f"sparklog topics add-partitions {info.topic} {partitions}"
+        yield f"with {count} partitions, not {partitions}; more are added by: {add}"
+    elif partitions is not None and count > partitions:
+        yield f"with {count} partitions, not {partitions}; there is no way to fewer"
+    for key, value in config.items():
+        found = info.config.get(key)
+        if found != value:
+            set_it = f"sparklog topics alter {info.topic} --set {key}={value}"
+            what = "without" if found is None else f"with {key}={found}, not"
+            yield f"{what} {key}={value}; it is set by: {set_it}"
 
 
 @app.command("list")

@@ -301,6 +301,10 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
         (("topics", "trim", "t", "--before", "-1", "--root", "a"), "not an offset, nor latest"),
         (("topics", "trim", "t", "--before-time", "9", "--root", "a"), "not a time in ISO 8601"),
         (("produce", "t", "no-such-file", "--root", "a"), "no file 'no-such-file'"),
+        (("produce", "t", "/", "--root", "a"), "'/' is a folder; name the files in it"),
+        (("produce", "t", "--from-line", "2", "--format", "csv"), "--from-line is for lines"),
+        (("produce", "t", "-", "-", "--from-line", "2"), "--from-line is for one file"),
+        (("produce", "t", "--skip-bad", "bad"), "--skip-bad is for lines of JSON"),
         (
             ("produce", "t", "--format", "text", "--key-field", "k", "--root", "a"),
             "text has no fields",
@@ -361,6 +365,24 @@ def test_topic_that_exists(broker: FakeBroker) -> None:
     assert ask(broker, "topics", "create", "t4").exit_code == ExitCode.FAILED
     again = ask(broker, "topics", "create", "t4", "--if-absent")
     assert again.stdout == "t4: 4 partitions\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("8", "with 4 partitions, not 8; more are added by: sparklog topics add-partitions t4 8"),
+        ("2", "with 4 partitions, not 2; there is no way to fewer"),
+    ],
+)
+def test_topic_that_exists_and_differs(broker: FakeBroker, asked: str, told: str) -> None:
+    """--if-absent is no error then, but says on standard error what is not as it was asked for."""
+    result = ask(broker, "topics", "create", "t4", "--if-absent", "--partitions", asked)
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "t4: 4 partitions\n")
+    assert result.stderr == f"sparklog: warning: t4 exists already, {told}\n"
+    config = ("--config", "retention.ms=7")
+    result = ask(broker, "topics", "create", "t4", "--if-absent", "--partitions", "4", *config)
+    assert "without retention.ms=7" in result.stderr
+    assert ask(broker, "topics", "create", "t4", "--if-absent").stderr == ""
 
 
 def test_compact_merges_the_files_of_a_table(tmp_path: Path) -> None:
@@ -558,7 +580,122 @@ def test_produce_what_is_wrong(broker: FakeBroker, kind: str, content: bytes, to
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith("sparklog: standard input: ")
     assert told in result.stderr
-    assert result.stderr.endswith(" records were acked\n")
+    assert " records were acked" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+_BAD_LINES = (
+    b'{"n":1,}',
+    b"{'n':1}",
+    b'{"n":1} {"n":2}',
+    b'{"n":"\xff"}',
+    b"not json",
+    b'{"n":01}',
+)
+
+
+@pytest.mark.parametrize("bad", _BAD_LINES)
+def test_produce_stops_at_a_bad_line(broker: FakeBroker, tmp_path: Path, bad: bytes) -> None:
+    """All lines before a bad one are sent, none after it, and going on there doubles nothing."""
+    good = [b'{"n":%d}' % number for number in range(6)]
+    file = tmp_path / "a.jsonl"
+    file.write_bytes(b"\n".join([good[0], b"", *good[1:3], bad, *good[3:]]) + b"\n")
+    result = ask(broker, "produce", "t1", str(file))
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith(f"sparklog: {file}: line 5: ")
+    assert result.stderr.endswith(
+        "; 3 records were acked; these are all lines before 5: go on by --from-line 5 once it is"
+        " corrected, or write bad lines elsewhere by --skip-bad FILE\n"
+    )
+    assert broker.log.values("t1") == good[:3]
+    file.write_bytes(file.read_bytes().replace(bad, b'{"n":"good"}'))
+    result = ask(broker, "produce", "t1", str(file), "--from-line", "5")
+    assert result.exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [*good[:3], b'{"n":"good"}', *good[3:]]
+
+
+def test_produce_leaves_bad_lines_out(broker: FakeBroker, tmp_path: Path) -> None:
+    """--skip-bad sends all others, appends the bad ones to a file as they are, and counts them."""
+    lines = [b'{"k":1}', *_BAD_LINES, b'{"j":1}', b'{"k":2}']
+    left = tmp_path / "bad.jsonl"
+    left.write_bytes(b"earlier\n")
+    arguments = ("--key-field", "k", "--skip-bad", str(left))
+    result = ask(broker, "produce", "t1", *arguments, stdin=b"\n".join(lines))
+    assert result.exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [b'{"k":1}', b'{"k":2}']
+    assert [row["key"] for row in broker.log.rows("t1")] == [b"1", b"2"]
+    assert left.read_bytes().splitlines() == [b"earlier", *_BAD_LINES, b'{"j":1}']
+    assert result.stderr.endswith(f"7 lines left out, and written to {left}\n")
+
+
+def test_a_bad_line_leaves_no_half_of_itself(broker: FakeBroker, tmp_path: Path) -> None:
+    """A line whose time is right and whose key is wrong shifts no other's time."""
+    fields = ("--key-field", "k", "--timestamp-field", "at", "--skip-bad", str(tmp_path / "bad"))
+    lines = b'{"at":1,"k":"\\q"}\n{"at":2000,"k":"b"}\n'
+    assert ask(broker, "produce", "t1", *fields, stdin=lines).exit_code == ExitCode.OK
+    (row,) = broker.log.rows("t1")
+    assert (row["key"], row["timestamp"].timestamp()) == (b"b", 2.0)
+
+
+def test_produce_from_a_line_of_text(broker: FakeBroker, tmp_path: Path) -> None:
+    """Text counts its empty lines, and lines are counted over blocks of reading."""
+    big = b"x" * 700_000
+    (tmp_path / "a.txt").write_bytes(b"\n".join([big, b"", big, b"three", big, b"five"]))
+    run_on = ("produce", "t1", str(tmp_path / "a.txt"), "--from-line")
+    assert ask(broker, *run_on, "4").exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [b"three", big, b"five"]
+    assert ask(broker, *run_on, "6").exit_code == ExitCode.OK
+    assert ask(broker, *run_on, "7").exit_code == ExitCode.OK
+    assert broker.log.values("t1")[3:] == [b"five"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b'\xef\xbb\xbf{"n":1}\n', "begins with a byte order mark"),
+        ("a.txt", b"\xef\xbb\xbfone\n", "begins with a byte order mark"),
+        ("a.jsonl", '{"n":1}\n'.encode("utf-16"), "byte order mark of UTF-16"),
+        ("a.csv", "n\n1\n".encode("utf-16"), "byte order mark of UTF-16"),
+        ("a.jsonl.gz", b"\x1f\x8b\x08\x00abc", "compressed by gzip: send the output of zcat"),
+        ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "compressed by zstd"),
+        ("a.log", b"PAR1\x15\x04", "Parquet file: say so by --format parquet"),
+        ("a.jsonl", b"\x7fELF\x00\x00", "a binary file, not lines of JSON"),
+        ("a", b"\x7fELF\x00\x00\n", "a binary file, not lines of text; --format text"),
+    ],
+)
+def test_produce_of_what_are_no_lines(
+    broker: FakeBroker, tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
+    """A byte order mark and a binary file are named as such, before anything is sent."""
+    file = tmp_path / name
+    file.write_bytes(content)
+    result = ask(broker, "produce", "t1", str(file))
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.startswith(f"sparklog: {file}: it ")
+    assert told in result.stderr
+    assert broker.log.values("t1") == []
+
+
+def test_produce_of_bytes_that_were_called_text(broker: FakeBroker) -> None:
+    """Who says that bytes are text gets them as they are."""
+    lines = b"\xef\xbb\xbfa\x00\nb\n"
+    assert ask(broker, "produce", "t1", "--format", "text", stdin=lines).exit_code == ExitCode.OK
+    assert broker.log.values("t1") == [b"\xef\xbb\xbfa\x00", b"b"]
+
+
+def test_produce_to_a_broker_that_refuses(broker: FakeBroker, tmp_path: Path) -> None:
+    """Where a batch fails, the advice names its first line, not the last that was read."""
+
+    def refuse(_topic: str, header: object) -> None:
+        raise errors.PolicyViolation(topic="t1", reason="not this one")
+
+    broker.on_append = refuse
+    (tmp_path / "a.jsonl").write_text("1\n2\n3\n")
+    result = ask(broker, "produce", "t1", str(tmp_path / "a.jsonl"), "--from-line", "2")
+    assert result.stderr.endswith(
+        "; 0 records were acked; all lines before 2 are among them, of those from it on perhaps"
+        " some: --from-line 2 sends all of these\n"
+    )
 
 
 def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
@@ -571,15 +708,16 @@ def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
     result = ask(broker, "produce", "t1", stdin="one\n")
     assert result.exit_code == ExitCode.FAILED
     assert "max_record_bytes" in result.stderr
-    assert result.stderr.endswith("; 0 records were acked\n")
+    assert "; 0 records were acked; " in result.stderr
 
 
 def test_acks_are_counted_after_failures() -> None:
     """What is acked counts, before and after whatever failed."""
     acks = _Acks()
+    place: Any = None
     for fails in (True, False, True, True, False):
         future: Any = _Answer(fails)
-        acks.add(future, 10)
+        acks.add(future, 10, place)
     with pytest.raises(errors.TopicHeldBack):
         acks.wait_for_all()
     acks.count_the_rest()
@@ -608,7 +746,7 @@ def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> No
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
     result = ask(broker, "produce", "t1", *names)
     assert result.exit_code == ExitCode.FAILED
-    assert result.stderr.endswith("; 1 records were acked\n")
+    assert "; 1 records were acked; these are all lines before 1 of" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
