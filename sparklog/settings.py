@@ -84,6 +84,7 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
     publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
     unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
+    staged_bytes: _SpaceBytes = limits.STAGED_BYTES
 
 
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

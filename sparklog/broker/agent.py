@@ -230,6 +230,7 @@ class Agent:
                 linger_seconds=writer.linger_ms_on(local=store.is_local) / 1e3,
                 queue_bytes=writer.queue_bytes,
                 unpublished_bytes=settings.publisher.unpublished_bytes,
+                staged_bytes=settings.publisher.staged_bytes,
                 max_record_bytes=writer.max_record_bytes,
                 max_batch_bytes=writer.max_batch_bytes,
                 free_space_reserve_bytes=writer.free_space_reserve_bytes,

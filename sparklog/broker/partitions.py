@@ -100,6 +100,7 @@ class Topic:
         "held_back",
         "name",
         "partitions",
+        "staged_bytes",
         "standing",
         "topic_id",
         "unpublished_bytes",
@@ -112,6 +113,9 @@ class Topic:
         self.partitions: list[Partition] = []
         self.standing = Standing()
         self.unpublished_bytes = 0
+        """Bytes of records that wait for the table, and take memory or space in the WAL."""
+        self.staged_bytes = 0
+        """The same of records that wait where Spark's tasks have staged them."""
         self.held_back: str | None = None
         """Why the topic's table cannot be written at the moment."""
 
@@ -323,7 +327,12 @@ class Ledger:
         self._staged: dict[BatchId, int] = {}
         """How many entries of a query's batch are not published, in whatever topics."""
         self.unpublished_bytes = 0
-        """Bytes of records that wait, with what their entries cost in memory."""
+        """Bytes of records that wait, with what their entries cost in memory, but for staged ones.
+
+        Those lie in files of their own and take none of what producers share.
+        """
+        self.staged_bytes = 0
+        """Bytes of staged records that wait."""
         self.written_bytes = 0
         """Bytes of records that were ever written; how busy we are is its rate."""
         self.applied_sequence = -1
@@ -452,10 +461,8 @@ class Ledger:
         batch_id = located.entry.batch_id
         if batch_id is not None:
             self._staged[batch_id] = self._staged.get(batch_id, 0) + 1
-        size = payload_bytes(located.entry)
-        self.written_bytes += size
-        topic.unpublished_bytes += size + _OVERHEAD_BYTES
-        self.unpublished_bytes += size + _OVERHEAD_BYTES
+        self.written_bytes += payload_bytes(located.entry)
+        self._count(topic, located.entry, 1)
 
     def _replace(self, partition: Partition, copy: Located) -> None:
         """Puts a copy in the place of its entry, unless that has been published meanwhile."""
@@ -472,9 +479,14 @@ class Ledger:
             batch_id = each.entry.batch_id
             if batch_id is not None:
                 _decrement(self._staged, batch_id)
-            size = payload_bytes(each.entry) + _OVERHEAD_BYTES
-            topic.unpublished_bytes -= size
-            self.unpublished_bytes -= size
+            self._count(topic, each.entry, -1)
+
+    def _count(self, topic: Topic, entry: Entry, sign: int) -> None:
+        staged = 0 if entry.staged is None else entry.staged.length
+        size = _OVERHEAD_BYTES + (entry.length if entry.staged is None else 0)
+        for each in (topic, self):
+            each.unpublished_bytes += sign * size
+            each.staged_bytes += sign * staged
 
     # -------------------------------------------------------------------------- the WAL's upkeep
 

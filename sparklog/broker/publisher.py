@@ -133,7 +133,7 @@ class Publisher:
                 waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
                 if waiting and (
                     topic.topic_id in self._wanted
-                    or topic.unpublished_bytes >= publish_bytes
+                    or topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
                     or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
                 ):
                     found.append(topic)

@@ -126,11 +126,12 @@ class TakesLong(Exception):
 class Ticket:
     """Appends that become durable together, or not at all."""
 
-    __slots__ = ("appends", "bytes", "done", "error", "gate", "results", "waiting")
+    __slots__ = ("appends", "bytes", "done", "error", "gate", "is_staged", "results", "waiting")
 
     def __init__(self, appends: Sequence[Append | Carry]) -> None:
         self.appends = appends
         self.bytes = sum(each.payload.length for each in appends)
+        self.is_staged = any(isinstance(each, Append) and each.staged for each in appends)
         self.results: list[Appended] = []
         self.error: BaseException | None = None
         self.done = False
@@ -152,11 +153,11 @@ class _Flush:
     """A flush in the making: states as they will be once it is durable."""
 
     def __init__(
-        self, ledger: Ledger, refusals: Refusals, *, held_bytes: int, now_seconds: float
+        self, ledger: Ledger, refusals: Refusals, *, bounds: WriterLimits, now_seconds: float
     ) -> None:
         self._ledger = ledger
         self._refusals = refusals
-        self._held_bytes = held_bytes
+        self._bounds = bounds
         self._now_seconds = now_seconds
         self._ends: dict[tuple[str, int], int] = {}
         self._states: dict[tuple[str, int, int], ProducerState] = {}
@@ -202,7 +203,7 @@ class _Flush:
         topic = self._ledger.by_id(append.topic_id)
         if topic is None:
             raise errors.UnknownTopic(topic=append.topic)
-        if topic.held_back and topic.unpublished_bytes > self._held_bytes:
+        if topic.held_back and self._is_too_much(topic, append):
             raise errors.TopicHeldBack(topic=topic.name, reason=topic.held_back)
         partition = topic.partition(append.partition)
         key = append.topic_id, append.partition
@@ -238,6 +239,11 @@ class _Flush:
             arrival_us=append.arrival_us,
             timestamp_type=append.timestamp_type,
         )
+
+    def _is_too_much(self, topic: Topic, append: Append) -> bool:
+        if append.staged is not None:
+            return topic.staged_bytes > self._bounds.topic_held_staged_bytes
+        return topic.unpublished_bytes > self._bounds.topic_held_bytes
 
     def _check_newest(self, topic: Topic, batch_id: BatchId, kind: BatchKind) -> None:
         """Raises `BadRequest` for a batch that another commit of its query has overtaken."""
@@ -343,7 +349,9 @@ class WriterLimits:
     linger_seconds: float = 0.0
     queue_bytes: int = limits.QUEUE_BYTES
     unpublished_bytes: int = limits.UNPUBLISHED_BYTES
+    staged_bytes: int = limits.STAGED_BYTES
     topic_held_bytes: int = limits.TOPIC_HELD_BYTES
+    topic_held_staged_bytes: int = limits.TOPIC_HELD_STAGED_BYTES
     max_record_bytes: int = limits.MAX_RECORD_BYTES
     max_batch_bytes: int = limits.MAX_BATCH_BYTES
     free_space_reserve_bytes: int = limits.FREE_SPACE_RESERVE_BYTES
@@ -563,7 +571,7 @@ class Writer:
         while True:
             with self._room:
                 self._check_accepting()
-                full = self._full() if is_bounded else None
+                full = self._full(ticket) if is_bounded else None
                 if full is None:
                     self._queue.append(ticket)
                     self._queued_bytes += ticket.bytes
@@ -578,8 +586,8 @@ class Writer:
             if leads:
                 self._lead()
 
-    def _full(self) -> errors.QueueFull | None:
-        """Why nothing more is taken at the moment."""
+    def _full(self, ticket: Ticket) -> errors.QueueFull | None:
+        """Why the ticket is not taken at the moment."""
         if self._queued_bytes > self._bounds.queue_bytes:
             return errors.QueueFull(
                 queue="the writer's queue", bytes=self._queued_bytes, setting="writer.queue_bytes"
@@ -589,6 +597,12 @@ class Writer:
                 queue="what waits to be published",
                 bytes=self._ledger.unpublished_bytes,
                 setting="publisher.unpublished_bytes",
+            )
+        if ticket.is_staged and self._ledger.staged_bytes > self._bounds.staged_bytes:
+            return errors.QueueFull(
+                queue="what is staged and waits to be published",
+                bytes=self._ledger.staged_bytes,
+                setting="publisher.staged_bytes",
             )
         return None
 
@@ -646,7 +660,7 @@ class Writer:
         flush = _Flush(
             self._ledger,
             self._refusals,
-            held_bytes=self._bounds.topic_held_bytes,
+            bounds=self._bounds,
             now_seconds=self._clock.monotonic(),
         )
         failure: BaseException | None = None

@@ -480,6 +480,38 @@ def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: Manua
     assert rig.append(["b"]).base_offset == 1
 
 
+def test_a_large_staged_batch_holds_no_producer_back(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """What Spark has staged is counted apart: a batch beyond all bounds stops only the next one."""
+    rig = rig_with(store, clock, unpublished_bytes=100_000, staged_bytes=150_000)
+    large = [(partition, ["x" * 100_000]) for partition in (0, 1)]
+    rig.adopt(large, batch=1)
+    assert rig.ledger.staged_bytes == rig.ledger.topic("t").staged_bytes > 200_000
+    assert rig.ledger.unpublished_bytes < 10_000
+    assert rig.append(["a"]).base_offset == 1
+    with pytest.raises(errors.QueueFull) as full:
+        rig.adopt(large, batch=2)
+    assert full.value.setting == "publisher.staged_bytes"
+    successor = rig.successor()
+    assert successor.ledger.staged_bytes == rig.ledger.staged_bytes
+    successor.publish()
+    assert (successor.ledger.staged_bytes, successor.ledger.unpublished_bytes) == (0, 0)
+    assert not any(each.duplicate for each in successor.adopt(large, batch=2))
+
+
+def test_a_held_back_topic_refuses_staged_batches_by_their_own_bound(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """A large batch that waits for a table refuses no producer, nor the other way round."""
+    rig = rig_with(store, clock, topic_held_bytes=100_000, topic_held_staged_bytes=100_000)
+    rig.ledger.topic("t").held_back = "its table is torn"
+    rig.adopt([(0, ["x" * 200_000])], batch=1)
+    rig.append(["a"])
+    with pytest.raises(errors.TopicHeldBack):
+        rig.adopt([(0, ["b"])], batch=2)
+
+
 def test_room_that_comes_in_time_is_taken(store: MemoryStore, clock: ManualClock) -> None:
     """Who waits for room goes on when the publisher has made some."""
     rig = rig_with(store, clock, unpublished_bytes=1)
