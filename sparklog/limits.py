@@ -157,6 +157,14 @@ LOCAL_FOLDERS_REMEMBERED = 4_096
 REMOTE_RETRIES = 10
 REMOTE_RETRY_SECONDS = 10.0
 RANGE_READ_BYTES = 256 * KIB
+SORT_MEMORY_BYTES = 64 * MIB  # of rows in no order that wait in memory; others wait on disk
+SORT_OFFSETS_ROWS = 1_048_576  # of a file whose offsets are looked over at a time
+SORT_FIRST_ROWS = 65_536  # offsets that are put in order first where not all may be wanted
+SORT_GROWS = 4  # and by what factor more of them each time
+FILES_OPEN = 64  # that are read at the same time
+BUFFERED_GROUP_BYTES = 32 * MIB  # of a row group's column that is not read into memory at once
+BUFFER_BYTES = 1 * MIB
+BUFFER_REMOTE_BYTES = 8 * MIB
 READ_RUN_BYTES = 16 * MIB  # of neighbours in the log that are read as one batch
 
 # ---- Spark

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -62,7 +61,8 @@ class BatchReader(DataSourceReader):
         start, end = range_of(planner, options)
         packed = tasks.pack(
             planner.slices(start, end),
-            cores=os.cpu_count() or 1,
+            parallelism=options.parallelism,
+            row_groups=planner.row_groups,
             least=options.min_partitions,
             most_records=options.max_records_per_partition,
         )

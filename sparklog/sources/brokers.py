@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from sparklog import errors, limits, wire
 from sparklog.client.connection import Connection
 from sparklog.client.reading import describe, read_range
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
-from sparklog.storage.snapshot import Slice, Source
+from sparklog.storage.snapshot import RowGroup, Slice, Source
 
 
 @functools.lru_cache(maxsize=4)
@@ -71,6 +71,9 @@ class BrokerView:
                 source=Source.BROKER,
             )
         ]
+
+    def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
+        return [() for _ in slices]  # files are the broker's business
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         request = wire.OffsetsForTimes(topic=topic, timestamps_us={partition: timestamp_us})

@@ -4,6 +4,13 @@
 
 The topic's id belongs to it: under another id the same numbers mean other records. Two equal
 positions are the same text, because Spark compares texts.
+
+The end of a query's first micro-batch also holds where that batch begins, as `"from"` of each topic:
+
+    {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "from": {"0": 20, "1": 40}}}
+
+Spark logs the end of a batch before it runs the batch, but never logs where the first one begins: it
+asks the source again (ADR 19).
 """
 
 from __future__ import annotations
@@ -30,31 +37,61 @@ Position: TypeAlias = Mapping[str, TopicOffsets]
 class _Stored(msgspec.Struct, frozen=True):
     id: str
     offsets: dict[int, int]
+    begin: dict[int, int] | None = msgspec.field(default=None, name="from")
 
 
 def encode(position: Position) -> dict[str, Any]:
     """The form that Spark keeps."""
     return {
-        topic: {
-            "id": position[topic].id,
-            "offsets": {
-                str(number): position[topic].offsets[number]
-                for number in sorted(position[topic].offsets)
-            },
-        }
+        topic: {"id": position[topic].id, "offsets": _encoded(position[topic].offsets)}
         for topic in sorted(position)
     }
 
 
+def encode_first(start: Position, end: Position) -> dict[str, Any]:
+    """The same of `end`, with the start of the batch that ends there.
+
+    A topic that `start` does not have, or has under another id, is read from its log start: so is
+    a partition that its `from` lacks.
+    """
+    stored = encode(end)
+    for topic, each in stored.items():
+        known = start.get(topic)
+        is_same = known is not None and known.id == each["id"]
+        each["from"] = _encoded(known.offsets) if known is not None and is_same else {}
+    return stored
+
+
+def _encoded(offsets: Mapping[int, int]) -> dict[str, int]:
+    return {str(number): offsets[number] for number in sorted(offsets)}
+
+
 def decode(stored: Mapping[str, Any]) -> Position:
     """Raises `BadRequest` for what `encode` has not made: another source's checkpoint."""
+    return {topic: TopicOffsets(each.id, each.offsets) for topic, each in _decoded(stored).items()}
+
+
+def start_within(end: Mapping[str, Any]) -> Position | None:
+    """The start of the batch that ends there; None where only Spark knows it.
+
+    Raises what `decode` raises.
+    """
+    found = _decoded(end)
+    told = {
+        topic: TopicOffsets(each.id, each.begin)
+        for topic, each in found.items()
+        if each.begin is not None
+    }
+    return told if found and len(told) == len(found) else None
+
+
+def _decoded(stored: Mapping[str, Any]) -> Mapping[str, _Stored]:
     try:
-        found = msgspec.convert(stored, dict[str, _Stored], str_keys=True)
+        return msgspec.convert(stored, dict[str, _Stored], str_keys=True)
     except msgspec.ValidationError as error:
         raise errors.BadRequest(
             reason=f"the query's checkpoint is not of this source: {error}: {stored}"
         ) from error
-    return {topic: TopicOffsets(each.id, each.offsets) for topic, each in found.items()}
 
 
 def count(start: Position, end: Position) -> int:

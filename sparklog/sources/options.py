@@ -16,7 +16,7 @@
 | `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions by what waits |
 | `minOffsetsPerTrigger` | | as many must wait before a micro-batch begins |
 | `maxTriggerDelay` | `15m` | after so long it begins with fewer |
-| `minPartitions` | twice the driver's cores | least number of tasks of a large read |
+| `minPartitions` | by size | least number of tasks; where it is more than the partitions of a stream, these are cut |
 | `maxRecordsPerPartition` | | most records of one task |
 | `failOnDataLoss` | `true` | whether records that are gone end the query |
 | `pollInterval` | object store, broker: `500ms`; folder: none | a stream looks no oftener for what is new |
@@ -54,6 +54,9 @@ COLUMNS: Final = (
     CORRUPT,
 )
 """Of a row, in the order of Spark's Kafka source."""
+
+PARALLELISM_VARIABLE: Final = "SPARKLOG_PARALLELISM"
+"""How many tasks the cluster runs at the same time, as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
 
 _WHERE: Final = 'the source format("sparklog")'
 _ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -114,6 +117,8 @@ class SourceOptions:
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_seconds: float
+    parallelism: int
+    """How many tasks Spark runs at the same time, as far as anybody told."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -179,6 +184,7 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
         max_trigger_delay_seconds=(
             limits.MAX_TRIGGER_DELAY_SECONDS if delay_seconds is None else delay_seconds
         ),
+        parallelism=_parallelism(),
         min_partitions=options.count("minPartitions"),
         max_records_per_partition=options.count("maxRecordsPerPartition"),
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
@@ -206,6 +212,16 @@ def _place(options: Options) -> Place:
         if found:
             return Place(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
     return Place(root=options.root, storage=tuple(sorted(options.storage.items())))
+
+
+def _parallelism() -> int:
+    """Spark tells a planner neither its executors nor its configuration, only its environment."""
+    told = os.environ.get(PARALLELISM_VARIABLE)
+    if told is None:
+        return os.cpu_count() or 1
+    if not told.isascii() or not told.isdecimal() or int(told) < 1:
+        raise _bad(PARALLELISM_VARIABLE, told, "expected a number from 1 up")
+    return int(told)
 
 
 def _group(options: Options) -> str | None:

@@ -8,14 +8,14 @@ believed everything is looked at anew, because a reader may for a moment see les
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from sparklog import errors
 from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, OfGroup, Point, Start
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
 from sparklog.sources.views import TopicView, View
-from sparklog.storage.snapshot import Slice
+from sparklog.storage.snapshot import RowGroup, Slice
 
 _log = logging.getLogger("sparklog.sources")
 
@@ -292,6 +292,13 @@ class Planner:
         low = self._first_left(name, partition, first or 0)
         high = self._first_left(name, partition, end)
         return self._view.slices(name, partition, low, high) if low < high else []
+
+    def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
+        """The row groups of the one file of each slice; none where they are not known.
+
+        Raises the `Retriable` errors of the store.
+        """
+        return self._view.row_groups(slices)
 
 
 def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:

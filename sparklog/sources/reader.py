@@ -90,7 +90,7 @@ def _batches(place: Place, run: Sequence[Slice], columns: list[str]) -> Iterator
         return brokers.read(place.bootstrap, run[0], columns)
     if run[0].source is Source.WAL:
         return iter(_read_entries(_store(place), run))
-    return read_slice(_store(place), run[0], columns=columns)
+    return read_slice(_store(place), run[0], columns=columns, wants_all=True)
 
 
 # ------------------------------------------------------------------------------ entries of the log

@@ -9,12 +9,14 @@ Traps of Spark 4.2 that this room knows:
 - Spark pickles a reader before and after it plans, so what follows the log is made when needed.
 - Spark calls `commit` when it plans the next batch, so never for the last one. But a batch that
   `latestOffset` starts from is done: the log of commits has it already.
+- Spark logs where a batch ends before it runs it, but of the first one not where it begins: when
+  that one is repeated, after a failure or a restart, it asks for the initial offset again, and the
+  end of the log, or a group, has moved on. So the end of the first batch holds its start as well.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -67,7 +69,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the first micro-batch begins. Spark may ask more than once, and a group, or the end
-        of the log, may have moved on by then.
+        of the log, may have moved on by then; after a restart, the end of that batch tells it.
         """
         options, planner = self._options, self._refreshed()
         if self._initial is None:
@@ -98,7 +100,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = offsets.decode(start)
         end = self._latest(position, limit)
         self._report(position, is_last=self._target is not None and end == position)
-        return offsets.encode(end)
+        if start == self._initial:
+            return offsets.encode_first(position, end)
+        # Spark compares texts: another text of the same position would be another batch.
+        return start if end == position else offsets.encode(end)
 
     def _latest(self, position: Position, limit: ReadLimit) -> Position:
         end = self._advance(position, limit)
@@ -184,13 +189,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -------------------------------------------------------------------------- a micro-batch
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        first, last = offsets.decode(start), offsets.decode(end)
+        begin, last = offsets.start_within(end), offsets.decode(end)
+        first = offsets.decode(start) if begin is None or start == end else begin
         # A query that goes on after a restart plans before it has looked.
         planner = self._refreshed() if self._planner is None else self._planner
         slices = self._patiently(lambda: planner.slices(first, last))
-        packed = tasks.pack(
+        packed = tasks.pack_in_order(
             slices,
-            cores=os.cpu_count() or 1,
+            parallelism=self._options.parallelism,
+            row_groups=planner.row_groups,
             least=self._options.min_partitions,
             most_records=self._options.max_records_per_partition,
         )

@@ -2,55 +2,113 @@
 
 Every task costs Spark a tenth of a second of a core, so a micro-batch of many small entries is one
 task; a large scan is cut so that every core has something to do until the end.
+
+Sizes are rows and bytes, by the statistics of files and the index of the log: where keys were
+compacted, or records deleted, a span of offsets says nothing of either.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeAlias
 
 import msgspec
 
 from sparklog import limits
-from sparklog.storage.snapshot import Slice, Source
+from sparklog.storage.snapshot import RowGroup, Slice, Source, TableFile
 
 _ROW_BYTES = 64
 """What a row costs besides its bytes: seven columns on their way into Spark's rows."""
+
+RowGroups: TypeAlias = Callable[[Sequence[Slice]], Sequence[Sequence[RowGroup]]]
+"""The row groups of the one file of each slice; none where they are not known."""
 
 
 def pack(
     slices: Sequence[Slice],
     *,
-    cores: int,
+    parallelism: int,
+    row_groups: RowGroups,
     least: int | None = None,
     most_records: int | None = None,
 ) -> list[list[Slice]]:
-    """The slices in order, dealt out to tasks.
+    """The slices in order, dealt out to tasks; a large file may be cut.
 
     Args:
-        cores: how many run at the same time; a large read has at least `TASKS_PER_CORE` for each.
+        parallelism: how many tasks run at the same time; a large read has at least
+            `TASKS_PER_CORE` for each.
+        row_groups: asked for the files that are to be cut, and for no others.
         least: as many tasks as the user asked for, where the slices can be cut that small.
-        most_records: offsets of one task; slices are cut wherever that asks for it.
+        most_records: of one task; slices are cut wherever that asks for it.
     """
-    dealt = _deal(slices, cores, least)
+    dealt = _deal(slices, parallelism, least, row_groups)
     return dealt if most_records is None else _limit(dealt, most_records)
 
 
-def _deal(slices: Sequence[Slice], cores: int, least: int | None) -> list[list[Slice]]:
+def pack_in_order(
+    slices: Sequence[Slice],
+    *,
+    parallelism: int,
+    row_groups: RowGroups,
+    least: int | None = None,
+    most_records: int | None = None,
+) -> list[list[Slice]]:
+    """As `pack`, but all slices of a partition are in one task, in order.
+
+    Several partitions may share a task. A partition is cut only where the user asked for more
+    tasks than there are partitions, or for fewer records in each.
+    """
+    partitions = [
+        list(found)
+        for _, found in itertools.groupby(slices, lambda each: (each.topic_id, each.partition))
+    ]
+    if least is not None and least > len(partitions):
+        dealt = _deal(slices, parallelism, least, row_groups)
+    else:
+        dealt = _deal_whole(partitions, parallelism, least)
+    return dealt if most_records is None else _limit(dealt, most_records)
+
+
+def _wanted(total: int, parallelism: int, least: int | None) -> int:
+    """How many tasks so many bytes are worth."""
+    wanted = math.ceil(total / limits.TASK_MAX_BYTES)
+    if wanted > parallelism:  # in full rounds: no core is idle in the last one
+        wanted = math.ceil(wanted / parallelism) * parallelism
+    at_once = limits.TASKS_PER_CORE * parallelism
+    return max(wanted, min(at_once, total // limits.TASK_MIN_BYTES), least or 1)
+
+
+def _deal_whole(
+    partitions: Sequence[list[Slice]], parallelism: int, least: int | None
+) -> list[list[Slice]]:
+    """Each partition to the task that has least so far; the largest one first."""
+    weights = [sum(map(_weight, each)) for each in partitions]
+    wanted = min(_wanted(sum(weights), parallelism, least), len(partitions))
+    tasks: list[list[Slice]] = [[] for _ in range(wanted)]
+    loads = [(0, number) for number in range(wanted)]
+    for index in sorted(range(len(partitions)), key=lambda each: (-weights[each], each)):
+        load, number = loads[0]
+        tasks[number] += partitions[index]
+        heapq.heapreplace(loads, (load + weights[index], number))
+    return tasks
+
+
+def _deal(
+    slices: Sequence[Slice], parallelism: int, least: int | None, row_groups: RowGroups
+) -> list[list[Slice]]:
     weights = [_weight(each) for each in slices]
     total = sum(weights)
-    wanted = math.ceil(total / limits.TASK_MAX_BYTES)
-    if wanted > cores:  # in full rounds: no core is idle in the last one
-        wanted = math.ceil(wanted / cores) * cores
-    wanted = max(wanted, min(limits.TASKS_PER_CORE * cores, total // limits.TASK_MIN_BYTES))
-    wanted = max(wanted, least or 1)
+    wanted = _wanted(total, parallelism, least)
     if wanted == 1:
         return [list(slices)] if slices else []
     share = total / wanted
     tasks: list[list[Slice]] = []
     room = 0.0
-    for each, weight in zip(slices, weights, strict=True):
-        pieces = [each] if weight < 2 * share else _cut(each, round(weight / share))
+    parts = [round(weight / share) if weight >= 2 * share else 1 for weight in weights]
+    for each, weight, pieces in zip(slices, weights, _cut(slices, parts, row_groups), strict=True):
         for piece in pieces:
             size = weight * (piece.end - piece.first) / (each.end - each.first)
             if not tasks or room < size / 2:
@@ -67,56 +125,108 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
         room = 0
         for each in task:
             first = each.first
+            known = sum(file.rows or 0 for file in each.files)
+            is_known = bool(each.files) and all(file.rows is not None for file in each.files)
             while first < each.end:
                 if not room:
                     tasks.append([])
                     room = most_records
-                end = min(first + room, each.end)
+                if is_known and known <= room:
+                    # No part of the files has more rows than they have, however far offsets reach.
+                    end, count = each.end, min(known, each.end - first)
+                else:
+                    end = min(first + room, each.end)
+                    count = end - first
                 tasks[-1].append(msgspec.structs.replace(each, first=first, end=end))
-                room -= end - first
+                room -= count
                 first = end
     return tasks
 
 
 def _weight(each: Slice) -> int:
     """Estimated cost of reading the slice, in bytes."""
-    rows = each.end - each.first
     if each.entry is not None:
         entry = each.entry.entry
         size = entry.staged.length if entry.staged is not None else entry.length
-        whole = entry.count
-    elif len(each.files) == 1:
-        (file,) = each.files
-        size, whole = file.size_bytes, _rows(file.rows, file.first, file.last, rows)
+        rows = each.end - each.first
+        return _ROW_BYTES * rows + size * min(rows, entry.count) // max(entry.count, 1)
+    if not each.files:  # a broker's, of which no more is known
+        return _ROW_BYTES * (each.end - each.first)
+    return round(sum(_weight_within(file, each) for file in each.files))
+
+
+def _weight_within(file: TableFile, each: Slice) -> float:
+    """The same of the part of a file that the slice covers."""
+    if file.first is None or file.last is None:
+        part, span = 1.0, each.end - each.first
     else:
-        size = sum(file.size_bytes for file in each.files)
-        whole = sum(_rows(file.rows, file.first, file.last, rows) for file in each.files)
-    return _ROW_BYTES * rows + size * min(rows, whole) // max(whole, 1)
+        span = file.last - file.first + 1
+        covered = min(each.end, file.last + 1) - max(each.first, file.first)
+        part = min(max(covered, 0) / max(span, 1), 1.0)
+    rows = span if file.rows is None else file.rows
+    return part * (_ROW_BYTES * rows + file.size_bytes)
 
 
-def _rows(rows: int | None, first: int | None, last: int | None, otherwise: int) -> int:
-    if first is not None and last is not None:
-        return last - first + 1
-    return otherwise if rows is None else rows
+# ------------------------------------------------------------------------------ cutting
 
 
-def _cut(each: Slice, parts: int) -> list[Slice]:
-    """A part of a file in about so many, cut at its row groups as far as offsets tell.
+def _cut(
+    slices: Sequence[Slice], parts: Sequence[int], row_groups: RowGroups
+) -> Iterable[list[Slice]]:
+    """Each slice in about as many parts as are wanted of it.
 
     An entry of the log is read whole, and so are files whose offsets overlap.
     """
-    if each.source is Source.WAL or len(each.files) > 1:
-        return [each]
-    found = []
-    base, first = each.files[0].first or 0 if each.files else 0, each.first
-    step = (each.end - each.first) / parts
+    in_files = [
+        each
+        for each, wanted in zip(slices, parts, strict=True)
+        if wanted > 1 and len(each.files) == 1
+    ]
+    groups = iter(row_groups(in_files) if in_files else ())
+    for each, wanted in zip(slices, parts, strict=True):
+        if wanted > 1 and len(each.files) == 1:
+            yield _cut_file(each, wanted, next(groups))
+        elif wanted > 1 and each.source is Source.BROKER:
+            yield _cut_range(each, wanted)
+        else:
+            yield [each]
+
+
+def _cut_file(each: Slice, parts: int, groups: Sequence[RowGroup]) -> list[Slice]:
+    """Cut between row groups, and only where none has offsets on both sides.
+
+    So no row is decoded twice. A file that another engine wrote out of order stays whole.
+    """
+    borders: list[tuple[int, int]] = []  # an offset, and how many rows lie below it
+    rows, reach = 0, each.first - 1
+    for group in sorted(groups, key=lambda group: group.first):
+        if each.first < group.first < each.end and reach < group.first:
+            borders.append((group.first, rows))
+        reach = max(reach, group.last)
+        if each.first <= group.last and group.first < each.end:
+            rows += group.rows
+    cuts = set()
     for number in range(1, parts):
-        groups = round((each.first + number * step - base) / limits.ROW_GROUP_ROWS)
-        at = base + groups * limits.ROW_GROUP_ROWS
-        if first < at < each.end:
-            found.append(msgspec.structs.replace(each, first=first, end=at))
-            first = at
-    return [*found, msgspec.structs.replace(each, first=first)]
+        if borders:
+            wanted = number * rows / parts
+            cuts.add(min(borders, key=lambda border: abs(border[1] - wanted))[0])
+    return _pieces(each, sorted(cuts))
+
+
+def _cut_range(each: Slice, parts: int) -> list[Slice]:
+    """Cut at offsets where files of ours begin a row group, if nothing is missing."""
+    step = (each.end - each.first) / parts
+    unit = limits.ROW_GROUP_ROWS
+    cuts = {round((each.first + number * step) / unit) * unit for number in range(1, parts)}
+    return _pieces(each, sorted(at for at in cuts if each.first < at < each.end))
+
+
+def _pieces(each: Slice, cuts: Sequence[int]) -> list[Slice]:
+    bounds = [each.first, *cuts, each.end]
+    return [
+        msgspec.structs.replace(each, first=first, end=end)
+        for first, end in itertools.pairwise(bounds)
+    ]
 
 
 # ------------------------------------------------------------------------------ bytes

@@ -5,7 +5,8 @@ A view belongs to one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import msgspec
@@ -14,8 +15,8 @@ from sparklog import consumeroffsets, errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_since, read_slice
-from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.storage.read import first_since, read_slice, row_groups
+from sparklog.storage.snapshot import RowGroup, Slice, TableSnapshot
 
 
 class TopicView(msgspec.Struct, frozen=True):
@@ -63,6 +64,9 @@ class View(Protocol):
     def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
         """What holds the offsets of a range that exists."""
 
+    def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
+        """The row groups of the one file of each slice; none where they are not known."""
+
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         """The least offset of a record that is not older; None: there is none."""
 
@@ -103,6 +107,18 @@ class RootView:
     def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
         assert self._follower is not None
         return self._follower.plan(topic, self._snapshots[topic], partition, first, end)
+
+    def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
+        if self._store.is_local or len(slices) < 2:
+            return [self._row_groups(each) for each in slices]
+        with ThreadPoolExecutor(limits.READ_THREADS) as threads:
+            return list(threads.map(self._row_groups, slices))
+
+    def _row_groups(self, piece: Slice) -> Sequence[RowGroup]:
+        try:
+            return row_groups(self._store, piece)
+        except (ObjectMissing, errors.Corrupt):
+            return ()  # the task that reads it plans again, or names what is wrong
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         assert self._follower is not None

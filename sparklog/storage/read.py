@@ -4,25 +4,33 @@ Names in a slice are hints. `ObjectMissing` from here means that the slice's fil
 compacted or trimmed since it was planned: plan the same offsets again. The readers trust offsets
 and statistics only, never a file's name or inner order: another engine may have rewritten it. They
 check what each page says of its own bytes, as far as its writer has told.
+
+Another engine's files may be large, and in no order. Only row groups that hold offsets of the slice
+are decoded, by batches, and only as far as the last of them; rows in no order are sorted in bounded
+memory (`storage.sorting`).
 """
 
 from __future__ import annotations
 
+import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
 from sparklog.record import ROW_SCHEMA, rows
-from sparklog.storage import wal
+from sparklog.storage import sorting, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.plan import latest_timestamp_us
-from sparklog.storage.snapshot import Slice, Source, TableFile
+from sparklog.storage.snapshot import RowGroup, Slice, Source, TableFile
 from sparklog.storage.table import data_path
 
 
@@ -32,20 +40,25 @@ def read_slice(
     *,
     columns: Sequence[str] | None = None,
     batch_rows: int = limits.SCAN_BATCH_ROWS,
+    wants_all: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Batches of `ROW_SCHEMA`, or of `columns` in their order, with offsets in `piece`'s range.
 
-    Raises `ObjectMissing` (plan again) and `CorruptObject` (naming object and check).
+    Args:
+        wants_all: the caller will take all batches. Otherwise rows in no order are sorted a few at
+            a time, and more each time, so that the first of them cost little.
+
+    Raises `ObjectMissing` (plan again) and `CorruptObject` (naming object and check), and
+    `StorageUnavailable` where what does not fit into memory cannot be put aside.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
     if piece.source is Source.WAL:
         whole = _read_entry(store, piece)
         for start in range(0, whole.num_rows, batch_rows):
             yield whole.slice(start, batch_rows).select(wanted)
-    elif len(piece.files) == 1:
-        yield from _read_file(store, piece, piece.files[0], wanted, batch_rows)
     else:
-        yield from _merge_files(store, piece, wanted, batch_rows)
+        with _Files(store, piece) as files:
+            yield from _read_files(files, piece, wanted, batch_rows, wants_all)
 
 
 def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
@@ -83,46 +96,271 @@ def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:
     return batch.slice(piece.first - entry.base_offset, piece.end - piece.first)
 
 
-def _read_file(
-    store: Store, piece: Slice, file: TableFile, columns: list[str], batch_rows: int
+def row_groups(store: Store, piece: Slice) -> list[RowGroup]:
+    """The row groups of the slice's one file; none where it does not tell their offsets.
+
+    Raises `ObjectMissing` and `CorruptObject`.
+    """
+    (file,) = piece.files
+    with _Files(store, piece) as files, files.reading(file) as parquet:
+        found = []
+        for number in range(parquet.metadata.num_row_groups):
+            bounds = _bounds(parquet.metadata, number)
+            if bounds is None:
+                return []
+            rows = parquet.metadata.row_group(number).num_rows
+            found.append(RowGroup(first=bounds[0], last=bounds[1], rows=rows))
+        return found
+
+
+def _read_files(
+    files: _Files, piece: Slice, columns: list[str], batch_rows: int, wants_all: bool
 ) -> Iterator[pa.RecordBatch]:
-    """One file in offset order; row groups outside the slice are skipped, other rows cut off.
+    """Files in offset order; row groups outside the slice are skipped, other rows cut off.
 
     The offsets are read first: they tell where to cut, and whether the file is in order at all.
     """
-    stored = [name for name in dict.fromkeys(columns) if name != "partition"]
-    with _opened(store, piece, file) as parquet:
-        groups = _row_groups(parquet, piece)
-        offsets = arrow.as_numpy(parquet.read_row_groups(groups, columns=["offset"])["offset"])
-        if not _rises(offsets):
-            yield from _merge_files(store, piece, columns, batch_rows)
-            return
-        low = int(np.searchsorted(offsets, piece.first))
-        high = int(np.searchsorted(offsets, piece.end))
-        at = 0
-        for batch in parquet.iter_batches(
-            batch_size=min(batch_rows, _light_rows(parquet.metadata, groups)),
-            row_groups=groups,
-            columns=stored or ["offset"],
-        ):
-            first, last = max(low - at, 0), min(high - at, batch.num_rows)
-            at += batch.num_rows
-            if first < last:
-                yield _shape(batch.slice(first, last - first), piece.partition, columns)
-
-
-@contextmanager
-def _opened(store: Store, piece: Slice, file: TableFile) -> Iterator[pq.ParquetFile]:
-    """The file, and what goes wrong with it by its name. Spark writes times as INT96, in ns."""
-    path = data_path(piece.topic, file)
-    try:
-        with store.open(path) as source:
-            parquet = pq.ParquetFile(
-                source,
-                pre_buffer=not store.is_local,
-                page_checksum_verification=True,
-                coerce_int96_timestamp_unit="us",
+    groups = [group for file in piece.files for group in _groups(files, file, piece)]
+    if len(piece.files) == 1 and _are_in_order(groups):
+        if groups:
+            yield from _stream(files, piece, groups, columns, batch_rows)
+        return
+    names = list(dict.fromkeys(["offset", *columns]))
+    for first, end in [(piece.first, piece.end)] if wants_all else _steps(piece, batch_rows):
+        inside = groups
+        if (first, end) != (piece.first, piece.end):
+            part = msgspec.structs.replace(piece, first=first, end=end)
+            inside = [found for file in piece.files for found in _groups(files, file, part)]
+        parts = [
+            sorting.Part(
+                first=group.first,
+                last=group.last,
+                rises=group.rises,
+                read=partial(_read_group, files, group, piece.partition, names, first, end),
             )
+            for group in inside
+        ]
+        for batch in sorting.in_order(parts, batch_rows=batch_rows):
+            yield batch if names == columns else batch.select(columns)
+
+
+def _steps(piece: Slice, batch_rows: int) -> Iterator[tuple[int, int]]:
+    """Parts of the slice's range, each some times as long as the one before."""
+    first, span = piece.first, max(batch_rows, limits.SORT_FIRST_ROWS)
+    while first < piece.end:
+        end = min(first + span, piece.end)
+        yield first, end
+        first, span = end, span * limits.SORT_GROWS
+
+
+# ------------------------------------------------------------------------------ offsets
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Group:
+    """A row group, and which of its rows have offsets of a slice."""
+
+    file: TableFile
+    number: int
+    low: int
+    """The first row that has one."""
+    high: int
+    """The row after the last that has one."""
+    first: int
+    """The least offset of them."""
+    last: int
+    """The greatest."""
+    rises: bool
+    """Whether the offsets rise from row to row."""
+    is_whole: bool
+    """Whether every row from `low` to `high` has one."""
+
+
+def _groups(files: _Files, file: TableFile, piece: Slice) -> list[_Group]:
+    """The row groups of a file that hold offsets of the slice. The offsets are all that is read."""
+    found = []
+    with files.reading(file) as parquet:
+        metadata = parquet.metadata
+        for numbers in _runs(metadata, _row_groups(parquet, piece)):
+            column = parquet.read_row_groups(numbers, columns=["offset"])["offset"]
+            offsets = arrow.as_numpy(column.cast(pa.int64()))
+            at = 0
+            for number in numbers:
+                rows = metadata.row_group(number).num_rows
+                group = _group(file, number, offsets[at : at + rows], piece)
+                at += rows
+                if group is not None:
+                    found.append(group)
+    return found
+
+
+def _runs(metadata: pq.FileMetaData, numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Row groups whose offsets are read at the same time."""
+    run: list[int] = []
+    rows = 0
+    for number in numbers:
+        more = metadata.row_group(number).num_rows
+        if run and rows + more > limits.SORT_OFFSETS_ROWS:
+            yield run
+            run, rows = [], 0
+        run.append(number)
+        rows += more
+    if run:
+        yield run
+
+
+def _group(
+    file: TableFile, number: int, offsets: npt.NDArray[np.int64], piece: Slice
+) -> _Group | None:
+    """None if no row is in the slice."""
+    if _rises(offsets):
+        low, high = (int(at) for at in np.searchsorted(offsets, [piece.first, piece.end]))
+        if low == high:
+            return None
+        first, last, rises, is_whole = int(offsets[low]), int(offsets[high - 1]), True, True
+    else:
+        inside = np.flatnonzero((offsets >= piece.first) & (offsets < piece.end))
+        if not len(inside):
+            return None
+        low, high = int(inside[0]), int(inside[-1]) + 1
+        wanted = offsets[inside]
+        first, last = int(wanted.min()), int(wanted.max())
+        rises, is_whole = _rises(wanted), len(inside) == high - low
+    return _Group(
+        file=file,
+        number=number,
+        low=low,
+        high=high,
+        first=first,
+        last=last,
+        rises=rises,
+        is_whole=is_whole,
+    )
+
+
+def _are_in_order(groups: Sequence[_Group]) -> bool:
+    return all(group.rises and group.is_whole for group in groups) and all(
+        before.last < after.first for before, after in itertools.pairwise(groups)
+    )
+
+
+def _rises(offsets: npt.NDArray[np.int64]) -> bool:
+    return bool(np.all(offsets[1:] > offsets[:-1]))
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def _stream(
+    files: _Files, piece: Slice, groups: Sequence[_Group], columns: list[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Rows of one file as they stand, which are in order."""
+    with files.reading(groups[0].file) as parquet:
+        numbers = [group.number for group in groups]
+        before = sum(parquet.metadata.row_group(number).num_rows for number in numbers[:-1])
+        yield from _decoded(
+            parquet,
+            numbers,
+            groups[0].low,
+            before + groups[-1].high,
+            partition=piece.partition,
+            columns=columns,
+            batch_rows=batch_rows,
+        )
+
+
+def _read_group(
+    files: _Files, group: _Group, partition: int, columns: list[str], first: int, end: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one row group that are in the range, as they stand."""
+    with files.reading(group.file) as parquet:
+        for batch in _decoded(
+            parquet,
+            [group.number],
+            group.low,
+            group.high,
+            partition=partition,
+            columns=columns,
+            batch_rows=limits.ROW_GROUP_ROWS,
+        ):
+            if group.is_whole:
+                yield batch
+            else:
+                offsets = arrow.as_numpy(batch.column("offset"))
+                inside = batch.filter(arrow.booleans((offsets >= first) & (offsets < end)))
+                if inside.num_rows:
+                    yield inside
+
+
+def _decoded(
+    parquet: pq.ParquetFile,
+    groups: list[int],
+    low: int,
+    high: int,
+    *,
+    partition: int,
+    columns: list[str],
+    batch_rows: int,
+) -> Iterator[pa.RecordBatch]:
+    """Rows `low` to `high` of the row groups; nothing is decoded after them."""
+    stored = [name for name in dict.fromkeys(columns) if name != "partition"]
+    at = 0
+    for batch in parquet.iter_batches(
+        batch_size=min(batch_rows, _light_rows(parquet.metadata, groups)),
+        row_groups=groups,
+        columns=stored or ["offset"],
+    ):
+        first, last = max(low - at, 0), min(high - at, batch.num_rows)
+        at += batch.num_rows
+        if first < last:
+            yield _shape(batch.slice(first, last - first), partition, columns)
+        if at >= high:
+            return
+
+
+# ------------------------------------------------------------------------------ files
+
+
+class _Files:
+    """The files of a slice, each opened when it is read, and a bounded number at a time."""
+
+    def __init__(self, store: Store, piece: Slice) -> None:
+        self._store = store
+        self._topic = piece.topic
+        self._open: OrderedDict[str, tuple[ExitStack, pq.ParquetFile]] = OrderedDict()
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stack, _ in self._open.values():
+            stack.close()
+
+    @contextmanager
+    def reading(self, file: TableFile) -> Iterator[pq.ParquetFile]:
+        """The file, and what goes wrong with it by its name."""
+        path = data_path(self._topic, file)
+        try:
+            yield self._opened(path, file)
+        except errors.SparklogError:
+            raise
+        except FileNotFoundError as error:
+            raise ObjectMissing(path) from error
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            check = f"is no whole data file: {error}"
+            raise errors.CorruptObject(path=path, check=check) from error
+
+    def _opened(self, path: str, file: TableFile) -> pq.ParquetFile:
+        known = self._open.get(path)
+        if known is not None:
+            self._open.move_to_end(path)
+            return known[1]
+        while len(self._open) >= limits.FILES_OPEN:
+            _, (oldest, _) = self._open.popitem(last=False)
+            oldest.close()
+        with ExitStack() as stack:
+            source = stack.enter_context(self._store.open(path))
+            parquet = _parquet(source, is_local=self._store.is_local)
             if "offset" not in parquet.schema_arrow.names:
                 raise errors.CorruptObject(path=path, check="has no column 'offset'")
             count = parquet.metadata.num_rows
@@ -130,35 +368,67 @@ def _opened(store: Store, piece: Slice, file: TableFile) -> Iterator[pq.ParquetF
                 raise errors.CorruptObject(
                     path=path, check=f"holds {count} rows, and the table's log says {file.rows}"
                 )
-            yield parquet
-    except errors.SparklogError:
-        raise
-    except FileNotFoundError as error:
-        raise ObjectMissing(path) from error
-    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-        raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
+            self._open[path] = stack.pop_all(), parquet
+        return parquet
+
+
+def _parquet(source: pa.NativeFile, *, is_local: bool) -> pq.ParquetFile:
+    """Spark writes times as INT96, in ns. Columns of large row groups are read as they are used."""
+
+    def opened(
+        *, pre_buffer: bool, buffer_size: int = 0, metadata: pq.FileMetaData | None = None
+    ) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            source,
+            metadata=metadata,
+            buffer_size=buffer_size,
+            pre_buffer=pre_buffer,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit="us",
+        )
+
+    found = opened(pre_buffer=not is_local)
+    metadata = found.metadata
+    if any(_is_large(metadata.row_group(each)) for each in range(metadata.num_row_groups)):
+        size = limits.BUFFER_BYTES if is_local else limits.BUFFER_REMOTE_BYTES
+        return opened(pre_buffer=False, buffer_size=size, metadata=metadata)
+    return found
+
+
+def _is_large(group: pq.RowGroupMetaData) -> bool:
+    return any(
+        group.column(index).total_compressed_size > limits.BUFFERED_GROUP_BYTES
+        for index in range(group.num_columns)
+    )
 
 
 def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
-    """Row groups that may hold offsets of the slice, by their statistics.
+    """Row groups that may hold offsets of the slice, by their statistics."""
+    found = []
+    for number in range(parquet.metadata.num_row_groups):
+        bounds = _bounds(parquet.metadata, number)
+        if bounds is None or (bounds[0] < piece.end and bounds[1] >= piece.first):
+            found.append(number)
+    return found
+
+
+def _bounds(metadata: pq.FileMetaData, number: int) -> tuple[int, int] | None:
+    """The least and greatest offset of a row group; None where that is not known.
 
     A footer has no checksum: statistics that leave too few offsets for the rows do not count.
     """
-    metadata = parquet.metadata
-    leaves = {metadata.schema.column(i).path: i for i in range(metadata.num_columns)}
-    index = leaves["offset"]
-    found = []
-    for number in range(metadata.num_row_groups):
-        group = metadata.row_group(number)
-        statistics = group.column(index).statistics
-        if (
-            statistics is None
-            or not statistics.has_min_max
-            or statistics.max - statistics.min + 1 < group.num_rows
-            or (statistics.min < piece.end and statistics.max >= piece.first)
-        ):
-            found.append(number)
-    return found
+    group = metadata.row_group(number)
+    statistics = group.column(_offset_leaf(metadata)).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    if statistics.max - statistics.min + 1 < group.num_rows:
+        return None
+    return statistics.min, statistics.max
+
+
+def _offset_leaf(metadata: pq.FileMetaData) -> int:
+    leaves = (metadata.schema.column(index).path for index in range(metadata.num_columns))
+    return next(index for index, path in enumerate(leaves) if path == "offset")
 
 
 def _light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
@@ -167,30 +437,6 @@ def _light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
     size_bytes = sum(group.total_byte_size for group in found)
     rows = sum(group.num_rows for group in found)
     return max(limits.FILE_BATCH_BYTES * rows // max(size_bytes, 1), 1)
-
-
-def _merge_files(
-    store: Store, piece: Slice, columns: list[str], batch_rows: int
-) -> Iterator[pa.RecordBatch]:
-    """Files out of order or overlapping: rare (another engine wrote them), so sorted in memory."""
-    names = list(dict.fromkeys(["offset", *columns]))
-    batches = []
-    for file in piece.files:
-        with _opened(store, piece, file) as parquet:
-            found = parquet.read(columns=names).to_batches()
-            batches += [_shape(batch, piece.partition, names) for batch in found]
-    table = pa.Table.from_batches(batches, schema=_schema(names))
-    inside = pc.and_(
-        pc.greater_equal(table["offset"], arrow.number(piece.first, pa.int64())),
-        pc.less(table["offset"], arrow.number(piece.end, pa.int64())),
-    )
-    ordered = table.filter(inside).sort_by("offset").combine_chunks()
-    for batch in ordered.to_batches(max_chunksize=batch_rows):
-        yield _shape(batch, piece.partition, columns)
-
-
-def _rises(offsets: npt.NDArray[np.int64]) -> bool:
-    return bool(np.all(offsets[1:] > offsets[:-1]))
 
 
 def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:

@@ -55,6 +55,15 @@ class TableFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """A part of a data file that is read as a whole; both bounds of its offsets are included."""
+
+    first: int
+    last: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableSnapshot:
     """A topic's table at one Delta version.
 

@@ -21,7 +21,16 @@ from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
-from sparklog.storage.snapshot import Slice, Source, TableFile
+from sparklog.storage.snapshot import (
+    Entry,
+    Kind,
+    Located,
+    RowGroup,
+    Slice,
+    Source,
+    TableFile,
+    WalPosition,
+)
 from tests.support.roots import payload
 from tests.support.worlds import World, position
 
@@ -71,7 +80,8 @@ def test_any_split_of_a_range_gives_the_same_rows(
     for step in later:
         take(step)
     for partition, first, last, slices in planned:
-        read = [row for task in tasks.pack(slices, cores=cores) for row in world.read(task)]
+        packed = tasks.pack(slices, parallelism=cores, row_groups=planner.row_groups)
+        read = [row for task in packed for row in world.read(task)]
         assert read == world.rows(partition, first, last)
 
 
@@ -87,7 +97,7 @@ def test_many_small_entries_are_read_as_one_batch() -> None:
         world.append(1)
     slices = world.planner().slices({}, world.planner().latest())
     assert len(slices) == 100
-    (task,) = tasks.pack(slices, cores=8)
+    (task,) = tasks.pack(slices, parallelism=8, row_groups=dense)
     scan = world.scan()
     assert [batch.num_rows for batch in scan.batches(task)] == [100]
 
@@ -419,25 +429,42 @@ def test_another_source_s_checkpoint_is_refused(stored: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------ tasks
 
 
-def file_slice(first: int, end: int, bytes_per_row: int = 100) -> Slice:
-    """A whole file of rows with those offsets."""
+def file_slice(
+    first: int, end: int, bytes_per_row: int = 100, *, partition: int = 0, every: int = 1
+) -> Slice:
+    """A whole file of rows with those offsets, or of every so many of them."""
     file = TableFile(
-        path=f"partition=0/{first}.parquet",
-        partition=0,
-        size_bytes=(end - first) * bytes_per_row,
-        rows=end - first,
+        path=f"partition={partition}/{first}.parquet",
+        partition=partition,
+        size_bytes=(end - first) // every * bytes_per_row,
+        rows=(end - first) // every,
         first=first,
         last=end - 1,
     )
     return Slice(
         topic="t",
         topic_id="id",
-        partition=0,
+        partition=partition,
         first=first,
         end=end,
         source=Source.FILES,
         files=(file,),
     )
+
+
+def dense(slices: Sequence[Slice]) -> list[list[RowGroup]]:
+    """The row groups of files of ours that lack no offset."""
+    return [
+        [
+            RowGroup(
+                first=at,
+                last=min(at + limits.ROW_GROUP_ROWS, each.end) - 1,
+                rows=min(limits.ROW_GROUP_ROWS, each.end - at),
+            )
+            for at in range(each.first, each.end, limits.ROW_GROUP_ROWS)
+        ]
+        for each in slices
+    ]
 
 
 @settings(deadline=None)
@@ -450,7 +477,11 @@ def test_tasks_hold_every_offset_once(rows: list[int], cores: int, least: int | 
     """However slices are cut and dealt out, their offsets follow one another as before."""
     bounds = [0, *itertools.accumulate(rows)]
     slices = [file_slice(first, end) for first, end in itertools.pairwise(bounds)]
-    dealt = [each for task in tasks.pack(slices, cores=cores, least=least) for each in task]
+    dealt = [
+        each
+        for task in tasks.pack(slices, parallelism=cores, row_groups=dense, least=least)
+        for each in task
+    ]
     assert [each.first for each in dealt] == [0, *(each.end for each in dealt[:-1])]
     assert dealt[-1].end == bounds[-1]
     assert all(each.first < each.end for each in dealt)
@@ -458,7 +489,7 @@ def test_tasks_hold_every_offset_once(rows: list[int], cores: int, least: int | 
 
 def test_a_large_scan_keeps_every_core_busy() -> None:
     """A big file is cut at its row groups to tasks of like size, two for each core at least."""
-    dealt = tasks.pack([file_slice(0, 10_000_000)], cores=4)
+    dealt = tasks.pack([file_slice(0, 10_000_000)], parallelism=4, row_groups=dense)
     assert len(dealt) >= 8
     sizes = [sum(each.end - each.first for each in task) for task in dealt]
     assert max(sizes) < 1.5 * min(sizes)
@@ -468,8 +499,8 @@ def test_a_large_scan_keeps_every_core_busy() -> None:
 def test_a_small_scan_is_one_task() -> None:
     """What is read in a moment is not worth a second worker."""
     slices = [file_slice(at, at + 100) for at in range(0, 1_000, 100)]
-    assert len(tasks.pack(slices, cores=8)) == 1
-    assert tasks.pack([], cores=8) == []
+    assert len(tasks.pack(slices, parallelism=8, row_groups=dense)) == 1
+    assert tasks.pack([], parallelism=8, row_groups=dense) == []
 
 
 @given(
@@ -483,7 +514,7 @@ def test_no_task_has_more_records_than_allowed(
     """maxRecordsPerPartition is exact, and no offset is lost or read twice by it."""
     bounds = [0, *itertools.accumulate(rows)]
     slices = [file_slice(first, end) for first, end in itertools.pairwise(bounds)]
-    dealt = tasks.pack(slices, cores=2, least=least, most_records=most)
+    dealt = tasks.pack(slices, parallelism=2, row_groups=dense, least=least, most_records=most)
     assert all(sum(each.end - each.first for each in task) <= most for task in dealt)
     flat = [(each.first, each.end) for task in dealt for each in task]
     assert flat[0][0] == 0
@@ -494,4 +525,116 @@ def test_no_task_has_more_records_than_allowed(
 def test_the_user_may_ask_for_more_tasks() -> None:
     """minPartitions goes beyond what the driver's cores say, as far as slices can be cut."""
     slices = [file_slice(at, at + 100) for at in range(0, 1_000, 100)]
-    assert len(tasks.pack(slices, cores=1, least=5)) == 5
+    assert len(tasks.pack(slices, parallelism=1, row_groups=dense, least=5)) == 5
+
+
+def entry_slice(first: int, end: int, partition: int = 0) -> Slice:
+    """A small entry of the log."""
+    entry = Entry(
+        kind=Kind.RECORDS, base_offset=first, count=end - first, length=100 * (end - first)
+    )
+    located = Located(entry, WalPosition(0, 1, first), 0)
+    return Slice(
+        topic="t",
+        topic_id="id",
+        partition=partition,
+        first=first,
+        end=end,
+        source=Source.WAL,
+        entry=located,
+    )
+
+
+def offsets_of(dealt: Sequence[Sequence[Slice]]) -> list[list[tuple[int, int, int]]]:
+    """(partition, first, end) of what each task reads."""
+    return [[(each.partition, each.first, each.end) for each in task] for task in dealt]
+
+
+@given(
+    st.lists(st.integers(1, 3_000_000), min_size=1, max_size=9),
+    st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    st.integers(1, 8),
+    st.data(),
+)
+def test_a_partition_of_a_micro_batch_is_one_task(
+    sizes: list[int], files: list[int], cores: int, data: st.DataObject
+) -> None:
+    """However large it is, and in order, unless the user asks for more tasks than partitions."""
+    slices = []
+    for partition, (size, count) in enumerate(zip(sizes, files, strict=False)):
+        slices += [
+            file_slice(number * size, (number + 1) * size, partition=partition)
+            for number in range(count)
+        ]
+        slices.append(entry_slice(count * size, count * size + 3, partition))
+    partitions = len({each.partition for each in slices})
+    least = data.draw(st.none() | st.integers(1, partitions))
+    dealt = tasks.pack_in_order(slices, parallelism=cores, row_groups=dense, least=least)
+    assert all(dealt)
+    assert (least or 1) <= len(dealt) <= partitions
+    for partition in range(partitions):
+        (mine,) = [
+            [each for each in task if each.partition == partition]
+            for task in dealt
+            if any(each.partition == partition for each in task)
+        ]
+        assert mine == [each for each in slices if each.partition == partition]
+
+
+def test_partitions_of_a_micro_batch_are_cut_where_the_user_asks_for_it() -> None:
+    """minPartitions beyond the partitions, or maxRecordsPerPartition; not a few small entries."""
+    large = [file_slice(0, 5_000_000, partition=number) for number in range(2)]
+    assert offsets_of(tasks.pack_in_order(large, parallelism=8, row_groups=dense)) == [
+        [(0, 0, 5_000_000)],
+        [(1, 0, 5_000_000)],
+    ]
+    cut = tasks.pack_in_order(large, parallelism=8, row_groups=dense, least=6)
+    assert len(cut) >= 6
+    limited = tasks.pack_in_order(large, parallelism=8, row_groups=dense, most_records=2_000_000)
+    assert max(sum(end - first for _, first, end in task) for task in offsets_of(limited)) <= 2e6
+    small = [entry_slice(0, 10, partition=number) for number in range(64)]
+    assert len(tasks.pack_in_order(small, parallelism=8, row_groups=dense)) == 1
+
+
+def test_tasks_are_sized_by_rows_and_not_by_offsets() -> None:
+    """Where keys were compacted, a span of offsets holds few rows: that is one small task."""
+    compacted = [file_slice(0, 100_000_000, every=1_000_000)]
+    assert len(tasks.pack(compacted, parallelism=8, row_groups=dense)) == 1
+    assert len(tasks.pack(compacted, parallelism=8, row_groups=dense, most_records=100)) == 1
+    beside = [*compacted, file_slice(100_000_000, 104_000_000)]
+    dealt = tasks.pack(beside, parallelism=2, row_groups=dense)
+    assert [len(task) for task in dealt] == [2, 1, 1, 1]  # the first row is no quarter of all
+    rows = [sum(each.end - max(each.first, 100_000_000) for each in task) for task in dealt]
+    assert max(rows[1:]) < 1.5 * min(rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("groups", "expected"),
+    [
+        # In order: cut between groups, into shares of like many rows.
+        ([(0, 99, 100), (100, 199, 100), (200, 299, 100), (300, 399, 100)], [100, 200, 300]),
+        # Whole runs out of order.
+        ([(300, 399, 100), (100, 199, 100), (200, 299, 100), (0, 99, 100)], [100, 200, 300]),
+        # All over the file: nothing may be cut.
+        ([(0, 399, 100), (1, 390, 100), (2, 395, 100), (3, 398, 100)], []),
+        # Two halves, each in no order.
+        ([(0, 199, 100), (200, 399, 100), (1, 150, 100), (201, 360, 100)], [200]),
+        # Most rows at the end.
+        ([(0, 9, 10), (10, 19, 10), (20, 399, 380)], [20]),
+        ([], []),
+    ],
+)
+def test_a_file_is_cut_where_no_row_group_has_both_sides(
+    groups: list[tuple[int, int, int]], expected: list[int]
+) -> None:
+    """So no row is decoded twice, whatever order another engine has left."""
+    file = file_slice(0, 400, bytes_per_row=10_000_000)
+
+    def told(slices: Sequence[Slice]) -> list[list[RowGroup]]:
+        assert slices == [file]
+        return [[RowGroup(first=first, last=last, rows=rows) for first, last, rows in groups]]
+
+    dealt = tasks.pack([file], parallelism=2, row_groups=told, least=4)
+    found = [each for task in offsets_of(dealt) for each in task]
+    bounds = [0, *expected, 400]
+    assert found == [(0, first, end) for first, end in itertools.pairwise(bounds)]

@@ -164,7 +164,13 @@ def test_rewrites_change_no_row(
         bounds = [0, *sorted(cut for cut in cuts if cut < end), end]
         for first, last in itertools.pairwise(bounds):
             slices = world.range(planner, partition, first, last)
-            packed = tasks.pack(slices, cores=cores, least=least, most_records=most)
+            packed = tasks.pack(
+                slices,
+                parallelism=cores,
+                row_groups=planner.row_groups,
+                least=least,
+                most_records=most,
+            )
             planned.append((partition, first, last, packed))
     to_come = iter(after)
     for partition, first, last, packed in planned:

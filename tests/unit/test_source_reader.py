@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
@@ -15,6 +18,7 @@ from sparklog.sources.stream import StreamReader
 from tests.support.roots import payload
 from tests.support.worlds import WatchedClock, World
 
+LATE = {"startingOffsetsByTimestampStrategy": "latest"}
 GIVEN = {"root": "memory://x", "subscribe": "a"}
 
 
@@ -22,6 +26,11 @@ def stream_of(world: World, clock: ManualClock, **changes: str) -> StreamReader:
     """A stream from the beginning of the world's topic, which looks as often as it is asked."""
     given = {"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"}
     return StreamReader(parse(given | {"pollInterval": "0ms"} | changes), world.scan(), clock)
+
+
+def where(position: dict[str, Any]) -> dict[str, Any]:
+    """The offsets of a position, which has another text as the end of the first batch."""
+    return {topic: each["offsets"] for topic, each in position.items()}
 
 
 def test_an_idle_stream_waits_longer_and_longer() -> None:
@@ -32,7 +41,7 @@ def test_an_idle_stream_waits_longer_and_longer() -> None:
     waits = []
     for _ in range(50):
         began = clock.monotonic()
-        assert stream.latestOffset(start, ReadAllAvailable()) == start
+        assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
         waits.append(clock.monotonic() - began)
         clock.advance(0.1)
     assert waits == pytest.approx(sorted(waits))
@@ -46,14 +55,14 @@ def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock, pollInterval="500ms")
     start = stream.initialOffset()
-    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
     for _ in range(5):
         clock.advance(0.1)
-        assert stream.latestOffset(start, ReadAllAvailable()) == start
+        assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
     assert clock.slept_seconds == pytest.approx([0.4] * 5)
     world.append(1)
     clock.advance(0.6)
-    assert stream.latestOffset(start, ReadAllAvailable()) != start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
     assert len(clock.slept_seconds) == 5
 
 
@@ -65,7 +74,7 @@ def test_what_comes_while_a_stream_waits_is_given_at_once() -> None:
     start = stream.initialOffset()
     end = stream.latestOffset(start, ReadAllAvailable())
     assert end["t"]["offsets"] == {"0": 3, "1": 0}
-    assert stream.reportLatestOffset() == end
+    assert where(stream.reportLatestOffset() or {}) == where(end)
 
 
 def test_a_stream_takes_no_more_than_its_limit() -> None:
@@ -145,10 +154,10 @@ def test_a_long_poll_interval_holds_no_query_up() -> None:
     start = stream.initialOffset()
     stream.latestOffset(start, ReadAllAvailable())
     world.append(1)
-    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
     assert clock.slept_seconds == [limits.POLL_BLOCKS_SECONDS]
     clock.advance(600)
-    assert stream.latestOffset(start, ReadAllAvailable()) != start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
 
 
 def fail(self: Planner, *, anew: bool = False) -> None:
@@ -164,10 +173,10 @@ def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPa
     world.append(1)
     refresh = Planner.refresh
     monkeypatch.setattr(Planner, "refresh", fail)
-    assert stream.latestOffset(start, ReadAllAvailable()) == start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == where(start)
     assert sum(clock.slept_seconds) >= limits.SPARK_PATIENCE_SECONDS
     monkeypatch.setattr(Planner, "refresh", refresh)
-    assert stream.latestOffset(start, ReadAllAvailable()) != start
+    assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
 
 
 def test_available_now_does_not_end_for_a_store_that_does_not_answer(
@@ -256,3 +265,95 @@ def test_a_batch_that_ends_before_it_starts_is_refused() -> None:
     reader = datasource.batch_reader(options, StructType().add("offset", "long"))
     with pytest.raises(errors.BadOption, match="t-0 would end before it starts, at 3"):
         reader.partitions()
+
+
+# ------------------------------------------------------------------------------ the first batch
+
+
+def rows_between(world: World, start: dict[str, Any], end: dict[str, Any], **changes: str) -> Any:
+    """The places that a micro-batch reads, in a process that Spark has just started."""
+    reader = stream_of(world, WatchedClock(), **changes)
+    tasks_of_batch = reader.partitions(start, end)
+    batches = [batch for task in tasks_of_batch for batch in reader.read(task)]
+    return sorted(
+        place
+        for batch in batches
+        for place in zip(
+            batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), strict=True
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"startingOffsets": "latest"}, (5, 5)),
+        ({"startingOffsets": '{"t": {"0": -1, "1": 2}}'}, (5, 2)),
+        ({"startingOffsets": "group", "group.id": "g"}, (1, 4)),
+        ({"startingTimestamp": "99999999999999"} | LATE, (5, 5)),
+        ({"startingOffsets": "earliest"}, (0, 0)),
+    ],
+)
+def test_a_first_batch_that_is_repeated_begins_where_it_began(
+    options: dict[str, str], start: tuple[int, int]
+) -> None:
+    """After a failure or a restart Spark asks again where to begin, and gets another answer."""
+    world = World()
+    world.append(5, 5)
+    world.commit("g", {0: 1, 1: 4})
+    reader = stream_of(world, WatchedClock(), **options)
+    began = reader.initialOffset()
+    world.append(3, 2)
+    end = reader.latestOffset(began, ReadAllAvailable())
+    assert (end["t"]["offsets"], began["t"]["offsets"]) == (
+        {"0": 8, "1": 7},
+        {str(number): offset for number, offset in enumerate(start)},
+    )
+
+    world.append(4, 4)
+    world.commit("g", {0: 12, 1: 11})
+    again = stream_of(world, WatchedClock(), **options).initialOffset()
+    expected = [(0, offset) for offset in range(start[0], 8)]
+    expected += [(1, offset) for offset in range(start[1], 7)]
+    assert rows_between(world, again, end, **options) == expected
+    # The next batch begins at the end of the first, and no text but a new position makes one.
+    reader = stream_of(world, WatchedClock(), **options)
+    after = reader.latestOffset(end, ReadAllAvailable())
+    assert rows_between(world, end, after) == [
+        *((0, offset) for offset in range(8, 12)),
+        *((1, offset) for offset in range(7, 11)),
+    ]
+    assert reader.latestOffset(after, ReadAllAvailable()) == after
+
+
+def test_the_end_of_an_empty_first_batch_is_one_position() -> None:
+    """While nothing comes, Spark plans no other batch; and what was empty stays so when repeated."""
+    world = World()
+    world.append(2, 2)
+    reader = stream_of(world, WatchedClock(), startingOffsets="latest")
+    began = reader.initialOffset()
+    end = reader.latestOffset(began, ReadAllAvailable())
+    assert json.dumps(reader.latestOffset(end, ReadAllAvailable())) == json.dumps(end)
+    world.append(1, 1)
+    again = stream_of(world, WatchedClock(), startingOffsets="latest").initialOffset()
+    assert rows_between(world, again, end) == []
+    assert rows_between(world, end, end) == []
+
+
+def test_what_appears_before_the_first_batch_is_read_from_its_start() -> None:
+    """Topics and partitions that came after the start was found are new, repeated or not."""
+    world = World()
+    world.append(2, 2)
+    reader = stream_of(world, WatchedClock(), startingOffsets="latest")
+    began = reader.initialOffset()
+    world.root.delete_topic("t")
+    world.root.create_topic("t")
+    world.values = {0: [], 1: []}
+    world.append(3, 1)
+    options = {"startingOffsets": "latest", "failOnDataLoss": "false"}
+    reader = stream_of(world, WatchedClock(), **options)
+    reader._initial = began
+    end = reader.latestOffset(began, ReadAllAvailable())
+    again = stream_of(world, WatchedClock(), **options).initialOffset()
+    assert again["t"]["offsets"] == {"0": 3, "1": 1}
+    assert rows_between(world, again, end, **options) == [(0, 0), (0, 1), (0, 2), (1, 0)]

@@ -1,0 +1,168 @@
+"""Rows that another engine left in no order, given in offset order, in bounded memory.
+
+They come in parts, such as row groups, whose least offset is known beforehand. Parts are read in
+the order of these, each once; rows wait until no part that is still to be read may have a lower
+offset. What waits beyond `SORT_MEMORY_BYTES` goes to a temporary file, which no name refers to and
+which the system removes with the process.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog import arrow, errors, limits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Rows that are read together, in any order."""
+
+    first: int
+    """Their least offset."""
+    last: int
+    """Their greatest offset."""
+    rises: bool
+    """Whether `read` gives them in offset order."""
+    read: Callable[[], Iterator[pa.RecordBatch]]
+    """The rows, with a column `offset`, in batches that are no heavier than a row group."""
+
+
+def in_order(parts: Sequence[Part], *, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """All rows of the parts in offset order, in batches of `batch_rows` at most.
+
+    Raises what reading raises, and `StorageUnavailable` where the temporary file cannot be written.
+    """
+    waiting = sorted(parts, key=lambda part: part.first)
+    pending = _Pending()
+    for number, part in enumerate(waiting):
+        horizon = waiting[number + 1].first if number + 1 < len(waiting) else None
+        if part.rises and not pending and (horizon is None or part.last < horizon):
+            for batch in part.read():
+                for at in range(0, batch.num_rows, batch_rows):
+                    yield batch.slice(at, batch_rows)
+            continue
+        for batch in part.read():
+            pending.add(batch)
+        yield from pending.take(horizon, batch_rows)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows in offset order, of which those before `at` were taken."""
+
+    offsets: npt.NDArray[np.int64]
+    rows: pa.RecordBatch
+    at: int = 0
+
+    @property
+    def next(self) -> int:
+        return int(self.offsets[self.at])
+
+
+class _Pending:
+    """Rows that were read and not yet given."""
+
+    def __init__(self) -> None:
+        self._runs: list[_Run] = []
+        self._in_memory: list[_Run] = []
+        self._in_memory_bytes = 0
+        self._span = 0
+        """How many offsets the last batch reached over."""
+
+    def __bool__(self) -> bool:
+        return bool(self._runs)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        if not rows.num_rows:
+            return
+        run = _sorted(rows)
+        self._runs.append(run)
+        self._in_memory.append(run)
+        self._in_memory_bytes += run.rows.nbytes
+        if self._in_memory_bytes > limits.SORT_MEMORY_BYTES:
+            self._spill()
+
+    def _spill(self) -> None:
+        found = [run for run in self._in_memory if run.at < len(run.offsets)]
+        for run, rows in zip(found, _on_disk([run.rows for run in found]), strict=True):
+            run.rows, run.offsets = rows, arrow.as_numpy(rows.column("offset"))
+        self._in_memory, self._in_memory_bytes = [], 0
+
+    def take(self, horizon: int | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows below `horizon`, or all, in offset order; few of them wait for more."""
+        while self._runs:
+            if horizon is not None and 2 * self._below(horizon) <= batch_rows:
+                return
+            low = min(run.next for run in self._runs)
+            self._span = self._span or batch_rows
+            while True:
+                high = low + self._span if horizon is None else min(low + self._span, horizon)
+                ends = [int(np.searchsorted(run.offsets, high)) for run in self._runs]
+                pieces = [
+                    run.rows.slice(run.at, end - run.at)
+                    for run, end in zip(self._runs, ends, strict=True)
+                    if end > run.at
+                ]
+                rows = sum(piece.num_rows for piece in pieces)
+                size_bytes = sum(piece.nbytes for piece in pieces)
+                is_small = rows <= batch_rows and size_bytes <= limits.ROW_GROUP_BYTES
+                if is_small or high - low <= 1:
+                    break
+                self._span = (high - low) // 2
+            for run, end in zip(self._runs, ends, strict=True):
+                run.at = end
+            self._runs = [run for run in self._runs if run.at < len(run.offsets)]
+            if 2 * rows <= batch_rows and 2 * size_bytes <= limits.ROW_GROUP_BYTES:
+                self._span *= 2  # offsets lie far apart
+            yield _merged(pieces)
+        self._in_memory, self._in_memory_bytes = [], 0
+
+    def _below(self, horizon: int) -> int:
+        return sum(int(np.searchsorted(run.offsets, horizon)) - run.at for run in self._runs)
+
+
+def _sorted(rows: pa.RecordBatch) -> _Run:
+    offsets = arrow.as_numpy(rows.column("offset"))
+    if not bool(np.all(offsets[1:] > offsets[:-1])):
+        order = np.argsort(offsets, kind="stable")
+        rows = rows.take(arrow.numbers(order, pa.int64()))
+        offsets = offsets[order]
+    return _Run(offsets, rows)
+
+
+def _merged(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(pieces) == 1:
+        return pieces[0]
+    (joined,) = pa.Table.from_batches(pieces).combine_chunks().to_batches()
+    return _sorted(joined).rows
+
+
+def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
+    """The same batches, out of a temporary file that is mapped to memory."""
+    if not batches:
+        return []
+    # Spark's own folders for such files, where this is a worker of it.
+    folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
+    folder = next((each for each in folders if each and os.path.isdir(each)), None)
+    try:
+        with tempfile.TemporaryFile(prefix="sparklog-sort-", dir=folder) as file:
+            with (
+                pa.PythonFile(file, mode="w") as sink,
+                pa.ipc.new_stream(sink, batches[0].schema) as writer,
+            ):
+                for batch in batches:
+                    writer.write_batch(batch)
+                file.flush()
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        place = folder or "the folder for temporary files"
+        raise errors.StorageUnavailable(operation="sorting", path=place, reason=error) from error
+    return list(pa.ipc.open_stream(pa.py_buffer(mapped)))
