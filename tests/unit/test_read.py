@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.record import FILE_SCHEMA, ROW_SCHEMA
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.read import read_slice
+from sparklog.storage.read import read_slice, row_groups
 from sparklog.storage.snapshot import Slice, Source, TableFile
 from sparklog.storage.table import data_path
 from tests.support import tables
@@ -93,3 +100,197 @@ def test_heavy_rows_come_in_light_batches(
     batches = read(store, put(store, rows(0, 100, value_bytes=1_000)), end=100)
     assert sum(batch.num_rows for batch in batches) == 100
     assert all(batch.nbytes < 20_000 for batch in batches)
+
+
+# ------------------------------------------------------------------------------ no order
+
+
+class Decoded:
+    """Counts the rows that are decoded, but for those of which only the offset is read."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.rows = 0
+        iter_batches = pq.ParquetFile.iter_batches
+
+        def counted(parquet: pq.ParquetFile, **how: Any) -> Iterator[pa.RecordBatch]:
+            for batch in iter_batches(parquet, **how):
+                self.rows += batch.num_rows
+                yield batch
+
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+
+
+def put_shuffled(
+    store: MemoryStore, offsets: Sequence[int], *, group_rows: int, name: str, statistics: bool
+) -> TableFile:
+    """A file with rows of those offsets in that order."""
+    count = max(offsets) + 1
+    found = rows(0, count).take(pa.array(offsets))
+    file = TableFile(
+        path=f"partition=0/{name}.parquet",
+        partition=0,
+        size_bytes=1,
+        rows=len(offsets),
+        first=min(offsets),
+        last=max(offsets),
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(found, sink, row_group_size=group_rows, write_statistics=statistics)
+    store.put_new(data_path(TOPIC, file), sink.getvalue())
+    return file
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    files=st.lists(st.sets(st.integers(0, 200), min_size=1), min_size=1, max_size=3),
+    order=st.randoms(use_true_random=False),
+    disorder=st.sampled_from(["none", "runs", "all"]),
+    group_rows=st.integers(1, 60),
+    bounds=st.tuples(st.integers(0, 201), st.integers(0, 201)),
+    columns=st.sampled_from([None, ["value"], ["partition", "value"], ["timestamp", "offset"]]),
+    batch_rows=st.integers(1, 50),
+    memory_bytes=st.sampled_from([0, 2_000, 10**9]),
+    wants_all=st.booleans(),
+    statistics=st.booleans(),
+)
+def test_rows_in_any_order_come_in_the_order_of_offsets(
+    files: list[set[int]],
+    order: random.Random,
+    disorder: str,
+    group_rows: int,
+    bounds: tuple[int, int],
+    columns: list[str] | None,
+    batch_rows: int,
+    memory_bytes: int,
+    wants_all: bool,
+    statistics: bool,
+) -> None:
+    """Whatever another engine did to files, however little memory there is: each row of the range
+    once, and decoded once where the caller wants them all."""
+    store = MemoryStore(ManualClock())
+    first, end = min(bounds), max(bounds)
+    seen: set[int] = set()
+    put_files = []
+    for number, wished in enumerate(files):
+        offsets = sorted(wished - seen)
+        seen |= wished
+        if not offsets:
+            continue
+        if disorder == "all":
+            order.shuffle(offsets)
+        elif disorder == "runs":
+            cut = order.randrange(len(offsets))
+            offsets = offsets[cut:] + offsets[:cut]
+        put_files.append(
+            put_shuffled(
+                store, offsets, group_rows=group_rows, name=str(number), statistics=statistics
+            )
+        )
+    wanted = [offset for offset in sorted(seen) if first <= offset < end]
+    piece = Slice(
+        topic=TOPIC,
+        topic_id="id",
+        partition=0,
+        first=first,
+        end=end,
+        source=Source.FILES,
+        files=tuple(put_files),
+    )
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(limits, "SORT_MEMORY_BYTES", memory_bytes)
+        patched.setattr(limits, "SORT_OFFSETS_ROWS", 50)
+        patched.setattr(limits, "SORT_FIRST_ROWS", 7)
+        patched.setattr(limits, "FILES_OPEN", 2)
+        patched.setattr(limits, "BUFFERED_GROUP_BYTES", memory_bytes)
+        decoded = Decoded(patched)
+        found = list(
+            read_slice(store, piece, columns=columns, batch_rows=batch_rows, wants_all=wants_all)
+        )
+    schema = ROW_SCHEMA if columns is None else pa.schema([ROW_SCHEMA.field(c) for c in columns])
+    expected = pa.Table.from_batches([tables.record_batch(0, 0, 201)]).select(schema.names)
+    expected = expected.take(pa.array(wanted, pa.int64())).cast(schema)
+    assert all(0 < batch.num_rows <= batch_rows and batch.schema == schema for batch in found)
+    assert pa.Table.from_batches(found, schema).equals(expected)
+    if wants_all:
+        groups = sum(-(-len(each) // group_rows) for each in files)
+        assert decoded.rows <= len(seen)
+        assert wanted or not decoded.rows or groups
+
+
+def test_few_offsets_need_few_row_groups(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a file of runs out of order only those are decoded, and no further than they are."""
+    offsets = [*range(600, 1000), *range(300), *range(300, 600)]
+    file = put_shuffled(store, offsets, group_rows=100, name="runs", statistics=True)
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 1_000)
+    decoded = Decoded(monkeypatch)
+    piece = Slice(
+        topic=TOPIC,
+        topic_id="id",
+        partition=0,
+        first=295,
+        end=305,
+        source=Source.FILES,
+        files=(file,),
+    )
+    found = [row for each in read_slice(store, piece) for row in each.column("offset").to_pylist()]
+    assert found == list(range(295, 305))
+    assert decoded.rows <= 100 + 40
+
+
+def test_a_reader_that_takes_the_first_rows_pays_for_few(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fetch takes some rows of a long slice; what it leaves is neither sorted nor put aside."""
+    offsets = [*range(5_000, 10_000), *range(5_000)]
+    file = put_shuffled(store, offsets, group_rows=500, name="runs", statistics=True)
+    monkeypatch.setattr(limits, "SORT_FIRST_ROWS", 400)
+    decoded = Decoded(monkeypatch)
+    piece = Slice(
+        topic=TOPIC,
+        topic_id="id",
+        partition=0,
+        first=0,
+        end=10_000,
+        source=Source.FILES,
+        files=(file,),
+    )
+    reading = read_slice(store, piece, batch_rows=100)
+    assert next(iter(reading)).column("offset").to_pylist() == list(range(100))
+    assert decoded.rows <= 500
+
+
+def test_rows_that_cannot_be_put_aside_are_no_damage(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk is told as such, and may be tried again."""
+    offsets = [*range(50, 100), *range(50)]
+    file = put_shuffled(store, offsets, group_rows=100, name="runs", statistics=True)
+    monkeypatch.setattr(limits, "SORT_MEMORY_BYTES", 0)
+
+    def full(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    with pytest.raises(errors.StorageUnavailable, match="No space left on device"):
+        read(store, file, end=100)
+
+
+def test_row_groups_tell_where_a_file_may_be_cut(store: MemoryStore) -> None:
+    """Without statistics nothing is told."""
+    offsets = [*range(10, 20), *range(10)]
+    for statistics, expected in ((True, [(10, 19, 10), (0, 9, 10)]), (False, [])):
+        name = str(statistics)
+        file = put_shuffled(store, offsets, group_rows=10, name=name, statistics=statistics)
+        piece = Slice(
+            topic=TOPIC,
+            topic_id="id",
+            partition=0,
+            first=0,
+            end=20,
+            source=Source.FILES,
+            files=(file,),
+        )
+        found = row_groups(store, piece)
+        assert [(group.first, group.last, group.rows) for group in found] == expected
