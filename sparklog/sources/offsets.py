@@ -5,11 +5,11 @@
 The topic's id belongs to it: under another id the same numbers mean other records. Two equal
 positions are the same text, because Spark compares texts.
 
-The end of a query's first micro-batch also holds where that batch begins, as `"from"` of each topic:
+The end of a query's first micro-batch also holds where that batch begins, by topic:
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "from": {"0": 20, "1": 40}}}
 
-Spark logs the end of a batch before it runs the batch, but never logs where the first one begins: it
+Spark logs the end of a batch before it runs it, but never where the first one begins: for that it
 asks the source again (ADR 19).
 """
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import msgspec
 import numpy as np
@@ -329,7 +330,7 @@ class _Files:
         self._topic = piece.topic
         self._open: OrderedDict[str, tuple[ExitStack, pq.ParquetFile]] = OrderedDict()
 
-    def __enter__(self) -> _Files:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,6 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -151,17 +152,17 @@ def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
         return []
     # Spark's own folders for such files, where this is a worker of it.
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
-    folder = next((each for each in folders if each and os.path.isdir(each)), None)
+    folder = next((each for each in folders if each and Path(each).is_dir()), None)
     try:
-        with tempfile.TemporaryFile(prefix="sparklog-sort-", dir=folder) as file:
-            with (
-                pa.PythonFile(file, mode="w") as sink,
-                pa.ipc.new_stream(sink, batches[0].schema) as writer,
-            ):
+        with (
+            tempfile.TemporaryFile(prefix="sparklog-sort-", dir=folder) as file,
+            pa.PythonFile(file, mode="w") as sink,
+        ):
+            with pa.ipc.new_stream(sink, batches[0].schema) as writer:
                 for batch in batches:
                     writer.write_batch(batch)
-                file.flush()
-                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            file.flush()
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
         place = folder or "the folder for temporary files"
         raise errors.StorageUnavailable(operation="sorting", path=place, reason=error) from error

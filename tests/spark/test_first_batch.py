@@ -135,7 +135,7 @@ def test_a_first_batch_from_a_group_is_repeated_from_where_the_group_was(
 def test_a_query_that_waits_has_one_empty_batch(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """Spark always runs batch 0; the text of its end makes no second one, and is in the progress."""
+    """Spark always runs batch 0; the text of its end makes no second one."""
     collected = Collected()
     frame = spark.readStream.format("sparklog").options(root=str(root), subscribe="t").load()
     query = start(frame, tmp_path / "checkpoint", collected)

@@ -327,7 +327,7 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
 
 
 def test_the_end_of_an_empty_first_batch_is_one_position() -> None:
-    """While nothing comes, Spark plans no other batch; and what was empty stays so when repeated."""
+    """While nothing comes, Spark plans no other batch; an empty batch stays so when repeated."""
     world = World()
     world.append(2, 2)
     reader = stream_of(world, WatchedClock(), startingOffsets="latest")
