@@ -41,10 +41,10 @@ from sparklog.storage.meta import (
     PartitionMeta,
     TopicMeta,
 )
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.plan import join_tail
 from sparklog.storage.processes import Process
-from sparklog.storage.snapshot import Kind, Located, TableSnapshot
+from sparklog.storage.snapshot import Bounds, Kind, Located, TableSnapshot
 from sparklog.storage.table import Table
 
 _log = structlog.get_logger("sparklog.lease")
@@ -174,9 +174,10 @@ def recover(
 ) -> Ledger:
     """Fences what `lease` inherits, and says what every partition holds.
 
-    `tables` is filled with a refreshed table for every topic; a topic whose table cannot be written
-    is held back. Raises `CorruptObject`, `MissingObject` and `ForeignTable` where acked records
-    cannot be found: a person must look.
+    `tables` is filled with a refreshed table for every topic. A topic whose table cannot be written
+    is held back; a partition is blocked, and takes no record, where its end is not known or acked
+    records can be found nowhere. Raises `CorruptObject` and `MissingObject` where a write-ahead log
+    cannot be read: a person must look.
     """
     histories = []
     entries: dict[tuple[str, int], list[Located]] = {}
@@ -191,19 +192,25 @@ def recover(
 
     # The tables come after the WALs: what was published and trimmed meanwhile is then in them.
     ledger = Ledger(clock=clock)
+    checkpoints = [checkpoint for checkpoint, _ in histories if checkpoint is not None]
     for name, known in metadata.topics.items():
         table = tables[name] = Table(store, name, clock=clock)
-        snapshot, held_back = _look_at(table, known)
-        table.settle()
+        told = [_told(checkpoints, known.topic_id, each) for each in range(len(known.partitions))]
+        snapshot, refusal, is_known = _look_at(table, known, told)
         topic = Topic(name, known.topic_id, known.config)
-        topic.held_back = held_back
+        topic.held_back = str(refusal) if refusal is not None else None
         ledger.add_topic(topic)
         for batch_id, kind, at_us in table.batches(known.topic_id):
             topic.standing.note(batch_id, kind, at_us)
         ledger.add_partitions(topic, snapshot, [each.leader_epoch for each in known.partitions])
         for partition in topic.partitions:
             found = entries.get((known.topic_id, partition.number), [])
-            ledger.restore_tail(topic, partition, _connect(topic, partition, found))
+            bounds = told[partition.number]
+            if bounds is None and not is_known:
+                assert refusal is not None
+                _strand(ledger, topic, partition, found, refusal)
+            else:
+                _connect(ledger, topic, partition, found, bounds)
 
     for checkpoint, objects in histories:
         if checkpoint is not None:
@@ -218,42 +225,107 @@ def _all_entries(objects: Iterable[wal.WalObject]) -> Iterator[Located]:
     return itertools.chain.from_iterable(each.located for each in objects)
 
 
-def _look_at(table: Table, known: TopicMeta) -> tuple[TableSnapshot, str | None]:
-    """What the topic's table holds, and why nobody can write it, if so.
+def _told(checkpoints: Sequence[wal.Checkpoint], topic_id: str, partition: int) -> Bounds | None:
+    """What the newest checkpoint says of the partition; None where that is not known.
 
-    Our commits are whole, so none of ours lies beyond another's that is torn; and what we have
-    written is told by `txn` in any table.
+    A topic that it does not name was created later, and without any checkpoint no epoch was ever
+    closed: then the logs hold all of it, from offset 0 on.
     """
+    if not checkpoints:
+        return Bounds(0, 0, 0)
+    known = checkpoints[-1].bounds
+    if known is None:
+        return None
+    of_topic = known.get(topic_id, ())
+    if partition >= len(of_topic):
+        return Bounds(0, 0, 0)
+    found = of_topic[partition]
+    return found if found.end >= 0 else None
+
+
+def _look_at(
+    table: Table, known: TopicMeta, told: Sequence[Bounds | None]
+) -> tuple[TableSnapshot, Exception | None, bool]:
+    """What the topic's table holds, why nobody can write it, if so, and if its ends are known.
+
+    What we have written is told by `txn` in any table that can be read at all; where it cannot, by
+    the write-ahead log's checkpoint. Whatever is wrong with one table, the others are served.
+    """
+    refusal: Exception | None = None
     try:
-        snapshot, held_back = table.refresh(), None
-    except errors.Corrupt as error:
-        snapshot, held_back = table.snapshot, error
-    if snapshot.topic_id != known.topic_id or snapshot.partitions < len(known.partitions):
-        refusal = held_back or errors.ForeignTable(
-            topic=table.topic,
-            reason=(
-                f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
-                f" was {known.topic_id}, with {len(known.partitions)}"
-            ),
+        snapshot = table.refresh()
+        table.settle()
+    except (errors.Retriable, errors.Fenced, SyncFailed):
+        raise
+    except Exception as error:
+        snapshot, refusal = table.snapshot, error
+    if snapshot.topic_id == known.topic_id and snapshot.partitions >= len(known.partitions):
+        return snapshot, refusal, True
+    if refusal is None:
+        reason = (
+            f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
+            f" was {known.topic_id}, with {len(known.partitions)}"
         )
-        bounds = table.bounds(known.topic_id, len(known.partitions))
-        if bounds is None:
-            raise refusal
-        snapshot, held_back = bounds, refusal
-    return snapshot, str(held_back) if held_back is not None else None
+        refusal = errors.ForeignTable(topic=table.topic, reason=reason)
+    bounds = table.bounds(known.topic_id, len(known.partitions))
+    if bounds is not None:
+        return bounds, refusal, True
+    snapshot = TableSnapshot(
+        version=-1,
+        topic_id=known.topic_id,
+        partitions=len(told),
+        starts=tuple(each.start if each else 0 for each in told),
+        ends=tuple(each.published if each else 0 for each in told),
+        files=((),) * len(told),
+    )
+    return snapshot, refusal, False
 
 
-def _connect(topic: Topic, partition: Partition, found: Sequence[Located]) -> tuple[Located, ...]:
-    """The entries that continue the table, without a hole up to the last one that was acked."""
-    tail = join_tail(partition.published, found)
-    end = tail[-1].entry.end if tail else partition.published
-    beyond = [each.entry.base_offset for each in found if each.entry.end > end]
-    if beyond:
-        raise errors.MissingObject(
-            path=f"{topic.name}-{partition.number}, offsets {end} to {min(beyond)}",
+def _connect(
+    ledger: Ledger,
+    topic: Topic,
+    partition: Partition,
+    found: Sequence[Located],
+    told: Bounds | None,
+) -> None:
+    """Takes up the entries that continue the table, without a hole up to the last acked record."""
+    published = partition.published
+    tail = join_tail(published, found)
+    end = tail[-1].entry.end if tail else published
+    expected = max([*(each.entry.end for each in found), told.end if told else 0, end])
+    if expected > end:
+        beyond = [each.entry.base_offset for each in found if each.entry.end > end]
+        hole_end = min(beyond, default=expected)
+        hole = errors.MissingObject(
+            path=f"{topic.name}-{partition.number}, offsets {end} to {hole_end}",
             reason="neither the table nor any write-ahead log holds them",
         )
-    return tail
+        stranded = [each for each in found if each.entry.end > published]
+        ledger.block(topic, partition, hole, end=expected, stranded=stranded)
+        return
+    ledger.restore_tail(topic, partition, tail)
+    # Their files may have gone before anybody looked, and then the logs still have the rows.
+    kept_from = min((each.entry.base_offset for each in found), default=published)
+    kept = join_tail(told.published if told else kept_from, found)
+    ledger.restore_unconfirmed(
+        partition, [each for each in kept if each.entry.end <= partition.published]
+    )
+
+
+def _strand(
+    ledger: Ledger,
+    topic: Topic,
+    partition: Partition,
+    found: Sequence[Located],
+    refusal: Exception,
+) -> None:
+    """Blocks a partition of which nobody knows where it ends."""
+    unknown = errors.MissingObject(
+        path=f"the end of {topic.name}-{partition.number}",
+        reason=f"no checkpoint of a write-ahead log has it, and its table is unreadable: {refusal}",
+    )
+    end = max((each.entry.end for each in found), default=0)
+    ledger.block(topic, partition, unknown, end=end, stranded=found, is_end_known=False)
 
 
 def check_lease(metadata: Metadata, lease: Lease) -> None:

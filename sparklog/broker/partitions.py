@@ -9,22 +9,29 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 
 from sparklog import errors, limits
 from sparklog.broker import topicconfig
 from sparklog.broker.batches import Batches, Standing, WrittenBatch
+from sparklog.broker.needs import Needs
 from sparklog.broker.producers import NO_PRODUCER, Producers, ProducerState, Written, advance
 from sparklog.clock import Clock, SystemClock
 from sparklog.record import CREATE_TIME, LOG_APPEND_TIME
-from sparklog.storage.snapshot import BatchId, Entry, Kind, Located, TableSnapshot, WalPosition
+from sparklog.storage.plan import join_tail
+from sparklog.storage.snapshot import (
+    BatchId,
+    Bounds,
+    Entry,
+    Kind,
+    Located,
+    TableSnapshot,
+)
 from sparklog.storage.wal import WalObject
-
-_Key = TypeVar("_Key")
 
 _OVERHEAD_BYTES = 640
 """What an entry costs in memory beside its records while it waits, measured on 300,000 of them."""
@@ -37,13 +44,17 @@ class Partition:
 
     __slots__ = (
         "batches",
+        "blocked",
         "end",
         "inherited_end",
+        "is_end_known",
         "leader_epoch",
         "number",
         "producers",
         "published",
         "start",
+        "stranded",
+        "unconfirmed",
         "unpublished",
     )
 
@@ -57,6 +68,14 @@ class Partition:
         """What lies below was written by predecessors, and has the time of their clocks."""
         self.unpublished: list[Located] = []
         """Continues the table from `published` without a hole."""
+        self.unconfirmed: list[Located] = []
+        """Published, and the files with their rows have not been seen since; up to `published`."""
+        self.blocked: errors.SparklogError | None = None
+        """Why no record may be written, or published: table and logs do not connect."""
+        self.stranded: list[Located] = []
+        """Entries that nothing connects to the table while the partition is blocked."""
+        self.is_end_known = True
+        """Whether `end` is sure; if not, the partition is blocked."""
         self.producers = Producers()
         self.batches = Batches()
 
@@ -104,6 +123,7 @@ class Topic:
         "standing",
         "topic_id",
         "unpublished_bytes",
+        "waiting",
     )
 
     def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
@@ -116,6 +136,8 @@ class Topic:
         """Bytes of records that wait for the table, and take memory or space in the WAL."""
         self.staged_bytes = 0
         """The same of records that wait where Spark's tasks have staged them."""
+        self.waiting = 0
+        """How many entries are not published."""
         self.held_back: str | None = None
         """Why the topic's table cannot be written at the moment."""
 
@@ -322,10 +344,14 @@ class Ledger:
         """Notified whenever some partition's end has risen, for followers."""
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
-        self._needs: dict[WalPosition, int] = {}
-        """How many entries of an object are not published."""
-        self._staged: dict[BatchId, int] = {}
-        """How many entries of a query's batch are not published, in whatever topics."""
+        self._needs = Needs()
+        """Of entries that are not published."""
+        self._kept = Needs()
+        """Of entries that are not confirmed, or stranded."""
+        self.unconfirmed_count = 0
+        """How many published entries are not confirmed."""
+        self._waiting: dict[str, Topic] = {}
+        """Topics with an entry that is not published, or with a blocked partition, by id."""
         self.unpublished_bytes = 0
         """Bytes of records that wait, with what their entries cost in memory, but for staged ones.
 
@@ -381,9 +407,14 @@ class Ledger:
         with self.lock:
             self._topics.pop(topic.name, None)
             self._by_id.pop(topic.topic_id, None)
+            self._waiting.pop(topic.topic_id, None)
             for partition in topic.partitions:
                 self._release(topic, partition.unpublished)
-                partition.unpublished.clear()
+                self._drop_kept(partition.unconfirmed)
+                self.unconfirmed_count -= len(partition.unconfirmed)
+                self._drop_kept(partition.stranded)
+                for entries in (partition.unpublished, partition.unconfirmed, partition.stranded):
+                    entries.clear()
                 self._state_changed.pop(partition, None)
             self.grown.notify_all()
         for partition in topic.partitions:  # one by one, as others wait for the lock
@@ -441,10 +472,98 @@ class Ledger:
         """The table of `topic` holds everything below `ends`, per partition."""
         with self.lock:
             for partition, end in zip(topic.partitions, ends, strict=False):
+                if partition.blocked is not None:
+                    continue
                 partition.published = max(partition.published, end)
                 count = bisect_right(partition.unpublished, end, key=_end)
-                self._release(topic, partition.unpublished[:count])
+                done = partition.unpublished[:count]
                 del partition.unpublished[:count]
+                self._keep_unconfirmed(partition, done)
+                self._release(topic, done)
+            self._note_waiting(topic)
+
+    def restore_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+        """What recovery found in the logs and the table holds too, in order, up to `published`."""
+        with self.lock:
+            self._keep_unconfirmed(partition, entries)
+
+    def confirmed(self, topic: Topic, ends: Iterable[int]) -> None:
+        """The files with the rows below `ends` have been seen, per partition: the WAL may go."""
+        with self.lock:
+            for partition, end in zip(topic.partitions, ends, strict=False):
+                count = bisect_right(partition.unconfirmed, end, key=_end)
+                self._drop_kept(partition.unconfirmed[:count])
+                del partition.unconfirmed[:count]
+                self.unconfirmed_count -= count
+
+    def unconfirmed(self) -> list[Topic]:
+        """Topics with published entries that are not confirmed."""
+        with self.lock:
+            return [
+                topic
+                for topic in self._topics.values()
+                if any(each.unconfirmed for each in topic.partitions)
+            ]
+
+    # -------------------------------------------------------------------------- blocked partitions
+
+    def block(
+        self,
+        topic: Topic,
+        partition: Partition,
+        reason: errors.SparklogError,
+        *,
+        end: int,
+        stranded: Iterable[Located] = (),
+        is_end_known: bool = True,
+    ) -> None:
+        """Nothing is written to the partition until `reconnect` finds it whole."""
+        with self.lock:
+            partition.blocked = reason
+            partition.end = partition.inherited_end = end
+            partition.is_end_known = is_end_known
+            for each in stranded:
+                partition.stranded.append(each)
+                self._kept.hold(each)
+            self._note_waiting(topic)
+
+    def reconnect(self, topic: Topic, partition: Partition, end: int) -> bool:
+        """Whether a blocked partition is whole again, now that its table ends at `end`."""
+        with self.lock:
+            entries = [*partition.unpublished, *partition.stranded]
+            tail = join_tail(end, entries)
+            reached = tail[-1].entry.end if tail else end
+            if reached < partition.end or (reached > partition.end and partition.is_end_known):
+                return False
+            self._release(topic, partition.unpublished)
+            self._drop_kept(partition.stranded)
+            partition.unpublished, partition.stranded = [], []
+            partition.published, partition.end = end, reached
+            partition.blocked, partition.is_end_known = None, True
+            for each in tail:
+                self._need(topic, partition, each)
+            self._note_waiting(topic)
+            self.grown.notify_all()
+            return True
+
+    def waiting(self) -> list[Topic]:
+        """Topics with an entry that is not published, or with a blocked partition."""
+        with self.lock:
+            return list(self._waiting.values())
+
+    def _note_waiting(self, topic: Topic) -> None:
+        if topic.waiting or any(each.blocked is not None for each in topic.partitions):
+            self._waiting[topic.topic_id] = topic
+        else:
+            self._waiting.pop(topic.topic_id, None)
+
+    def bounds(self) -> dict[str, tuple[Bounds, ...]]:
+        """Where each partition of each topic starts, is kept from, and ends, by topic id."""
+        with self.lock:
+            return {
+                topic.topic_id: tuple(map(_bounds, topic.partitions))
+                for topic in self._topics.values()
+            }
 
     def started(self, topic: Topic, starts: Iterable[int]) -> None:
         """By a durable version of its table the logs of `topic` start there, per partition.
@@ -457,10 +576,9 @@ class Ledger:
 
     def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
         partition.unpublished.append(located)
-        self._needs[located.at] = self._needs.get(located.at, 0) + 1
-        batch_id = located.entry.batch_id
-        if batch_id is not None:
-            self._staged[batch_id] = self._staged.get(batch_id, 0) + 1
+        self._needs.hold(located)
+        topic.waiting += 1
+        self._waiting[topic.topic_id] = topic
         self.written_bytes += payload_bytes(located.entry)
         self._count(topic, located.entry, 1)
 
@@ -469,16 +587,14 @@ class Ledger:
         waiting, base = partition.unpublished, copy.entry.base_offset
         index = bisect_left(waiting, base, key=_base)
         if index < len(waiting) and waiting[index].entry.base_offset == base:
-            _decrement(self._needs, waiting[index].at)
-            self._needs[copy.at] = self._needs.get(copy.at, 0) + 1
+            self._needs.release(waiting[index])
+            self._needs.hold(copy)
             waiting[index] = copy
 
-    def _release(self, topic: Topic, done: Iterable[Located]) -> None:
+    def _release(self, topic: Topic, done: Sequence[Located]) -> None:
+        topic.waiting -= len(done)
         for each in done:
-            _decrement(self._needs, each.at)
-            batch_id = each.entry.batch_id
-            if batch_id is not None:
-                _decrement(self._staged, batch_id)
+            self._needs.release(each)
             self._count(topic, each.entry, -1)
 
     def _count(self, topic: Topic, entry: Entry, sign: int) -> None:
@@ -488,11 +604,21 @@ class Ledger:
             each.unpublished_bytes += sign * size
             each.staged_bytes += sign * staged
 
+    def _keep_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+        for each in entries:
+            partition.unconfirmed.append(each)
+            self._kept.hold(each)
+            self.unconfirmed_count += 1
+
+    def _drop_kept(self, done: Iterable[Located]) -> None:
+        for each in done:
+            self._kept.release(each)
+
     # -------------------------------------------------------------------------- the WAL's upkeep
 
     def is_staged(self, batch_id: BatchId) -> bool:
-        """Whether an unpublished entry names the batch, so that its staged files are needed."""
-        return batch_id in self._staged
+        """Whether an entry that is not confirmed names the batch, and so needs its files."""
+        return self._needs.has_batch(batch_id) or self._kept.has_batch(batch_id)
 
     def waiting_since(self, horizon_us: int) -> Iterator[Located]:
         """Unpublished entries that were appended before `horizon_us`, in order of offsets.
@@ -521,11 +647,15 @@ class Ledger:
             start = portion[-1].entry.end
 
     def needed(self, broker: int, epoch: int) -> list[int]:
-        """Sequences of that epoch's objects with unpublished entries, rising."""
+        """Sequences of that epoch's objects with entries that are not confirmed, rising."""
         with self.lock:
-            return sorted(
-                at.sequence for at in self._needs if (at.broker, at.epoch) == (broker, epoch)
-            )
+            needs, kept = self._needs, self._kept
+            return sorted(needs.sequences(broker, epoch) | kept.sequences(broker, epoch))
+
+    def is_needed(self, broker: int, epoch: int) -> bool:
+        """Whether `needed` names any."""
+        with self.lock:
+            return self._needs.has_epoch(broker, epoch) or self._kept.has_epoch(broker, epoch)
 
     # -------------------------------------------------------------------------- who wrote what
 
@@ -648,13 +778,13 @@ def _note(topic: Topic, entry: Entry) -> None:
         topic.standing.note(entry.batch_id, entry.batch_kind, entry.arrival_us)
 
 
-def _decrement(counts: dict[_Key, int], key: _Key) -> None:
-    """Counts one less; what is counted down to nothing is forgotten."""
-    left = counts[key] - 1
-    if left:
-        counts[key] = left
-    else:
-        del counts[key]
+def _bounds(partition: Partition) -> Bounds:
+    kept = partition.unconfirmed[0].entry.base_offset if partition.unconfirmed else None
+    return Bounds(
+        start=partition.start,
+        published=partition.published if kept is None else kept,
+        end=partition.end if partition.is_end_known else -1,
+    )
 
 
 def _base(located: Located) -> int:

@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.hot import HotTail
@@ -27,6 +28,8 @@ from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.publish import write_file
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import Change, Table, data_path, end_app_id, key_app_id, query_app_id
+
+_log = structlog.get_logger("sparklog.publisher")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,16 +126,19 @@ class Publisher:
     def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
         """Topics whose oldest unpublished record, or whose backlog, is over the bounds.
 
+        So too those with a blocked partition: a look at the table may find it mended.
+
         A record from the future was taken by a predecessor whose clock is ahead of ours.
         """
         now_us = self._clock.now_us()
         horizon_us = now_us - round(interval_seconds * 1e6)
         found = []
         with self._ledger.lock:
-            for topic in self._ledger.topics():
+            for topic in self._ledger.waiting():
                 waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
-                if waiting and (
+                if (
                     topic.topic_id in self._wanted
+                    or any(each.blocked is not None for each in topic.partitions)
                     or topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
                     or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
                 ):
@@ -144,13 +150,24 @@ class Publisher:
         """One commit of the oldest entries of `topic`; nothing where nothing waits.
 
         Raises `PublisherFenced` when the table is ahead of all we know, `ForeignTable`,
-        `CorruptObject` (after what precedes it is published) and what the store raises.
+        `CorruptObject` and what blocks a partition (after what precedes it is published), and what
+        the store raises.
         """
+        if topic.held_back is not None:
+            # No files for a table that cannot be written still, and no look at a long backlog.
+            snapshot = self.table(topic).refresh()
+            if any(each.blocked is not None for each in topic.partitions):
+                self._settle(topic, snapshot)
+        published = self._publish_some(topic)
+        for each in topic.partitions:
+            if each.blocked is not None:
+                raise each.blocked.with_traceback(None)
+        return published
+
+    def _publish_some(self, topic: Topic) -> Published:
         written = [_Written(run) for run in self._choose(topic)]
         if not written:
             return Published()
-        if topic.held_back is not None:
-            self.table(topic).refresh()  # no files for a table that cannot be written still
         try:
             self._write_all(topic, written)
             files = [file for each in written for file in each.files]
@@ -171,12 +188,24 @@ class Publisher:
         )
 
     def confirm(self) -> None:
-        """Reads our commits back; before what they hold goes from the WAL. Raises `ForeignTable`.
+        """Has the ledger forget what is published and has been seen since.
 
-        An engine that does not commit conditionally may have written over one on an object store.
+        A topic where that fails keeps what it needs in the WAL, and the others go on.
         """
-        for table in list(self._tables.values()):
-            table.confirm()
+        for topic in self._ledger.unconfirmed():
+            try:
+                self._confirm(topic)
+            except errors.Retriable as error:
+                _log.warning("cannot look at data files", topic=topic.name, reason=str(error))
+            except (errors.Corrupt, errors.OutcomeUnknown) as error:
+                _log.error("published records are gone", topic=topic.name, reason=str(error))
+
+    def _confirm(self, topic: Topic) -> None:
+        with self._ledger.lock:
+            ends = [each.published for each in topic.partitions]
+        table = self.table(topic)
+        table.confirm()
+        self._ledger.confirmed(topic, ends)
 
     # -------------------------------------------------------------------------- choosing
 
@@ -381,7 +410,10 @@ class Publisher:
                 ),
             )
         for partition, end in zip(topic.partitions, snapshot.ends, strict=False):
-            if end > partition.end:
+            if partition.blocked is not None:
+                if self._ledger.reconnect(topic, partition, end):
+                    _log.info("whole again", topic=topic.name, partition=partition.number)
+            elif end > partition.end:
                 raise errors.PublisherFenced(
                     topic=topic.name, partition=partition.number, end=partition.end, found=end
                 )

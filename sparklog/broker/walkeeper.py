@@ -1,9 +1,11 @@
 """The WAL's upkeep: checkpoints, trimming, carrying forward, and the end of inherited epochs.
 
-The order is what makes it safe. A checkpoint says which objects are still needed, with everything
-that must be remembered of the others; only then, and a grace later, do the others go, once the
-commits that stand for them were read back. An inherited epoch is closed when all it holds is
-published or carried, and our own checkpoint remembers what it told of producers.
+The order is what makes it safe. An object is needed until the data files with its rows have been
+seen after their commit, and on an object store the commit was read back. A checkpoint says which
+objects are still needed, with everything that must be remembered of the others, and where each
+partition begins and ends; only then, and a grace later, do the others go. An inherited epoch is
+closed when all it holds is published and seen, or carried, and our own checkpoint remembers what it
+told of producers.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class WalKeeper:
         clock: Clock,
         bounds: KeeperLimits,
     ) -> None:
-        """`confirm` raises where a table does not hold what the ledger takes for published."""
+        """`confirm` has the ledger forget what the tables are seen to hold."""
         self._store = store
         self._meta = meta
         self._lease = lease
@@ -70,12 +72,14 @@ class WalKeeper:
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
         self._encoder = StateEncoder()
-        self._checkpoint_at = clock.monotonic()
+        self._checkpoint_at = self._confirmed_at = clock.monotonic()
 
     def tick(self) -> None:
         """Does what is due. Raises `BrokerFenced` and what the store raises."""
         if self._checkpoint_is_due():
             self.checkpoint()
+        elif self._confirmation_is_due():
+            self._confirm_published()
         self._close_inherited()
         self._trim()
         self._retire()
@@ -90,16 +94,30 @@ class WalKeeper:
             objects > 0 and seconds >= self._bounds.checkpoint_every_seconds
         )
 
+    def _confirmation_is_due(self) -> bool:
+        """Whether somebody should look at what is published, although no checkpoint comes."""
+        count = self._ledger.unconfirmed_count
+        seconds = self._clock.monotonic() - self._confirmed_at
+        return count >= limits.UNCONFIRMED_ENTRIES or (
+            count > 0 and seconds >= self._bounds.checkpoint_every_seconds
+        )
+
+    def _confirm_published(self) -> None:
+        self._confirmed_at = self._clock.monotonic()
+        self._confirm()
+
     def checkpoint(self) -> None:
-        """Puts a checkpoint of our WAL as it is now."""
+        """Puts a checkpoint of our WAL as it is now, without what the tables surely have."""
+        self._confirm_published()
         with self._ledger.lock:
             sequence = self._ledger.applied_sequence
             if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
                 return
             needed = self._ledger.needed(self._lease.broker, self._lease.epoch)
+            bounds = self._ledger.bounds()
             snapshot = self._ledger.snapshot_state(now_us=self._clock.now_us())
         state = self._encoder.encode(snapshot)  # takes long; appends go on meanwhile
-        self._appender.checkpoint(sequence, needed, state)
+        self._appender.checkpoint(sequence, needed, state, bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
         self._checkpoint_at = self._clock.monotonic()
         self._trimmable.append((self._checkpoint_at, self._newest))
@@ -110,13 +128,11 @@ class WalKeeper:
         while self._trimmable and self._trimmable[0][0] <= horizon:
             checkpoint = self._trimmable.popleft()[1]
         if checkpoint is not None:
-            self._confirm()
             paths = wal.removable(self._store, self._lease.broker, self._lease.epoch, checkpoint)
             self._store.delete(paths)
 
     def _retire(self) -> None:
         if self._retire_at is not None and self._clock.monotonic() >= self._retire_at:
-            self._confirm()
             self._store.delete(wal.retired(self._store, self._open_epochs))
             self._retire_at = None
 
@@ -130,7 +146,7 @@ class WalKeeper:
         if not self._inherited or self._newest is None:
             return
         done = tuple(
-            each for each in self._inherited if not self._ledger.needed(each.broker, each.epoch)
+            each for each in self._inherited if not self._ledger.is_needed(each.broker, each.epoch)
         )
         if done:
             close_epochs(self._meta, self._lease, done)

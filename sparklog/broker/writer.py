@@ -206,6 +206,8 @@ class _Flush:
         if topic.held_back and self._is_too_much(topic, append):
             raise errors.TopicHeldBack(topic=topic.name, reason=topic.held_back)
         partition = topic.partition(append.partition)
+        if partition.blocked is not None:
+            raise errors.TopicHeldBack(topic=topic.name, reason=str(partition.blocked))
         key = append.topic_id, append.partition
         base = self._ends.get(key, partition.end)
         if append.batch_id is not None:

@@ -200,6 +200,17 @@ class Located:
     """Where the object's index ends: the byte that `entry.start` counts from."""
 
 
+class Bounds(msgspec.Struct, frozen=True, array_like=True):
+    """A partition in a WAL checkpoint, which knows it even where the table cannot be read."""
+
+    start: int
+    """Its log start offset."""
+    published: int
+    """From here on the write-ahead logs hold every record."""
+    end: int
+    """The next offset; -1: not known."""
+
+
 # ------------------------------------------------------------------------------ what to read
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -28,7 +28,7 @@ from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
 from sparklog.storage.objects import ObjectMissing, Store, claim
-from sparklog.storage.snapshot import Encoding, Entry, Kind, Located, WalPosition
+from sparklog.storage.snapshot import Bounds, Encoding, Entry, Kind, Located, WalPosition
 
 _MAGIC = b"SLWAL001"
 _HEADER = struct.Struct("<8sII")
@@ -149,6 +149,7 @@ class _CheckpointIndex(msgspec.Struct, frozen=True, array_like=True):
     sequence: int
     needed: tuple[int, ...]
     state: bytes
+    bounds: dict[str, tuple[Bounds, ...]] | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -176,6 +177,8 @@ class Checkpoint:
     sequence: int
     needed: tuple[int, ...]
     state: bytes
+    bounds: Mapping[str, Sequence[Bounds]] | None = None
+    """Of each partition, by topic id, as of `sequence`; None: an earlier release did not tell."""
 
 
 def folder(broker: int, epoch: int) -> str:
@@ -305,13 +308,22 @@ class Appender:
             located=tuple(Located(entry, at, len(head)) for entry in placed),
         )
 
-    def checkpoint(self, sequence: int, needed: Sequence[int], state: bytes) -> None:
+    def checkpoint(
+        self,
+        sequence: int,
+        needed: Sequence[int],
+        state: bytes,
+        bounds: Mapping[str, Sequence[Bounds]] | None = None,
+    ) -> None:
         """Records that of the objects up to `sequence` only `needed` still count.
+
+        `bounds`: of each partition, by topic id.
 
         Raises `BrokerFenced` where another process has written this checkpoint.
         """
         assert sequence < self.next_sequence, "a checkpoint speaks of what is durable"
-        index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state)
+        told = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
+        index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, told)
         path = f"{folder(self._broker, self._epoch)}/{_CHECKPOINT}{sequence:020d}"
         self._claim(path, [_frame(_encoder.encode(index))])
 
@@ -423,7 +435,9 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
             index = _checkpoint_decoder.decode(raw)
         except msgspec.MsgspecError as error:
             raise errors.CorruptObject(path=path, check=f"unreadable: {error}") from error
-        return Checkpoint(sequence=index.sequence, needed=index.needed, state=index.state)
+        return Checkpoint(
+            sequence=index.sequence, needed=index.needed, state=index.state, bounds=index.bounds
+        )
 
 
 # ------------------------------------------------------------------------------ fencing

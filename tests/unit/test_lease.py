@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+from unittest import mock
 
+import pyarrow as pa
 import pytest
 
 from sparklog import errors
@@ -10,7 +12,7 @@ from sparklog.clock import ManualClock
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.meta import Epoch, MetaStore
-from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import Entry, Kind, WalPosition
 from sparklog.storage.table import Change, Table
@@ -269,25 +271,142 @@ def test_a_hole_is_named(rig: Rig, store: MemoryStore) -> None:
     assert missing.value.path == f"wal/1/0000000001/{1:020d}"
 
 
-def test_a_table_that_was_set_back_is_named(rig: Rig, store: MemoryStore) -> None:
-    """A table that lost commits no longer connects to the log, and the offsets are told."""
+def test_a_table_that_was_set_back_blocks_its_partition(rig: Rig, store: MemoryStore) -> None:
+    """Offsets that a table has lost are told, and given to nobody else; the others go on."""
+    rig.create("u", 2)
     rig.append(["a"])
     rig.publish()
     rig.trim()
     rig.append(["b"])
-    store.delete([f"{LOG}/{1:020d}.json"])
-    with pytest.raises(errors.MissingObject) as missing:
-        rig.successor()
-    assert missing.value.path == "t-0, offsets 0 to 1"
+    rig.append(["x"], topic="u", partition=1)
+    lost = f"{LOG}/{1:020d}.json"
+    commit = store.get(lost)
+    store.delete([lost])
+    broker = rig
+    for _ in range(2):
+        broker = broker.successor()
+        with pytest.raises(errors.TopicHeldBack) as refused:
+            broker.append(["c"])
+        assert "t-0, offsets 0 to 1" in refused.value.reason
+        with pytest.raises(errors.MissingObject) as missing:
+            broker.publisher.publish(broker.ledger.topic("t"))
+        assert missing.value.path == "t-0, offsets 0 to 1"
+        broker.append(["y"], topic="u", partition=1)
+        broker.publisher.publish(broker.ledger.topic("u"))
+        broker.trim()
+    store.put_new(lost, commit)
+    broker.ledger.topic("t").held_back = "as the agent notes it"
+    broker.publisher.publish(broker.ledger.topic("t"))
+    assert broker.append(["c"]).base_offset == 2
+    assert broker.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+    broker.publish()
+    assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert rows_of_table(store, rig.clock, "u", 1) == [(0, b"x"), (1, b"y"), (2, b"y")]
 
 
-def test_a_missing_table_is_named(rig: Rig, store: MemoryStore) -> None:
-    """A topic whose table is gone has no offsets to go on from."""
-    rig.append(["a"])
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_offsets_go_on_where_a_table_is_missing(
+    rig: Rig, store: MemoryStore, *, is_trimmed: bool
+) -> None:
+    """The write-ahead logs' checkpoints tell where the partitions of a lost table end."""
+    rig.append(["a", "b"])
+    if is_trimmed:
+        rig.publish()
+        rig.trim()
+    rig.append(["c"])
     store.delete([f"topics/t/{name}" for name in paths(store, "topics/t")])
-    with pytest.raises(errors.ForeignTable) as foreign:
-        rig.successor()
-    assert foreign.value.topic == "t"
+    for offset in (3, 4):
+        rig = rig.successor()
+        topic = rig.ledger.topic("t")
+        assert topic.held_back is not None
+        assert topic.partition(0).published == (2 if is_trimmed else 0)
+        assert rig.append(["d"]).base_offset == offset
+        with pytest.raises(errors.ForeignTable):
+            rig.publish()
+        rig.keeper.checkpoint()
+
+
+def test_an_end_that_nobody_knows_blocks_its_partition(rig: Rig, store: MemoryStore) -> None:
+    """Where neither table nor checkpoint tells it, writes are refused until the table does."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    with mock.patch.object(rig.ledger, "bounds", return_value=None):  # as an earlier release wrote
+        rig.trim()
+    rig.append(["b"])
+    hidden = {
+        f"topics/t/{name}": store.get(f"topics/t/{name}") for name in paths(store, "topics/t")
+    }
+    store.delete(hidden)
+    for _ in range(2):
+        rig = rig.successor()
+        with pytest.raises(errors.TopicHeldBack) as refused:
+            rig.append(["c"])
+        assert "the end of t-0" in refused.value.reason
+        rig.append(["x"], topic="u")
+        rig.trim()
+    for path, data in hidden.items():
+        store.put_new(path, data)
+    rig.publisher.publish(rig.ledger.topic("t"))
+    assert rig.append(["c"]).base_offset == 2
+    assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualClock) -> None:
+    """A hole in one table's log, as a power cut can leave it, holds back that topic alone."""
+    store = MemoryStore(clock, is_local=True)
+    rig = Rig(store, clock)
+    rig.create()
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    rig.trim()
+    rig.append(["b"])
+    died = SyncFailed("?", "the process dies between link and fsync")
+    fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
+    rig.publisher.table(rig.ledger.topic("t")).store = store.view(ScriptedFaults(fault))
+    with pytest.raises(SyncFailed):
+        rig.publish()
+    store.put_new(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+    store.lose_unsynced(lambda _: True)
+    second = rig.successor()
+    assert second.append(["x"], topic="u").base_offset == 0
+    assert second.append(["c"]).base_offset == 2
+    with pytest.raises(errors.Corrupt):
+        second.publisher.publish(second.ledger.topic("t"))
+    second.publisher.publish(second.ledger.topic("u"))
+    assert rows_of_table(store, clock, "u") == [(0, b"x")]
+    store.delete([f"{LOG}/{3:020d}.json"])
+    second.publish()
+    assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowInvalid("a checkpoint"),
+        MemoryError("a checkpoint"),
+        errors.RootNotWritable(root="s3://b", reason="403"),
+        AssertionError("no rows"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_is_wrong_with_one_table_the_others_are_served(
+    rig: Rig, store: MemoryStore, error: Exception
+) -> None:
+    """A surprise in one topic's table holds that topic back, by name, and no other."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.append(["x"], topic="u")
+    fault = Fault(operation="list_after", error=error, prefix="topics/t")
+    second = rig.successor(store=store.view(ScriptedFaults(fault)))
+    reason = second.ledger.topic("t").held_back
+    assert reason is not None
+    assert str(error) in reason
+    assert second.ledger.topic("u").held_back is None
+    assert second.append(["b"]).base_offset == 1
+    second.publish()  # it was out of sorts only once
+    assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b")]
 
 
 def test_a_torn_table_does_not_stop_the_start(rig: Rig, store: MemoryStore) -> None:
