@@ -223,7 +223,7 @@ def test_few_offsets_need_few_row_groups(
     """Of a file of runs out of order only those are decoded, and no further than they are."""
     offsets = [*range(600, 1000), *range(300), *range(300, 600)]
     file = put_shuffled(store, offsets, group_rows=100, name="runs", statistics=True)
-    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 1_000)
+    monkeypatch.setattr(limits, "FILE_BATCH_BYTES", 1_000)
     decoded = Decoded(monkeypatch)
     piece = Slice(
         topic=TOPIC,
