@@ -35,6 +35,8 @@ _BufferBytes = Annotated[int, Meta(ge=1, le=limits.BUFFER_MAX_BYTES)]
 _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
+# Writers go by the default, so that a sweeper may only be more patient.
+_OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
 # Readers count on the least: a shorter grace would remove objects before they look again.
 _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
@@ -101,7 +103,7 @@ class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     compact_files: Annotated[int, Meta(ge=2, le=limits.COUNT_MAX)] = limits.COMPACT_FILES
     compact_target_bytes: _BufferBytes = limits.COMPACT_TARGET_BYTES
     removed_file_grace_seconds: _Grace = limits.REMOVED_FILE_GRACE_SECONDS
-    orphan_grace_seconds: _Grace = limits.ORPHAN_GRACE_SECONDS
+    orphan_grace_seconds: _OrphanGrace = limits.ORPHAN_GRACE_SECONDS
     staging_abandoned_seconds: _Grace = limits.STAGING_ABANDONED_SECONDS
     table_checkpoint_every: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = (
         limits.TABLE_CHECKPOINT_EVERY

@@ -4,6 +4,10 @@ The rows of a commit are determined by the WAL, so it does not matter which brok
 predecessor that wakes up after its fence may land a commit still, and it is as good as ours. What a
 commit must find at the version before it: the topic's id, and every partition's `txn` where this
 run of entries begins. Otherwise it is not made, and the run is chosen anew from where the table is.
+
+A query's batch is published whole, however large. What is more than a commit's worth is written in
+several turns, between which other topics have theirs, and one commit adds it in the end; `upkeep`
+says what keeps the files of such a *preparation* from the sweeper.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import pyarrow as pa
 import structlog
@@ -60,6 +65,11 @@ class _Written:
         run = self.run
         return _Run(partition=run.partition, first=run.first, entries=run.entries[: self.sound])
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing more can be written of the run."""
+        return self.error is not None or self.sound == len(self.run.entries)
+
     def check(self) -> None:
         """Raises what is wrong with the first entry that is not sound, if it still waits."""
         partition = self.run.partition
@@ -67,9 +77,46 @@ class _Written:
             raise self.error
 
 
+@dataclass(slots=True)
+class _Pending:
+    """A commit in the making."""
+
+    written: list[_Written]
+    preparation: int | None = None
+    """The number in its files' names, where they are written in several turns."""
+    renewed_at: float = 0.0
+
+    @property
+    def files(self) -> list[TableFile]:
+        return [file for each in self.written for file in each.files]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(each.is_whole for each in self.written)
+
+    @property
+    def count(self) -> int:
+        return sum(len(each.run.entries) for each in self.written)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(
+            located.entry.memory_bytes for each in self.written for located in each.run.entries
+        )
+
+    def survives(self, error: BaseException) -> bool:
+        """Whether to go on with what is written, when there was such an error."""
+        return (
+            self.preparation is not None
+            and isinstance(error, errors.SparklogError | ObjectMissing)
+            # Begun again: what took too long, and what others need the space of.
+            and not isinstance(error, errors.TimedOut | errors.StorageFull | errors.Fenced)
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """What one commit came to."""
+    """What one commit came to; nothing where more must be written before there is one."""
 
     rows: int = 0
     files: int = 0
@@ -101,6 +148,8 @@ class Publisher:
         self._pool = pool
         self._room = Room(commit_bytes)
         self._wanted: set[str] = set()
+        self._pending: dict[str, _Pending] = {}
+        """By topic id."""
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> Table:
@@ -117,6 +166,9 @@ class Publisher:
     def forget(self, topic: Topic) -> None:
         """The topic is gone."""
         self._tables.pop(topic.topic_id, None)
+        pending = self._pending.pop(topic.topic_id, None)
+        if pending is not None:
+            self._discard(topic, pending)
 
     def want(self, topic: Topic) -> None:
         """Somebody waits for the topic: it is due next time, whatever the bounds."""
@@ -149,9 +201,10 @@ class Publisher:
     def publish(self, topic: Topic) -> Published:
         """One commit of the oldest entries of `topic`; nothing where nothing waits.
 
-        Raises `PublisherFenced` when the table is ahead of all we know, `ForeignTable`,
-        `CorruptObject` and what blocks a partition (after what precedes it is published), and what
-        the store raises.
+        Of a large batch it is one turn of the writing, and the last one commits. Raises
+        `PublisherFenced` when the table is ahead of all we know, `ForeignTable`, `CorruptObject`
+        and what blocks a partition (after what precedes it is published), and what the store
+        raises.
         """
         if topic.held_back is not None:
             # No files for a table that cannot be written still, and no look at a long backlog.
@@ -165,27 +218,86 @@ class Publisher:
         return published
 
     def _publish_some(self, topic: Topic) -> Published:
-        written = [_Written(run) for run in self._choose(topic)]
-        if not written:
+        pending = self._resume(topic) or self._begin(topic)
+        if pending is None:
             return Published()
         try:
-            self._write_all(topic, written)
-            files = [file for each in written for file in each.files]
-            sound = [each.sound_run for each in written if each.sound]
+            self._write_all(topic, pending)
+        except Exception as error:
+            self._put_aside(topic, pending, keep=pending.survives(error))
+            raise
+        if not pending.is_whole:
+            self._put_aside(topic, pending, keep=True)
+            return Published()
+        files = pending.files
+        sound = [each.sound_run for each in pending.written if each.sound]
+        try:
             # What cannot be read may be gone because a predecessor has published it since.
-            snapshot = self._commit(topic, sound, files) if sound else self.table(topic).refresh()
-        except errors.Retriable:
-            # They surely are in no commit, and the next try writes others: a disk would fill.
-            self._discard(topic, written)
+            snapshot = self._commit(topic, sound, pending) if sound else self.table(topic).refresh()
+        except errors.SparklogError as error:
+            # After a `Retriable` the files surely are in no commit, and the next try would write
+            # others: a disk would fill.
+            if pending.survives(error) or isinstance(error, errors.Retriable):
+                self._put_aside(topic, pending, keep=pending.survives(error))
             raise
         self._settle(topic, snapshot)
-        for each in written:
+        for each in pending.written:
             each.check()
         return Published(
             rows=sum(file.rows or 0 for file in files),
             files=len(files),
             bytes=sum(file.size_bytes for file in files),
         )
+
+    def _begin(self, topic: Topic) -> _Pending | None:
+        """The next commit of the topic, of which nothing is written."""
+        pending = _Pending([_Written(run) for run in self._choose(topic)])
+        if not pending.written:
+            return None
+        if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
+            pending.preparation = self.table(topic).prepare(topic.topic_id)
+            pending.renewed_at = self._clock.monotonic()
+        return pending
+
+    def _resume(self, topic: Topic) -> _Pending | None:
+        """The commit that was put aside, as far as it can still be made."""
+        pending = self._pending.pop(topic.topic_id, None)
+        if pending is None:
+            return None
+        table = self.table(topic)
+        assert pending.preparation is not None
+        if not self._bring_up_to_date(pending):
+            self._discard(topic, pending)
+            return None
+        now = self._clock.monotonic()
+        if now - pending.renewed_at > table.orphan_grace_seconds / 4:
+            try:
+                table.renew(pending.preparation)
+            except errors.SparklogError as error:
+                self._put_aside(topic, pending, keep=pending.survives(error))
+                raise
+            pending.renewed_at = now
+        return pending
+
+    def _bring_up_to_date(self, pending: _Pending) -> bool:
+        """Whether the runs still continue the table; entries may lie elsewhere by now."""
+        with self._ledger.lock:
+            for each in pending.written:
+                run = each.run
+                entries = tuple(run.partition.unpublished[: len(run.entries)])
+                if run.partition.published != run.first or not entries:
+                    return False
+                if entries[-1].entry.end != run.end:
+                    return False
+                each.run = _Run(partition=run.partition, first=run.first, entries=entries)
+        return True
+
+    def _put_aside(self, topic: Topic, pending: _Pending, *, keep: bool) -> None:
+        """Keeps what is written for the next turn, or removes it."""
+        if keep and self._ledger.by_id(topic.topic_id) is topic:
+            self._pending[topic.topic_id] = pending
+        else:
+            self._discard(topic, pending)
 
     def confirm(self) -> None:
         """Has the ledger forget what is published and has been seen since.
@@ -228,13 +340,17 @@ class Publisher:
 
     # -------------------------------------------------------------------------- writing
 
-    def _write_all(self, topic: Topic, written: Sequence[_Written]) -> None:
+    def _write_all(self, topic: Topic, pending: _Pending) -> None:
+        """Writes all of a commit, or of a large one some files of as many partitions."""
+        written = [each for each in pending.written if not each.is_whole]
+        if pending.preparation is not None:
+            written = written[: max(self._commit_bytes // self._file_bytes, 1)]
         pool = self._pool
         if pool is None or not self._is_worth_a_pool(written):
             for each in written:
-                self._write(topic, each)
+                self._write(topic, each, pending.preparation)
             return
-        writing = [pool.submit(self._write, topic, each) for each in written]
+        writing = [pool.submit(self._write, topic, each, pending.preparation) for each in written]
         for future in writing:
             future.exception()  # waits: nothing is left running behind a failure
         for future in writing:
@@ -255,44 +371,49 @@ class Publisher:
         is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
         return is_quiet or self._ledger.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
 
-    def _discard(self, topic: Topic, written: Sequence[_Written]) -> None:
-        files = [file for each in written for file in each.files]
+    def _discard(self, topic: Topic, pending: _Pending) -> None:
+        """Removes files that are in no commit, and will be in none."""
         with contextlib.suppress(errors.Retriable):  # or else they are swept as orphans
-            self._store.delete(data_path(topic.name, file) for file in files)
+            self._store.delete(data_path(topic.name, file) for file in pending.files)
 
-    def _write(self, topic: Topic, written: _Written) -> None:
+    def _write(self, topic: Topic, written: _Written, preparation: int | None) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read."""
-        sizes = [each.entry.memory_bytes for each in written.run.entries]
+        sizes = [each.entry.memory_bytes for each in written.run.entries[written.sound :]]
         # One file at a time, which ends before an entry that would be too much; and beside it an
         # entry's records twice while they are decoded.
         largest = max(sizes)
         needed = largest + max(largest, min(sum(sizes), self._file_bytes))
         with self._room.hold(needed):
-            self._write_run(topic, written)
+            self._write_run(topic, written, preparation)
             if largest > limits.LARGE_BYTES:
                 pa.default_memory_pool().release_unused()  # it would keep them for this thread
 
-    def _write_run(self, topic: Topic, written: _Written) -> None:
+    def _write_run(self, topic: Topic, written: _Written, preparation: int | None) -> None:
+        """Goes on with the run's files; of a preparation it writes one."""
         run = written.run
-        size = 0
+        size = count = 0
         payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
 
         def write() -> None:
-            nonlocal size
+            nonlocal size, count
             if payloads:
                 batches = rows_of_run(payloads, partition=run.partition.number)
-                written.files.append(self._write_file(topic, run, batches))
+                written.files.append(self._write_file(topic, run, batches, preparation))
                 payloads.clear()
-                size = 0
+            written.sound += count
+            size = count = 0
 
+        begun = len(written.files)
         try:
-            for portion, batches in self._portions(run.entries):
+            for portion, batches in self._portions(run.entries[written.sound :]):
                 if size + sum(each.entry.memory_bytes for each in portion) > self._file_bytes:
                     write()
+                if preparation is not None and len(written.files) > begun:
+                    break
                 for entries, payload in self._decoded(portion, batches):
                     first = entries[0].entry
                     skip = max(run.first - first.base_offset, 0)
-                    written.sound += len(entries)
+                    count += len(entries)
                     # What it came to: an entry's own word may be an estimate.
                     size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
                     payloads.append(
@@ -313,7 +434,13 @@ class Publisher:
             written.error = errors.MissingObject(path=missing.path, reason=reason)
         write()
 
-    def _write_file(self, topic: Topic, run: _Run, batches: Sequence[pa.RecordBatch]) -> TableFile:
+    def _write_file(
+        self,
+        topic: Topic,
+        run: _Run,
+        batches: Sequence[pa.RecordBatch],
+        preparation: int | None,
+    ) -> TableFile:
         return write_file(
             self._store,
             topic=topic.name,
@@ -321,6 +448,7 @@ class Publisher:
             partition=run.partition.number,
             batches=batches,
             clock=self._clock,
+            preparation=preparation,
         )
 
     def _portions(
@@ -373,10 +501,9 @@ class Publisher:
 
     # -------------------------------------------------------------------------- committing
 
-    def _commit(
-        self, topic: Topic, runs: Sequence[_Run], files: Sequence[TableFile]
-    ) -> TableSnapshot:
+    def _commit(self, topic: Topic, runs: Sequence[_Run], pending: _Pending) -> TableSnapshot:
         landed = False
+        files = pending.files
 
         def decide(before: TableSnapshot) -> Change | None:
             nonlocal landed
@@ -387,14 +514,20 @@ class Publisher:
                 return None
             landed = True
             ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
-            return Change(adds=tuple(files), txns={**ends, **_batch_txns(topic, runs, table)})
+            return Change(
+                adds=tuple(files),
+                txns={**ends, **_batch_txns(topic, runs, table)},
+                preparation=pending.preparation,
+            )
 
         table = self.table(topic)
         if table.snapshot.partitions < len(topic.partitions):
             table.refresh()  # some were added since
         snapshot = table.commit(decide)
         if not landed:
-            self._store.delete(data_path(topic.name, file) for file in files)
+            # A commit that got no answer may have landed by now, with these files.
+            unneeded = [file for file in files if not table.is_named(unquote(file.path))]
+            self._store.delete(data_path(topic.name, file) for file in unneeded)
         return snapshot
 
     def _settle(self, topic: Topic, snapshot: TableSnapshot) -> None:

@@ -16,7 +16,6 @@ Rules of this room:
 from __future__ import annotations
 
 import functools
-import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -31,7 +30,7 @@ from sparklog.clock import Clock
 from sparklog.record import FILE_SCHEMA
 from sparklog.storage.objects import Store, claim
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import table_folder
+from sparklog.storage.table import file_suffix, table_folder
 
 FAST_LEVEL: Final = 1
 """Of zstd, for files that will be merged soon: 5 million short records a second and core."""
@@ -218,12 +217,19 @@ def _repeats(keys: pa.Array) -> bool:
 
 
 def put_file(
-    store: Store, encoded: Encoded, *, topic: str, topic_id: str, partition: int, clock: Clock
+    store: Store,
+    encoded: Encoded,
+    *,
+    topic: str,
+    topic_id: str,
+    partition: int,
+    clock: Clock,
+    preparation: int | None = None,
 ) -> TableFile:
     """Puts the file durably under a fresh name. Raises what `claim` does."""
     # Its age counts from before the put; the log keeps it in milliseconds.
     modified_us = clock.now_us() // 1_000 * 1_000
-    name = f"{topic_id}-{encoded.first}-{encoded.last}-{secrets.token_hex(8)}.parquet"
+    name = f"{topic_id}-{encoded.first}-{encoded.last}-{file_suffix(preparation)}.parquet"
     path = f"partition={partition}/{name}"
     ours = claim(store, f"{table_folder(topic)}/{path}", encoded.data, clock=clock)
     assert ours, path
@@ -249,6 +255,7 @@ def write_file(
     batches: Sequence[pa.RecordBatch],
     clock: Clock,
     level: int = FAST_LEVEL,
+    preparation: int | None = None,
 ) -> TableFile:
     """Puts rows of one partition as one data file; the table has it when a commit adds it.
 
@@ -257,5 +264,11 @@ def write_file(
     """
     encoded = encode(batches, level=level)
     return put_file(
-        store, encoded, topic=topic, topic_id=topic_id, partition=partition, clock=clock
+        store,
+        encoded,
+        topic=topic,
+        topic_id=topic_id,
+        partition=partition,
+        clock=clock,
+        preparation=preparation,
     )

@@ -10,7 +10,9 @@ Rules of this room:
   never both stand, whoever makes them.
 - Old commits are removed, oldest first. After that a put far in the past succeeds although v once
   stood there, so a commit counts only if its predecessor still stands after it.
-- A file is added only while it is younger than half the orphan grace: `upkeep` says why.
+- A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
+  name has the number of a preparation that the version right before the commit has open. `upkeep`
+  says why.
 - Other engines flush nothing: delta-rs writes data files and commits that a power cut may leave
   empty. Whatever our next step builds on is made durable first (`settle`): the data files before
   the commit that names them, so that a commit never outlives its rows.
@@ -46,12 +48,31 @@ CONFIG: Final = "sparklog.config"
 
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
 
+_SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
 
 
 def is_our_file(path: str) -> bool:
     """Whether a data file, by its path in the table's folder, has our kind of name."""
     return _OUR_FILE.fullmatch(path) is not None
+
+
+def file_suffix(preparation: int | None) -> str:
+    """The end of a data file's name, which nobody else gives: 16 digits in base 16."""
+    if preparation is None:
+        return secrets.token_hex(8)
+    return f"{preparation:08x}{secrets.token_hex(4)}"
+
+
+def _preparation_of(path: str) -> int | None:
+    """The preparation whose number a data file's name has; a random one where it has none."""
+    named = _SUFFIX.search(path)
+    return int(named[1], 16) if named is not None else None
+
+
+def _lost_preparation(topic: str) -> errors.TimedOut:
+    what = f"preparing files for the table of topic {topic}, which another writer has ended,"
+    return errors.TimedOut(what=what, timeout_seconds=limits.ORPHAN_GRACE_SECONDS)
 
 
 def table_folder(topic: str) -> str:
@@ -82,6 +103,11 @@ def compacted_app_id(topic_id: str, partition: int) -> str:
 def tombstones_app_id(topic_id: str, partition: int) -> str:
     """The `txn` below whose version tombstones have been waiting since its `lastUpdated`."""
     return f"sparklog/{topic_id}/{partition}/tombstones"
+
+
+def preparation_app_id(topic_id: str) -> str:
+    """The `txn` whose version numbers preparations; it is odd while one is open."""
+    return f"sparklog/{topic_id}/preparation"
 
 
 def query_app_id(topic_id: str, query: str) -> str:
@@ -121,6 +147,8 @@ class Change:
     commit (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Add File and Remove File").
     """
     operation: str = "WRITE"
+    preparation: int | None = None
+    """The number of the preparation whose files are added: it must be open, and this closes it."""
     create: bool = False
     """A topic begins: makes the table, or gives that of a deleted topic a new life."""
 
@@ -737,14 +765,21 @@ class Table:
         assert all(unquote(file.path) in replay.active for file in change.removes)
         assert not any(unquote(file.path) in replay.active for file in change.adds)
         assert all(version >= replay.offset(app_id) for app_id, version in change.txns.items())
+        if change.preparation is not None and change.preparation != self.preparation:
+            raise _lost_preparation(self.topic)
         limit_seconds = self.orphan_grace_seconds / 2
         for file in change.adds:
+            if change.preparation is not None and self.is_prepared(unquote(file.path)):
+                continue
             if self.clock.now_us() - file.modified_us > limit_seconds * 1e6:
                 what = f"writing {file.path} and adding it"
                 raise errors.TimedOut(what=what, timeout_seconds=limit_seconds)
 
     def _actions(self, change: Change) -> Actions:
         replay, now_ms = self._replay, self.clock.now_us() // 1_000
+        txns = dict(change.txns)
+        if change.preparation is not None:
+            txns[preparation_app_id(replay.topic_id or "")] = change.preparation + 1
         paths = [unquote(file.path) for file in change.removes]
         if change.create:  # what another engine put in while there was no topic
             paths = list(replay.active)
@@ -753,7 +788,7 @@ class Table:
             metadata=self._metadata(change.properties, now_ms) if change.properties else None,
             txns=[
                 Txn(app_id=app_id, version=version, last_updated=now_ms)
-                for app_id, version in change.txns.items()
+                for app_id, version in txns.items()
             ],
             removes=[
                 Remove(
@@ -776,6 +811,79 @@ class Table:
         merged = {**before.configuration, **properties}
         kept = {name: value for name, value in merged.items() if value is not None}
         return msgspec.structs.replace(before, configuration=kept)
+
+    # -------------------------------------------------------------------------- preparations
+
+    @property
+    def preparation(self) -> int | None:
+        """The number of the preparation that the version last seen has open."""
+        txn = self._preparation_txn()
+        return txn.version if txn is not None and txn.version % 2 else None
+
+    def _preparation_txn(self) -> Txn | None:
+        topic_id = self._replay.topic_id
+        return self.txn(preparation_app_id(topic_id)) if topic_id is not None else None
+
+    def is_prepared(self, path: str) -> bool:
+        """Whether a commit may still add the file, because its preparation is open."""
+        number = self.preparation
+        return number is not None and _preparation_of(path) == number
+
+    def prepare(self, topic_id: str) -> int:
+        """Opens a preparation of files that one later commit adds; ends any other.
+
+        Returns its number, which the names of the files have. Raises what `commit` raises, and
+        `TimedOut` where the topic is gone.
+        """
+        opened: int | None = None
+
+        def decide(before: TableSnapshot) -> Change | None:
+            nonlocal opened
+            opened = None
+            if before.topic_id != topic_id:
+                return None
+            txn = self._preparation_txn()
+            number = txn.version + 1 if txn is not None else 1
+            opened = number if number % 2 else number + 1
+            return Change(txns={preparation_app_id(topic_id): opened}, operation="PREPARE")
+
+        self.commit(decide)
+        if opened is None:
+            raise _lost_preparation(self.topic)
+        return opened
+
+    def renew(self, number: int) -> None:
+        """Says that the preparation is still under way, so that no sweeper ends it.
+
+        Raises what `commit` raises, and `TimedOut` where it has been ended.
+        """
+        stands = False
+
+        def decide(before: TableSnapshot) -> Change | None:
+            nonlocal stands
+            stands = self.preparation == number
+            if not stands or before.topic_id is None:
+                return None
+            app_id = preparation_app_id(before.topic_id)
+            return Change(txns={app_id: number}, operation="PREPARE")
+
+        self.commit(decide)
+        if not stands:
+            raise _lost_preparation(self.topic)
+
+    def end_preparation(self, before_us: int) -> None:
+        """Ends the open preparation if it was not renewed since. Raises what `commit` raises."""
+
+        def decide(before: TableSnapshot) -> Change | None:
+            txn = self._preparation_txn()
+            if before.topic_id is None or txn is None or not txn.version % 2:
+                return None
+            if (txn.last_updated or 0) * 1_000 >= before_us:
+                return None
+            app_id = preparation_app_id(before.topic_id)
+            return Change(txns={app_id: txn.version + 1}, operation="SWEEP")
+
+        self.commit(decide)
 
     # -------------------------------------------------------------------------- keeping
 

@@ -17,6 +17,13 @@ Rules of this room:
   comes again, and fails. So, in this order: see the file, see that w stands (or put an empty
   commit), read the table, and remove the file if it is not named. Between half and three quarters
   of the grace there is room for clocks that disagree.
+- A large batch may take longer to write than that. Its writer first opens a *preparation*, by a
+  commit with a `txn`; its files have the number in their names, and the commit that adds them is
+  made only if the version right before it has that preparation open, and closes it. So the log
+  alone decides, and no clock: who sees a file, and reads the table after that, finds its
+  preparation open, and lets the file be; or closed, and then the table names the file or no commit
+  ever will. The writer renews it while it works. A sweeper closes one that was not renewed for a
+  grace, and a writer opens its own over any other: a writer that is closed out begins again.
 - Another engine makes no such promise, and may work for hours before it commits: only files with
   our kind of name count as orphans. The rest is left to that engine's VACUUM.
 """
@@ -123,19 +130,25 @@ def sweep_orphans(table: Table) -> int:
         return 0
     grace_us = round(table.orphan_grace_seconds * 1e6)
     born_before_us = table.clock.now_us() - grace_us
+    table.end_preparation(born_before_us)
     candidates = [
         stat
         for stat in table.store.walk(table.folder)
         if stat.modified_us < born_before_us
         and is_our_file(stat.name)
-        and not table.is_named(stat.name)
+        and not _is_needed(table, stat.name)
     ]
     if not candidates:
         return 0
     _bar(table, max(stat.modified_us for stat in candidates) + grace_us * 3 // 4)
-    orphans = [stat.name for stat in candidates if not table.is_named(stat.name)]
+    orphans = [stat.name for stat in candidates if not _is_needed(table, stat.name)]
     table.store.delete(f"{table.folder}/{name}" for name in orphans)
     return len(orphans)
+
+
+def _is_needed(table: Table, path: str) -> bool:
+    """Whether the version last seen names the file, or a later commit may."""
+    return table.is_named(path) or table.is_prepared(path)
 
 
 def has_files(table: Table) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
 
@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits, wire
+from sparklog.broker.walkeeper import KeeperLimits
 from sparklog.clock import ManualClock
 from sparklog.recordbatch import Codec
+from sparklog.storage import upkeep
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -172,9 +174,11 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
     written: list[int] = []
     write_file = rig.publisher._write_file
 
-    def watch(topic: Any, run: Any, batches: Sequence[pa.RecordBatch]) -> TableFile:
+    def watch(
+        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
+    ) -> TableFile:
         written.append(sum(each.nbytes for each in batches))
-        return write_file(topic, run, batches)
+        return write_file(topic, run, batches, preparation)
 
     monkeypatch.setattr(rig.publisher, "_write_file", watch)
     commits = []
@@ -198,9 +202,11 @@ def test_entries_of_unknown_size_make_bounded_files(
     written: list[int] = []
     write_file = rig.publisher._write_file
 
-    def watch(topic: Any, run: Any, batches: Sequence[pa.RecordBatch]) -> TableFile:
+    def watch(
+        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
+    ) -> TableFile:
         written.append(sum(each.num_rows for each in batches))
-        return write_file(topic, run, batches)
+        return write_file(topic, run, batches, preparation)
 
     monkeypatch.setattr(rig.publisher, "_write_file", watch)
     assert publish_once(rig)[0] == 1_000
@@ -258,6 +264,215 @@ def test_no_commit_splits_a_querys_batch(
     for partition in range(3):
         found = rows_of_table(store, clock, partition=partition)
         assert [value for _, value in found] == expected[partition]
+
+
+# ------------------------------------------------------------------------------ large batches
+
+SECTION = "x" * 300_000
+
+
+def large(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker that writes one file of some 500 kB a turn, and a batch of 10 for topic t."""
+    options = RigOptions(
+        hot_bytes=0,
+        commit_bytes=500_000,
+        file_bytes=500_000,
+        keeper=KeeperLimits(checkpoint_every_objects=1, carry_after_seconds=300.0),
+    )
+    rig = Rig(store, clock, options=options)
+    rig.create("t", 2)
+    rig.create("u")
+    sections = [(number % 2, [SECTION + f"{number}"]) for number in range(10)]
+    rig.adopt(sections, batch=1)
+    return rig
+
+
+def values(partition: int) -> list[Row]:
+    """The rows of that batch."""
+    return [
+        (offset, f"{SECTION}{number}".encode())
+        for offset, number in enumerate(range(partition, 10, 2))
+    ]
+
+
+def turns(rig: Rig, *, between: Callable[[], object] = lambda: None) -> int:
+    """Publishes topic t; after how many turns there was a commit."""
+    for turn in range(1, 100):
+        if rig.publisher.publish(rig.ledger.topic("t")).rows:
+            return turn
+        assert rows_of_table(rig.store, rig.clock) == []
+        between()
+    raise AssertionError("it never ends")
+
+
+def test_a_large_batch_lets_other_topics_go_between(store: MemoryStore, clock: ManualClock) -> None:
+    """Its files are written in many turns, and one commit adds them all."""
+    rig = large(store, clock)
+    waits: list[int] = []
+
+    def other() -> None:
+        rig.append([f"{len(waits)}"], topic="u")
+        assert rig.publisher.publish(rig.ledger.topic("u")).rows == 1
+        waits.append(len(files(store)))
+
+    assert turns(rig, between=other) == 10
+    assert waits == list(range(1, 10))
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+    found = rig.publisher.table(rig.ledger.topic("t"))
+    assert found.preparation is None
+    assert rig.publisher.publish(rig.ledger.topic("t")).rows == 0
+
+
+def test_a_large_batch_outlives_the_graces(store: MemoryStore, clock: ManualClock) -> None:
+    """Though each file takes half an hour no sweeper takes one, and it begins only once."""
+    rig = large(store, clock)
+    predecessor = Table(store, "t", clock=clock)
+
+    def sweep() -> None:
+        clock.advance(limits.ORPHAN_GRACE_SECONDS / 2)
+        rig.janitor.tick()
+        assert upkeep.sweep_orphans(predecessor) == 0
+
+    assert turns(rig, between=sweep) == 10
+    assert len(files(store)) == 10
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+
+
+def test_a_large_batch_of_a_dead_broker_is_written_again(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """By its successor; what the dead one wrote goes, and if it wakes up it does no harm."""
+    rig = large(store, clock)
+    for _ in range(7):
+        assert publish_once(rig) == (0, 0)
+    successor = rig.successor()
+    for _ in range(3):
+        assert publish_once(successor) == (0, 0)
+    assert len(files(store)) == 10
+    with pytest.raises(errors.TimedOut):
+        turns(rig)
+    assert len(files(store)) == 3
+    assert turns(successor) == 7
+    clock.advance(limits.ORPHAN_GRACE_SECONDS + 1)
+    upkeep.sweep_orphans(Table(store, "t", clock=clock))
+    assert len(files(store)) == 10
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+
+
+def test_a_preparation_that_nobody_renews_ends(store: MemoryStore, clock: ManualClock) -> None:
+    """A broker that died in the middle of a large batch leaves nothing for ever."""
+    rig = large(store, clock)
+    for _ in range(4):
+        publish_once(rig)
+    found = Table(store, "t", clock=clock)
+    clock.advance(limits.ORPHAN_GRACE_SECONDS - 60)
+    assert upkeep.sweep_orphans(found) == 0
+    assert found.preparation == 1
+    clock.advance(120)
+    assert upkeep.sweep_orphans(found) == 4
+    assert files(store) == []
+    with pytest.raises(errors.TimedOut):
+        publish_once(rig)
+    assert turns(rig) == 10
+
+
+@pytest.mark.parametrize(
+    ("error", "is_kept"),
+    [
+        (errors.StorageUnavailable(operation="put", path="", reason="a fault"), True),
+        (PutUnresolved("", "a fault"), True),
+        (errors.StorageFull(root="", free_bytes=0, reserve_bytes=0), False),
+        (RuntimeError("a mistake"), False),
+    ],
+)
+def test_an_error_in_a_large_batch(
+    store: MemoryStore, clock: ManualClock, error: Exception, is_kept: bool
+) -> None:
+    """What is written counts, where the next turn may well succeed; nothing is left otherwise."""
+    rig = large(store, clock)
+    for _ in range(4):
+        publish_once(rig)
+    count = 20 if isinstance(error, PutUnresolved) else 1
+    faulty(
+        rig,
+        *(
+            Fault(operation="put_new", error=error, count=number + 1, prefix="topics/t/partition")
+            for number in range(count)
+        ),
+    )
+    with pytest.raises(Exception, match=r"a fault|bytes free|a mistake"):
+        publish_once(rig)
+    assert len(files(store)) == (4 if is_kept else 0)
+    rig.publisher._store = store
+    for each in rig.publisher._tables.values():
+        each.store = store
+    assert turns(rig) == (6 if is_kept else 10)
+    assert len(files(store)) == 10
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_commit_of_a_large_batch_that_gets_no_answer(
+    store: MemoryStore, clock: ManualClock, moment: Any
+) -> None:
+    """Whether it has landed or not, the next turn finds out, and nothing is written again."""
+    rig = large(store, clock)
+    for _ in range(9):
+        publish_once(rig)
+    lost = PutUnresolved("", "a fault")
+    gone = errors.StorageUnavailable(operation="get", path="", reason="a fault")
+    faulty(
+        rig,
+        *(
+            fault
+            for number in range(limits.CLAIM_ATTEMPTS)
+            for fault in (
+                Fault(operation="put_new", error=lost, count=number + 1, prefix=LOG, moment=moment),
+                Fault(operation="get", error=gone, count=number + 1, prefix=LOG),
+            )
+        ),
+    )
+    with pytest.raises(errors.OutcomeUnknown):
+        publish_once(rig)
+    rig.publisher._store = store
+    for each in rig.publisher._tables.values():
+        each.store = store
+    publish_once(rig)
+    assert len(files(store)) == 10
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+    assert not any(each.unpublished for each in rig.ledger.topic("t").partitions)
+
+
+def test_a_topic_that_is_deleted_takes_its_large_batch_along(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """What was written ahead goes at once."""
+    rig = large(store, clock)
+    for _ in range(4):
+        publish_once(rig)
+    rig.core.delete_topic("t")
+    assert files(store) == []
+
+
+def test_a_large_batch_is_published_behind_what_was_carried(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Its log entries move to newer objects while it is written, and records of others with it."""
+    rig = large(store, clock)
+    rig = rig.successor()
+
+    def carry() -> None:
+        clock.advance(400)
+        rig.keeper.checkpoint()
+        ticket = rig.keeper.carry()
+        if ticket is not None:
+            rig.writer.wait(ticket)
+        rig.append(["later"])
+        rig.trim()
+
+    assert turns(rig, between=carry) == 10
+    assert table(rig)[:5] == values(0)
+    rig.publish()
+    assert [value for _, value in table(rig)[5:]] == [b"later"] * 9
 
 
 def test_added_partitions_are_published(rig: Rig) -> None:
