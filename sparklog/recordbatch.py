@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits, recordloops
 from sparklog.record import HEADERS, LOG_APPEND_TIME, TIMESTAMP
+from sparklog.record import rows as rows_of
 from sparklog.recordloops import Bytes, Flags, Ints, Longs
 
 Raw: TypeAlias = bytes | bytearray | memoryview | pa.Buffer
@@ -623,3 +624,44 @@ def _sealed(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Read-only, as the loops are compiled for."""
     values.flags.writeable = False
     return values
+
+
+# ------------------------------------------------------------------------------ compiling
+
+
+_LOOPS: Final = 100
+"""More than there are."""
+
+
+def compile_loops() -> OSError | None:
+    """Has every loop compiled that is used here, or loaded from `recordloops.CACHE`.
+
+    Takes seconds or less. Returns why what was compiled could not be kept there, if so: then the
+    next process compiles it again.
+    """
+    failure = None
+    for _ in range(_LOOPS):
+        try:
+            _use_loops()
+            break
+        except OSError as error:  # by then numba has compiled one more
+            failure = error
+    return failure
+
+
+def _use_loops() -> None:
+    """Uses every loop, so that it is compiled for the very types that are met later."""
+    values = [b"", None, bytes(_SMALL_BYTES)]
+    pairs = [[("key", b"value"), ("key", None)], [], None]
+    for headers in (pa.array(pairs, HEADERS), pa.nulls(len(values), HEADERS)):
+        columns = {
+            "key": pa.array(values, pa.binary()),
+            "value": pa.array(values, pa.binary()),
+            "headers": headers,
+        }
+        payload = pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+        whole = rows_of(payload, partition=0, base_offset=0, timestamp_us=0, timestamp_type=0)
+        for size in (1, len(values)):
+            for batch in encode(whole.slice(0, size), leader_epoch=0, limit_bytes=limits.GIB):
+                stamps_and_keys(check(batch))
+                decode(batch)

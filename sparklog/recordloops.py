@@ -5,8 +5,8 @@ deltas as zigzag varints; a length of -1 is a null.
 Source: https://kafka.apache.org/documentation/#recordbatch and KIP-98.
 
 All of it is pure, lets go of the GIL unless its name ends in `small`, and is compiled once a
-machine: numba keeps what it made in a cache. Nothing here is trusted: every read is within bounds,
-and `measure` comes before `take`.
+machine: numba keeps what it made in `CACHE`, where there is such a folder. Nothing here is trusted:
+every read is within bounds, and `measure` comes before `take`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
+from sparklog import loopcache
+
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int32]
@@ -26,12 +28,20 @@ Flags = npt.NDArray[np.bool_]
 _Loop = TypeVar("_Loop", bound=Callable[..., Any])
 
 
+def _nothing() -> None:
+    """Stands for the loops of this file where a place is looked for to keep them."""
+
+
+CACHE: Final = loopcache.folder_for(_nothing)
+"""The folder that keeps what is compiled here; None: each process compiles it again."""
+
+
 def _compiled(loop: _Loop) -> _Loop:
-    return cast("_Loop", njit(cache=True, nogil=True)(loop))
+    return cast("_Loop", njit(cache=CACHE is not None, nogil=True)(loop))
 
 
 def _compiled_held(loop: _Loop) -> _Loop:
-    return cast("_Loop", njit(cache=True)(loop))
+    return cast("_Loop", njit(cache=CACHE is not None)(loop))
 
 
 # ------------------------------------------------------------------------------ what is wrong

@@ -56,6 +56,7 @@ _PUBLISH_TICK_SECONDS = 0.02
 _KEEP_TICK_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
+_SLOW_SECONDS = 1.0
 _LEAVING_SECONDS = 0.7
 """So long a broker may keep its ports after it has said that it has stopped."""
 _SWITCH_INTERVAL_SECONDS = 0.001
@@ -124,6 +125,8 @@ class Agent:
         """
         settings, store, clock = self.settings, self._store, self._clock
         _check_installed(settings.kafka)
+        if settings.kafka.listen:
+            _compile_loops()  # before the root is taken: whoever leads it until then goes on
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         listen = ports.with_port(settings.flight.listen)
         self.address = _advertised(settings.flight.advertised, listen)
@@ -508,6 +511,44 @@ def _check_installed(settings: KafkaSettings) -> None:
             missing=", ".join(missing),
             hint="pip install 'sparklog[broker]', or start the broker without it by --kafka ''",
         )
+
+
+def _compile_loops() -> None:
+    """Has the loops over Kafka's records compiled, which else the first client would wait for."""
+    began = time.monotonic()
+    slow = threading.Timer(
+        _SLOW_SECONDS,
+        lambda: _log.info(
+            "compiling the loops over Kafka's records, which takes some seconds once per machine"
+        ),
+    )
+    slow.daemon = True
+    slow.start()
+    try:
+        from sparklog import loopcache, recordbatch, recordloops
+
+        unkept = recordbatch.compile_loops()
+    finally:
+        slow.cancel()
+    seconds = round(time.monotonic() - began, 1)
+    folder = recordloops.CACHE
+    if folder is None or unkept is not None:
+        _log.warning(
+            "the loops over Kafka's records cannot be kept, and are compiled at each start: set"
+            " NUMBA_CACHE_DIR to a folder that this user can write",
+            folder=str(folder),
+            reason=str(unkept) if unkept is not None else "no folder can be written",
+            seconds=seconds,
+        )
+    elif loopcache.is_temporary(folder):
+        _log.warning(
+            "the loops over Kafka's records are kept in a temporary folder, because neither the"
+            " installation nor the user's cache can be written: set NUMBA_CACHE_DIR to another",
+            folder=str(folder),
+            seconds=seconds,
+        )
+    elif seconds >= _SLOW_SECONDS:
+        _log.info("compiled the loops over Kafka's records", folder=str(folder), seconds=seconds)
 
 
 def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> KafkaDoor:

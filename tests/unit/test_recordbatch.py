@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import struct
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 from typing import Any
 
 import cramjam
@@ -14,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog import errors, limits, recordbatch
+from sparklog import errors, limits, recordbatch, recordloops
 from sparklog.record import ROW_SCHEMA, rows
 from sparklog.recordbatch import Codec
 from tests.support.batches import Record, built, changed, read
@@ -333,3 +338,50 @@ def test_headers_that_are_small_on_the_wire_only_are_refused() -> None:
     with pytest.raises(errors.BatchTooLarge):
         recordbatch.check(batch, limit_bytes=500_000)
     assert recordbatch.check(batch, limit_bytes=1_000_000).header.record_count == 1
+
+
+def signatures() -> int:
+    """For how many combinations of types loops are compiled."""
+    loops = [each for each in vars(recordloops).values() if hasattr(each, "signatures")]
+    assert len(loops) > 10
+    return sum(len(each.signatures) for each in loops)
+
+
+def test_loops_are_compiled_for_all_that_comes() -> None:
+    """No type of array is met later that they were not compiled for before."""
+    assert recordbatch.compile_loops() is None
+    before = signatures()
+    pair = (("name", b"value"), ("none", None))
+    few = [Record(SECOND_MS, b"k", b"v", pair), Record(SECOND_MS, None, None)]
+    large = [Record(SECOND_MS, bytes(100_000), bytes(100_000), pair)] * 3
+    for some in (few, large, few[1:]):
+        for codec in CODECS:
+            batch = built(some, codec)
+            recordbatch.stamps_and_keys(recordbatch.check(batch))
+            recordbatch.check(bytearray(batch))
+            payload = recordbatch.decode(batch, pa.py_buffer(batch), bytearray(batch))
+            taken = rows(payload, partition=0, base_offset=7, timestamp_us=0, timestamp_type=0)
+            for part in (taken, taken.slice(1), pa.concat_batches([taken, taken.slice(1, 1)])):
+                assert list(recordbatch.encode(part, leader_epoch=0, limit_bytes=1_000))
+    assert signatures() == before
+
+
+def test_loops_are_compiled_where_they_cannot_be_kept(tmp_path: Path) -> None:
+    """A full disk costs the cache, and nothing else."""
+    code = """
+        import errno
+        from numba.core.caching import IndexDataCacheFile
+        def save(*_):
+            raise OSError(errno.ENOSPC, "no space")
+        IndexDataCacheFile.save = save
+        from sparklog import recordbatch
+        print(recordbatch.compile_loops(), recordbatch.compile_loops())
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout == "[Errno 28] no space None\n"
