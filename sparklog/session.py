@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from sparklog import errors, limits, wire
+from sparklog.client import arguments
 from sparklog.client.connection import Connection
 from sparklog.client.log import Log
 from sparklog.clock import Clock, SystemClock
@@ -97,6 +98,17 @@ def connect(
         errors.WrongCluster: the address that the root's broker gave is another's here.
     """
     place, names_broker = _place(target)
+    arguments.flag("detached", detached)
+    if storage_options is not None:
+        for name, value in arguments.mapping(
+            "storage_options", storage_options, "{name: text}"
+        ).items():
+            arguments.text("storage_options", name)
+            if not isinstance(value, str):  # it may be a secret, and errors are logged
+                reason = f"expected a str, not {type(value).__name__}"
+                raise errors.BadOption(
+                    option=f"storage_options[{name!r}]", value="…", reason=reason
+                )
     if names_broker:
         if kafka is not None:
             reason = "it is of a broker that is started here, and the target is one that runs"
@@ -141,6 +153,9 @@ def _place(target: str | os.PathLike[str] | None) -> tuple[str, bool]:
             value=target,
             reason=f"give a root or host:port, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}",
         )
+    if not isinstance(target, str | os.PathLike):
+        reason = "expected a folder, a URI or host:port, as a str or a path"
+        raise errors.BadOption(option="target", value=repr(target), reason=reason)
     place = os.fspath(target)
     if is_address(place) and not Path(place).exists():
         return place, True

@@ -6,9 +6,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sparklog import errors, wire
+from sparklog.client import arguments
 from sparklog.client.connection import Connection
-from sparklog.client.reading import TopicPartition
+from sparklog.client.reading import TopicPartition, check_offsets
 
+_ALL_RECORDS: Final = -1
+"""As Kafka's DeleteRecords has it."""
 _DELETION_SECONDS: Final = 60.0
 """For files that are rewritten."""
 
@@ -43,10 +46,13 @@ class Admin:
             errors.TopicExists, errors.BadTopicName, errors.BadPartitionCount, errors.BadOption
         """
         request = wire.CreateTopic(
-            topic=topic,
-            partitions=-1 if partitions is None else partitions,
-            config={name: _text(value) for name, value in (config or {}).items()},
-            if_absent=if_absent,
+            topic=arguments.topic(topic),
+            partitions=-1 if partitions is None else arguments.whole("partitions", partitions),
+            config={
+                name: _text(value)
+                for name, value in _config({} if config is None else config).items()
+            },
+            if_absent=arguments.flag("if_absent", if_absent),
         )
         created: wire.TopicInfo = self.connection.action("topics.create", request)
         return created
@@ -58,7 +64,7 @@ class Admin:
 
     def describe(self, topic: str) -> wire.TopicInfo:
         """Partitions with their offsets and leaders, config and table. Raises `UnknownTopic`."""
-        request = wire.TopicName(topic=topic)
+        request = wire.TopicName(topic=arguments.topic(topic))
         info: wire.TopicInfo = self.connection.action("topics.describe", request)
         return info
 
@@ -67,8 +73,10 @@ class Admin:
 
         Raises `UnknownTopic`, `BadOption`.
         """
-        changes = {name: None if value is None else _text(value) for name, value in config.items()}
-        request = wire.AlterTopic(topic=topic, config=changes)
+        changes = {
+            name: None if value is None else _text(value) for name, value in _config(config).items()
+        }
+        request = wire.AlterTopic(topic=arguments.topic(topic), config=changes)
         info: wire.TopicInfo = self.connection.action("topics.alter", request)
         return info
 
@@ -77,7 +85,9 @@ class Admin:
 
         Raises `UnknownTopic`, `BadPartitionCount`.
         """
-        request = wire.AddPartitions(topic=topic, partitions=partitions)
+        request = wire.AddPartitions(
+            topic=arguments.topic(topic), partitions=arguments.whole("partitions", partitions)
+        )
         info: wire.TopicInfo = self.connection.action("topics.add_partitions", request)
         return info
 
@@ -87,7 +97,7 @@ class Admin:
         Where `cleanup.policy` is `compact`, records that a later one of their key supersedes go.
         Raises `UnknownTopic`.
         """
-        name = wire.TopicName(topic=topic)
+        name = wire.TopicName(topic=arguments.topic(topic))
         return self.connection.action("topics.compact", name, timeout_seconds=600.0)
 
     def delete_records(
@@ -109,9 +119,19 @@ class Admin:
             errors.UnknownTopic, errors.UnknownPartition: there is no such.
             errors.OffsetOutOfRange: an offset beyond the end; nothing was deleted anywhere.
             errors.PolicyViolation: the topic keeps the last record of each key.
+            errors.BadOption: an argument of another type, or a negative offset that is not -1.
         """
+        given = arguments.mapping("offsets", offsets, "{partition: offset}")
+        timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
         request = wire.DeleteRecords(
-            topic=topic, offsets=dict(offsets), timeout_seconds=timeout_seconds
+            topic=arguments.topic(topic),
+            offsets={
+                arguments.partition("offsets", partition): arguments.whole(
+                    f"offset of partition {partition}", offset, least=_ALL_RECORDS
+                )
+                for partition, offset in given.items()
+            },
+            timeout_seconds=timeout_seconds,
         )
         # The broker keeps the time of publishing; what is added is for the deletion itself.
         answer: wire.LogStarts = self.connection.action(
@@ -121,7 +141,7 @@ class Admin:
 
     def delete_topic(self, topic: str) -> None:
         """Raises `UnknownTopic`."""
-        self.connection.action("topics.delete", wire.TopicName(topic=topic))
+        self.connection.action("topics.delete", wire.TopicName(topic=arguments.topic(topic)))
 
     def groups(self) -> list[wire.GroupInfo]:
         """All consumer groups, sorted by name, without their members."""
@@ -134,7 +154,7 @@ class Admin:
         Raises `GroupRefused` where there is no such group.
         """
         info: wire.GroupInfo = self.connection.action(
-            "groups.describe", wire.GroupName(group=group)
+            "groups.describe", wire.GroupName(group=arguments.text("group", group))
         )
         return info
 
@@ -143,7 +163,7 @@ class Admin:
 
         Nothing of topics that are gone, or where there is no such group.
         """
-        request = wire.GroupName(group=group)
+        request = wire.GroupName(group=arguments.text("group", group))
         found: wire.GroupOffsets = self.connection.action("groups.offsets", request)
         return {(each.topic, each.partition): each.offset for each in found.offsets}
 
@@ -156,15 +176,13 @@ class Admin:
 
         Raises:
             errors.GroupRefused: it has members, or a partition does not exist; the others stand.
-            errors.BadOption: a negative offset; nothing was committed.
+            errors.BadOption: an argument of another type, or a negative offset; nothing was
+                committed.
         """
-        for (topic, partition), offset in offsets.items():
-            if offset < 0:
-                reason = f"of {topic}-{partition}; offsets begin at 0"
-                raise errors.BadOption(option="offset", value=offset, reason=reason)
+        arguments.text("group", group)
         wanted = [
             wire.GroupOffset(topic=topic, partition=partition, offset=offset)
-            for (topic, partition), offset in offsets.items()
+            for (topic, partition), offset in check_offsets(offsets).items()
         ]
         try:
             self.connection.action("groups.commit", wire.CommitOffsets(group=group, offsets=wanted))
@@ -177,19 +195,32 @@ class Admin:
 
         Raises `GroupRefused` where there is no such group, or a member subscribes to the topic.
         """
+        arguments.text("group", group)
+        what = "a list of (topic, partition)"
         wanted = [
-            wire.GroupPartition(topic=topic, partition=number) for topic, number in partitions
+            wire.GroupPartition(topic=topic, partition=number)
+            for topic, number in arguments.each(
+                "partitions", partitions, arguments.topic_partition, what
+            )
         ]
         self.connection.action("groups.forget", wire.ForgetOffsets(group=group, partitions=wanted))
 
     def delete_group(self, group: str) -> None:
         """With all that it has committed. Raises `GroupRefused`: it has members, or is none."""
+        arguments.text("group", group)
         self.connection.action("groups.delete", wire.GroupName(group=group))
 
     def cluster(self) -> wire.ClusterInfo:
         """The cluster's id, root and brokers."""
         info: wire.ClusterInfo = self.connection.action("cluster")
         return info
+
+
+def _config(given: Any) -> Mapping[str, Any]:
+    config = arguments.mapping("config", given, "{key: value}")
+    for name in config:
+        arguments.text("config", name)
+    return config
 
 
 def _text(value: Any) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog import errors, limits, wire
+from sparklog.client import arguments
 from sparklog.client.connection import Connection
 from sparklog.client.feed import Chunk, Feed, Place
 from sparklog.client.groupfeed import GroupFeed, OnPartitions
@@ -29,6 +30,10 @@ from sparklog.client.reading import (
     Record,
     Start,
     TopicPartition,
+    check_offsets,
+    check_point,
+    check_start,
+    check_time,
     describe,
     offsets_of,
     points_by_partition,
@@ -47,10 +52,10 @@ class Consumer:
         connection: to the brokers; stays open when the consumer is closed.
         topics: one name or several, which must exist; in a group also a compiled pattern, which
             matches whole names.
-        start: where to begin: "earliest", "latest", an offset, a datetime with a zone (the first
-            record that is not older), or one of these for each of some partitions, as
-            `{("t", 0): 12}` or `{"t": {0: 12}}`; others begin at the earliest. In a group only
-            where nothing is committed, or it is not there any more; "error" raises then.
+        start: where to begin: "earliest", "latest", an offset, a time (a datetime with a zone, or
+            ISO 8601: the first record that is not older), or one of these for each of some
+            partitions, as `{("t", 0): 12}` or `{"t": {0: 12}}`; others begin at the earliest. In a
+            group only where nothing is committed, or it is not there any more; "error" raises then.
         follow: wait for new records, for ever, and in new partitions too; False: end at the
             records that stand when the consumer is made, or in a group when it is assigned them.
         columns: of `ROW_SCHEMA`, what is fetched; None: all. Records have None for the others.
@@ -112,11 +117,20 @@ class Consumer:
     ) -> None:
         self._connection = connection
         self._topics = Topics(topics)
+        fetched = wire_columns(columns)
         self._columns = None if columns is None else list(columns)
-        self._max_poll_rows = max_poll_rows
-        self._key_deserializer = key_deserializer
-        self._value_deserializer = value_deserializer
-        fetched = wire_columns(self._columns)
+        self._max_poll_rows = arguments.whole("max_poll_rows", max_poll_rows, least=1)
+        self._key_deserializer = arguments.function("key_deserializer", key_deserializer)
+        self._value_deserializer = arguments.function("value_deserializer", value_deserializer)
+        arguments.flag("follow", follow)
+        arguments.flag("auto_commit", auto_commit)
+        arguments.text("client_id", client_id)
+        arguments.function("on_assign", on_assign)
+        arguments.function("on_revoke", on_revoke)
+        buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, least=1)
+        metadata_age_seconds = arguments.number(
+            "metadata_age_seconds", metadata_age_seconds, least=0, may_be_infinite=True
+        )
         self._chunk: Chunk | None = None
         """What `_records` are of; its end becomes the position after the last of them."""
         self._records: Iterator[Record] = iter(())
@@ -134,7 +148,7 @@ class Consumer:
                 group=group,
                 instance_id=instance_id,
                 client_id=client_id,
-                assignors=tuple(assignors),
+                assignors=tuple(arguments.texts("assignors", assignors)),
                 session_timeout_seconds=session_timeout_seconds,
                 heartbeat_seconds=heartbeat_seconds,
                 max_poll_interval_seconds=max_poll_interval_seconds,
@@ -210,7 +224,8 @@ class Consumer:
             errors.GroupRefused: the group does not take it, and says why.
             errors.MemberFenced: another process has come as the same static member.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        seconds = arguments.timeout("timeout", timeout)
+        deadline = None if seconds is None else time.monotonic() + seconds
         if not self._attend(deadline):
             return []
         records = self._next_records()
@@ -314,12 +329,13 @@ class Consumer:
         return self._place(topic, partition).position
 
     def seek(self, topic: str, partition: int, offset: Point) -> None:
-        """Goes on at `offset`, which may also be "earliest", "latest" or a datetime.
+        """Goes on at `offset`, which may also be "earliest", "latest" or a time.
 
         Whether it exists turns out when it is read, and here where it is beyond the end of a
         consumer that does not follow. Raises `BadOption`, `OffsetOutOfRange`.
         """
         place = self._place(topic, partition)
+        offset = check_point("offset", offset)
         if not isinstance(offset, int):
             info = describe(self._connection, topic)
             offset = offsets_of(self._connection, info, {partition: offset})[partition]
@@ -353,8 +369,12 @@ class Consumer:
             for each in info.partitions
         }
 
-    def offsets_for_times(self, when: datetime) -> dict[TopicPartition, int]:
-        """Of each partition the first record that is not older than `when`, or the end."""
+    def offsets_for_times(self, when: datetime | str) -> dict[TopicPartition, int]:
+        """Of each partition the first record that is not older than `when`, or the end.
+
+        Raises `BadOption` where `when` is no datetime with a zone, nor a time in ISO 8601.
+        """
+        when = check_time("when", when)
         return {
             (info.topic, partition): offset
             for info in self._describe()
@@ -368,7 +388,8 @@ class Consumer:
         return [describe(self._connection, name) for name in names]
 
     def _place(self, topic: str, partition: int) -> Place:
-        place = self._feed.places.get((topic, partition))
+        key = arguments.topic(topic), arguments.whole("partition", partition)
+        place = self._feed.places.get(key)
         if place is None:
             raise errors.BadOption(
                 option="partition", value=f"{topic}-{partition}", reason="it is not being consumed"
@@ -376,6 +397,7 @@ class Consumer:
         return place
 
     def _pause(self, topic: str, partitions: Iterable[int], *, is_paused: bool) -> None:
+        arguments.topic(topic)
         all_of_it = [number for name, number in self._feed.places if name == topic]
         places = [self._place(topic, number) for number in list(partitions) or all_of_it]
         self._drop_chunk_of(places)
@@ -409,7 +431,7 @@ class Consumer:
             errors.BadRequest: it is in no group, or was not polled yet, or is closed.
         """
         group = self._in_group("commit")
-        wanted = group.positions() if offsets is None else dict(offsets)
+        wanted = group.positions() if offsets is None else check_offsets(offsets)
         if wanted:
             group.membership.commit(wanted)
 
@@ -463,6 +485,7 @@ def _start_offsets(
     points: dict[str, dict[int, Point]] = {
         info.topic: dict.fromkeys(range(len(info.partitions)), "earliest") for info in infos
     }
+    start = check_start(start)
     if not isinstance(start, Mapping):
         for of_topic in points.values():
             of_topic.update(dict.fromkeys(of_topic, start))

@@ -23,6 +23,7 @@ from sparklog.client.reading import (
     Point,
     Start,
     TopicPartition,
+    check_start,
     describe,
     offsets_of,
     points_by_partition,
@@ -65,9 +66,7 @@ class GroupFeed:
         on_assign: OnPartitions | None,
         on_revoke: OnPartitions | None,
     ) -> None:
-        if isinstance(start, str) and start not in ("earliest", "latest", ERROR):
-            reason = "expected an offset, 'earliest', 'latest', 'error', or a datetime"
-            raise errors.BadOption(option="start", value=start, reason=reason)
+        start = check_start(start, others=(ERROR,))
         self.membership = membership
         self.handed: tuple[Place, int] | None = None
         """What was handed out last, and may not be dealt with yet: of this place, from here on."""

@@ -18,11 +18,19 @@ from typing import Any, Self
 import pyarrow as pa
 
 from sparklog import errors, limits, wire
+from sparklog.client import arguments
 from sparklog.client.admin import Admin
 from sparklog.client.connection import Connection
 from sparklog.client.consumer import Consumer
 from sparklog.client.producer import Producer
-from sparklog.client.reading import Point, describe, offsets_of, read_range, wire_columns
+from sparklog.client.reading import (
+    Point,
+    check_time,
+    describe,
+    offsets_of,
+    read_range,
+    wire_columns,
+)
 from sparklog.record import ROW_SCHEMA
 
 Points = Point | Mapping[int, Point]
@@ -85,8 +93,8 @@ class Log(Admin):
 
         Args:
             topic: must exist.
-            start: the first offset, or a datetime with a zone, or one of these by partition; None:
-                the earliest.
+            start: the first offset, or a time (a datetime with a zone, or ISO 8601), or one of
+                these by partition; None: the earliest.
             end: as `start`, and not included; None: what stands when the call is made.
             columns: of `ROW_SCHEMA`, in the order wanted; None: all.
             partitions: None: all.
@@ -96,9 +104,12 @@ class Log(Admin):
             errors.OffsetOutOfRange: start or end is outside what exists in a partition.
             errors.BadOption: a start that is after the end.
         """
-        names = ROW_SCHEMA.names if columns is None else list(columns)
+        names = ROW_SCHEMA.names if columns is None else arguments.texts("columns", columns)
         fetched = wire_columns(names)
-        info = describe(self.connection, topic)
+        if partitions is not None:
+            what = "the numbers of partitions, as a list"
+            partitions = arguments.each("partitions", partitions, arguments.partition, what)
+        info = describe(self.connection, arguments.topic(topic))
         wanted = range(len(info.partitions)) if partitions is None else sorted(set(partitions))
         starts = _bounds(self.connection, info, wanted, start, "earliest")
         ends = _bounds(self.connection, info, wanted, end, "latest")
@@ -116,9 +127,13 @@ class Log(Admin):
         schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
         return pa.Table.from_batches([batch.select(names) for batch in read], schema)
 
-    def offsets_for_times(self, topic: str, when: datetime) -> dict[int, int]:
-        """Of each partition the first record that is not older than `when`, or the end."""
-        info = describe(self.connection, topic)
+    def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
+        """Of each partition the first record that is not older than `when`, or the end.
+
+        Raises `BadOption` where `when` is no datetime with a zone, nor a time in ISO 8601.
+        """
+        when = check_time("when", when)
+        info = describe(self.connection, arguments.topic(topic))
         points = dict.fromkeys(range(len(info.partitions)), when)
         return offsets_of(self.connection, info, points)
 
@@ -132,8 +147,10 @@ class Log(Admin):
             timeout_seconds: `TimedOut` is raised after it; publishing goes on by itself.
         """
         names = [topics] if isinstance(topics, str) else topics
+        timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
         request = wire.PublishNow(
-            topics=None if names is None else list(names), timeout_seconds=timeout_seconds
+            topics=None if names is None else arguments.texts("topics", names),
+            timeout_seconds=timeout_seconds,
         )
         # The broker keeps the time; what is added is for its answer.
         self.connection.action(

@@ -27,7 +27,7 @@ from typing import Any, Final
 import msgspec
 
 from sparklog import errors, limits, wire
-from sparklog.client import assign
+from sparklog.client import arguments, assign
 from sparklog.client.connection import Backoff, Connection, may_pass
 from sparklog.client.reading import TopicPartition, describe
 
@@ -53,17 +53,22 @@ class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `BadOption`."""
-        if not self.group:
-            raise errors.BadOption(option="group", value=self.group, reason="a group has a name")
+        arguments.text("group", self.group)
+        if self.instance_id is not None:
+            arguments.text("instance_id", self.instance_id)
         for name in self.assignors:
             if name not in assign.ASSIGNORS:
-                reason = f"of {', '.join(assign.ASSIGNORS)}"
+                reason = f"expected some of {', '.join(assign.ASSIGNORS)}"
                 raise errors.BadOption(option="assignors", value=name, reason=reason)
         if not self.assignors:
-            raise errors.BadOption(option="assignors", value=(), reason="name one at least")
-        for name in ("heartbeat_seconds", "max_poll_interval_seconds", "auto_commit_seconds"):
-            if getattr(self, name) <= 0:
-                raise errors.BadOption(option=name, value=getattr(self, name), reason="above 0")
+            raise errors.BadOption(option="assignors", value="[]", reason="name one at least")
+        for name in (
+            "heartbeat_seconds",
+            "session_timeout_seconds",
+            "max_poll_interval_seconds",
+            "auto_commit_seconds",
+        ):
+            arguments.number(name, getattr(self, name), above=0)
         if self.heartbeat_seconds >= self.session_timeout_seconds:
             raise errors.BadOption(
                 option="heartbeat_seconds",
@@ -81,7 +86,12 @@ class Topics:
         if isinstance(topics, str):
             self._names = [topics]
         elif not isinstance(topics, re.Pattern):
-            self._names = list(topics)
+            what = "the name of a topic, a list of names, or a compiled pattern"
+            self._names = arguments.each(
+                "topics", topics, lambda _, name: arguments.topic(name), what
+            )
+            if not self._names:
+                raise errors.BadOption(option="topics", value="[]", reason=f"expected {what}")
 
     def names(self, connection: Connection) -> list[str]:
         """As of now."""

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog import errors, limits, wire
+from sparklog.client import arguments
 from sparklog.client.batch import (
     Header,
     OnDelivery,
@@ -84,22 +85,23 @@ class Producer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         self._senders: dict[str, TopicSender] = {}
-        _at_least("linger_ms", linger_ms, 0)
-        _at_least("batch_rows", batch_rows, 1)
-        _at_least("batch_bytes", batch_bytes, 1)
-        _at_least("buffer_bytes", buffer_bytes, 1)
+        batch_rows = arguments.whole("batch_rows", batch_rows, least=1)
+        batch_bytes = arguments.whole("batch_bytes", batch_bytes, least=1)
+        buffer_bytes = arguments.whole("buffer_bytes", buffer_bytes, least=1)
         self._connection = connection
         self._options = SendingOptions(
-            linger_seconds=linger_ms / 1000,
-            max_block_seconds=max_block_seconds,
-            delivery_timeout_seconds=delivery_timeout_seconds,
+            linger_seconds=arguments.number("linger_ms", linger_ms, least=0) / 1000,
+            max_block_seconds=arguments.number("max_block_seconds", max_block_seconds, least=0),
+            delivery_timeout_seconds=arguments.number(
+                "delivery_timeout_seconds", delivery_timeout_seconds, above=0
+            ),
         )
         self._last_row = min(batch_rows, limits.MAX_BATCH_ROWS) - 1
         self._batch_bytes = min(batch_bytes, limits.MAX_BATCH_BYTES // 2)
-        self._partitioner = partitioner
-        self._key_serializer = key_serializer
-        self._value_serializer = value_serializer
-        self._on_delivery = on_delivery
+        self._partitioner = arguments.function("partitioner", partitioner)
+        self._key_serializer = arguments.function("key_serializer", key_serializer)
+        self._value_serializer = arguments.function("value_serializer", value_serializer)
+        self._on_delivery = arguments.function("on_delivery", on_delivery)
         self._serializes = bool(key_serializer or value_serializer)
         self._asks_each = bool(partitioner or on_delivery)
         self._pool = BufferPool(buffer_bytes)
@@ -127,8 +129,9 @@ class Producer:
             value: bytes, or what `value_serializer` takes; None is a tombstone.
             key: bytes, or what `key_serializer` takes; records with the same key keep their order.
             headers: names and bytes, as pairs or a mapping.
-            timestamp: a datetime with a zone, or an int of *milliseconds* since 1970, as in Kafka's
-                clients; None: the time of arrival at the broker.
+            timestamp: a datetime with a zone, a time in ISO 8601 (UTC without a zone), or an int of
+                *milliseconds* since 1970, as in Kafka's clients; None: the time of arrival at the
+                broker.
             partition: None: by the key, or any.
             on_delivery: called with (error or None, `RecordMetadata` or None) on the producer's
                 thread. What it raises is logged; it must not wait for records of this topic.
@@ -141,7 +144,11 @@ class Producer:
             errors.BrokerUnavailable: no broker could tell about the topic in that time.
             errors.BadRequest: the producer is closed.
         """
-        sender = self._senders.get(topic) or self._sender_of(topic)
+        try:
+            sender = self._senders.get(topic) or self._sender_of(topic)
+        except TypeError:  # it cannot even be looked up
+            check_topic_name(topic)
+            raise
         if (
             type(value) is not bytes
             or (key is not None and type(key) is not bytes)
@@ -207,6 +214,7 @@ class Producer:
             sender.check_partition(partition)
         callbacks: tuple[Callable[[RecordFuture], object], ...] = ()
         if on_delivery is not None or self._on_delivery is not None:
+            arguments.function("on_delivery", on_delivery)
             both = self._on_delivery, on_delivery
             callbacks = tuple(delivery_callback(each) for each in both if each is not None)
         with sender.lock:
@@ -294,6 +302,7 @@ class Producer:
         Raises `TimedOut` after `timeout` seconds; None: waits as long as it takes. Failures are for
         the futures to tell.
         """
+        timeout = arguments.timeout("timeout", timeout)
         deadline = None if timeout is None else time.monotonic() + timeout
         for sender in list(self._senders.values()):
             if not sender.flush(deadline):
@@ -372,11 +381,6 @@ class Producer:
 # ------------------------------------------------------------------------------ records in
 
 
-def _at_least(option: str, value: float, least: int) -> None:
-    if value < least:
-        raise errors.BadOption(option=option, value=value, reason=f"expected {least} or more")
-
-
 def _bytes_of(what: str, value: Any, serializer: Serializer | None) -> bytes | None:
     if value is None:
         return None
@@ -394,6 +398,8 @@ def _bytes_of(what: str, value: Any, serializer: Serializer | None) -> bytes | N
 
 def _whole_number(partition: Any) -> int:
     try:
+        if isinstance(partition, bool):
+            raise TypeError
         return operator.index(partition)
     except TypeError as error:
         raise errors.WrongSchema(reason=f"a partition is an int, not {partition!r}") from error
@@ -401,6 +407,8 @@ def _whole_number(partition: Any) -> int:
 
 def _pairs(headers: Headers) -> list[Header]:
     items: Iterable[Any] = headers.items() if isinstance(headers, Mapping) else headers
+    if not isinstance(items, Iterable):
+        raise errors.WrongSchema(reason=f"headers are pairs of a name and bytes, not {headers!r}")
     pairs = []
     for item in items:
         match item:

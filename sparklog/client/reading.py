@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import operator
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import repeat
@@ -10,16 +12,18 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sparklog import errors, wire
+from sparklog.client import arguments
 from sparklog.client.batch import Header
 from sparklog.client.connection import Connection, failure_of, is_of_the_broker
 from sparklog.client.serialize import Deserializer
-from sparklog.client.times import datetime_us, utc
+from sparklog.client.times import datetime_us, moment, utc
 from sparklog.record import ROW_SCHEMA
 
 TopicPartition = tuple[str, int]
 
 Point = int | str | datetime
-"""An offset, "earliest", "latest", or a time: the first record that is not older."""
+"""An offset, "earliest", "latest", or a time, which is the first record that is not older: a
+datetime with a zone, or ISO 8601, which is UTC where it names no zone."""
 
 Start = Point | Mapping[TopicPartition, Point] | Mapping[str, Mapping[int, Point]]
 """A point for all partitions, or one for some: `{("t", 0): 12}` or `{"t": {0: 12}}`."""
@@ -124,7 +128,7 @@ def wire_columns(columns: Iterable[str] | None) -> list[str] | None:
     """
     if columns is None:
         return None
-    names = list(columns)
+    names = arguments.texts("columns", columns)
     for name in names:
         if name not in ROW_SCHEMA.names:
             raise errors.WrongSchema(
@@ -152,7 +156,9 @@ def offsets_of(
     the range that exists: reading does that.
     """
     offsets, timestamps_us = {}, {}
-    for partition, point in points.items():
+    for number, given in points.items():
+        partition = arguments.whole("partition", number)
+        point = check_point("offset", given)
         if not 0 <= partition < len(info.partitions):
             raise errors.UnknownPartition(
                 topic=info.topic, partition=partition, last=len(info.partitions) - 1
@@ -165,14 +171,8 @@ def offsets_of(
                 offsets[partition] = known.end
             case datetime():
                 timestamps_us[partition] = datetime_us(point)
-            case int() if not isinstance(point, bool):
+            case int():
                 offsets[partition] = point
-            case _:
-                raise errors.BadOption(
-                    option="offset",
-                    value=point,
-                    reason="expected an offset, 'earliest', 'latest', or a datetime",
-                )
     if timestamps_us:
         request = wire.OffsetsForTimes(topic=info.topic, timestamps_us=timestamps_us)
         found: wire.Offsets = connection.action("offsets.for_times", request)
@@ -181,17 +181,88 @@ def offsets_of(
     return offsets
 
 
+def check_point(option: str, point: Any, *, others: tuple[str, ...] = ()) -> Point:
+    """`point` as an int, "earliest", "latest", one of `others`, or a datetime with a zone.
+
+    Raises `BadOption`, which calls it `option`.
+    """
+    words = ("earliest", "latest", *others)
+    hint = ""
+    if isinstance(point, datetime):
+        datetime_us(point)
+        return point
+    if isinstance(point, str):
+        if point in words:
+            return point
+        try:
+            return moment(point)
+        except ValueError:
+            nearest = difflib.get_close_matches(point.lower(), words, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    elif not isinstance(point, bool):
+        try:
+            return operator.index(point)
+        except TypeError:
+            pass
+    listed = ", ".join(map(repr, words))
+    raise errors.BadOption(
+        option=option,
+        value=point if isinstance(point, str | int | float | bool | None) else repr(point),
+        reason=f"expected an offset, {listed}, a datetime, or a time in ISO 8601{hint}",
+    )
+
+
+def check_start(start: Any, *, others: tuple[str, ...] = ()) -> Start:
+    """`start`, with every point in it checked. Raises `BadOption`."""
+    if not isinstance(start, Mapping):
+        return check_point("start", start, others=others)
+    return {
+        place: check_point("start", point) for place, point in points_by_partition(start).items()
+    }
+
+
+def check_time(option: str, when: Any) -> datetime:
+    """A datetime with a zone. Raises `BadOption` for what is none, nor a time in ISO 8601."""
+    found = when
+    if isinstance(when, str):
+        try:
+            found = moment(when)
+        except ValueError:
+            found = None
+    if not isinstance(found, datetime):
+        raise errors.BadOption(
+            option=option,
+            value=when if isinstance(when, str) else repr(when),
+            reason="expected a datetime with a zone, or a time in ISO 8601",
+        )
+    datetime_us(found)
+    return found
+
+
+def check_offsets(offsets: Any) -> dict[TopicPartition, int]:
+    """Offsets to commit, by (topic, partition). Raises `BadOption`."""
+    given = arguments.mapping("offsets", offsets, "{(topic, partition): offset}")
+    found = {}
+    for place, offset in given.items():
+        topic, partition = arguments.topic_partition("offsets", place)
+        found[topic, partition] = arguments.whole(f"offset of {topic}-{partition}", offset, least=0)
+    return found
+
+
 def points_by_partition(points: Mapping[Any, Any]) -> dict[TopicPartition, Point]:
     """A start that names partitions, in either of its forms. Raises `BadOption`."""
     found: dict[TopicPartition, Point] = {}
     for key, value in points.items():
         if isinstance(key, tuple):
-            found[key] = value
-        elif isinstance(value, Mapping):
-            found |= {(key, partition): point for partition, point in value.items()}
+            found[arguments.topic_partition("start", key)] = value
+        elif isinstance(key, str) and isinstance(value, Mapping):
+            found |= {
+                (key, arguments.partition("start", partition)): point
+                for partition, point in value.items()
+            }
         else:
             reason = "expected offsets by partition: {topic: {partition: offset}}"
-            raise errors.BadOption(option="start", value=value, reason=reason)
+            raise errors.BadOption(option="start", value=repr(points), reason=reason)
     return found
 
 

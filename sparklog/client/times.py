@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -10,8 +11,22 @@ from sparklog import errors, limits
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-Timestamp = int | datetime
-"""Milliseconds since 1970-01-01 UTC, as in Kafka's clients, or a datetime that knows its zone."""
+Timestamp = int | str | datetime
+"""Milliseconds since 1970-01-01 UTC, as in Kafka's clients, a datetime that knows its zone, or a
+time in ISO 8601, which is UTC where it names no zone."""
+
+_DIGITS: Final = re.compile(r"[+-]?\d+", re.ASCII)
+
+
+def moment(text: str) -> datetime:
+    """The time that ISO 8601 writes so; UTC where it names no zone.
+
+    Raises ValueError for anything else. Digits alone are no time: they may be meant as an offset.
+    """
+    if _DIGITS.fullmatch(text.strip()):
+        raise ValueError("a number is given as an int")
+    when = datetime.fromisoformat(text)
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def datetime_us(when: datetime) -> int:
@@ -31,9 +46,15 @@ def timestamp_us(when: Timestamp) -> int:
     """
     if isinstance(when, datetime):
         return datetime_us(when)
+    if isinstance(when, str):
+        try:
+            return datetime_us(moment(when))
+        except ValueError:
+            pass
     if type(when) is not int:
         raise errors.WrongSchema(
-            reason=f"a timestamp is a datetime, or milliseconds as an int, not {when!r}"
+            reason="a timestamp is a datetime, a time in ISO 8601, or milliseconds as an int,"
+            f" not {when!r}"
         )
     micros = when * 1000
     if not limits.TIMESTAMP_MIN_US <= micros <= limits.TIMESTAMP_MAX_US:

@@ -730,7 +730,7 @@ def test_administration(log: Log) -> None:
             log.delete_group("g")
         with pytest.raises(errors.GroupRefused, match="SUBSCRIBED"):
             log.forget_group_offsets("g", [("t", 0)])
-    with pytest.raises(errors.BadOption, match="t-1; offsets begin at 0"):
+    with pytest.raises(errors.BadOption, match="offset of t-1 = -1: expected an int from 0 up"):
         log.commit_group_offsets("made", {("t", 0): 1, ("t", 1): -1})
     log.forget_group_offsets("made", [("t", 0)])
     assert log.group_offsets("made") == {("t", 1): 5}
