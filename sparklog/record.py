@@ -56,7 +56,7 @@ _TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}}")
 def check_topic_name(topic: object) -> str:
     """The name itself. Raises `BadTopicName`; the rule is Kafka's (`Topic.validate`)."""
     if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-        shown = topic if isinstance(topic, str | None) else repr(topic)
+        shown = topic if isinstance(topic, str | int | float | None) else repr(topic)
         raise errors.BadTopicName(topic=shown)
     return topic
 
