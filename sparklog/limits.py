@@ -166,7 +166,7 @@ FILES_OPEN = 64  # that are read at the same time
 BUFFERED_GROUP_BYTES = 32 * MIB  # of a row group's column that is not read into memory at once
 BUFFER_BYTES = 1 * MIB
 BUFFER_REMOTE_BYTES = 8 * MIB
-READ_RUN_BYTES = 16 * MIB  # of neighbours in the log that are read as one batch
+READ_RUN_BYTES = 16 * MIB  # of neighbours in the log that are read as one batch, decoded
 
 # ---- Spark
 STAGED_SECTION_ROWS = 131_072

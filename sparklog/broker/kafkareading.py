@@ -133,7 +133,7 @@ class KafkaReader:
 
         end = partition.end
         batch_rows = limits.SCAN_BATCH_ROWS if most_bytes >= limits.ROW_GROUP_BYTES else _FEW_ROWS
-        size = 0
+        size = read_bytes = 0
         for read in self._reader.read(
             topic.name, partition.number, offset, end, batch_rows=batch_rows
         ):
@@ -143,7 +143,9 @@ class KafkaReader:
                 size += made.size
                 if size >= most_bytes:
                     return
-            if size >= least_bytes:
+            # Where the topic compresses, a megabyte may be a gigabyte that is read for it.
+            read_bytes += read.rows.nbytes
+            if size >= least_bytes or read_bytes >= limits.ROW_GROUP_BYTES:
                 return
 
 

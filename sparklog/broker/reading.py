@@ -15,13 +15,14 @@ import pyarrow as pa
 
 from sparklog import arrow, errors, limits, wire
 from sparklog.broker.hot import HotBatch, HotTail
-from sparklog.broker.partitions import Ledger, Partition, Topic, payload_bytes
+from sparklog.broker.partitions import Ledger, Partition, Topic
+from sparklog.broker.room import Room
 from sparklog.clock import Clock
 from sparklog.record import ROW_SCHEMA, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_row_since, read_slice
-from sparklog.storage.snapshot import Slice, Source, TableSnapshot
+from sparklog.storage.snapshot import Encoding, Entry, Located, Slice, Source, TableSnapshot
 from sparklog.storage.table import Table
 
 _PLAN_ATTEMPTS: Final = 5
@@ -75,6 +76,7 @@ class LogReader:
         self._hot = hot
         self._clock = clock
         self._is_closing = is_closing
+        self._decoding = Room(limits.DECODE_BYTES)
         self._tables: dict[str, Table] = {}
 
     def forget(self, topic: Topic) -> None:
@@ -140,6 +142,11 @@ class LogReader:
         self, topic: Topic, partition: Partition, hot: Sequence[HotBatch], end: int, wish: _Wish
     ) -> Iterator[Batch]:
         start = hot[0].entry.base_offset
+        if _is_packed(hot[0].entry):  # and so the only one of the run
+            (entry, _), load = hot[0], lambda: hot[0].payload
+            rows = self._unpacked(entry, load, start, end, wish)
+            yield _batch(topic, partition, start, start + rows.num_rows, wish.select(rows))
+            return
         run = [
             (e.entry.base_offset, e.entry.arrival_us, e.entry.timestamp_type, e.payload)
             for e in hot
@@ -181,6 +188,8 @@ class LogReader:
             return read_slice(
                 self._store, run[0], columns=wish.with_offset, batch_rows=wish.batch_rows
             )
+        if len(run) == 1 and run[0].entry is not None and _is_packed(run[0].entry.entry):
+            return self._unpacked_rows(run[0], run[0].entry, wish)
         parts = []
         for piece in run:
             assert piece.entry is not None
@@ -189,6 +198,41 @@ class LogReader:
             wanted = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
             parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
         return _cut(rows_of_run(parts, partition=run[0].partition), wish.batch_rows)
+
+    def _unpacked_rows(
+        self, piece: Slice, located: Located, wish: _Wish
+    ) -> Iterator[pa.RecordBatch]:
+        def load() -> pa.RecordBatch:
+            return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
+
+        first = piece.first
+        while first < piece.end:
+            found = self._unpacked(located.entry, load, first, piece.end, wish)
+            first += found.num_rows
+            yield found
+
+    def _unpacked(
+        self,
+        entry: Entry,
+        load: Callable[[], pa.RecordBatch],
+        first: int,
+        end: int,
+        wish: _Wish,
+    ) -> pa.RecordBatch:
+        """The first rows from `first` on of an entry that is large out of compression.
+
+        All of it is in memory only while they are taken from it: a reader may be slow with what it
+        is given, and many may read at once. So each batch costs that again.
+        """
+        with self._decoding.hold(2 * entry.memory_bytes):
+            payload = load().slice(first - entry.base_offset, min(end - first, wish.batch_rows))
+            taken = payload.slice(0, _light_rows(payload))
+            taken = pa.ipc.read_record_batch(taken.serialize(), taken.schema)  # without the rest
+            del payload
+        (found,) = rows_of_run(
+            [(first, entry.arrival_us, entry.timestamp_type, taken)], partition=entry.partition
+        )
+        return found
 
     # -------------------------------------------------------------------------- planning
 
@@ -393,10 +437,29 @@ def _batch(topic: Topic, partition: Partition, first: int, end: int, rows: pa.Re
 
 
 def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of so many at most."""
+    """The same rows in batches of so many at most, none much heavier than `READ_RUN_BYTES`."""
     for batch in batches:
-        for at in range(0, batch.num_rows, batch_rows):
-            yield batch.slice(at, batch_rows)
+        at = 0
+        while at < batch.num_rows:
+            part = batch.slice(at, batch_rows)
+            part = part.slice(0, _light_rows(part))
+            yield part
+            at += part.num_rows
+
+
+def _light_rows(batch: pa.RecordBatch) -> int:
+    """How many rows of the batch are no heavier than `READ_RUN_BYTES`; one at least."""
+    while batch.num_rows > 1 and batch.nbytes > limits.READ_RUN_BYTES:
+        batch = batch.slice(0, batch.num_rows // 2)
+    return int(batch.num_rows)
+
+
+def _is_packed(entry: Entry) -> bool:
+    """Whether the entry's records are to be decoded, and too large to be kept while they are read.
+
+    What came as columns is in the hot tail as it is.
+    """
+    return entry.encoding is Encoding.KAFKA and entry.memory_bytes > limits.READ_RUN_BYTES
 
 
 def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
@@ -404,7 +467,7 @@ def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
     run: list[Slice] = []
     size = 0
     for piece in pieces:
-        more = payload_bytes(piece.entry.entry) if piece.entry is not None else 0
+        more = piece.entry.entry.memory_bytes if piece.entry is not None else 0
         if run and not (
             piece.source is run[0].source is Source.WAL
             and piece.end - run[0].first <= batch_rows

@@ -344,3 +344,54 @@ def test_where_ours_and_kafkas_alternate_each_is_made_once(
         offset, fetches = found.end, fetches + 1
     assert fetches < 30
     assert encode.call_count <= 200
+
+
+# ------------------------------------------------------------------------------ large in memory
+
+_LARGE = 40
+_VALUE_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
+def test_what_is_large_out_of_compression_is_read_in_parts(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int
+) -> None:
+    """No reader keeps all of it in memory, however slow it is with what it is given."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+    rig.create()
+    values = [bytes([number]) * _VALUE_BYTES for number in range(_LARGE)]
+    append(rig, built(records(*values), recordbatch.Codec.ZSTD))
+    for start in (0, _LARGE - 3):
+        found = []
+        for batch in rig.core.read("t", 0, start, _LARGE):
+            assert batch.rows.get_total_buffer_size() <= limits.READ_RUN_BYTES + 100_000
+            found += batch.rows.column("value").to_pylist()
+        assert found == values[start:]
+
+
+def test_neighbours_are_read_together_by_what_they_are_in_memory(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hundred batches of a kilobyte may be a hundred megabytes."""
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", 100_000)
+    for _ in range(20):
+        append(rig, built(records(bytes(40_000)), recordbatch.Codec.ZSTD))
+    for hot in (True, False):
+        if not hot:
+            rig = rig.successor(hot_bytes=0)
+        sizes = [batch.rows.nbytes for batch in rig.core.read("t", 0, 0, 20)]
+        assert len(sizes) >= 10
+        assert max(sizes) <= 100_000
+
+
+def test_no_more_is_read_for_a_fetch_because_it_compresses_well(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte in the topic's codec may be a gigabyte of rows: those are counted, too."""
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", 1 << 20)
+    rig.create("packed", 1, compression_type="zstd")
+    for _ in range(16):
+        rig.append([bytes(1 << 18)] * 2, topic="packed")
+    found = rig.core.fetch_kafka("packed", 0, 0, limit_bytes=1 << 20)
+    assert found is not None
+    assert 2 <= found.end <= 6
