@@ -105,6 +105,7 @@ DELETE_RETENTION_MS = 24 * 3600 * 1_000
 MILLISECONDS_MAX = 2**63 - 1  # an int64, as Kafka has it
 STAGING_ABANDONED_SECONDS = 7 * 24 * 3600.0
 SWEEP_EVERY_SECONDS = 300.0
+FILES_ASKED_FOR = 8  # one by one, whether they are there; a listing tells of more
 SETTLE_EVERY_SECONDS = 60.0
 UPKEEP_RETRY_SECONDS = 30.0
 RETENTION_EVERY_SECONDS = 60.0  # Kafka's log.retention.check.interval.ms is 5 minutes

@@ -25,6 +25,7 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker import lease as leases
 from sparklog.broker import ports
+from sparklog.broker.confirming import Confirmer
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core, TopicDefaults
 from sparklog.broker.flight import FlightDoor
@@ -249,7 +250,7 @@ class Agent:
             self._appender,
             self._ledger,
             self._writer,
-            confirm=self._publisher.confirm,
+            confirm=Confirmer(store, self._ledger, self._publisher).confirm,
             clock=clock,
             bounds=KeeperLimits(
                 checkpoint_every_seconds=writer.checkpoint_every_seconds,

@@ -150,6 +150,8 @@ class Publisher:
         self._wanted: set[str] = set()
         self._pending: dict[str, _Pending] = {}
         """By topic id."""
+        self._refused: dict[str, Exception] = {}
+        """Why nothing of a topic is published at the moment, by topic id."""
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> Table:
@@ -169,6 +171,7 @@ class Publisher:
         pending = self._pending.pop(topic.topic_id, None)
         if pending is not None:
             self._discard(topic, pending)
+        self._refused.pop(topic.topic_id, None)
 
     def want(self, topic: Topic) -> None:
         """Somebody waits for the topic: it is due next time, whatever the bounds."""
@@ -206,6 +209,9 @@ class Publisher:
         and what blocks a partition (after what precedes it is published), and what the store
         raises.
         """
+        refusal = self._refused.get(topic.topic_id)
+        if refusal is not None:
+            raise refusal.with_traceback(None)
         if topic.held_back is not None:
             # No files for a table that cannot be written still, and no look at a long backlog.
             snapshot = self.table(topic).refresh()
@@ -299,25 +305,30 @@ class Publisher:
         else:
             self._discard(topic, pending)
 
-    def confirm(self) -> None:
-        """Has the ledger forget what is published and has been seen since.
+    def refuse(self, topic: Topic, error: Exception | None) -> None:
+        """Publishes nothing of the topic as long as there is this error."""
+        if error is None:
+            self._refused.pop(topic.topic_id, None)
+        else:
+            self._refused[topic.topic_id] = error
 
-        A topic where that fails keeps what it needs in the WAL, and the others go on.
+    def write_again(
+        self, topic: Topic, partition: Partition, first: int, entries: Sequence[Located]
+    ) -> list[TableFile]:
+        """Files with the rows of `entries` from offset `first` on; in no commit yet.
+
+        Raises `CorruptObject` and `MissingObject` where an entry cannot be read, and what the store
+        raises.
         """
-        for topic in self._ledger.unconfirmed():
-            try:
-                self._confirm(topic)
-            except errors.Retriable as error:
-                _log.warning("cannot look at data files", topic=topic.name, reason=str(error))
-            except (errors.Corrupt, errors.OutcomeUnknown) as error:
-                _log.error("published records are gone", topic=topic.name, reason=str(error))
-
-    def _confirm(self, topic: Topic) -> None:
-        with self._ledger.lock:
-            ends = [each.published for each in topic.partitions]
-        table = self.table(topic)
-        table.confirm()
-        self._ledger.confirmed(topic, ends)
+        written = _Written(_Run(partition=partition, first=first, entries=tuple(entries)))
+        try:
+            self._write(topic, written, None)
+            if written.error is not None:
+                raise written.error
+        except errors.SparklogError:
+            self._discard(topic, _Pending([written]))
+            raise
+        return written.files
 
     # -------------------------------------------------------------------------- choosing
 

@@ -25,7 +25,7 @@ import re
 import secrets
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final
@@ -33,6 +33,7 @@ from urllib.parse import unquote
 
 import crc32c
 import msgspec
+import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
@@ -462,8 +463,10 @@ class Table:
         """The parts of the checkpoint that `_replay` began with."""
         self._unhardened_files: set[str] = set()
         """Data files that other engines have added, percent-decoded."""
+        self._seen_files: set[str] = set()
+        """Active files that were seen to exist, by `check_files`."""
         self._unconfirmed: dict[int, int] = {}
-        """CRC32C of the commits of ours that nobody has read back."""
+        """CRC32C of commits that nobody has read back: of ours, and of those that remove files."""
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
@@ -542,21 +545,35 @@ class Table:
         self._hardened_version = self._replay.version
 
     def confirm(self) -> None:
-        """Reads back what we have committed, where another engine could have written over it.
+        """Reads back what something cannot be undone by: where a commit may be written over.
 
-        Raises `ForeignTable`: the version holds something else now, and a new look at the table
-        does not find what we took for committed.
+        That is each of ours, and any that removes files. Raises `ForeignTable`: the version holds
+        something else now, and a new look at the table does not find what we took for committed.
         """
         with self._lock:
             for version, checksum in sorted(self._unconfirmed.items()):
                 with contextlib.suppress(ObjectMissing):  # cleaned up: a checkpoint stands for it
                     if crc32c.crc32c(self.store.get(self._commit_path(version))) != checksum:
                         reason = (
-                            f"another engine has written over our commit {version}: it does not"
-                            " commit conditionally; start the broker again to publish it anew"
+                            f"another engine has written over commit {version}: it does not commit"
+                            " conditionally; start the broker again to publish it anew"
                         )
                         raise errors.ForeignTable(topic=self.topic, reason=reason)
                 del self._unconfirmed[version]
+
+    def check_files(self, absent: Callable[[Collection[str]], Collection[str]]) -> None:
+        """Asks for the files that have come into the table since the last look.
+
+        `absent` names those of the paths that do not exist. Raises `MissingObject`.
+        """
+        with self._lock:
+            self._seen_files &= self._replay.active.keys()
+            new = self._replay.active.keys() - self._seen_files
+            missing = set(absent([f"{self.folder}/{path}" for path in sorted(new)]))
+            self._seen_files |= {path for path in new if f"{self.folder}/{path}" not in missing}
+        if missing:
+            reason = "the table names it; what was replaced stays as long as it is missing"
+            raise errors.MissingObject(path=min(missing), reason=reason)
 
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:
@@ -582,6 +599,8 @@ class Table:
                 self._is_settled = False
                 self._apply(version, actions)
                 self._note_foreign_files(actions)
+                if actions.removes and not self._only_reads:
+                    self._expect(version, data)
 
     def _apply(self, version: int, actions: Actions) -> None:
         self._replay.apply(version, actions)
@@ -735,8 +754,7 @@ class Table:
         data = deltalog.encode_commit(info, actions)
         if not claim(self.store, path, data, clock=self.clock):
             return False
-        if not self.store.is_local:
-            self._unconfirmed[version] = crc32c.crc32c(data)
+        self._expect(version, data)
         try:
             if self._follows(version):
                 self._apply(version, actions)
@@ -751,6 +769,11 @@ class Table:
         except (errors.Retriable, errors.Corrupt) as error:
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
         return True
+
+    def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
+        """Has `confirm` look whether the commit still stands, where one may be written over."""
+        if not self.store.is_local:
+            self._unconfirmed[version] = crc32c.crc32c(data)
 
     def _follows(self, version: int) -> bool:
         """Whether the commit just put continues the log, and is not far in its cleaned-up past."""

@@ -30,11 +30,11 @@ Rules of this room:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from sparklog import errors, limits
 from sparklog.storage import deltalog
-from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.table import Change, Table, is_our_file
 
 
@@ -104,18 +104,44 @@ def _cut(table: Table, names: Mapping[str, int], oldest_kept: int) -> int:
 # ------------------------------------------------------------------------------ data files
 
 
+def absent(store: Store, paths: Collection[str]) -> set[str]:
+    """Those of the objects that do not exist.
+
+    On an object store a few are asked for one by one, and more by a listing of their folders.
+    """
+    if store.is_local or len(paths) <= limits.FILES_ASKED_FOR:
+        return {path for path in paths if not _exists(store, path)}
+    folders = {path.rpartition("/")[0] for path in paths}
+    found = {
+        f"{folder}/{stat.name}" for folder in sorted(folders) for stat in store.list_after(folder)
+    }
+    return set(paths) - found
+
+
+def _exists(store: Store, path: str) -> bool:
+    try:
+        store.stat(path)
+    except ObjectMissing:
+        return False
+    return True
+
+
 def sweep_replaced(table: Table) -> int:
     """Removes the files that left the table longer ago than its grace; how many.
 
-    Raises what `Table.refresh` does, and `StorageUnavailable`.
+    Nothing goes while a file of the table is missing whose rows the replaced ones may have: our
+    commits are read back, and each file that came into the table is looked at once. Raises
+    `MissingObject` for such a file, what `Table.refresh` does, and `StorageUnavailable`.
     """
     table.refresh()
+    table.confirm()
     grace_us = round(table.removed_file_grace_seconds * 1e6)
     gone = table.removed_before(table.clock.now_us() - grace_us)
     if gone:
         # Another engine's commit, or a file that it has added instead, may not be durable yet: a
         # power cut must not bring the names back, or take the rows away, and leave the files gone.
         table.settle()
+        table.check_files(lambda paths: absent(table.store, paths))
         table.store.delete(f"{table.folder}/{path}" for path in gone)
         table.forget_removed(gone)
     return len(gone)

@@ -637,7 +637,7 @@ def test_a_commit_that_was_written_over_is_noticed(clock: ManualClock) -> None:
     path = f"{LOG}/{3:020d}.json"
     store.put(path, store.get(f"{LOG}/{2:020d}.json"))
     for _ in range(2):
-        with pytest.raises(errors.ForeignTable, match="written over our commit 3"):
+        with pytest.raises(errors.ForeignTable, match="written over commit 3"):
             table.confirm()
     store.delete([path])
     table.confirm()
@@ -871,7 +871,7 @@ def test_a_foreign_file_is_durable_before_what_it_replaces_goes(clock: ManualClo
     """The files that a foreign merge has replaced are swept once the merged one is durable."""
     store = MemoryStore(clock, is_local=True)
     table = Table(store, "t", clock=clock)
-    create(table)
+    create(table, 1)
     append(table, 2)
     foreign_merge(store, table, name="part-1")
     clock.advance(HOUR)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from sparklog import wire
 from sparklog.broker import lease as leases
+from sparklog.broker.confirming import Confirmer
 from sparklog.broker.core import Core, TopicDefaults
 from sparklog.broker.hot import HotTail
 from sparklog.broker.janitor import Janitor
@@ -117,6 +118,7 @@ class Rig:
             file_bytes=options.file_bytes,
             pool=options.pool,
         )
+        self.confirmer = Confirmer(store, self.ledger, self.publisher)
         self.keeper = WalKeeper(
             store,
             MetaStore(store, clock=clock),
@@ -124,7 +126,7 @@ class Rig:
             self.appender,
             self.ledger,
             self.writer,
-            confirm=self.publisher.confirm,
+            confirm=self.confirmer.confirm,
             clock=clock,
             bounds=options.keeper,
         )

@@ -389,7 +389,7 @@ def test_a_batch_goes_once_all_of_it_is_published(rig: Rig, clock: ManualClock) 
         assert "q/1/manifest.json" in paths(rig.store, "staging")
         assert len(paths(rig.store, "staging")) == 2
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
@@ -408,14 +408,14 @@ def test_a_half_published_batch_stays(store: MemoryStore, clock: ManualClock) ->
     store.put(f"staging/{name}", whole[:-30] + bytes(30))
     with pytest.raises(errors.CorruptObject):
         rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"1:0"), (1, b"1:1")]
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert len(paths(store, "staging")) == 2
     store.put(f"staging/{name}", whole)
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"1:0"), (1, b"1:1"), (2, b"1:2")]
     for broker in (rig, rig.successor()):
         clock.advance(SWEEP)
@@ -436,7 +436,7 @@ def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) 
     successor.janitor.tick()
     assert len(paths(rig.store, "staging")) == 2 * count
     successor.publish()
-    successor.publisher.confirm()
+    successor.confirmer.confirm()
     assert rows_of_table(rig.store, clock) == [(n, b"%d:0" % n) for n in range(count)]
     clock.advance(SWEEP)
     successor.janitor.tick()
@@ -454,7 +454,7 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
     before = paths(rig.store, "staging")
     while rig.ledger.topic("t").partition(0).unpublished:
         rig.publisher.publish(rig.ledger.topic("t"))
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
@@ -463,7 +463,7 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
@@ -504,7 +504,7 @@ def test_a_replaced_broker_takes_nothing_away(
     """What its successor has acked stays, where a broker slept and does not know of the place."""
     adopt(rig, stage(rig, batch=7))
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     successor = rig.successor(broker=2)
     topic, partition = change(successor)
@@ -512,7 +512,7 @@ def test_a_replaced_broker_takes_nothing_away(
     adopt(successor, stage(successor, topic=topic, partition=partition, batch=8))
     rig.janitor.tick()
     successor.publish()
-    successor.publisher.confirm()
+    successor.confirmer.confirm()
     assert successor.read(topic, partition)[-1][1] == b"8:0"
     clock.advance(SWEEP)
     successor.janitor.tick()
@@ -524,7 +524,7 @@ def test_a_rerun_that_was_skipped_goes(rig: Rig, clock: ManualClock) -> None:
     rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
     adopt(rig, stage(rig))
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     adopt(rig, stage(rig, partition=1))
@@ -587,7 +587,7 @@ def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualCl
     rig.janitor.tick()
     assert len(paths(rig.store, "staging")) == 4
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
@@ -629,7 +629,7 @@ def test_a_damaged_batch_is_in_nobodys_way(
     rig.store.put("staging/a/notes/x", b"")
     adopt(rig, stage(rig))
     rig.publish()
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == ["a/1/manifest.json", "a/notes/x"]

@@ -159,7 +159,7 @@ def test_an_inherited_epoch_ends_when_it_is_published(rig: Rig) -> None:
     second.publish()
     second.keeper.tick()
     assert Epoch(1, 1) in second.meta.reload().open_epochs
-    second.publisher.confirm()
+    second.confirmer.confirm()
     second.keeper.tick()
     assert second.meta.reload().open_epochs == (Epoch(1, 2),)
     assert objects(second, 1) == ["0", "1", "2"]
@@ -295,7 +295,7 @@ def test_what_is_published_meanwhile_is_not_brought_back(
     assert ticket is not None
     rig.publish()
     rig.writer.wait(ticket)
-    rig.publisher.confirm()
+    rig.confirmer.confirm()
     assert rig.ledger.needed(1, 1) == []
     assert rig.ledger.unpublished_bytes == 0
     assert rig.successor().read() == [(0, b"a"), (1, b"b")]
