@@ -153,11 +153,13 @@ def test_a_refused_batch_does_not_end_its_stream(door: Door, topic: str) -> None
         ),
         (payload(["a"]), header(producer_id=1), errors.BadRequest),
     ]
+    known = header(producer_id=1, producer_epoch=0, base_sequence=0)
     with Stream(door, topic, VALUES) as stream:
+        assert stream.append(payload(["first"]), known).base_offset == 0
         for batch, beside, error in bad:
             with pytest.raises(error):
                 stream.append(batch, beside)
-        assert stream.append(payload(["good"]), header()).base_offset == 0
+        assert stream.append(payload(["good"]), header()).base_offset == 1
         for batch, beside, _ in bad:
             stream.send(batch, wire.AppendHeader(partition=beside.partition, pipelined=True))
         stream.send(payload(["last"]), header())
@@ -165,8 +167,8 @@ def test_a_refused_batch_does_not_end_its_stream(door: Door, topic: str) -> None
         for _ in range(len(bad) + 1):
             with contextlib.suppress(errors.Invalid):
                 answers.append(stream.reply().base_offset)
-    assert answers == [1, 2, 3]
-    assert door.values(topic) == [b"good", b"a", b"a", b"last"]
+    assert answers == [2, 3, 4]
+    assert door.values(topic) == [b"first", b"good", b"a", b"a", b"last"]
 
 
 @pytest.mark.parametrize(
