@@ -17,7 +17,7 @@ The ledger's lock guards all of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import TypeVar
 
@@ -98,6 +98,8 @@ class Batches:
 
     def forget(self, now_us: int, *, published: int) -> bool:
         """Forgets what is too old, some of it at a time; whether anything was."""
+        if not self:
+            return False
         gone = 0
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
         for batches in list(islice(self._numbered.values(), limits.BATCHES_FORGOTTEN)):
@@ -134,9 +136,11 @@ class Batches:
 class Standing:
     """Which batches are in one topic, whatever their partitions remember."""
 
-    __slots__ = ("_keys", "_newest")
+    __slots__ = ("_keys", "_newest", "is_known")
 
     def __init__(self) -> None:
+        self.is_known = True
+        """Whether the topic's table could be asked."""
         self._newest: dict[str, int] = {}
         self._keys: dict[str, int] = {}
         """When each key was last written, µs; in that order."""
@@ -150,6 +154,12 @@ class Standing:
             self._keys.pop(query, None)
             self._keys[query] = at_us
             _forget_first(self._keys, limits.KEYS_REMEMBERED)
+
+    def learn(self, batches: Iterable[tuple[BatchId, BatchKind, int]]) -> None:
+        """Takes note of what the topic's table has."""
+        for batch_id, kind, at_us in batches:
+            self.note(batch_id, kind, at_us)
+        self.is_known = True
 
     def newest(self, query: str) -> int:
         """The number of the query's newest batch; -1 where it has none here."""

@@ -213,12 +213,14 @@ class Core:
         # One that was adopted may have been swept since, and a rerun deals out its rows anew: to
         # other partitions, which remember nothing. So any that remembers it speaks for all.
         named = manifest.batch_of(request.manifest)
+        self._learn_batches()
         before = self._adopted_before(named)
         if before.ranges:
             return before
         self._check_remembered(named)
         found = manifest.read(self._store, request.manifest)
         self._check_age(found)
+        self._check_known(found)
         appends = [self._staged(section, found) for section in found.sections if section.rows]
         if not appends:
             return wire.Adopted(ranges={})
@@ -266,6 +268,29 @@ class Core:
                 " rows are there, and if not, write them as a batch of another query"
             )
             raise errors.BadRequest(reason=reason)
+
+    def _learn_batches(self) -> None:
+        """Asks the tables that could not be read when this broker started, if they can be now."""
+        for topic in self._ledger.topics():
+            if topic.standing.is_known:
+                continue
+            table = Table(self._store, topic.name, clock=self._clock, only_reads=True)
+            try:
+                self._ours(table.refresh(), topic)
+            except errors.SparklogError:
+                continue
+            with self._ledger.lock:
+                topic.standing.learn(table.batches(topic.topic_id))
+
+    def _check_known(self, found: manifest.Manifest) -> None:
+        """Raises `TopicHeldBack` where nobody can tell whether a topic has the batch."""
+        if found.kind is BatchKind.UNNAMED:
+            return
+        for name in {section.topic for section in found.sections}:
+            topic = self._ledger.topic(name)
+            if not topic.standing.is_known:
+                reason = topic.held_back or "its table says which batches it has"
+                raise errors.TopicHeldBack(topic=name, reason=reason)
 
     def _check_age(self, found: manifest.Manifest) -> None:
         """Raises `BadRequest` for a write so old that it may be forgotten, and its files swept."""

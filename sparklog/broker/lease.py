@@ -200,8 +200,8 @@ def recover(
         topic = Topic(name, known.topic_id, known.config)
         topic.held_back = str(refusal) if refusal is not None else None
         ledger.add_topic(topic)
-        for batch_id, kind, at_us in table.batches(known.topic_id):
-            topic.standing.note(batch_id, kind, at_us)
+        topic.standing.learn(table.batches(known.topic_id))
+        topic.standing.is_known = is_known
         ledger.add_partitions(topic, snapshot, [each.leader_epoch for each in known.partitions])
         for partition in topic.partitions:
             found = entries.get((known.topic_id, partition.number), [])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -16,8 +18,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
 from sparklog.client import Log
+from sparklog.clock import SystemClock
 from sparklog.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch
+from sparklog.storage import manifest
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
@@ -229,10 +233,11 @@ def test_json_is_spark_s_own(spark: SparkSession, root: Path, log: Log) -> None:
 def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -> None:
     """Runs the query that copies what is new in `t` to `u`."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
+    target = source.pop("to", "u")
     frame = spark.readStream.format("sparklog").options(**source).load().select("key", "value")
     query = (
         frame.writeStream.format("sparklog")
-        .options(root=str(root), topic="u", checkpointLocation=str(checkpoint))
+        .options(root=str(root), topic=target, checkpointLocation=str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
@@ -265,6 +270,27 @@ def test_a_batch_that_is_run_again_is_skipped(
     copy(spark, root, checkpoint)
     assert values(log, "u") == values(log, "t")
     assert sorted(staged_files(root)) == sorted(files)
+
+
+@pytest.mark.parametrize("was_given_up", [False, True])
+def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path, was_given_up: bool
+) -> None:
+    """Its batches are no reruns of the first query's, also where a sweeper gave one of them up."""
+    log.create_topic("v", partitions=2)
+    write(numbers(spark, 30), root, topic="t")
+    copy(spark, root, tmp_path / "first")
+    shutil.copytree(tmp_path / "first", tmp_path / "second")
+    forgotten = sorted(
+        (tmp_path / "second" / "commits").glob("[0-9]*"), key=lambda path: int(path.name)
+    )
+    forgotten[-1].unlink()
+    if was_given_up:
+        query = json.loads((tmp_path / "second" / "metadata").read_text())["id"]
+        within = f"staging/{query}@v/{forgotten[-1].name}"
+        manifest.refuse(LocalStore(root), within, clock=SystemClock())
+    copy(spark, root, tmp_path / "second", to="v")
+    assert values(log, "v") == values(log, "u") == values(log, "t")
 
 
 def test_a_stream_s_complete_mode_is_refused(

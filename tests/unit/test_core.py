@@ -22,6 +22,7 @@ from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
+    NoFaults,
     PutUnresolved,
     ScriptedFaults,
     SyncFailed,
@@ -1110,6 +1111,37 @@ def test_a_query_resumes_after_a_year(rig: Rig, clock: ManualClock) -> None:
         late.core.adopt(requests[0])
     assert late.core.adopt(requests[2]).ranges == {"t": {0: (2, 1)}}
     assert late.read() == [(n, b"a") for n in range(3)]
+
+
+def test_a_table_that_cannot_be_read_is_asked_again(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Whether it has a batch is not guessed: that topic's batches wait, and others do not."""
+    rig.create("u")
+    row = payload(["a"])
+    request = stage(rig, [("t", 0, row)], batch=7)
+    rig.core.adopt(request)
+    rig = grow_old(rig, clock, 31)
+
+    class Unreadable(NoFaults):
+        is_over = False
+
+        def before(self, operation: Operation, path: str) -> None:
+            if path.startswith("topics/t/_delta_log") and not self.is_over:
+                raise errors.CorruptObject(path=path, check="a fault")
+
+    fault = Unreadable()
+    late = rig.successor(store=store.view(fault))
+    again = stage(rig, [("t", 0, row)], batch=8)
+    job = stage(rig, [("t", 0, row)], batch=0, query="job", kind=ONCE)
+    for refused in (request, again):
+        with pytest.raises(errors.TopicHeldBack, match="a fault"):
+            late.core.adopt(refused)
+    late.core.adopt(stage(rig, [("u", 0, row)], batch=0, query="other"))
+    late.core.adopt(job)
+    fault.is_over = True
+    assert late.core.adopt(request).skipped
+    assert late.core.adopt(again).ranges == {"t": {0: (2, 1)}}
 
 
 def test_the_table_says_which_batches_it_has(rig: Rig, clock: ManualClock) -> None:
