@@ -61,21 +61,25 @@ def check_topic_name(topic: object) -> str:
     return topic
 
 
-def conform_payload(batch: pa.RecordBatch) -> pa.RecordBatch:
+def conform_payload(batch: pa.RecordBatch, *, limit_bytes: int | None = None) -> pa.RecordBatch:
     """`batch` with the payload's exact types, or `WrongSchema`; free where they are right already.
 
     Strings are taken for `key` and `value` (as UTF-8), large, view and dictionary types for their
     plain ones, and any timestamp for microseconds UTC. Raises `WrongSchema` for a missing `value`,
     an unknown column, another type, a timestamp outside what the table can hold, or a header
     without a key.
+
+    Args:
+        limit_bytes: of one column. Dictionaries and views may name a large value a million times:
+            `BatchTooLarge` is raised before that becomes plain.
     """
     try:
-        return _conform(batch)
+        return _conform(batch, limit_bytes)
     except UnicodeDecodeError as error:  # nobody has looked at what a peer has sent
         raise errors.WrongSchema(reason=f"a column's name is no UTF-8: {error}") from error
 
 
-def _conform(batch: pa.RecordBatch) -> pa.RecordBatch:
+def _conform(batch: pa.RecordBatch, limit_bytes: int | None) -> pa.RecordBatch:
     names = batch.schema.names
     if "value" not in names:
         raise errors.WrongSchema(reason="a batch of records needs a column 'value'")
@@ -90,6 +94,10 @@ def _conform(batch: pa.RecordBatch) -> pa.RecordBatch:
             )
         field = PAYLOAD_SCHEMA.field(index)
         if column.type != field.type:
+            if limit_bytes is not None:
+                size = _plain_bytes(column)
+                if size > limit_bytes:
+                    raise errors.BatchTooLarge(bytes=size, limit_bytes=limit_bytes)
             column = _convert(column, field)
         if name == "timestamp":
             _check_timestamps(column)
@@ -262,12 +270,62 @@ def _or_0(lengths: pa.Array) -> npt.NDArray[np.int32]:
     return arrow.as_numpy(pc.fill_null(lengths, arrow.number(0, lengths.type)))
 
 
-def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
+def _plain_bytes(column: pa.Array) -> int:
+    """Bytes of the column's values once each is there for itself, or about that.
+
+    Raises `WrongSchema` for runs, which no column of a record may have.
+    """
     kind = column.type
     if pa.types.is_dictionary(kind):
-        column = column.dictionary_decode()
-        kind = column.type
+        lengths = _plain_lengths(column.dictionary)
+        return int(lengths[arrow.as_numpy(column.indices.drop_null())].sum())
+    if _is_view(kind):
+        return int(_plain_lengths(column).sum())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return _plain_bytes(column.flatten())
+    if pa.types.is_struct(kind):
+        return sum(map(_plain_bytes, column.flatten()))
+    if pa.types.is_run_end_encoded(kind):
+        raise errors.WrongSchema(reason=f"a column is {kind}; send its values one by one")
+    return int(column.nbytes)
+
+
+def _plain_lengths(values: pa.Array) -> npt.NDArray[np.int64]:
+    """Bytes of each value; no less than they are where that is not to be known."""
+    kind = values.type
+    if _is_view(kind):
+        # A view is four int32, of which the first is its length.
+        found = np.frombuffer(values.buffers()[1], np.int32)[:: _VIEW_BYTES // 4]
+        found = found[values.offset : values.offset + len(values)].astype(np.int64)
+        return np.where(arrow.as_mask(values.is_valid()), found, 0)
+    if any(is_kind(kind) for is_kind in _WITH_LENGTHS):
+        return _or_0(pc.binary_length(values)).astype(np.int64)
+    return np.full(len(values), _plain_bytes(values) if len(values) else 0, np.int64)
+
+
+_VIEW_BYTES: Final = 16
+_WITH_LENGTHS: Final = (
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(kind in (pa.string_view(), pa.binary_view()))
+
+
+def _convert(column: pa.Array, field: pa.Field) -> pa.Array:
+    kind = column.type
     wanted = field.type
+    if pa.types.is_dictionary(kind):
+        try:
+            column = column.dictionary_decode()
+        except pa.ArrowException as error:
+            reason = f"column {field.name!r} is {kind}, which does not become {wanted}: {error}"
+            raise errors.WrongSchema(reason=reason) from error
+        kind = column.type
     texts = pa.types.is_string(kind) or pa.types.is_large_string(kind) or kind == pa.string_view()
     blobs = pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or kind == pa.binary_view()
     if field.name == "timestamp":

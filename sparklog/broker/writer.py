@@ -261,6 +261,26 @@ class _Flush:
             raise errors.BadRequest(reason=reason)
 
 
+_WASTE_BYTES: Final = 64 * limits.KIB
+"""What may be kept beside a batch; messages of Flight have some."""
+
+
+def _unshared(batch: pa.RecordBatch, payload: wal.Payload) -> pa.RecordBatch:
+    """The batch, without memory that is kept for it and holds nothing of it.
+
+    Its buffers may be small parts of a large message, and the hot tail counts the parts.
+    """
+    kept = 0
+    for column in batch.columns:
+        for buffer in column.buffers():
+            while buffer is not None and buffer.parent is not None:
+                buffer = buffer.parent
+            kept = max(kept, buffer.size if buffer is not None else 0)
+    if kept <= 2 * payload.length + _WASTE_BYTES:
+        return batch
+    return wal.decode_body(batch.schema, payload)
+
+
 def _check_message(topic: Topic, batch: bytes | bytearray) -> None:
     """Raises `MessageTooLarge`."""
     limit = topic.max_message_bytes
@@ -427,7 +447,7 @@ class Writer:
             raise errors.BadRequest(
                 reason=f"a batch of {batch.num_rows} records: 1 to {limits.MAX_BATCH_ROWS} go"
             )
-        batch = conform_payload(batch)
+        batch = conform_payload(batch, limit_bytes=self._bounds.max_batch_bytes)
         if timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
         self._check_size(topic, batch)
@@ -436,6 +456,7 @@ class Writer:
         low, high = timestamp_range_us(batch, arrival_us)
         if timestamp_type != LOG_APPEND_TIME:
             topic.check_times(low, high, arrival_us)
+        payload = wal.encode_payload(batch)
         return Append(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -445,8 +466,8 @@ class Writer:
             min_timestamp_us=low,
             max_timestamp_us=high,
             timestamp_type=timestamp_type,
-            payload=wal.encode_payload(batch),
-            held=batch,
+            payload=payload,
+            held=_unshared(batch, payload),
             decoded_bytes=batch.nbytes,
             stamp=stamp,
         )

@@ -67,6 +67,12 @@ def encode_payload(batch: pa.RecordBatch) -> Payload:
     return Payload((head, body, _END_OF_STREAM), len(head) + body.size + len(_END_OF_STREAM), crc)
 
 
+def decode_body(schema: pa.Schema, payload: Payload) -> pa.RecordBatch:
+    """The batch of `schema` that `encode_payload` has encoded, in the payload's memory only."""
+    _, body, _ = payload.pieces
+    return pa.ipc.read_record_batch(body, schema)
+
+
 def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
     """The records of an entry, without copying: a payload, whose own times count if they shall.
 

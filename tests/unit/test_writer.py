@@ -290,6 +290,88 @@ def test_buffers_that_point_nowhere_are_refused(
         rig.core.append("t", 0, make())
 
 
+LARGE = b"x" * (1 << 20)
+"""A value that is sent once, and named by every row."""
+
+
+def shared_by_dictionary(count: int) -> pa.Array:
+    """The first row is null."""
+    indices = pa.array([None] + [0] * (count - 1), pa.uint16())
+    return pa.DictionaryArray.from_arrays(indices, pa.array([LARGE]))
+
+
+def shared_by_views(count: int) -> pa.Array:
+    """All of them point to the same bytes."""
+    one = pa.array([LARGE], pa.binary_view())
+    _, view, data = one.buffers()
+    views = pa.py_buffer(view.to_pybytes()[:16] * count)
+    return pa.Array.from_buffers(pa.binary_view(), count, [None, views, data])
+
+
+def shared_by_headers(count: int) -> pa.Array:
+    """One header each."""
+    keys = pa.array(["k"] * count)
+    child = pa.StructArray.from_arrays([keys, shared_by_views(count)], names=["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), child)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [shared_by_dictionary, shared_by_views, shared_by_headers],
+    ids=lambda f: f.__name__,
+)
+def test_values_that_rows_share_are_counted_for_each(
+    rig: Rig, make: Callable[[int], pa.Array]
+) -> None:
+    """A megabyte that a thousand rows name is refused before it is a gigabyte."""
+    pool = pa.default_memory_pool()
+
+    def batch(count: int) -> pa.RecordBatch:
+        column = make(count)
+        if pa.types.is_list(column.type):
+            return pa.record_batch({"value": pa.array([b"v"] * count), "headers": column})
+        return pa.record_batch({"value": column})
+
+    before = pool.max_memory()
+    with pytest.raises(errors.BatchTooLarge) as refused:
+        rig.core.append("t", 0, batch(1_000))
+    assert refused.value.bytes >= 999 * len(LARGE)  # type: ignore[attr-defined]
+    assert pool.max_memory() - before < 64 << 20
+    rig.core.wait(rig.core.append("t", 0, batch(2)))
+    assert rig.end() == 2
+
+
+def test_a_dictionary_that_cannot_be_decoded_is_a_wrong_schema(rig: Rig) -> None:
+    """Arrow knows a dictionary of views, and not how to take it apart."""
+    views = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([b"x"], pa.binary_view()))
+    with pytest.raises(errors.WrongSchema, match="dictionary"):
+        rig.core.append("t", 0, pa.record_batch({"value": views}))
+
+
+def test_runs_are_no_column_of_a_record(rig: Rig) -> None:
+    """They are refused by name, also in a header."""
+    runs = pa.RunEndEncodedArray.from_arrays([2], pa.array([b"x"]))
+    child = pa.StructArray.from_arrays([pa.array(["k", "l"]), runs], names=["key", "value"])
+    headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), child)
+    for columns in ({"value": runs}, {"value": pa.array([b"v"] * 2), "headers": headers}):
+        with pytest.raises(errors.WrongSchema, match="run_end_encoded"):
+            rig.core.append("t", 0, pa.record_batch(columns))
+
+
+def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
+    """A small part of a large message does not keep all of it in the hot tail."""
+    whole = payload([b"v", b"x" * 5_000_000])
+    message = whole.serialize()
+    part = pa.ipc.read_record_batch(message, whole.schema).slice(0, 1)
+    rig.core.wait(rig.core.append("t", 0, part))
+    (batch,) = rig.hot.run(rig.ledger.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
+    (buffer,) = (each for each in batch.payload.column("value").buffers()[2:])
+    while buffer.parent is not None:
+        buffer = buffer.parent
+    assert buffer.size < 2_000
+    assert rig.read() == [(0, b"v")]
+
+
 def test_the_size_of_a_record_is_told(store: MemoryStore, clock: ManualClock) -> None:
     """Clients learn with the topic what the writer would refuse."""
     rig = rig_with(store, clock, max_record_bytes=10)
@@ -602,10 +684,10 @@ def test_a_change_of_time_amid_an_append_leaves_it_whole(
 ) -> None:
     """An append keeps the kind of time that it began with, in its entry and in its rows."""
 
-    def meanwhile(batch: pa.RecordBatch) -> pa.RecordBatch:
+    def meanwhile(batch: pa.RecordBatch, **bound: int) -> pa.RecordBatch:
         request = wire.AlterTopic(topic="t", config={"message.timestamp.type": "LogAppendTime"})
         rig.core.alter(request)
-        return conform_payload(batch)
+        return conform_payload(batch, **bound)
 
     monkeypatch.setattr("sparklog.broker.writer.conform_payload", meanwhile)
     times = pa.array([1_000_000], TIMESTAMP)
