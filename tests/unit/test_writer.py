@@ -335,7 +335,7 @@ def test_values_that_rows_share_are_counted_for_each(
     before = pool.max_memory()
     with pytest.raises(errors.BatchTooLarge) as refused:
         rig.core.append("t", 0, batch(1_000))
-    assert refused.value.bytes >= 999 * len(LARGE)  # type: ignore[attr-defined]
+    assert refused.value.bytes >= 999 * len(LARGE)
     assert pool.max_memory() - before < 64 << 20
     rig.core.wait(rig.core.append("t", 0, batch(2)))
     assert rig.end() == 2
