@@ -39,6 +39,7 @@ from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
+from sparklog.workers import sentence_first
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -54,6 +55,7 @@ _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("sparklog.sinks")
 
 
+@sentence_first
 def batch_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
@@ -64,6 +66,7 @@ def batch_writer(
     return BatchWriter(target, query, options.batch, options.kind)
 
 
+@sentence_first
 def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
@@ -197,12 +200,15 @@ class BatchWriter(DataSourceArrowWriter):
         self._batch = batch
         self._kind = kind
 
+    @sentence_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         return _stage(self._target, self._query, self._batch, iterator)
 
+    @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         _commit(self._target, messages, self._kind)
 
+    @sentence_first
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         _abort(self._target, messages)
 
@@ -213,14 +219,17 @@ class StreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, target: Target) -> None:
         self._target = target
 
+    @sentence_first
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
         query, batch = _micro_batch()
         return _stage(self._target, to_topic(query, self._target.topic), batch, iterator)
 
+    @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId  # the tasks knew it, and which query it is of
         _commit(self._target, messages)
 
+    @sentence_first
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId
         _abort(self._target, messages)

@@ -15,6 +15,7 @@ from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import view_of
 from sparklog.sources.scan import Scan
+from sparklog.workers import rows_sentence_first, sentence_first
 
 
 def planner_of(options: SourceOptions) -> Planner:
@@ -54,6 +55,7 @@ class BatchReader(DataSourceReader):
         self._options = options
         self._scan = scan
 
+    @sentence_first
     def partitions(self) -> list[InputPartition]:
         options = self._options
         planner = planner_of(options)
@@ -68,5 +70,6 @@ class BatchReader(DataSourceReader):
         )
         return [InputPartition(tasks.encode(slices)) for slices in packed]
 
+    @rows_sentence_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._scan.batches(tasks.decode(partition.value) if partition.value else ())

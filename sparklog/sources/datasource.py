@@ -14,10 +14,12 @@ from sparklog.sources.options import parse
 from sparklog.sources.scan import ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
 from sparklog.sources.versions import STREAMS_HAVE_LIMITS
+from sparklog.workers import sentence_first
 
 _log = logging.getLogger("sparklog.sources")
 
 
+@sentence_first
 def schema(given: Mapping[str, str]) -> str:
     """The columns that the options ask for, as DDL; here a wrong option or topic is told first.
 
@@ -28,6 +30,7 @@ def schema(given: Mapping[str, str]) -> str:
     return ddl(options)
 
 
+@sentence_first
 def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceReader:
     """Raises what `options.parse` raises, and `BadOption`."""
     options = parse(given)
@@ -37,6 +40,7 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
     return BatchReader(options, scan(options, wanted))
 
 
+@sentence_first
 def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStreamReader:
     """Raises nothing: a reader that refuses says why."""
     try:

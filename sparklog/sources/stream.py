@@ -40,6 +40,7 @@ from sparklog.sources.versions import (
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
+from sparklog.workers import rows_sentence_first, sentence_first
 
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
@@ -67,6 +68,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -------------------------------------------------------------------------- where it is
 
+    @sentence_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
         """Where the first micro-batch begins. Spark may ask more than once, and a group, or the end
         of the log, may have moved on by then; after a restart, the end of that batch tells it.
@@ -84,6 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = offsets.encode(found)
         return self._initial
 
+    @sentence_first
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """What Spark hands back to `latestOffset`, but for triggers that know no limits."""
         options = self._options
@@ -93,9 +96,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
 
+    @sentence_first
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = self._refreshed().latest()
 
+    @sentence_first
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         position = offsets.decode(start)
         end = self._latest(position, limit)
@@ -164,6 +169,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -------------------------------------------------------------------------- how far it is
 
+    @sentence_first
     def commit(self, end: dict[str, Any]) -> None:
         self._report(offsets.decode(end))
 
@@ -188,6 +194,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -------------------------------------------------------------------------- a micro-batch
 
+    @sentence_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, last = offsets.start_within(end), offsets.decode(end)
         first = offsets.decode(start) if begin is None or start == end else begin
@@ -203,6 +210,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         return [InputPartition(tasks.encode(each)) for each in packed]
 
+    @rows_sentence_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
 
@@ -261,6 +269,7 @@ class EarlierStreamReader(StreamReader):
 
     _last: dict[str, Any] | None = None
 
+    @sentence_first
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802
         if self._last is None:
             self._last = offsets.encode(self._refreshed().latest())
@@ -271,6 +280,7 @@ class EarlierStreamReader(StreamReader):
             )
         return self._last
 
+    @sentence_first
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         planner = self._refreshed() if self._planner is None else self._planner
         self._patiently(lambda: planner.reconcile(offsets.decode(start)))
@@ -286,15 +296,19 @@ class RefusedReader(DataSourceStreamReader):
     def __init__(self, refusal: errors.SparklogError) -> None:
         self._refusal = refusal
 
+    @sentence_first
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         raise self._refusal
 
+    @sentence_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         raise self._refusal
 
+    @sentence_first
     def latestOffset(self, *_: object) -> dict[str, Any]:  # noqa: N802
         raise self._refusal
 
+    @rows_sentence_first
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         del partition
         raise self._refusal

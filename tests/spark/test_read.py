@@ -119,14 +119,18 @@ def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) ->
         ({"startingOffsets": "latest"}, "a batch that begins there has no records"),
         ({"assign": '{"t": [0]}'}, "exactly one of subscribe"),
         ({"root": "/nowhere"}, "is no sparklog root"),
+        ({"startingOffsets": '{"t": {"0": 9, "1": 0}}'}, "offset 9 is outside the range 0 to 0"),
     ],
 )
 def test_a_wrong_option_is_told_by_name(
     spark: SparkSession, root: Path, log: Log, options: dict[str, str], message: str
 ) -> None:
-    """The user reads our own message, from `load` or the first use."""
-    with pytest.raises(AnalysisException, match=message):
+    """The user reads our own message, from `load` or the first use, and no frames before it."""
+    with pytest.raises(AnalysisException, match=message) as failure:
         read(spark, root, **options).collect()
+    first = str(failure.value).splitlines()[0]
+    assert message in first
+    assert "Traceback" not in str(failure.value)
 
 
 # ------------------------------------------------------------------------------ stream
@@ -231,5 +235,7 @@ def test_a_stream_s_wrong_option_is_told_by_name(
 ) -> None:
     """What only a running stream can refuse is the query's own error."""
     query = start(stream(spark, root, endingOffsets="latest"), tmp_path / "checkpoint", Collected())
-    with pytest.raises(StreamingQueryException, match="a stream has no end"):
+    with pytest.raises(StreamingQueryException, match="a stream has no end") as failure:
         query.awaitTermination(60)
+    assert "a stream has no end" in str(failure.value).splitlines()[0]
+    assert "Traceback" not in str(failure.value)

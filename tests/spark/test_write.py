@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -150,8 +151,9 @@ def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log
     """No row of the batch appears, and a task takes away what it has staged."""
     alone = numbers(spark, 100).coalesce(1)  # others may still stage when the batch has failed
     frame = alone.selectExpr("value", "if(key = '99', null, 't') as topic")
-    with pytest.raises(PythonException, match="topic is null"):
+    with pytest.raises(PythonException, match="topic is null") as failure:
         write(frame, root)
+    assert "Traceback" not in str(failure.value)
     assert values(log) == []
     assert staged_files(root) == []
 
@@ -179,8 +181,10 @@ def test_a_wrong_write_is_refused_before_it_begins(
     message: str,
 ) -> None:
     """The user reads our own message, and no task has run."""
-    with pytest.raises(AnalysisException, match=message):
+    with pytest.raises(AnalysisException, match=message) as failure:
         write(numbers(spark, 3).selectExpr(*columns), root, **options)
+    assert re.search(message, str(failure.value).splitlines()[0])
+    assert "Traceback" not in str(failure.value)
 
 
 def test_a_log_is_only_appended_to(spark: SparkSession, root: Path, log: Log) -> None:
@@ -308,8 +312,9 @@ def test_a_stream_s_complete_mode_is_refused(
         .trigger(availableNow=True)
         .start()
     )
-    with pytest.raises(StreamingQueryException, match="a log is only appended to"):
+    with pytest.raises(StreamingQueryException, match="a log is only appended to") as failure:
         query.awaitTermination(60)
+    assert "Traceback" not in str(failure.value)
 
 
 def hand_over(
