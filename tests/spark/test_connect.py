@@ -44,7 +44,7 @@ def test_a_client_reads_what_it_wrote(found: dict[str, Any]) -> None:
 
 def test_a_wrong_write_is_refused(found: dict[str, Any]) -> None:
     """The client reads our own message, and no frames before it."""
-    assert "no topic named 'nowhere'" in found["refused"].splitlines()[0]
+    assert "no topic named 'nowhere'" in found["refused"].splitlines()[0], found["refused"]
     assert "Traceback" not in found["refused"]
 
 
