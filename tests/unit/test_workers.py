@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 import os
+import struct
 from collections.abc import Iterator
 
 import pytest
-from pyspark.serializers import read_int
 from pyspark.util import handle_worker_exception
 
 from sparklog import errors
@@ -40,9 +40,9 @@ def told(error: Exception, *, late: bool = False) -> str:
         list(fail_late(error)) if late else fail(error)
     except Exception as failure:
         handle_worker_exception(failure, sink)
-    sink.seek(0)
-    read_int(sink)
-    return sink.read(read_int(sink)).decode()
+    # What it means, how long the text is, and the text.
+    _, length = struct.unpack(">ii", sink.getvalue()[:8])
+    return sink.getvalue()[8 : 8 + length].decode()
 
 
 OURS = errors.BadOption(option="columns", value="x", reason="a row has offset")
