@@ -33,6 +33,7 @@ _NOT_ABOVE = (
 
 _BufferBytes = Annotated[int, Meta(ge=1, le=limits.BUFFER_MAX_BYTES)]
 _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
+_Count = Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
 # Writers go by the default, so that a sweeper may only be more patient.
@@ -59,6 +60,8 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     advertised: str = ""
     request_max_bytes: _BufferBytes = limits.KAFKA_REQUEST_MAX_BYTES
     memory_bytes: _BufferBytes = limits.KAFKA_MEMORY_BYTES
+    max_connections: _Count = limits.KAFKA_CONNECTIONS
+    max_connections_per_address: _Count = limits.KAFKA_CONNECTIONS_PER_ADDRESS
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,6 +9,7 @@ What ends the writer ends the broker.
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.abc
 import importlib.util
 import signal
@@ -562,6 +563,8 @@ def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> Kaf
         advertised=settings.advertised,
         request_max_bytes=settings.request_max_bytes,
         memory_bytes=settings.memory_bytes,
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
     )
 
 
@@ -586,10 +589,21 @@ def run_broker(settings: BrokerSettings, *, take_over: bool = False) -> None:
         log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
     served = f"sparklog broker {settings.id} serves {settings.root}{kafka}"
+    _forget_what_stays()
     sys.stdout.write(f"{served}, Flight at {agent.address}\n")
     sys.stdout.flush()
     while not agent.wait(1.0):
         pass  # a wait without an end would keep signals from being handled
+
+
+def _forget_what_stays() -> None:
+    """Takes what is there by now out of the collector's sight: modules, for the most part.
+
+    It would go over half a million objects that never go, for a tenth of a second, in the middle of
+    somebody's ack.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _keep_pandas_out() -> None:

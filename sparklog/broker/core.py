@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -19,6 +18,7 @@ import pyarrow as pa
 from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker import configs, topicconfig
 from sparklog.broker.configs import ConfigEntry, Source
+from sparklog.broker.growth import Watch
 from sparklog.broker.hot import HotTail
 from sparklog.broker.kafkareading import Fetched, KafkaReader
 from sparklog.broker.lease import Lease, check_lease
@@ -56,7 +56,6 @@ __all__ = [
     "Core",
     "Edit",
     "Fetched",
-    "Growth",
     "Kind",
     "Place",
     "Producer",
@@ -75,14 +74,6 @@ class TopicDefaults:
     refuse_replication: bool = False
 
 
-class Growth(NamedTuple):
-    """How far the log is, and which partitions have grown since it was looked at before."""
-
-    at: int
-    partitions: Collection[tuple[str, int]] | None
-    """By topic name and number; None where that is not known any more."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """A partition: who leads it, its log start offset and its high watermark."""
@@ -91,6 +82,24 @@ class Place:
     leader_epoch: int
     start: int
     end: int
+    grown_bytes: int
+    """Bytes of records appended while we lead it, for `watch_growth`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deletion:
+    """Records of a topic that are to be deleted, once they are published."""
+
+    topic: Topic
+    offsets: Mapping[int, int]
+    """Below which all is to go, by partition."""
+    moved: Mapping[int, int]
+    """The same of partitions whose log start is not there yet."""
+
+    @property
+    def goals(self) -> tuple[Topic, Sequence[int]]:
+        """Up to where each partition has to be published."""
+        return self.topic, [self.moved.get(each.number, 0) for each in self.topic.partitions]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -383,17 +392,35 @@ class Core:
             only_memory=only_memory,
         )
 
-    @property
-    def growth(self) -> int:
-        """How far the log is; another number each time that some partition grows."""
-        return self._ledger.applied_sequence
+    def watch_growth(
+        self,
+        seen: Mapping[tuple[str, int], int],
+        lacking_bytes: int,
+        tell: Callable[[], None],
+    ) -> Watch:
+        """Has `tell` called, once, when the partitions have grown by `lacking_bytes` together.
 
-    def wait_for_growth(self, seen: int, timeout_seconds: float) -> Growth:
-        """How far the log is, as soon as that is not what was seen, or the time is over."""
-        ledger = self._ledger
-        with ledger.grown:
-            ledger.grown.wait_for(lambda: ledger.applied_sequence != seen, timeout_seconds)
-            return Growth(ledger.applied_sequence, ledger.grown_since(seen))
+        It is called under the ledger's lock, maybe at once, and also where one of the topics is
+        deleted: it must not wait for anything. To be ended by `stop_watching`.
+
+        Args:
+            seen: `Place.grown_bytes` of each, by topic and partition, when it was looked at.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        with self._ledger.lock:
+            places = [
+                (self._ledger.topic(topic).partition(number).growth, before)
+                for (topic, number), before in seen.items()
+            ]
+            watch = Watch(places, lacking_bytes, tell)
+            watch.start()
+        return watch
+
+    def stop_watching(self, watch: Watch) -> None:
+        """Nothing is called for it any more."""
+        with self._ledger.lock:
+            watch.stop()
 
     def place(self, topic: str, partition: int) -> Place:
         """Where a partition begins and ends now. Raises `UnknownTopic`, `UnknownPartition`."""
@@ -404,7 +431,9 @@ class Core:
         return [self._place(each) for each in self._ledger.topic(topic).partitions]
 
     def _place(self, partition: Partition) -> Place:
+        grown_bytes = partition.growth.grown_bytes  # before `end`: what comes between counts later
         return Place(
+            grown_bytes=grown_bytes,
             leader=self._lease.broker,
             leader_epoch=partition.leader_epoch,
             start=partition.start,
@@ -485,6 +514,15 @@ class Core:
     def _max_record_bytes(self, topic: Topic) -> int:
         of_broker, of_topic = self._writer.max_record_bytes, topic.max_message_bytes
         return of_broker if of_topic is None else min(of_broker, of_topic)
+
+    @property
+    def creates_topics(self) -> bool:
+        """Whether topics are created that Kafka's clients ask for."""
+        return self._defaults.auto_create
+
+    def has_topic(self, name: str) -> bool:
+        """Whether there is a topic of that name."""
+        return self._ledger.has_topic(name)
 
     def auto_create(self, name: str) -> None:
         """Creates a topic that a Kafka client has asked for, where that is wanted.
@@ -755,6 +793,16 @@ class Core:
         `OffsetOutOfRange` beyond the high watermark, `TimedOut` where the records cannot be
         published first; and what `retention.delete_records` raises.
         """
+        deletion = self.begin_deletion(request)
+        if deletion.moved:
+            self._publish_up_to([deletion.goals], request.timeout_seconds)
+        return self.end_deletion(deletion)
+
+    def begin_deletion(self, request: wire.DeleteRecords) -> Deletion:
+        """Checks it, for `is_published` and then `end_deletion`: for those who wait elsewhere.
+
+        Raises what `delete_records` does before it publishes.
+        """
         _check_not_internal(request.topic, "delete records of")
         topic = self._ledger.topic(request.topic)
         if "delete" not in topicconfig.value_of(topic.config, "cleanup.policy").split(","):
@@ -769,9 +817,20 @@ class Core:
             for number, offset in offsets.items()
             if offset > topic.partition(number).start
         }
+        return Deletion(topic=topic, offsets=offsets, moved=moved)
+
+    def is_published(self, deletion: Deletion) -> bool:
+        """Whether all that is to go is in the table; asks for it to be published if not."""
+        return not self._missing([deletion.goals])
+
+    def not_published(self, deletion: Deletion, timeout_seconds: float) -> errors.TimedOut:
+        """Why it is not, to be raised when its time is over."""
+        return _not_published([deletion.topic], timeout_seconds)
+
+    def end_deletion(self, deletion: Deletion) -> wire.LogStarts:
+        """Moves the log start of what is published. Raises what `retention.delete_records` does."""
+        topic, offsets, moved = deletion.topic, deletion.offsets, deletion.moved
         if moved:
-            goals = [moved.get(each.number, 0) for each in topic.partitions]
-            self._publish_up_to([(topic, goals)], request.timeout_seconds)
             with self._stopping_on_sync_failure(f"deletion of records of topic {topic.name}"):
                 self._check_lease(self._meta.reload())
                 table = Table(self._store, topic.name, clock=self._clock)
@@ -935,19 +994,24 @@ class Core:
     ) -> None:
         """Returns when each topic's table has what is below the ends, per partition."""
         deadline = self._clock.monotonic() + timeout_seconds
-        while not self._closing.is_set():
-            missing = [topic for topic, ends in goals if not self._reached(topic, ends)]
-            if not missing:
-                return
+        while missing := self._missing(goals):
             if self._clock.monotonic() > deadline:
-                reasons = [f"; {each.name}: {each.held_back}" for each in missing if each.held_back]
-                what = "publishing" + "".join(reasons)
-                raise errors.TimedOut(what=what, timeout_seconds=timeout_seconds)
-            for topic in missing:
-                self._publisher.want(topic)
-            self.publish_now()
+                raise _not_published(missing, timeout_seconds)
             self._clock.sleep(0.005)
-        raise errors.BrokerClosing(broker=self._lease.broker)
+
+    def _missing(self, goals: Sequence[tuple[Topic, Sequence[int]]]) -> list[Topic]:
+        """Topics whose table is not that far; they are published next.
+
+        Raises `BrokerClosing`.
+        """
+        if self._closing.is_set():
+            raise errors.BrokerClosing(broker=self._lease.broker)
+        missing = [topic for topic, ends in goals if not self._reached(topic, ends)]
+        for topic in missing:
+            self._publisher.want(topic)
+        if missing:
+            self.publish_now()
+        return missing
 
     def _reached(self, topic: Topic, ends: Sequence[int]) -> bool:
         if self._ledger.by_id(topic.topic_id) is not topic:
@@ -967,6 +1031,11 @@ class Core:
         self._writer.fail(errors.BrokerClosing(broker=self._lease.broker))
         with self._ledger.grown:
             self._ledger.grown.notify_all()
+
+
+def _not_published(missing: Sequence[Topic], timeout_seconds: float) -> errors.TimedOut:
+    reasons = [f"; {each.name}: {each.held_back}" for each in missing if each.held_back]
+    return errors.TimedOut(what="publishing" + "".join(reasons), timeout_seconds=timeout_seconds)
 
 
 def _check_not_internal(topic: str, what: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +18,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.broker import topicconfig
 from sparklog.broker.batches import Batches, Standing, WrittenBatch
+from sparklog.broker.growth import Growth
 from sparklog.broker.needs import Needs
 from sparklog.broker.producers import NO_PRODUCER, Producers, ProducerState, Written, advance
 from sparklog.clock import Clock, SystemClock
@@ -35,8 +36,6 @@ from sparklog.storage.wal import WalObject
 
 _OVERHEAD_BYTES = 640
 """What an entry costs in memory beside its records while it waits, measured on 300,000 of them."""
-_GROWTH_KEPT = 64
-"""Of so many objects it is remembered what grew by them; who looks later looks at everything."""
 
 
 class Partition:
@@ -46,6 +45,7 @@ class Partition:
         "batches",
         "blocked",
         "end",
+        "growth",
         "inherited_end",
         "is_end_known",
         "leader_epoch",
@@ -64,6 +64,8 @@ class Partition:
         self.start = start
         self.published = published
         self.end = published
+        self.growth = Growth()
+        """By what is appended while we lead it."""
         self.inherited_end = published
         """What lies below was written by predecessors, and has the time of their clocks."""
         self.unpublished: list[Located] = []
@@ -363,8 +365,6 @@ class Ledger:
         """Bytes of records that were ever written; how busy we are is its rate."""
         self.applied_sequence = -1
         """The newest object of our own WAL; all that is here is as of it."""
-        self._growth: deque[tuple[int, set[tuple[str, int]]]] = deque(maxlen=_GROWTH_KEPT)
-        """Of the last objects: sequence, and the partitions that have grown by it."""
 
     # -------------------------------------------------------------------------- topics
 
@@ -378,6 +378,9 @@ class Ledger:
         if found is None:
             raise errors.UnknownTopic(topic=name)
         return found
+
+    def has_topic(self, name: str) -> bool:
+        return name in self._topics
 
     def by_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
@@ -416,6 +419,7 @@ class Ledger:
                 for entries in (partition.unpublished, partition.unconfirmed, partition.stranded):
                     entries.clear()
                 self._state_changed.pop(partition, None)
+                partition.growth.end()
             self.grown.notify_all()
         for partition in topic.partitions:  # one by one, as others wait for the lock
             with self.lock:
@@ -428,8 +432,6 @@ class Ledger:
         """Our WAL's next object stands durably."""
         with self.grown:
             self.applied_sequence = written.at.sequence
-            grown: set[tuple[str, int]] = set()
-            self._growth.append((written.at.sequence, grown))
             for each in written.located:
                 entry = each.entry
                 if entry.kind is not Kind.RECORDS and entry.kind is not Kind.STAGED:
@@ -446,19 +448,9 @@ class Ledger:
                     f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
                 )
                 partition.end = entry.end
-                grown.add((topic.name, partition.number))
                 self._need(topic, partition, each)
+                partition.growth.add(payload_bytes(entry))
             self.grown.notify_all()
-
-    def grown_since(self, sequence: int) -> set[tuple[str, int]] | None:
-        """Topics' names and partitions that grew beyond that object; None: it is too long ago."""
-        with self.lock:
-            found: set[tuple[str, int]] = set()
-            for newer, grown in reversed(self._growth):
-                if newer <= sequence:
-                    return found
-                found |= grown
-            return found if self.applied_sequence <= sequence else None
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
         """What recovery found beyond the table of `partition`."""

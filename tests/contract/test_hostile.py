@@ -8,8 +8,10 @@ bounded (`tests.support.hostile`).
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import socket
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import kafkarequests
-from tests.support.hostile import ATTEMPTS, Address, Attack, Siege
+from tests.support.hostile import ATTEMPTS, CONNECTIONS, Address, Attack, Siege
+from tests.support.kafkas import Frames
 
 MIB = 1 << 20
 LOADED, LOADED_BYTES = "loaded", 64 * MIB
@@ -26,7 +29,7 @@ HUGE, HUGE_BYTES = "huge", 40 * MIB
 HELD = "held"
 FETCH, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 3, 9, 15, 32
 DELETE_RECORDS = 21
-HOLD_SECONDS = 3.0
+HOLD_SECONDS = 2.0
 NOBODY = "127.0.0.{}"
 """Loopback has many addresses; a flood comes from others than the bystander's."""
 
@@ -103,6 +106,20 @@ def ask(address: Address, frame: bytes, count: int = 1, connections: int = 1) ->
         return [size for sizes in pool.map(each, found) for size in sizes]
 
 
+def fetch_frame(topic: str, *, min_bytes: int = 1, wait_ms: int = 0, most: int = 50 * MIB) -> bytes:
+    """A fetch of all that there is, in a version without sessions."""
+    partition = {"partition": 0, "fetch_offset": 0, "partition_max_bytes": most}
+    fields = {
+        "replica_id": -1,
+        "max_wait": dt.timedelta(milliseconds=wait_ms),
+        "min_bytes": min_bytes,
+        "max_bytes": most,
+        "isolation_level": 0,
+        "topics": [{"topic": topic, "partitions": [partition]}],
+    }
+    return Frames.frame(FETCH, 4, 1, fields)
+
+
 # ------------------------------------------------------------------------------ cases
 
 
@@ -118,6 +135,185 @@ def lies_about_lengths(address: Address) -> None:
             assert [answered(link) for link in found] == [0] * len(lies)
 
 
+def announces_what_never_comes(address: Address) -> None:
+    """Forty times 100 MiB announced: nothing of it, a little, or a megabyte comes."""
+    with links(address, 40) as found:
+        for number, link in enumerate(found):
+            part = bytes((0, 100, 100_000, MIB)[number % 4])
+            send(link, struct.pack(">i", 100 * MIB) + part)
+        time.sleep(HOLD_SECONDS)
+
+
+def sends_halves(address: Address) -> None:
+    """Two hundred requests of a megabyte that stop in the middle."""
+    with links(address, 200) as found:
+        for link in found:
+            send(link, struct.pack(">i", MIB) + bytes(MIB // 2))
+        time.sleep(HOLD_SECONDS)
+
+
+def sends_a_byte_at_a_time(address: Address) -> None:
+    """Fifty connections, each a byte now and then of a request of a megabyte."""
+    deadline = time.monotonic() + HOLD_SECONDS
+    with links(address, 50) as found:
+        for link in found:
+            send(link, struct.pack(">i", MIB))
+        while time.monotonic() < deadline:
+            for link in found:
+                send(link, b"\0")
+            time.sleep(0.02)
+
+
+def never_reads(address: Address) -> None:
+    """Thirty connections that ask for megabytes twenty times each and read nothing."""
+    with links(address, 30, receive_bytes=4_096) as found:
+        for link in found:
+            send(link, fetch_frame(LOADED) * 20)
+        time.sleep(HOLD_SECONDS)
+
+
+def fetches_what_is_huge(address: Address) -> None:
+    """A batch that is larger than what a connection may hold, by many at once; all get it."""
+    sizes = ask(address, fetch_frame(HUGE), count=2, connections=8)
+    assert min(sizes) > HUGE_BYTES
+
+
+def leaves_while_it_waits_for_memory(address: Address) -> None:
+    """Asks for what is huge and goes at once; those who come after find all memory there."""
+    for _ in range(5):
+        with links(address, 20) as found:
+            for link in found:
+                send(link, fetch_frame(HUGE) * 4)
+            time.sleep(0.05)
+    assert min(ask(address, fetch_frame(HUGE), connections=2)) > HUGE_BYTES
+
+
+def describes_one_topic_often(address: Address) -> None:
+    """DescribeConfigs that names one topic 3,000 times, from four connections."""
+    resource = {"resource_type": 2, "resource_name": LOADED, "configuration_keys": None}
+    fields = {
+        "resources": [resource] * 3_000,
+        "include_synonyms": True,
+        "include_documentation": True,
+    }
+    frame = Frames.frame(DESCRIBE_CONFIGS, 4, 1, fields)
+    assert min(ask(address, frame, count=2, connections=4)) > 1_000
+
+
+def asks_for_many_topics(address: Address) -> None:
+    """Metadata of 150,000 names, from two connections."""
+    topics = [{"topic_id": None, "name": f"none-{number}"} for number in range(150_000)]
+    fields = {
+        "topics": topics,
+        "allow_auto_topic_creation": False,
+        "include_topic_authorized_operations": True,
+    }
+    frame = Frames.frame(METADATA, 12, 1, fields)
+    assert min(ask(address, frame, connections=2)) > 150_000
+
+
+def asks_for_one_topic_often(address: Address) -> None:
+    """Metadata that names one topic 150,000 times."""
+    fields = {
+        "topics": [{"topic_id": None, "name": LOADED}] * 150_000,
+        "allow_auto_topic_creation": True,
+        "include_topic_authorized_operations": True,
+    }
+    assert min(ask(address, Frames.frame(METADATA, 12, 1, fields), connections=4)) > 0
+
+
+def describes_many_groups(address: Address) -> None:
+    """DescribeGroups of 100,000 groups that are not there, from four connections."""
+    groups = [f"none-{number}" for number in range(100_000)]
+    fields = {"groups": groups, "include_authorized_operations": True}
+    frame = Frames.frame(DESCRIBE_GROUPS, 5, 1, fields)
+    assert min(ask(address, frame, connections=4)) > 100_000
+
+
+def fetches_many_offsets(address: Address) -> None:
+    """OffsetFetch of 150,000 partitions, from four connections."""
+    topics = [{"name": LOADED, "partition_indexes": list(range(150_000))}]
+    group = {"group_id": "g", "member_id": None, "member_epoch": -1, "topics": topics}
+    fields = {"groups": [group], "require_stable": False}
+    frame = Frames.frame(OFFSET_FETCH, 9, 1, fields)
+    assert min(ask(address, frame, connections=4)) > 150_000
+
+
+def opens_huge_sessions(address: Address) -> None:
+    """Fetches of 150,000 partitions that begin a session, from two connections."""
+    partitions = [
+        {
+            "partition": number,
+            "current_leader_epoch": -1,
+            "fetch_offset": 0,
+            "last_fetched_epoch": -1,
+            "log_start_offset": -1,
+            "partition_max_bytes": MIB,
+        }
+        for number in range(150_000)
+    ]
+    fields = {
+        "max_wait": dt.timedelta(milliseconds=100),
+        "min_bytes": 1,
+        "max_bytes": MIB,
+        "isolation_level": 0,
+        "session_id": 0,
+        "session_epoch": 0,
+        "topics": [{"topic": "none", "partitions": partitions}],
+        "forgotten_topics_data": (),
+        "rack_id": "",
+    }
+    frame = Frames.frame(FETCH, 12, 1, fields)
+    assert min(ask(address, frame, connections=2)) > 0
+
+
+def deletes_and_waits(address: Address) -> None:
+    """Thirty DeleteRecords that wait ten minutes for a topic that cannot be published."""
+    fields = {
+        "topics": [{"name": HELD, "partitions": [{"partition_index": 0, "offset": -1}]}],
+        "timeout": dt.timedelta(minutes=10),
+    }
+    frame = Frames.frame(DELETE_RECORDS, 2, 1, fields)
+    coordinator = Frames.frame(10, 4, 1, {"key_type": 0, "coordinator_keys": ["g"]})
+    with links(address, 30) as found:
+        for link in found:
+            send(link, frame)
+        time.sleep(0.5)
+        began = time.monotonic()
+        assert min(ask(address, coordinator)) > 0
+        assert time.monotonic() - began < 5.0, "groups wait for those who delete"
+        time.sleep(1.0)
+
+
+def waits_for_much(address: Address) -> None:
+    """A hundred fetches that wait for 1 GiB of what the bystander writes."""
+    with links(address, 100) as found:
+        for link in found:
+            send(link, fetch_frame("bystander", min_bytes=1 << 30, wait_ms=600_000))
+        time.sleep(HOLD_SECONDS)
+
+
+def floods_with_connections(address: Address) -> None:
+    """More connections than there may be, from eight addresses, each with half a request."""
+    with contextlib.ExitStack() as opened:
+        for number in range(2, 10):
+            flood = links(address, CONNECTIONS // 6, source=NOBODY.format(number))
+            for link in opened.enter_context(flood):
+                send(link, struct.pack(">i", 1_000) + bytes(100))
+        time.sleep(1.0)
+    deadline = time.monotonic() + HOLD_SECONDS
+    while not min(ask(address, Frames.frame(18, 0, 1, {}))):
+        assert time.monotonic() < deadline, "nobody comes in once they have gone"
+
+
+def comes_and_goes(address: Address) -> None:
+    """Hundreds of connections that end at once, some of them in the middle of an answer."""
+    for number in range(400):
+        with links(address, 1) as (link,):
+            if number % 2:
+                send(link, fetch_frame(LOADED, most=MIB))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One kind of hostile client; `attack` ends by itself."""
@@ -129,7 +325,28 @@ class Case:
         return getattr(self.attack, "__name__", "?")
 
 
-CASES: Sequence[Case] = [Case(attack=attack) for attack in (lies_about_lengths,)]
+CASES: Sequence[Case] = [
+    Case(attack=attack)
+    for attack in (
+        lies_about_lengths,
+        announces_what_never_comes,
+        sends_halves,
+        sends_a_byte_at_a_time,
+        never_reads,
+        fetches_what_is_huge,
+        leaves_while_it_waits_for_memory,
+        describes_one_topic_often,
+        asks_for_many_topics,
+        asks_for_one_topic_often,
+        describes_many_groups,
+        fetches_many_offsets,
+        opens_huge_sessions,
+        deletes_and_waits,
+        waits_for_much,
+        floods_with_connections,
+        comes_and_goes,
+    )
+]
 
 
 # ------------------------------------------------------------------------------ the broker

@@ -45,7 +45,7 @@ def test_producers_that_wait_for_room_hold_up_nobody_else(tmp_path: Path) -> Non
         assert find_coordinator(client) == ErrorCode.none
         batch = kafkarequests.batch(VALUES)
         assert kafkarequests.produce(client, "t", 0, batch).base_offset == 0
-        waiting = 2 * limits.KAFKA_THREADS
+        waiting = 2 * limits.KAFKA_READ_THREADS
         with ThreadPoolExecutor(waiting) as pool:
 
             def produce() -> Any:

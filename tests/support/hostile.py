@@ -30,11 +30,14 @@ ATTEMPTS: Final = 3
 """A machine that does other things at the same time may miss a bound; not three times."""
 
 KAFKA_BYTES: Final = 128 << 20
-HOT_BYTES: Final = 32 << 20
+HOT_BYTES: Final = 128 << 20
 QUEUE_BYTES: Final = 64 << 20
 BOUND_BYTES: Final = KAFKA_BYTES + HOT_BYTES + QUEUE_BYTES
 """What the broker is configured to spend on what clients send and ask for."""
+CONNECTIONS: Final = 600
 SETTINGS: Final[Mapping[str, str]] = {
+    "SPARKLOG_KAFKA_MAX_CONNECTIONS": str(CONNECTIONS),
+    "SPARKLOG_KAFKA_MAX_CONNECTIONS_PER_ADDRESS": str(CONNECTIONS // 2),
     "SPARKLOG_KAFKA_MEMORY_BYTES": str(KAFKA_BYTES),
     "SPARKLOG_WRITER_QUEUE_BYTES": str(QUEUE_BYTES),
     "SPARKLOG_HOT_TAIL_BYTES": str(HOT_BYTES),

@@ -8,7 +8,7 @@ import random
 import struct
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import pytest
 from kio.index import load_request_schema, load_response_schema
@@ -19,7 +19,7 @@ from sparklog import errors, limits
 from sparklog.broker.kafka import apis, messages, topics
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.registry import APIS
-from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.times import NO_TIME, moment
 
 SERVED = [(api, version) for api in APIS.values() for version in range(api.first, api.last + 1)]
 
@@ -198,3 +198,76 @@ def test_tags_that_nobody_knows_are_passed_over() -> None:
     frame = start + tags + b"\5name\4v.1" + tags
     found = messages.read_request(frame)
     assert (found.body.client_software_name, found.body.client_software_version) == ("name", "v.1")
+
+
+# ------------------------------------------------------------------------------ large replies
+
+
+def some(chance: random.Random, kind: Any, field: Any, *, is_item: bool = False) -> Any:
+    """A value that a field of that type may have; for messages a mapping, for arrays some items."""
+    inner = next((each for each in get_args(kind) if each is not type(None)), kind)
+    if get_origin(kind) is not tuple and get_args(kind) and chance.random() < 0.3:
+        return None
+    if get_origin(kind) is tuple or get_origin(inner) is tuple:
+        item = get_args(kind if get_origin(kind) is tuple else inner)[0]
+        return [some(chance, item, field, is_item=True) for _ in range(chance.randrange(4))]
+    if messages._is_schema(inner):
+        return {
+            each.name: some(chance, each.type, each)
+            for each in dataclasses.fields(inner)
+            if "tag" not in each.metadata
+        }
+    match field.metadata["kafka_type"]:
+        case "string":
+            return "x" * chance.randrange(9)
+        case "bytes" | "records":
+            return b"x" * chance.randrange(9)
+        case "uuid":
+            return uuid.UUID(int=chance.getrandbits(128))
+        case "bool":
+            return chance.random() < 0.5
+        case "error_code":
+            return ErrorCode.none
+        case "timedelta_i32" | "timedelta_i64":
+            return NO_TIME
+        case "datetime_i64":
+            return moment(chance.randrange(1 << 40))
+        case "float64":
+            return 0.5
+        case _:
+            return chance.randrange(100)
+
+
+def test_a_reply_in_steps_is_the_same_as_in_one_go() -> None:
+    """Of each request in each version, whatever is in it."""
+    chance, steps = random.Random(5), 0
+    for api, version in SERVED:
+        schema: Any = load_response_schema(api.key, version)
+        for _ in range(3):
+            fields = {
+                field.name: some(chance, field.type, field)
+                for field in dataclasses.fields(schema)
+                if "tag" not in field.metadata
+            }
+            writing = messages.Writing(api.key, version, 5, fields)
+            steps += sum(1 for _ in writing)
+            written = messages.write_reply(api.key, version, 5, fields)
+            assert b"".join(writing.ended()) == b"".join(written), (api.name, version)
+            assert writing.made_bytes == sum(map(len, written))
+    assert steps > 1_000
+
+
+def test_items_of_a_large_reply_are_made_one_by_one() -> None:
+    """Also within others; and to find out that it is large, no more are made than that takes."""
+    made = 0
+
+    def item(number: int) -> dict[str, Any]:
+        nonlocal made
+        made += 1
+        return {"name": f"{number}", "partitions": messages.Each(lambda _: {}, range(1_000))}
+
+    reply = {"topics": messages.Each(item, range(100)), "throttle_time": NO_TIME}
+    assert messages.is_large(reply, 500)
+    assert made <= 1
+    assert not messages.is_large({"topics": messages.Each(dict, [()] * 500)}, 500)
+    assert messages.is_large({"topics": [{"x": [1] * 400}, {"x": (1,) * 99}]}, 500)

@@ -1,33 +1,61 @@
 """The Kafka door: one thread, one event loop, every connection.
 
-The loop never waits for storage: what does runs in threads. A produce request is only queued here;
-one thread waits for the writer and tells the loop what has become durable. Another tells it when
-the log has grown, while somebody waits for that.
+The loop never waits for storage: what does runs in threads, of one pool for each kind of work, so
+that those who wait in one hold up nobody in another. A produce request is only queued here; one
+thread waits for the writer and tells the loop what has become durable. Who waits for the log to
+grow is called by the writer itself.
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
+import resource
 import socket
 import threading
-from collections.abc import Callable, Collection, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, TypeVar
 
+import structlog
 import uvloop
 
 from sparklog import errors
 from sparklog.broker.coordinator import Coordinator, TopicPartition
 from sparklog.broker.core import Core, Ticket
 from sparklog.broker.kafka.connection import Connection
-from sparklog.broker.kafka.memory import Budget
-from sparklog.broker.kafka.registry import Outcome
+from sparklog.broker.kafka.link import Link
+from sparklog.broker.kafka.memory import Memory
+from sparklog.broker.kafka.registry import Outcome, Work
 from sparklog.broker.kafka.sessions import Sessions
-from sparklog.limits import KAFKA_READ_BYTES, KAFKA_THREADS
+from sparklog.broker.kafka.turns import Turns
+from sparklog.limits import (
+    KAFKA_CHANGE_THREADS,
+    KAFKA_CHECK_THREADS,
+    KAFKA_CONNECTIONS,
+    KAFKA_CONNECTIONS_PER_ADDRESS,
+    KAFKA_CONTROL_THREADS,
+    KAFKA_OTHER_FILES,
+    KAFKA_READ_THREADS,
+)
 
 _T = TypeVar("_T")
-_TICK_SECONDS: Final = 0.5
+_LOOK_SECONDS: Final = 1.0
+"""How often connections are looked at, and how often while memory is short."""
+_LOOK_SHORT_SECONDS: Final = 0.25
+_LOGGED_CLOSED: Final = 8
+"""So many connections that are closed for a reason are named each time."""
+_THREADS: Final[Mapping[Work, int]] = {
+    Work.CONTROL: KAFKA_CONTROL_THREADS,
+    Work.CHANGE: KAFKA_CHANGE_THREADS,
+    Work.CHECK: KAFKA_CHECK_THREADS,
+    Work.READ: KAFKA_READ_THREADS,
+    Work.ASIDE: 1,
+}
+_log = structlog.get_logger("sparklog.kafka")
 
 
 class _Appends(NamedTuple):
@@ -49,6 +77,8 @@ class KafkaDoor:
         advertised: str = "",
         request_max_bytes: int,
         memory_bytes: int,
+        max_connections: int = KAFKA_CONNECTIONS,
+        max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
     ) -> None:
         self.core = core
         self.groups = groups
@@ -56,15 +86,23 @@ class KafkaDoor:
         self._advertised = advertised
         self._request_max_bytes = request_max_bytes
         self._loop = uvloop.new_event_loop()
-        self._pool = ThreadPoolExecutor(KAFKA_THREADS, thread_name_prefix="sparklog-kafka")
+        self._pools = {
+            work: ThreadPoolExecutor(count, thread_name_prefix=f"sparklog-kafka-{work}")
+            for work, count in _THREADS.items()
+        }
         self._tickets: queue.SimpleQueue[_Appends | None] = queue.SimpleQueue()
-        self._waiting: dict[TopicPartition, set[asyncio.Future[None]]] = {}
-        """For growth, by what they wait for."""
-        self._is_awaited = threading.Event()
-        """Set while somebody waits for growth."""
-        self._memory = Budget(memory_bytes)
+        self._memory = Memory(memory_bytes, request_max_bytes=request_max_bytes)
+        self._max_connections = max_connections
+        self._max_connections_per_address = max_connections_per_address
+        self._addresses: Counter[str] = Counter()
+        """How many connections each has."""
+        self._refused = 0
+        """Connections, since that was logged."""
+        self._closed = 0
         self.sessions = Sessions()
         self.room = asyncio.Lock()
+        self.large = asyncio.Lock()
+        self.turns = Turns()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -93,10 +131,10 @@ class KafkaDoor:
         advertised_host, _, advertised_port = self._advertised.rpartition(":")
         self.host = (advertised_host or host).strip("[]")
         self.port = int(advertised_port or listener.getsockname()[1])
+        self._max_connections = _within_open_files(self._max_connections)
         for name, run in (
             ("kafka", lambda: self._serve(listener)),
             ("kafka-acks", self._watch_tickets),
-            ("kafka-growth", self._watch_growth),
         ):
             thread = threading.Thread(target=run, name=f"sparklog-{name}", daemon=True)
             thread.start()
@@ -105,7 +143,7 @@ class KafkaDoor:
     def _serve(self, listener: socket.socket) -> None:
         asyncio.set_event_loop(self._loop)
         server = self._loop.run_until_complete(
-            asyncio.start_server(self._connected, sock=listener, limit=KAFKA_READ_BYTES)
+            self._loop.create_server(lambda: Link(self._opened), sock=listener)
         )
         watching = self._loop.create_task(self._watch_connections())
         self._loop.run_forever()
@@ -123,18 +161,24 @@ class KafkaDoor:
             return
         self._closing.set()
         self._tickets.put(None)
-        self._is_awaited.set()
         if self._threads:
             self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
-        self._pool.shutdown()
+        for pool in self._pools.values():
+            pool.shutdown()
 
     # -------------------------------------------------------------------------- what handlers use
 
-    async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
-        """What `call` returns, run in another thread."""
-        return await self._loop.run_in_executor(self._pool, call, *values)
+    def say_closed(self, peer: str, reason: str) -> None:
+        """Logs why a connection is closed; of many at a time only how many more there were."""
+        self._closed += 1
+        if self._closed <= _LOGGED_CLOSED:
+            _log.warning("a connection is closed", peer=peer, reason=reason)
+
+    async def blocking(self, work: Work, call: Callable[..., _T], *values: Any) -> _T:
+        """What `call` returns, run in a thread for that kind of work."""
+        return await self._loop.run_in_executor(self._pools[work], call, *values)
 
     def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
         """What has become of each, once that is known of all."""
@@ -142,31 +186,27 @@ class KafkaDoor:
         self._tickets.put(_Appends(tickets, found))
         return found
 
-    @property
-    def growth(self) -> int:
-        """How far the log is."""
-        return self.core.growth
-
     async def grown(
-        self, seen: int, partitions: Collection[TopicPartition], timeout_seconds: float
+        self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
     ) -> None:
-        """Returns when one of them may have grown since the log was seen there, or it is time."""
+        """Returns when they have grown by so many bytes since they were seen, or it is time.
+
+        Also where a topic is not there any more. Nobody is woken before.
+        """
         waiter: asyncio.Future[None] = self._loop.create_future()
-        awaited = set(partitions)
-        for each in awaited:
-            self._waiting.setdefault(each, set()).add(waiter)
-        self._is_awaited.set()
         try:
-            if self.growth == seen:
-                await asyncio.wait_for(waiter, timeout_seconds)
+            watch = self.core.watch_growth(
+                seen, lacking_bytes, lambda: self._tell(_settle_one, waiter)
+            )
+        except errors.Invalid:
+            return
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await waiter
         except TimeoutError:
             pass
         finally:
-            for each in awaited:
-                waiting = self._waiting[each]
-                waiting.discard(waiter)
-                if not waiting:
-                    del self._waiting[each]
+            self.core.stop_watching(watch)
 
     # -------------------------------------------------------------------------- watching
 
@@ -195,22 +235,6 @@ class KafkaDoor:
         except Exception as error:
             return error
 
-    def _watch_growth(self) -> None:
-        """Wakes who waits, and rests while nobody does: every flush would wake it for nothing."""
-        seen = self.growth
-        while not self._closing.is_set():
-            self._is_awaited.wait()
-            seen, grown = self.core.wait_for_growth(seen, _TICK_SECONDS)
-            self._tell(self._wake, grown)
-
-    def _wake(self, grown: Collection[TopicPartition] | None) -> None:
-        if not self._waiting:
-            self._is_awaited.clear()
-        for each in list(self._waiting) if grown is None else grown:
-            for waiter in self._waiting.get(each, ()):
-                if not waiter.done():
-                    waiter.set_result(None)
-
     def _tell(self, call: Callable[..., object], *values: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *values)
@@ -220,23 +244,77 @@ class KafkaDoor:
 
     # -------------------------------------------------------------------------- a connection
 
-    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        connection = Connection(
-            self, reader, writer, self._memory, request_max_bytes=self._request_max_bytes
-        )
+    def _opened(self, link: Link) -> None:
+        """Refuses connections beyond the bounds, as Kafka does: they end at once."""
+        peer = link.peer
+        if (
+            len(self._connections) >= self._max_connections
+            or self._addresses[peer] >= self._max_connections_per_address
+        ):
+            self._refused += 1
+            link.transport.abort()
+            return
+        connection = Connection(self, link, self._memory, request_max_bytes=self._request_max_bytes)
+        self._addresses[peer] += 1
+        task = self._loop.create_task(connection.serve())
         self._connections[task] = connection
-        try:
-            await connection.serve()
-        finally:
-            del self._connections[task]
+        task.add_done_callback(lambda task: self._ended(task, peer))
+
+    def _ended(self, task: asyncio.Task[None], peer: str) -> None:
+        del self._connections[task]
+        self._addresses[peer] -= 1
+        if not self._addresses[peer]:
+            del self._addresses[peer]
 
     async def _watch_connections(self) -> None:
+        looked_at = 0.0
         while True:
-            await asyncio.sleep(1.0)
-            for connection in self._connections.values():
+            await asyncio.sleep(_LOOK_SHORT_SECONDS)
+            now = time.monotonic()
+            if now - looked_at < _LOOK_SECONDS and not self._memory.is_short:
+                continue
+            looked_at = now
+            for connection in tuple(self._connections.values()):
                 connection.look()
+            if self._refused:
+                _log.warning(
+                    "connections are refused: there are too many",
+                    refused=self._refused,
+                    connections=len(self._connections),
+                    max_connections=self._max_connections,
+                    max_connections_per_address=self._max_connections_per_address,
+                )
+                self._refused = 0
+            if self._closed > _LOGGED_CLOSED:
+                more = self._closed - _LOGGED_CLOSED
+                _log.warning("more connections are closed", connections=more)
+            self._closed = 0
+
+
+def _within_open_files(wanted: int) -> int:
+    """As many connections as leave the log and the tables their files, raising the limit first."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + KAFKA_OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(raised, soft), hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    found = max(soft - KAFKA_OTHER_FILES, soft // 2)
+    _log.warning(
+        "fewer connections are taken: the process may open too few files",
+        max_connections=wanted,
+        taken=found,
+        open_files=soft,
+    )
+    return found
+
+
+def _settle_one(found: asyncio.Future[None]) -> None:
+    if not found.done():
+        found.set_result(None)
 
 
 def _settle(ended: Sequence[tuple[asyncio.Future[list[Outcome]], list[Outcome]]]) -> None:

@@ -11,10 +11,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Hashable
-from typing import Any, Final, TypeAlias, get_args, get_origin
+from typing import Any, Final, NamedTuple, TypeAlias, get_args, get_origin
 
 from sparklog import errors
 from sparklog.limits import KAFKA_ITEMS
+
+
+class ManyItems(Exception):
+    """A request has more items than were to be gone over at once."""
+
+
+class Checked(NamedTuple):
+    """A request whose lengths add up, and how many items its arrays have together."""
+
+    data: bytes
+    items: int
 
 
 class _Walk:
@@ -22,8 +33,8 @@ class _Walk:
 
     __slots__ = ("edits", "left")
 
-    def __init__(self) -> None:
-        self.left = KAFKA_ITEMS
+    def __init__(self, most_items: int) -> None:
+        self.left = most_items
         self.edits: list[tuple[int, int, bytes]] = []
         """(from, to, what shall stand there), in order."""
 
@@ -51,23 +62,24 @@ _SIZES: Final = {
 _LONGEST_VARINT: Final = 5
 
 
-def checked(data: bytes, header: Any, schema: Any) -> bytes:
+def checked(data: bytes, header: Any, schema: Any, *, most_items: int = KAFKA_ITEMS) -> Checked:
     """A request of that header and schema, without tagged fields that the schema does not know.
 
     Newer clients may send some, which kio does not pass over. Raises `BadRequest` where lengths
-    cannot be true.
+    cannot be true, and `ManyItems` where they may be, but there are more than `most_items`.
     """
-    walk = _Walk()
+    walk = _Walk(most_items)
     end = _checker(schema)(data, _checker(header)(data, 0, walk), walk)
     if end > len(data):
         raise errors.BadRequest(reason=f"{schema.__name__}: {len(data)} bytes are not all of it")
+    items = most_items - walk.left
     if not walk.edits:
-        return data
+        return Checked(data, items)
     parts, at = [], 0
     for first, last, instead in walk.edits:
         parts += [data[at:first], instead]
         at = last
-    return b"".join((*parts, data[at:]))
+    return Checked(b"".join((*parts, data[at:])), items)
 
 
 @functools.cache
@@ -178,8 +190,10 @@ def _array(
     """`size`: of each item, or 0 where they differ; all have a byte at least."""
     count, at = count_of(data, at)
     walk.left -= count
-    if count * max(size, 1) > len(data) - at or walk.left < 0:
+    if count * max(size, 1) > len(data) - at or count > KAFKA_ITEMS:
         raise _lie(count, data, at)
+    if walk.left < 0:
+        raise ManyItems
     if size:
         return at + count * size
     for _ in range(count):
@@ -200,8 +214,10 @@ def _tags(known: dict[int, Step], data: bytes, at: int, walk: _Walk) -> int:
     first = at
     count, at = _varint(data, at)
     walk.left -= count
-    if count > len(data) - at or walk.left < 0:
+    if count > len(data) - at or count > KAFKA_ITEMS:
         raise _lie(count, data, at)
+    if walk.left < 0:
+        raise ManyItems
     kept = []
     for _ in range(count):
         begin = at

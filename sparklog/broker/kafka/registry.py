@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
@@ -13,6 +14,7 @@ from sparklog.broker.coordinator import Coordinator, TopicPartition
 from sparklog.broker.core import Appended, Core, Ticket
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.sessions import Sessions
+from sparklog.broker.kafka.turns import Turns
 
 _T = TypeVar("_T")
 
@@ -22,6 +24,24 @@ Reply: TypeAlias = Fields | None
 
 Outcome: TypeAlias = list[Appended] | Exception
 """Where the batches of a ticket stand, or why they do not."""
+
+
+class Work(Enum):
+    """Kinds of work that wait for storage or compute, each with threads of its own.
+
+    None of it waits for something that a client decides.
+    """
+
+    CONTROL = "control"
+    """Quick looks and small changes that other clients depend on."""
+    CHANGE = "change"
+    """Changes of topics and their tables, which take their turn one after another anyhow."""
+    CHECK = "check"
+    """Batches that take long to check."""
+    READ = "read"
+    """Old records."""
+    ASIDE = "aside"
+    """Requests of many items, which are taken apart one at a time."""
 
 
 class Door(Protocol):
@@ -35,21 +55,26 @@ class Door(Protocol):
     """Where clients are told to come."""
     room: asyncio.Lock
     """Held by the request that waits for room in the log; the others wait for it, in turn."""
+    large: asyncio.Lock
+    """Held by the connection that makes a large reply: one is made at a time."""
+    turns: Turns
 
-    async def blocking(self, call: Callable[..., _T], *values: Any) -> _T:
-        """What `call` returns, run in another thread: for whatever waits for storage."""
+    def say_closed(self, peer: str, reason: str) -> None:
+        """Logs why a connection is closed; of many at a time only how many more there were."""
+
+    async def blocking(self, work: Work, call: Callable[..., _T], *values: Any) -> _T:
+        """What `call` returns, run in a thread for that kind of work."""
 
     def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
         """What has become of each, once that is known of all."""
 
-    @property
-    def growth(self) -> int:
-        """How far the log is; another number each time that some partition grows."""
-
     async def grown(
-        self, seen: int, partitions: Collection[TopicPartition], timeout_seconds: float
+        self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
     ) -> None:
-        """Returns when one of them may have grown since the log was seen there, or it is time."""
+        """Returns when they have grown by so many bytes since they were seen, or it is time.
+
+        `seen`: `Place.grown_bytes` of each.
+        """
 
 
 Handler: TypeAlias = Callable[[Door, Request], Awaitable[Reply | Awaitable[Reply]]]
@@ -69,13 +94,23 @@ class Api:
     handle: Handler
     overlaps: bool
     """Whether it is handled before the earlier requests of its connection are answered."""
+    keeps_bytes: bool
+    """Whether most of its bytes are kept until it is answered, because they are records."""
+    waits: bool
+    """Whether it may wait for others; it does not once its client has left."""
 
 
 APIS: Final[dict[int, Api]] = {}
 
 
 def serves(
-    key: int, name: str, *, last: int, overlaps: bool = False
+    key: int,
+    name: str,
+    *,
+    last: int,
+    overlaps: bool = False,
+    keeps_bytes: bool = False,
+    waits: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Registers a handler for all versions that kio knows, up to `last`, Kafka 4.1's newest."""
     versions: Sequence[int] = sorted(schema_name_map[name])
@@ -88,6 +123,8 @@ def serves(
             last=min(versions[-1], last),
             handle=handle,
             overlaps=overlaps,
+            keeps_bytes=keeps_bytes,
+            waits=waits,
         )
         return handle
 

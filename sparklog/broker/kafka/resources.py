@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Any, Final
 
@@ -12,7 +13,7 @@ from sparklog import errors
 from sparklog.broker.core import ConfigEntry, Core, Kind, Source
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields
-from sparklog.broker.kafka.registry import Door
+from sparklog.broker.kafka.registry import Door, Work
 from sparklog.broker.kafka.times import NO_TIME
 
 
@@ -67,7 +68,7 @@ def is_this_broker(core: Core, name: str) -> bool:
     return name == broker
 
 
-def _check_alterable(core: Core, resource: Any, twice: Iterable[tuple[int, str]]) -> None:
+def _check_alterable(core: Core, resource: Any, twice: Collection[tuple[int, str]]) -> None:
     """Raises `BadRequest` where that resource's configuration cannot be changed as it says.
 
     Args:
@@ -94,11 +95,14 @@ async def altered(door: Door, body: Any, change: Callable[[Any], object]) -> Fie
 
     It is called in a thread, and raises what is wrong.
     """
-    keys = [(each.resource_type, each.resource_name) for each in body.resources]
-    twice = {key for key in keys if keys.count(key) > 1}
+    counts = Counter((each.resource_type, each.resource_name) for each in body.resources)
+    twice = {key for key, count in counts.items() if count > 1}
     return {
         "throttle_time": NO_TIME,
-        "responses": [await _altered(door, each, twice, change) for each in body.resources],
+        "responses": [
+            await _altered(door, each, twice, change)
+            async for each in door.turns.over(body.resources)
+        ],
     }
 
 
@@ -108,7 +112,7 @@ async def _altered(
     code, message = ErrorCode.none, None
     try:
         _check_alterable(door.core, resource, twice)
-        await door.blocking(change, resource)
+        await door.blocking(Work.CHANGE, change, resource)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {

@@ -35,7 +35,8 @@ class Session:
         self.used_at = time.monotonic()
 
     def put_last(self, key: Key) -> None:
-        self.wishes[key] = self.wishes.pop(key)
+        if key in self.wishes:
+            self.wishes[key] = self.wishes.pop(key)
 
 
 class Sessions:
@@ -47,6 +48,11 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def has_room(self, more: int) -> bool:
+        """Whether so many partitions more may be named, in all sessions together."""
+        named = sum(len(each.wishes) for each in self._sessions.values())
+        return named + more <= limits.KAFKA_FETCH_SESSION_PARTITIONS
+
     def find(self, number: int) -> Session | None:
         return self._sessions.get(number)
 
@@ -57,6 +63,9 @@ class Sessions:
         """A session with those wishes; None where there are too many already."""
         if len(self._sessions) >= limits.KAFKA_FETCH_SESSIONS and not self._evict():
             return None
+        while not self.has_room(len(wishes)):
+            if not self._sessions or not self._evict():
+                return None
         number = random.randint(1, 2**31 - 1)
         while number in self._sessions:
             number = random.randint(1, 2**31 - 1)

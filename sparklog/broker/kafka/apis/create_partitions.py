@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -9,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors, wire
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import check_brokers
 
@@ -17,14 +18,12 @@ from sparklog.broker.kafka.topics import check_brokers
 @serves(37, "create_partitions", last=3)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
-    names = [each.name for each in body.topics]
+    counts = Counter(each.name for each in body.topics)
     return {
         "throttle_time": NO_TIME,
         "results": [
-            await _widen(
-                door, each, twice=names.count(each.name) > 1, only_checks=body.validate_only
-            )
-            for each in body.topics
+            await _widen(door, each, twice=counts[each.name] > 1, only_checks=body.validate_only)
+            async for each in door.turns.over(body.topics)
         ],
     }
 
@@ -38,7 +37,7 @@ async def _widen(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> F
         door.core.check_partitions(wanted)
         _check_assignments(door, topic)
         if not only_checks:
-            await door.blocking(door.core.add_partitions, wanted)
+            await door.blocking(Work.CHANGE, door.core.add_partitions, wanted)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": topic.name, "error_code": code, "error_message": message}

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors, wire
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.resources import entry_fields
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import check_brokers, kafka_id
@@ -26,7 +26,7 @@ async def _handle(door: Door, request: Request) -> Reply:
         "throttle_time": NO_TIME,
         "topics": [
             await _create(door, each, twice=counts[each.name] > 1, only_checks=only_checks)
-            for each in topics.values()
+            async for each in door.turns.over(topics.values())
         ],
     }
 
@@ -39,7 +39,7 @@ async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> 
         if only_checks:
             count, config = door.core.check_topic(wanted)
         else:
-            info = await door.blocking(door.core.create_topic, wanted)
+            info = await door.blocking(Work.CHANGE, door.core.create_topic, wanted)
             count, config = len(info.partitions), info.config
             topic_id = kafka_id(info.topic_id)
     except errors.SparklogError as error:

@@ -10,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id
 
@@ -27,7 +27,8 @@ async def _handle(door: Door, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _delete(door, *each, twice=count > 1) for each, count in counts.items()
+            await _delete(door, *each, twice=count > 1)
+            async for each, count in door.turns.over(counts.items())
         ],
     }
 
@@ -40,7 +41,7 @@ async def _delete(door: Door, name: str | None, topic_id: Any, *, twice: bool) -
         if twice:
             raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
         name = name if name is not None else name_of_id(door.core, topic_id)
-        await door.blocking(door.core.delete_topic, name)
+        await door.blocking(Work.CHANGE, door.core.delete_topic, name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -9,7 +10,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.core import ConfigEntry
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.resources import ResourceType, entry_fields, is_this_broker
 from sparklog.broker.kafka.times import NO_TIME
@@ -18,14 +19,19 @@ from sparklog.record import check_topic_name
 
 @serves(32, "describe_configs", last=4)
 async def _handle(door: Door, request: Request) -> Reply:
+    """What is asked for more than once is told once."""
     body = request.body
+    resources = {
+        (each.resource_type, each.resource_name, each.configuration_keys): each
+        async for each in door.turns.over(body.resources)
+    }
     return {
         "throttle_time": NO_TIME,
-        "results": [_described(door, each, body) for each in body.resources],
+        "results": Each(partial(_described, door, body), tuple(resources.values())),
     }
 
 
-def _described(door: Door, resource: Any, body: Any) -> Fields:
+def _described(door: Door, body: Any, resource: Any) -> Fields:
     code, message, entries = ErrorCode.none, None, []
     try:
         entries = _entries(door, resource.resource_type, resource.resource_name)

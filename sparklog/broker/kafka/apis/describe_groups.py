@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
-from sparklog.broker.groups import GroupError, GroupState
+from sparklog.broker.groups import GroupError, GroupState, MemberRecord
 from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
@@ -17,11 +18,13 @@ _FIRST_THAT_KNOWS_MISSING_GROUPS: Final = 6
 async def _handle(door: Door, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "groups": [_group(door, each, request.version) for each in request.body.groups],
+        "groups": Each(
+            partial(_group, door, request.version), tuple(dict.fromkeys(request.body.groups))
+        ),
     }
 
 
-def _group(door: Door, group_id: str, version: int) -> Fields:
+def _group(door: Door, version: int, group_id: str) -> Fields:
     found = door.groups.describe(group_id)
     if isinstance(found, GroupError):
         missing = found is GroupError.GROUP_ID_NOT_FOUND
@@ -42,15 +45,16 @@ def _group(door: Door, group_id: str, version: int) -> Fields:
         "group_state": found.state.value,
         "protocol_type": found.protocol_type,
         "protocol_data": found.protocol,
-        "members": [
-            {
-                "member_id": each.member_id,
-                "group_instance_id": each.instance_id,
-                "client_id": each.client_id,
-                "client_host": each.client_host,
-                "member_metadata": each.subscription,
-                "member_assignment": each.assignment,
-            }
-            for each in found.members
-        ],
+        "members": Each(_member, found.members),
+    }
+
+
+def _member(member: MemberRecord) -> Fields:
+    return {
+        "member_id": member.member_id,
+        "group_instance_id": member.instance_id,
+        "client_id": member.client_id,
+        "client_host": member.client_host,
+        "member_metadata": member.subscription,
+        "member_assignment": member.assignment,
     }

@@ -7,24 +7,25 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.core import Fetched
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Pieces, Raw, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.messages import Each, Fields, Pieces, Raw, Request
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.sessions import Key, Session
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id, named
-from sparklog.limits import KAFKA_FETCH_BYTES
+from sparklog.limits import KAFKA_FETCH_BYTES, KAFKA_WAIT_SECONDS
 
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
 """Epochs of a request that is whole, and ends the session that it names."""
-_LONGEST_SECONDS: Final = 600.0
+_ATTEMPTS: Final = 4
+"""At reading a batch that is larger than there was room taken for, while batches come and go."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,17 +43,21 @@ class _Wish:
     code: ErrorCode = ErrorCode.none
     start: int = -1
     end: int = -1
+    grown_bytes: int = 0
+    """Of its partition, when it was looked at."""
+    size: int = 0
+    """Bytes of `pieces`, also when these are not kept while more is waited for."""
     pieces: Sequence[Raw] = ()
     """Of record batches that follow one another."""
     told: tuple[int, int] | None = None
     """Log start offset and high watermark as the client heard them last."""
 
 
-@serves(1, "fetch", last=18)
+@serves(1, "fetch", last=18, waits=True)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
     number, epoch = getattr(body, "session_id", 0), getattr(body, "session_epoch", _NO_SESSION)
-    asked = _asked(body)
+    asked = await _asked(door, body)
     session = None
     if epoch in (_NO_SESSION, _NEW_SESSION):
         door.sessions.end(number)
@@ -60,11 +65,15 @@ async def _handle(door: Door, request: Request) -> Reply:
     else:
         session = door.sessions.find(number)
         if session is None:
-            return _answer([], code=ErrorCode.fetch_session_id_not_found)
+            return _refused(ErrorCode.fetch_session_id_not_found)
         if session.epoch != epoch:
-            return _answer([], code=ErrorCode.invalid_fetch_session_epoch)
+            return _refused(ErrorCode.invalid_fetch_session_epoch)
         session.move_on()
-        for key, wish in asked.items():
+        more = sum(key not in session.wishes for key in asked)
+        if more and not door.sessions.has_room(more):
+            door.sessions.end(number)
+            return _refused(ErrorCode.fetch_session_id_not_found)
+        async for key, wish in door.turns.over(asked.items()):
             before = session.wishes.get(key)
             wish.told = before.told if before is not None else None
             session.wishes[key] = wish
@@ -73,29 +82,26 @@ async def _handle(door: Door, request: Request) -> Reply:
         wishes = session.wishes
     await _fill(door, list(wishes.values()), request)
     if session is not None:
-        reply = _answer(_news(session), session=session)
-    else:
-        if epoch == _NEW_SESSION:
-            session = door.sessions.open(wishes)
-        reply = _answer(list(wishes.values()), session=session)
-    for wish in wishes.values():
-        wish.told, wish.pieces = (wish.start, wish.end), ()  # a session lives on
-    return reply
+        return await _answer(door, await _news(door, session), session)
+    if epoch == _NEW_SESSION:
+        session = door.sessions.open(wishes)
+    return await _answer(door, list(wishes.values()), session)
 
 
-def _asked(body: Any) -> dict[Key, _Wish]:
-    return {
-        (_identity(topic), each.partition): _Wish(
-            topic=named(topic),
-            identity=_identity(topic),
-            number=each.partition,
-            offset=each.fetch_offset,
-            limit_bytes=max(each.partition_max_bytes, 0),
-            leader_epoch=getattr(each, "current_leader_epoch", -1),
-        )
-        for topic in body.topics
-        for each in topic.partitions
-    }
+async def _asked(door: Door, body: Any) -> dict[Key, _Wish]:
+    asked: dict[Key, _Wish] = {}
+    for topic in body.topics:
+        names, identity = named(topic), _identity(topic)
+        async for each in door.turns.over(topic.partitions):
+            asked[identity, each.partition] = _Wish(
+                topic=names,
+                identity=identity,
+                number=each.partition,
+                offset=each.fetch_offset,
+                limit_bytes=max(each.partition_max_bytes, 0),
+                leader_epoch=getattr(each, "current_leader_epoch", -1),
+            )
+    return asked
 
 
 def _forgotten(body: Any) -> Iterator[Key]:
@@ -109,10 +115,10 @@ def _identity(topic: Any) -> str | uuid.UUID:
     return topic.topic if hasattr(topic, "topic") else topic.topic_id or uuid.UUID(int=0)
 
 
-def _news(session: Session) -> list[_Wish]:
+async def _news(door: Door, session: Session) -> list[_Wish]:
     """What a client has not been told yet."""
     found = []
-    for key, wish in list(session.wishes.items()):
+    async for key, wish in door.turns.over(list(session.wishes.items())):
         if wish.pieces or wish.code or wish.told != (wish.start, wish.end):
             found.append(wish)
         if wish.pieces:
@@ -121,31 +127,65 @@ def _news(session: Session) -> list[_Wish]:
 
 
 async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
-    """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over."""
+    """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over.
+
+    What is there is read once, to know how much it is, and is not kept while more is waited for:
+    new bytes are counted as they come, and read when there are enough of them.
+    """
     body = request.body
     most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
-    deadline = time.monotonic() + min(body.max_wait.total_seconds(), _LONGEST_SECONDS)
-    reserved = False
+    wanted_bytes = min(body.min_bytes, most_bytes)
+    deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     while True:
-        seen = door.growth
-        for wish in wishes:
+        has_more = False
+        async for wish in door.turns.over(wishes):
             _look(door, wish)
-        if not reserved and any(not wish.code and wish.offset < wish.end for wish in wishes):
-            reserved = True
-            await request.reserve(min(most_bytes, sum(wish.limit_bytes for wish in wishes)))
-        size, is_full = await _read(door, wishes, most_bytes)
+            has_more |= not wish.code and wish.offset < wish.end
+        size, is_full = await _taken(door, wishes, request, most_bytes) if has_more else (0, False)
         left_seconds = deadline - time.monotonic()
-        if size >= body.min_bytes or is_full or left_seconds <= 0:
+        if size >= wanted_bytes or is_full or left_seconds <= 0:
             return
         if any(wish.code for wish in wishes):
             return
-        await door.grown(seen, [(wish.name, wish.number) for wish in wishes], left_seconds)
+        for wish in wishes:
+            wish.pieces = ()
+        request.room.give_records()
+        lacking_bytes = min(wanted_bytes - size, *(wish.limit_bytes - wish.size for wish in wishes))
+        await door.grown(
+            {(wish.name, wish.number): wish.grown_bytes for wish in wishes},
+            max(lacking_bytes, 1),
+            left_seconds,
+        )
+
+
+async def _taken(
+    door: Door, wishes: Sequence[_Wish], request: Request, most_bytes: int
+) -> tuple[int, bool]:
+    """Fills the wishes when there is room for that: (bytes, whether more does not fit in).
+
+    The first batch may be larger than anybody wants at a time; then there has to be room for that.
+    """
+    room_bytes = min(most_bytes, sum(wish.limit_bytes for wish in wishes))
+    for _ in range(_ATTEMPTS):
+        await request.room.take_records(room_bytes)
+        size, is_full = await _read(door, wishes, most_bytes)
+        if size <= room_bytes:
+            break
+        for wish in wishes:
+            wish.pieces = ()
+        request.room.give_records()
+        room_bytes = size
+    else:
+        size, is_full = 0, True  # the client asks again
+    request.room.give_records(size)
+    return size, is_full
 
 
 async def _read(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> tuple[int, bool]:
     """Fills the wishes with what is there: (bytes, whether there is more that does not fit in)."""
     size, is_full = 0, False
-    for wish in wishes:
+    async for wish in door.turns.over(wishes):
+        wish.size = 0
         if wish.code or wish.offset >= wish.end:
             continue
         limit_bytes = min(wish.limit_bytes, most_bytes - size)
@@ -158,14 +198,15 @@ async def _read(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> tuple[i
             wish.code = code_of(error)
         else:
             wish.pieces = found.pieces
-            size += sum(map(len, found.pieces))
+            wish.size = sum(map(len, found.pieces))
+            size += wish.size
             is_full |= found.end < wish.end
     return size, is_full
 
 
 def _look(door: Door, wish: _Wish) -> None:
     """Where its partition begins and ends now."""
-    wish.code, wish.pieces = ErrorCode.none, ()
+    wish.code, wish.pieces, wish.size = ErrorCode.none, (), 0
     try:
         _place(door, wish)
     except errors.SparklogError as error:
@@ -177,7 +218,7 @@ def _place(door: Door, wish: _Wish) -> None:
     wish.name = identity if isinstance(identity, str) else name_of_id(door.core, identity)
     door.core.check_leader_epoch(wish.name, wish.number, wish.leader_epoch)
     place = door.core.place(wish.name, wish.number)
-    wish.start, wish.end = place.start, place.end
+    wish.start, wish.end, wish.grown_bytes = place.start, place.end, place.grown_bytes
     if not wish.start <= wish.offset <= wish.end:
         raise errors.OffsetOutOfRange(
             topic=wish.name,
@@ -195,36 +236,49 @@ async def _fetched(door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: b
         limit_bytes=limit_bytes,
         at_least_one=at_least_one,
     )
-    found = fetch(only_memory=True) or await door.blocking(fetch)
+    found = fetch(only_memory=True) or await door.blocking(Work.READ, fetch)
     assert found is not None, "only memory may not have it"
     return found
 
 
-def _answer(
-    wishes: list[_Wish], *, session: Session | None = None, code: ErrorCode = ErrorCode.none
-) -> Fields:
-    topics: dict[str | uuid.UUID, list[_Wish]] = {}
-    for wish in wishes:
-        topics.setdefault(wish.identity, []).append(wish)
+class _Told(NamedTuple):
+    """A wish as it is answered: a session goes on while its answer is sent."""
+
+    number: int
+    code: ErrorCode
+    start: int
+    end: int
+    pieces: Sequence[Raw]
+
+
+async def _answer(door: Door, wishes: Sequence[_Wish], session: Session | None) -> Fields:
+    topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_Told]]] = {}
+    async for wish in door.turns.over(wishes):
+        _, told = topics.setdefault(wish.identity, (wish.topic, []))
+        told.append(_Told(wish.number, wish.code, wish.start, wish.end, wish.pieces))
+        wish.told, wish.pieces = (wish.start, wish.end), ()
     return {
         "throttle_time": NO_TIME,
-        "error_code": code,
+        "error_code": ErrorCode.none,
         "session_id": session.number if session is not None else 0,
         "responses": [
-            {**of_topic[0].topic, "partitions": [_partition(wish) for wish in of_topic]}
-            for of_topic in topics.values()
+            {**names, "partitions": Each(_partition, told)} for names, told in topics.values()
         ],
     }
 
 
-def _partition(wish: _Wish) -> Fields:
-    refused = wish.code != ErrorCode.none
+def _refused(code: ErrorCode) -> Fields:
+    return {"throttle_time": NO_TIME, "error_code": code, "session_id": 0, "responses": ()}
+
+
+def _partition(told: _Told) -> Fields:
+    refused = told.code != ErrorCode.none
     return {
-        "partition_index": wish.number,
-        "error_code": wish.code,
-        "high_watermark": -1 if refused else wish.end,
-        "last_stable_offset": -1 if refused else wish.end,
-        "log_start_offset": -1 if refused else wish.start,
+        "partition_index": told.number,
+        "error_code": told.code,
+        "high_watermark": -1 if refused else told.end,
+        "last_stable_offset": -1 if refused else told.end,
+        "log_start_offset": -1 if refused else told.start,
         "aborted_transactions": None,
-        "records": Pieces(wish.pieces),
+        "records": Pieces(told.pieces),
     }

@@ -8,8 +8,8 @@ from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.messages import Each, Fields, Request
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 _GROUP: Final = 0
@@ -19,11 +19,11 @@ _GROUP: Final = 0
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
     found = await _found(door, getattr(body, "key_type", _GROUP))
-    keys = getattr(body, "coordinator_keys", ())
+    keys = tuple(dict.fromkeys(getattr(body, "coordinator_keys", ())))
     return {
         "throttle_time": NO_TIME,
         **found,
-        "coordinators": [{"key": key, **found} for key in keys],
+        "coordinators": Each(lambda key: {"key": key, **found}, keys),
     }
 
 
@@ -31,7 +31,7 @@ async def _found(door: Door, key_type: int) -> Fields:
     try:
         if key_type != _GROUP:
             raise errors.BadRequest(reason="transactions and share groups are not to be had here")
-        await door.blocking(door.groups.open)
+        await door.blocking(Work.CONTROL, door.groups.open)
     except errors.SparklogError as error:
         code = code_of(error)
         if isinstance(error, errors.Retriable):

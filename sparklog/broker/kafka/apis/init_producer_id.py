@@ -7,7 +7,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
@@ -21,7 +21,7 @@ async def _handle(door: Door, request: Request) -> Reply:
         try:
             # Also for one that has an id already: what it wrote under that is complete or lost,
             # and a new id begins its sequences anew.
-            producer_id = (await door.blocking(door.core.new_producer)).producer_id
+            producer_id = (await door.blocking(Work.CONTROL, door.core.new_producer)).producer_id
         except errors.SparklogError as error:
             code = code_of(error)
     return {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparklog.broker.groups import GroupError
+from sparklog.broker.groups import Description, GroupError
 from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
@@ -19,17 +19,22 @@ async def _handle(door: Door, request: Request) -> Reply:
     found = door.groups.groups()
     if isinstance(found, GroupError):
         return {"throttle_time": NO_TIME, "error_code": group_code(found), "groups": ()}
+    wanted = [
+        each
+        async for each in door.turns.over(found)
+        if (not states or each.state.value.lower() in states) and (not types or _TYPE in types)
+    ]
     return {
         "throttle_time": NO_TIME,
         "error_code": group_code(None),
-        "groups": [
-            {
-                "group_id": each.group_id,
-                "protocol_type": each.protocol_type,
-                "group_state": each.state.value,
-                "group_type": _TYPE,
-            }
-            for each in found
-            if (not states or each.state.value.lower() in states) and (not types or _TYPE in types)
-        ],
+        "groups": Each(_group, wanted),
+    }
+
+
+def _group(group: Description) -> Fields:
+    return {
+        "group_id": group.group_id,
+        "protocol_type": group.protocol_type,
+        "group_state": group.state.value,
+        "group_type": _TYPE,
     }

@@ -11,7 +11,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors, wire
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 _NO_EPOCH: Final = -1
@@ -24,7 +24,10 @@ _SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4:
 async def _handle(door: Door, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "topics": [await _topic(door, each, request.version) for each in request.body.topics],
+        "topics": [
+            await _topic(door, each, request.version)
+            async for each in door.turns.over(request.body.topics)
+        ],
     }
 
 
@@ -32,7 +35,7 @@ async def _topic(door: Door, topic: Any, version: int) -> Fields:
     """A partition that is named more than once is refused, once."""
     counts = Counter(each.partition_index for each in topic.partitions)
     found = {}
-    for each in topic.partitions:
+    async for each in door.turns.over(topic.partitions):
         number = each.partition_index
         if counts[number] > 1:
             found[number] = _refused(number, ErrorCode.invalid_request)
@@ -60,7 +63,9 @@ async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
             case -5:
                 offset = -1
             case asked_ms:
-                timestamp_ms, offset = await door.blocking(_at_time, door, topic, number, asked_ms)
+                timestamp_ms, offset = await door.blocking(
+                    Work.READ, _at_time, door, topic, number, asked_ms
+                )
     except errors.SparklogError as error:
         return _refused(number, code_of(error))
     return {

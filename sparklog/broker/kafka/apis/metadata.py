@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import described, name_of_id
+from sparklog.limits import KAFKA_CREATED_TOPICS
 from sparklog.record import check_topic_name
 
 
 @serves(3, "metadata", last=13)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
+    wanted = await _wanted(door, request)
+    created = await _create(door, wanted, body)
     cluster = door.core.cluster()
     broker = cluster.brokers[0].broker
     return {
@@ -26,7 +31,7 @@ async def _handle(door: Door, request: Request) -> Reply:
         "brokers": [{"node_id": broker, "host": door.host, "port": door.port, "rack": None}],
         "cluster_id": cluster.cluster_id,
         "controller_id": broker,
-        "topics": [await _topic(door, each, body) for each in _wanted(door, request)],
+        "topics": Each(partial(_topic, door, body, created), wanted),
         "cluster_authorized_operations": (
             ON_CLUSTER
             if getattr(body, "include_cluster_authorized_operations", False)
@@ -36,30 +41,63 @@ async def _handle(door: Door, request: Request) -> Reply:
     }
 
 
-def _wanted(door: Door, request: Request) -> list[Any]:
+async def _wanted(door: Door, request: Request) -> list[Any]:
     """What was asked for, once; all topics for null, and for none at all in version 0."""
     topics = request.body.topics
     if topics is None or (request.version == 0 and not topics):
         return list(door.core.topics().topics)
-    return list({(each.name, getattr(each, "topic_id", None)): each for each in topics}.values())
+    once = {
+        (each.name, getattr(each, "topic_id", None)): each async for each in door.turns.over(topics)
+    }
+    return list(once.values())
 
 
-async def _topic(door: Door, wanted: Any, body: Any) -> Fields:
+class _Created(NamedTuple):
+    """What has become of topics that were not there."""
+
+    refused: dict[str, ErrorCode]
+    are_all: bool
+    """If not, the client is told to ask again."""
+
+
+async def _create(door: Door, wanted: Sequence[Any], body: Any) -> _Created:
+    """Creates topics that are not there, where that is asked for, and only so many at a time."""
+    refused: dict[str, ErrorCode] = {}
+    attempts = 0
+    if not (door.core.creates_topics and getattr(body, "allow_auto_topic_creation", True)):
+        return _Created(refused, are_all=True)
+    async for each in door.turns.over(wanted):
+        name = each if isinstance(each, str) else each.name
+        if name is None or door.core.has_topic(name):
+            continue
+        try:
+            check_topic_name(name)
+        except errors.SparklogError:
+            continue  # told where it is described
+        if attempts == KAFKA_CREATED_TOPICS:
+            return _Created(refused, are_all=False)
+        attempts += 1
+        try:
+            await door.blocking(Work.CHANGE, door.core.auto_create, name)
+        except errors.SparklogError as error:
+            refused[name] = code_of(error)
+    return _Created(refused, are_all=True)
+
+
+def _topic(door: Door, body: Any, created: _Created, wanted: Any) -> Fields:
     name = wanted if isinstance(wanted, str) else getattr(wanted, "name", None)
     topic_id = None if isinstance(wanted, str) else getattr(wanted, "topic_id", None)
     try:
         known = check_topic_name(str(name)) if name is not None else name_of_id(door.core, topic_id)
         tells = getattr(body, "include_topic_authorized_operations", False)
-        try:
-            return _described(door, known, tells=tells)
-        except errors.UnknownTopic:
-            if not getattr(body, "allow_auto_topic_creation", True):
-                raise
-            await door.blocking(door.core.auto_create, known)
-            return _described(door, known, tells=tells)
+        return _described(door, known, tells=tells)
     except errors.SparklogError as error:
+        code = code_of(error)
+        if isinstance(error, errors.UnknownTopic):
+            later = ErrorCode.leader_not_available
+            code = created.refused.get(str(name), code if created.are_all else later)
         return {
-            "error_code": code_of(error),
+            "error_code": code,
             "name": name,
             "topic_id": topic_id,
             "partitions": (),

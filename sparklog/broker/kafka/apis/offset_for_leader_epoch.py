@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
@@ -17,13 +18,14 @@ from sparklog.broker.kafka.times import NO_TIME
 async def _handle(door: Door, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "topics": [
-            {
-                "topic": topic.topic,
-                "partitions": [_partition(door, topic.topic, each) for each in topic.partitions],
-            }
-            for topic in request.body.topics
-        ],
+        "topics": Each(partial(_topic, door), request.body.topics),
+    }
+
+
+def _topic(door: Door, topic: Any) -> Fields:
+    return {
+        "topic": topic.topic,
+        "partitions": Each(partial(_partition, door, topic.topic), topic.partitions),
     }
 
 

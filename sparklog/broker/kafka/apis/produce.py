@@ -19,7 +19,7 @@ from sparklog import errors
 from sparklog.broker.core import Append, TakesLong, Ticket
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Outcome, Reply, serves
+from sparklog.broker.kafka.registry import Door, Outcome, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import name_of, named
 from sparklog.record import LOG_APPEND_TIME
@@ -33,7 +33,7 @@ _LOOK_SECONDS: Final = 0.01
 """How often the first of those who wait for room looks for it."""
 
 
-@serves(0, "produce", last=13, overlaps=True)
+@serves(0, "produce", last=13, overlaps=True, keeps_bytes=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     prepared = await _prepare(door, body)
@@ -94,7 +94,7 @@ async def _checked(door: Door, topic: str, partition: int, data: bytes) -> Appen
     try:
         return door.core.prepare_kafka(topic, partition, data, only_quick=True)
     except TakesLong:
-        return await door.blocking(door.core.prepare_kafka, topic, partition, data)
+        return await door.blocking(Work.CHECK, door.core.prepare_kafka, topic, partition, data)
 
 
 async def _queue(door: Door, prepared: _Prepared, tickets: list[Ticket]) -> _Queued:
