@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -12,10 +13,12 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
 import sparklog
+from tests.support.waiting import wait_until
 
 SECONDS = 30.0
 
@@ -106,3 +109,129 @@ def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> N
         spent.append(time.monotonic() - began)
         broker.end(how)
     assert min(spent[1:]) < spent[0] + 1.0
+
+
+# ------------------------------------------------------------------------------ programs between
+
+NOTEBOOK = """
+import json, sys, threading, time, sparklog
+log = sparklog.connect(sys.argv[1])
+log.create_topic("t", partitions=2, if_absent=True)
+ended = threading.Event()
+sent, read, shared, gaps = [], [], [], []
+
+def produce():
+    producer, number, last = log.producer(linger_ms=1), 0, time.monotonic()
+    while not ended.is_set():
+        futures = []
+        for _ in range(5):
+            sent.append(number)
+            futures.append(producer.send("t", value=b"%d" % number, partition=number % 2))
+            number += 1
+        for future in futures:
+            future.result(30)
+        gaps.append(time.monotonic() - last)
+        last = time.monotonic()
+        time.sleep(0.005)
+    producer.close()
+
+def consume(into, **options):
+    with log.consumer("t", start="earliest", **options) as consumer:
+        while not ended.is_set() or len(set(into)) < len(sent):
+            for record in consumer.poll(0.2):
+                into.append(int(record.value))
+
+threads = [
+    threading.Thread(target=produce),
+    threading.Thread(target=consume, args=(read,)),
+    threading.Thread(target=consume, args=(shared,), kwargs={"group": "g"}),
+]
+for thread in threads:
+    thread.start()
+print("ready", flush=True)
+for line in sys.stdin:
+    if line.strip() == "end":
+        break
+    print(len(sent), log.connection.address, flush=True)
+ended.set()
+for thread in threads:
+    thread.join(40)
+print(json.dumps([len(sent), read, shared, max(gaps), log.connection.address]), flush=True)
+log.close()
+"""
+
+
+class Notebook:
+    """A program that holds a root open, produces to it and consumes from it."""
+
+    def __init__(self, root: Path, program: str = NOTEBOOK, **variables: str) -> None:
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", program, str(root)],
+            env=environment | variables,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def read(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().strip()
+        assert line, self._process.poll()
+        return line
+
+    def ask(self, what: str) -> str:
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return self.read()
+
+    def state(self) -> tuple[int, str]:
+        """How many records it has sent, and which broker it uses."""
+        count, address = self.ask("state").split()
+        return int(count), address
+
+    def go_on(self, more: int = 50) -> str:
+        """The address that it uses after it has sent so many more."""
+        goal = self.state()[0] + more
+        wait_until(lambda: self.state()[0] >= goal, "the program goes on")
+        return self.state()[1]
+
+    def await_broker(self, address: str) -> None:
+        """Returns when it uses the broker at `address`."""
+        wait_until(lambda: self.state()[1] == address, f"it uses the broker at {address}")
+
+    def __enter__(self) -> Self:
+        assert self.read() == "ready"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
+            self._process.communicate(timeout=SECONDS)
+        self._process.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_a_standing_broker_comes_and_goes_while_a_program_is_open(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    """It takes over from an embedded broker, which comes back; no record is lost or doubled."""
+    with Notebook(tmp_path) as notebook:
+        embedded = notebook.go_on()
+        for _ in range(2):
+            broker = Standing(tmp_path)
+            broker.await_start()
+            notebook.await_broker(broker.flight)
+            assert notebook.go_on() == broker.flight
+            broker.end(how)
+            assert notebook.go_on() not in (embedded, broker.flight)
+        count, read, shared, longest, _ = json.loads(notebook.ask("end"))
+    for partition in range(2):
+        assert [n for n in read if n % 2 == partition] == list(range(partition, count, 2))
+    assert set(shared) == set(range(count))
+    print(longest, len(shared) - count)
+    assert longest < 8.0
+    with sparklog.connect(tmp_path) as log:
+        rows = log.read("t")
+        values = [int(value) for value in rows.column("value").to_pylist()]
+        assert sorted(values) == list(range(count))
