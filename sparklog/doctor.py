@@ -27,8 +27,9 @@ from typing import Final
 
 import numpy as np
 
-from sparklog import errors, limits
+from sparklog import errors, limits, status
 from sparklog.clock import Clock
+from sparklog.storage.liveness import age
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,
@@ -49,6 +50,7 @@ _PUT_BYTES: Final = 1_000
 _SLOW_PUT_LOCAL_MS: Final = 10.0
 _SLOW_PUT_REMOTE_MS: Final = 250.0
 _SKEW_WARN_SECONDS: Final = 2.0
+_SKEW_FAIL_SECONDS: Final = 5.0
 _CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, before which this was not written
 _FOLDER: Final = "doctor"
 
@@ -98,6 +100,7 @@ def examine_root(store: Store, clock: Clock) -> Iterator[Finding]:
         yield check_put_price(store, folder, clock)
         yield check_space(store)
         yield check_clock(store, folder, clock)
+        yield from check_broker(store, clock)
         if store.uri.startswith("s3://"):
             yield note_on_s3()
     finally:
@@ -342,8 +345,8 @@ def check_space(store: Store) -> Finding:
 
 
 def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
-    """This clock against the store's: liveness, sweeping and times of arrival rest on them."""
-    advice = "set the clock by NTP: liveness, sweeping and times of arrival rest on it"
+    """This clock against the store's: sweeping and times of arrival rest on them."""
+    advice = "set the clock by NTP: sweeping and times of arrival rest on it"
     path = f"{folder}/clock"
     before_us = clock.now_us()
     if before_us < _CLOCK_SET_SINCE_US:
@@ -357,11 +360,45 @@ def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
     # Some stores round to whole seconds, down.
     skew_us = max(before_us - 1_000_000 - modified_us, modified_us - after_us, 0)
     found = f"within {skew_us / 1e6:.1f} s of the store's" if skew_us else "agrees with the store's"
-    if skew_us > limits.DEAD_AFTER_SECONDS * 1e6:
+    if skew_us > _SKEW_FAIL_SECONDS * 1e6:
         return _fail("clock", found, advice)
     if skew_us > _SKEW_WARN_SECONDS * 1e6:
         return _warn("clock", found, advice)
     return _ok("clock", found)
+
+
+def check_broker(store: Store, clock: Clock) -> Iterator[Finding]:
+    """Which broker leads the root, and which topics it cannot publish."""
+    try:
+        report = status.of_root(store, clock, waits=lambda _leader, _seconds: None)
+    except errors.NotARoot:
+        yield _ok("broker", "none yet: this is no root of a log")
+        return
+    except _STORE_ERRORS as error:
+        yield _fail("broker", _told(error), "see what the error names")
+        return
+    broker = report.broker
+    who = ""
+    if broker is not None:
+        who = (
+            f"broker {broker.broker} ({broker.kind}, epoch {broker.epoch}), pid {broker.pid} on"
+            f" host {broker.host}, Flight at {broker.address}, Kafka {broker.kafka or 'closed'}"
+        )
+    match report.state:
+        case status.Led.SERVED:
+            assert broker is not None
+            running = age(round((report.uptime_seconds or 0.0) * 1e6))
+            yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
+        case status.Led.SILENT:
+            advice = f"{report.reason}; look at its log: {(broker and broker.log) or 'its stderr'}"
+            yield _warn("broker", f"{who} is alive and does not answer", advice)
+        case status.Led.NEVER:
+            yield _ok("broker", "none yet")
+        case status.Led.STOPPED | status.Led.DIED:
+            yield _ok("broker", f"none runs; the last was {who}, which {report.state}")
+    for each in report.held_back:
+        advice = "records wait in the write-ahead log; mend the table, or what the reason names"
+        yield _warn("topic held back", f"{each.topic}: {each.reason}", advice)
 
 
 def note_on_s3() -> Finding:

@@ -77,6 +77,7 @@ BATCHES_FORGOTTEN = 1_000  # at a time
 EMBEDDED_BROKER_ID = 1_000_000
 DETACHED_IDLE_SECONDS = 60.0
 STOP_SECONDS = 30.0
+STATUS_TOPICS = 1_000  # that are held back, in one answer
 LOG_FILE_BYTES = 10 * MIB  # of a log file, before the next one begins
 LOG_FILES_KEPT = 3  # of the older ones
 

@@ -298,10 +298,7 @@ class _RootSession:
         """
         _check_is_no_loopback_of_others(leader)
         cluster_id = MetaStore(self._store, clock=self._clock).open(create=False).cluster_id
-        with Connection.to(leader.flight) as connection:
-            served: wire.ClusterInfo = connection.channel().action(
-                "cluster", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
-            )
+        served = self._cluster(leader.flight)
         if served.cluster_id != cluster_id:
             raise errors.WrongCluster(
                 root=self._store.uri,
@@ -315,6 +312,14 @@ class _RootSession:
                 reason = f"epoch {each.epoch} of broker {each.broker} is there still, and is over"
                 raise errors.BrokerUnavailable(address=leader.flight, reason=reason)
 
+    @staticmethod
+    def _cluster(address: str) -> wire.ClusterInfo:
+        with Connection.to(address) as connection:
+            served: wire.ClusterInfo = connection.channel().action(
+                "cluster", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
+            )
+        return served
+
     def _answers(self, leader: Leader) -> bool:
         try:
             self._check(leader)
@@ -326,9 +331,9 @@ class _RootSession:
         """Raises `BadOption` where Kafka was asked for and the broker serves it elsewhere."""
         wanted = self._settings.kafka.listen
         found = self._watch.look() if self._asks_for_kafka else None
-        if found is None:
+        if found is None or self._agent is not None:
             return
-        served = found.leader.heartbeat.kafka if found.leader.heartbeat else ""
+        served = self._cluster(found.leader.flight).brokers[0].kafka
         if served != wanted and not (served and wanted.endswith(":0")):
             who = describe(found.leader, now_us=self._clock.now_us())
             where = f"with Kafka at {served}" if served else "without Kafka"
@@ -423,7 +428,7 @@ class _RootSession:
         with self._lock:
             agent, self._agent = self._agent, None
         if agent is not None:
-            agent.stop()
+            agent.stop("its program has closed the log")
 
 
 # ------------------------------------------------------------------------------ what is started

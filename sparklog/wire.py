@@ -134,6 +134,17 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     address: str
     """Of the Flight door, `host:port`."""
+    kafka: str = ""
+    """Of the Kafka door; empty while that is closed."""
+    kind: str = ""
+    """`standing`, `embedded` or `detached`."""
+    version: str = ""
+    host: str = ""
+    pid: int = 0
+    started_us: int = 0
+    """Wall time of its host."""
+    log: str = ""
+    """The file of its log lines; empty: its standard error."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,6 +152,28 @@ class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     root: str
     version: str
     brokers: list[BrokerInfo] = []
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic whose records wait in the write-ahead log, because its table cannot be written."""
+
+    topic: str
+    reason: str
+
+
+class Status(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The broker that answers, and what it leads."""
+
+    cluster_id: str
+    root: str
+    broker: BrokerInfo
+    uptime_seconds: float = 0.0
+    topics: int = 0
+    partitions: int = 0
+    unpublished_bytes: int = 0
+    """Of records that are durable and not yet in their tables."""
+    held_back: list[HeldBack] = []
+    """At most `limits.STATUS_TOPICS` of them."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -399,6 +432,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
+    "status": (Empty, Status),
     "topics.list": (Empty, TopicNames),
     "topics.create": (CreateTopic, TopicInfo),
     "topics.describe": (TopicName, TopicInfo),

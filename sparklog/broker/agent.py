@@ -9,6 +9,7 @@ What ends the writer ends the broker.
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib.abc
 import importlib.util
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 import structlog
 
-from sparklog import errors, limits
+from sparklog import errors, limits, wire
 from sparklog.broker import lease as leases
 from sparklog.broker import ports
 from sparklog.broker.confirming import Confirmer
@@ -126,6 +127,7 @@ class Agent:
         at is taken, or is none of this machine's.
         """
         settings, store, clock = self.settings, self._store, self._clock
+        began = clock.monotonic()
         _check_installed(settings.kafka)
         if settings.kafka.listen:
             _compile_loops()  # before the root is taken: whoever leads it until then goes on
@@ -151,12 +153,27 @@ class Agent:
                 self._beat()
             # Recovery may take longer than a silent broker is taken for alive.
             self._run("heartbeat", self._heartbeat_loop)
+            leased_at = clock.monotonic()
             self._serve(listen)
+            with contextlib.suppress(errors.Retriable, PutUnresolved):
+                self._beat()  # where its listeners are
         except BaseException:
             self._stopping.set()
             self._say_goodbye()
             self._close_doors()
             raise
+        _log.info(
+            "serving",
+            version=VERSION,
+            root=store.uri,
+            broker=self._lease.broker,
+            epoch=self._lease.epoch,
+            kind=self.kind.value,
+            flight=self.address,
+            kafka=self.kafka_address or None,
+            took_seconds=round(clock.monotonic() - began, 3),
+            recovery_seconds=round(clock.monotonic() - leased_at, 3),
+        )
 
     def _addresses(self, listen: str) -> list[tuple[str, str]]:
         """The setting and `host:port` of every listener."""
@@ -175,6 +192,21 @@ class Agent:
                 if ports.port_of(address) in self._ports_of_leader():
                     continue
                 ports.check_free(option, address, patience_seconds=_LEAVING_SECONDS)
+
+    def _described(self) -> wire.BrokerInfo:
+        process = this_process()
+        return wire.BrokerInfo(
+            broker=self._lease.broker,
+            epoch=self._lease.epoch,
+            address=self.address,
+            kafka=self.kafka_address,
+            kind=self.kind,
+            version=VERSION,
+            host=process.host,
+            pid=process.pid,
+            started_us=self._meta.current.brokers[self._lease.broker].started_us,
+            log=self.settings.log.file,
+        )
 
     def _ports_of_leader(self) -> set[int]:
         """Where the root's leader listens, unless it is known dead."""
@@ -204,6 +236,7 @@ class Agent:
         if self.settings.kafka.listen:
             self._kafka = _kafka_door(core, groups, self.settings.kafka)
             self._kafka.start()
+        core.serving = self._described()
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
         self._run("publisher", self._publish_loop)
@@ -370,8 +403,9 @@ class Agent:
                 busy_at, calls = time.monotonic(), self._door.calls
             idle_seconds = time.monotonic() - busy_at
             if liveness.idle_exit_seconds and idle_seconds > liveness.idle_exit_seconds:
-                _log.info("idle, leaving", idle_seconds=round(idle_seconds))
-                threading.Thread(target=self.stop, name="sparklog-leave").start()
+                reason = f"no client for {idle_seconds:.0f} s"
+                leave = functools.partial(self.stop, reason=reason)
+                threading.Thread(target=leave, name="sparklog-leave").start()
                 return
 
     def _beat(self, *, stopped: bool = False) -> None:
@@ -447,13 +481,18 @@ class Agent:
                 self._stopping.set()
                 self._say_goodbye()
                 self._close_doors()
+                _log.info("stopped", reason=str(self.failure), root=self._store.uri)
 
-    def stop(self) -> None:
-        """Leaves in good order: refuses new records, publishes all, trims, and says goodbye."""
+    def stop(self, reason: str = "it was told to") -> None:
+        """Leaves in good order: refuses new records, publishes all, trims, and says goodbye.
+
+        `reason` is for the log.
+        """
         with self._ending:
             if self._stopped.is_set() or self._core is None:
                 return
             self._stopping.set()
+            _log.info("stopping", reason=reason, root=self._store.uri)
             self._writer.close(errors.BrokerClosing(broker=self._lease.broker))
             for thread in self._threads:
                 if thread is not threading.current_thread():
@@ -467,6 +506,7 @@ class Agent:
             finally:
                 self._say_goodbye()
                 self._close_doors()
+                _log.info("stopped", reason=reason, root=self._store.uri)
 
     def _close_doors(self) -> None:
         if self._core is not None:
@@ -579,8 +619,9 @@ def run_broker(settings: BrokerSettings, *, take_over: bool = False) -> None:
     kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
     agent = Agent(settings, kind=kind, take_over=take_over)
 
-    def leave(_signal: int, _frame: object) -> None:
-        threading.Thread(target=agent.stop, name="sparklog-leave").start()
+    def leave(received: int, _frame: object) -> None:
+        stop = functools.partial(agent.stop, reason=signal.Signals(received).name)
+        threading.Thread(target=stop, name="sparklog-leave").start()
 
     agent.start()
     for each in (signal.SIGTERM, signal.SIGINT):

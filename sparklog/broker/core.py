@@ -153,6 +153,9 @@ class Core:
         self._kafka_reader = KafkaReader(self._reader, ledger, hot, clock=clock)
         self.publish_now: Callable[[], None] = lambda: None
         """Asks the publishing thread to begin at once; set by whoever runs it."""
+        self.serving: wire.BrokerInfo | None = None
+        """How this broker is reached, and as what it runs; set by whoever opens its doors."""
+        self._began_at = clock.monotonic()
 
     # -------------------------------------------------------------------------- appending
 
@@ -469,15 +472,38 @@ class Core:
 
     def cluster(self) -> wire.ClusterInfo:
         """This broker: where it is, and of what cluster."""
-        metadata = self._meta.current
         return wire.ClusterInfo(
             cluster_id=self._lease.cluster.cluster_id,
             root=self._store.uri,
             version=VERSION,
-            brokers=[
-                wire.BrokerInfo(broker=self._lease.broker, epoch=known.epoch, address=known.flight)
-                for known in [metadata.brokers.get(self._lease.broker, Broker(epoch=0))]
-            ],
+            brokers=[self._itself()],
+        )
+
+    def _itself(self) -> wire.BrokerInfo:
+        if self.serving is not None:
+            return self.serving
+        known = self._meta.current.brokers.get(self._lease.broker, Broker(epoch=0))
+        return wire.BrokerInfo(
+            broker=self._lease.broker, epoch=self._lease.epoch, address=known.flight
+        )
+
+    def status(self) -> wire.Status:
+        """How this broker and its topics are."""
+        topics = self._ledger.topics()
+        held_back = [
+            wire.HeldBack(topic=topic.name, reason=reason)
+            for topic in topics
+            if (reason := topic.held_back) is not None
+        ]
+        return wire.Status(
+            cluster_id=self._lease.cluster.cluster_id,
+            root=self._store.uri,
+            broker=self._itself(),
+            uptime_seconds=round(self._clock.monotonic() - self._began_at, 3),
+            topics=len(topics),
+            partitions=sum(len(topic.partitions) for topic in topics),
+            unpublished_bytes=self._ledger.unpublished_bytes,
+            held_back=held_back[: limits.STATUS_TOPICS],
         )
 
     def topics(self) -> wire.TopicNames:

@@ -53,6 +53,7 @@ class FlightDoor(flight.FlightServerBase):
         self._counting = threading.Lock()
         self._actions: dict[str, Callable[[Any], flightgroups.Answer]] = {
             "cluster": lambda _: core.cluster(),
+            "status": lambda _: core.status(),
             "topics.list": lambda _: core.topics(),
             "topics.create": core.create_topic,
             "topics.describe": lambda request: core.describe(request.topic),

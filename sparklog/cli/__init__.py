@@ -6,7 +6,8 @@ Every command that speaks to a log takes `--root URI` or `--bootstrap HOST:PORT`
     0    all went well
     1    sparklog refused or failed, and said why in one line on standard error
     2    the command line is wrong
-    3    `doctor` found a problem
+    3    `doctor` found a problem; or `status` found topics that are held back, or a silent broker
+    4    `status` found that no broker leads the root
     130  interrupted by Ctrl-C
     141  the reader of a pipe has gone
 """
@@ -19,6 +20,7 @@ from sparklog.cli import groups, maintenance, topics
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
 from sparklog.cli.shared import EXIT_CODES, Commands
+from sparklog.cli.status import status
 
 __all__ = ["app", "main"]
 
@@ -36,6 +38,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
 app.command()(produce)
 app.command()(consume)
+app.command()(status)
 app.command()(maintenance.doctor)
 app.command(context_settings=maintenance.PASS_ON, add_help_option=False)(maintenance.bench)
 app.command()(maintenance.version)

@@ -40,6 +40,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     USAGE = 2
     UNHEALTHY = 3
+    NO_BROKER = 4
     INTERRUPTED = 130
     """As a shell reports Ctrl-C,"""
     PIPE_CLOSED = 141
@@ -48,7 +49,8 @@ class ExitCode(enum.IntEnum):
 
 EXIT_CODES: Final = (
     "Exit codes: 0 all went well; 1 sparklog refused or failed, and said why; 2 the command line is"
-    " wrong; 3 doctor found a problem; 130 interrupted by Ctrl-C; 141 the reader of a pipe is gone."
+    " wrong; 3 doctor or status found a problem; 4 status found no broker; 130 interrupted by"
+    " Ctrl-C; 141 the reader of a pipe is gone."
 )
 
 
@@ -183,7 +185,7 @@ def open_log(
         typer.BadParameter: no log is named, or two are, or there is nothing to wait for.
         errors.SparklogError: connecting failed.
     """
-    root, bootstrap = _target(root, bootstrap)
+    root, bootstrap = log_target(root, bootstrap)
     if bootstrap is None and wait_seconds is not None:
         raise typer.BadParameter(
             f"{_WAIT} is for --bootstrap; with --root, a broker is started where none runs"
@@ -229,7 +231,7 @@ def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def _target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
+def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
     """The one of both that counts; the command line goes before the environment."""
     if root and bootstrap:
         raise typer.BadParameter("give --root or --bootstrap, not both")

@@ -57,6 +57,11 @@ class Admin:
         created: wire.TopicInfo = self.connection.action("topics.create", request)
         return created
 
+    def status(self) -> wire.Status:
+        """The broker that leads: its process, addresses and age, and how its topics are."""
+        found: wire.Status = self.connection.action("status")
+        return found
+
     def topics(self) -> list[str]:
         """The names of all topics, sorted."""
         names: wire.TopicNames = self.connection.action("topics.list")

@@ -36,6 +36,7 @@ _HARMLESS: Final = frozenset(
         "groups.offsets",
         "offsets.for_times",
         "producers.new",
+        "status",
         "topics.describe",
         "topics.list",
     }

@@ -303,6 +303,7 @@ def test_every_action_is_answered(door: Door, agent: Agent) -> None:
     name = f"t{next(_names)}"
     requests: dict[str, object] = {
         "cluster": wire.Empty(),
+        "status": wire.Empty(),
         "topics.create": wire.CreateTopic(topic=name, partitions=1),
         "topics.list": wire.Empty(),
         "topics.describe": wire.TopicName(topic=name),

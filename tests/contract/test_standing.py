@@ -229,7 +229,6 @@ def test_a_standing_broker_comes_and_goes_while_a_program_is_open(
     for partition in range(2):
         assert [n for n in read if n % 2 == partition] == list(range(partition, count, 2))
     assert set(shared) == set(range(count))
-    print(longest, len(shared) - count)
     assert longest < 8.0
     with sparklog.connect(tmp_path) as log:
         rows = log.read("t")

@@ -1,0 +1,105 @@
+"""`sparklog status`: which broker leads a log, and how its topics are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sparklog.cli.shared import BootstrapOption, ExitCode, RootOption, log_target
+from sparklog.options import check_bootstrap, storage_options
+
+if TYPE_CHECKING:
+    from sparklog.status import Report
+    from sparklog.storage.liveness import Leader
+
+_HELD_BACK_SHOWN: Final = 20
+_WORDS: Final = {
+    "served": "served",
+    "silent": "a broker is alive and does not answer from here",
+    "stopped": "no broker; the last one stopped in good order",
+    "died": "no broker; the last one ended without a goodbye, and the next one recovers",
+    "never": "no broker yet",
+}
+
+
+def status(
+    root: RootOption = None,
+    bootstrap: BootstrapOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """Show which broker leads a log, its process and addresses, and how its topics are.
+
+    Starts no broker. Ends with 0 where a broker serves the log and can publish all topics, with 3
+    where topics are held back or a live broker does not answer, and with 4 where there is none.
+
+    Example: sparklog status --root ./data
+    """
+    import msgspec
+
+    root, bootstrap = log_target(root, bootstrap)
+    report = _report(root, bootstrap)
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        for name, words in _lines(report):
+            typer.echo(f"{name:<12} {words}")
+    raise typer.Exit(_exit_code(report))
+
+
+def _report(root: str | None, bootstrap: str | None) -> Report:
+    from sparklog.clock import SystemClock
+    from sparklog.status import of_address, of_root
+    from sparklog.storage.liveness import describe
+    from sparklog.storage.objects import open_store
+
+    if bootstrap is not None:
+        return of_address(check_bootstrap("bootstrap", bootstrap))
+    assert root is not None
+    clock = SystemClock()
+
+    def waits(leader: Leader, seconds: float) -> None:
+        who = describe(leader, now_us=clock.now_us())
+        typer.echo(f"sparklog: waiting up to {seconds:g} s to see whether {who} is alive", err=True)
+
+    return of_root(open_store(root, storage_options(root)), clock, waits=waits)
+
+
+def _exit_code(report: Report) -> ExitCode:
+    if report.state == "served":
+        return ExitCode.UNHEALTHY if report.held_back else ExitCode.OK
+    return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
+
+
+def _lines(report: Report) -> list[tuple[str, str]]:
+    lines = [
+        ("root", report.root),
+        ("cluster", report.cluster_id),
+        ("state", _WORDS[report.state] + (f": {report.reason}" if report.reason else "")),
+    ]
+    broker = report.broker
+    if broker is not None:
+        about = f"{broker.broker} ({broker.kind}, epoch {broker.epoch})"
+        lines += [
+            ("broker", f"{about}, version {broker.version}" if broker.version else about),
+            ("process", f"pid {broker.pid} on host {broker.host}" + _age(report)),
+            ("Flight", broker.address),
+            ("Kafka", broker.kafka or "closed"),
+            ("log", broker.log or "standard error of the process"),
+        ]
+    lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
+    if report.unpublished_bytes is not None:
+        lines.append(("unpublished", f"{report.unpublished_bytes:,} bytes"))
+    shown = report.held_back[:_HELD_BACK_SHOWN]
+    lines += [("held back", f"{each.topic}: {each.reason}") for each in shown]
+    if len(report.held_back) > len(shown):
+        lines.append(("held back", f"and {len(report.held_back) - len(shown)} more topics"))
+    return lines
+
+
+def _age(report: Report) -> str:
+    from sparklog.storage.liveness import age
+
+    if report.uptime_seconds is None:
+        return ""
+    return f", started {age(round(report.uptime_seconds * 1e6))} ago"
