@@ -99,6 +99,8 @@ def connect(
     """
     place, names_broker = _place(target)
     arguments.flag("detached", detached)
+    if kafka is not None:
+        arguments.text("kafka", kafka)
     if storage_options is not None:
         for name, value in arguments.mapping(
             "storage_options", storage_options, "{name: text}"
@@ -464,14 +466,24 @@ def _broker_settings(
 def log_file(root: str) -> Path:
     """Where a detached broker of `root` logs unless `SPARKLOG_LOG_FILE` says otherwise.
 
-    In the user's folder for such files: `$XDG_STATE_HOME`, or else `~/.local/state`.
+    In the user's folder for such files, `$XDG_STATE_HOME` or else `~/.local/state`; in the one for
+    temporary files where that cannot be written, as in a container.
     """
     if "://" not in root:
         root = str(Path(root).resolve())
-    state = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     digest = hashlib.sha256(root.encode()).hexdigest()[:8]
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", root).strip("-")[-_LOG_NAME_LENGTH:]
-    return Path(state, "sparklog", f"{name}-{digest}.log")
+    tail = re.sub(r"[^A-Za-z0-9._-]+", "-", root).strip("-")[-_LOG_NAME_LENGTH:]
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111
+    folder = Path(state, "sparklog")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        is_usable = False
+    else:
+        is_usable = folder.is_absolute() and os.access(folder, os.W_OK)
+    if not is_usable:
+        folder = Path(tempfile.gettempdir(), f"sparklog-{os.getuid()}")
+    return folder / f"{tail}-{digest}.log"
 
 
 # ------------------------------------------------------------------------------ what is reached

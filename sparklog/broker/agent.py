@@ -232,11 +232,16 @@ class Agent:
                 option, address, patience_seconds=self.settings.liveness.dead_after_seconds
             )
         groups = Coordinator(core, settings=self.settings.groups, clock=self._clock)
-        self._core, self._door = core, FlightDoor(core, groups, listen)
-        if self.settings.kafka.listen:
-            self._kafka = _kafka_door(core, groups, self.settings.kafka)
-            self._kafka.start()
-        core.serving = self._described()
+        try:
+            if self.settings.kafka.listen:
+                self._kafka = _kafka_door(core, groups, self.settings.kafka)
+                self._kafka.start()
+            # Known before the Flight door opens: its first client may ask for it.
+            core.serving = self._described()
+            self._core, self._door = core, FlightDoor(core, groups, listen)
+        except BaseException:
+            core.close()  # or else those that wait in it would keep the Kafka door from closing
+            raise
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
         self._run("publisher", self._publish_loop)

@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import confluent_kafka
 import msgspec
 import pytest
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, limits, session
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.meta import Broker, Metadata, MetaStore
 from sparklog.storage.objects import LocalStore
 from sparklog.storage.processes import Process, this_process
+from tests.support.waiting import wait_until
 
 _AHEAD_US = 3_600_000_000
 """By so much the clocks of other brokers are wrong."""
@@ -213,6 +218,122 @@ def test_a_heartbeat_that_ends_is_waited_for(
             assert 4.0 < time.monotonic() - began < 12.0
     if process is not None:
         assert "waiting up to 5 s to see whether broker 5 (standing, epoch 1)" in caplog.text
+
+
+# ------------------------------------------------------------------------------ what is started
+
+
+def test_an_embedded_broker_serves_kafka(tmp_path: Path) -> None:
+    """With `kafka` the program's own broker has a Kafka listener, over the same records."""
+    with sparklog.connect(tmp_path, kafka="127.0.0.1:0") as log:
+        log.create_topic("t", partitions=1)
+        (broker,) = log.cluster().brokers
+        assert broker.kind == "embedded"
+        producer = confluent_kafka.Producer({"bootstrap.servers": broker.kafka})
+        producer.produce("t", b"by Kafka")
+        assert producer.flush(20) == 0
+        assert log.read("t").column("value").to_pylist() == [b"by Kafka"]
+        # What is served already may be asked for again, and nothing else.
+        sparklog.connect(tmp_path, kafka=broker.kafka).close()
+        with pytest.raises(errors.BadOption, match=f"with Kafka at {broker.kafka}") as refused:
+            sparklog.connect(tmp_path, kafka="127.0.0.1:1")
+        assert refused.value.option == "kafka"
+    with sparklog.connect(tmp_path), pytest.raises(errors.BadOption, match="without Kafka"):
+        sparklog.connect(tmp_path, kafka="127.0.0.1:1")
+
+
+def test_a_kafka_address_is_not_of_a_broker_that_runs(tmp_path: Path) -> None:
+    """`kafka` beside the address of a broker, and one that is no address, are refused by name."""
+    with sparklog.connect(tmp_path) as log, pytest.raises(errors.BadOption) as refused:
+        sparklog.connect(log.connection.address, kafka="127.0.0.1:0")
+    assert refused.value.option == "kafka"
+    with pytest.raises(errors.BadOption, match="host:port"):
+        sparklog.connect(tmp_path / "new", kafka="9092")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(errors.BadOption, match="another program listens there"),
+    ):
+        sparklog.connect(tmp_path / "new", kafka=f"127.0.0.1:{taken.getsockname()[1]}")
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_broker_that_is_started_honours_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    """Settings of the environment count for embedded and detached brokers, their id excepted."""
+    for name, value in {
+        "SPARKLOG_ID": "7",
+        "SPARKLOG_TOPICS_DEFAULT_PARTITIONS": "3",
+        "SPARKLOG_FLIGHT_LISTEN": "0.0.0.0:0",
+        "SPARKLOG_FLIGHT_ADVERTISED": "127.0.0.1:0",
+        "SPARKLOG_KAFKA_LISTEN": "127.0.0.1:0",
+        "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with sparklog.connect(tmp_path / "root", detached=detached) as log:
+        assert len(log.create_topic("t").partitions) == 3
+        (broker,) = log.cluster().brokers
+        assert broker.broker == limits.EMBEDDED_BROKER_ID
+        assert broker.kind == ("detached" if detached else "embedded")
+        assert broker.kafka.startswith("127.0.0.1:")
+        assert broker.address.startswith("127.0.0.1:")
+        assert not broker.address.endswith(":0")
+        time.sleep(0 if detached else 2.5)  # an embedded broker stays, however idle
+        assert log.topics() == ["t"]
+
+
+@pytest.mark.parametrize("detached", [False, True])
+def test_a_slip_in_the_environment_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, detached: bool
+) -> None:
+    """A variable that is no setting, or has no right value, is refused before anything is made."""
+    monkeypatch.setenv("SPARKLOG_TOPICS_DEFAULT_PARTITION", "3")
+    with pytest.raises(errors.UnknownOption, match="SPARKLOG_TOPICS_DEFAULT_PARTITIONS"):
+        sparklog.connect(tmp_path / "root", detached=detached)
+    monkeypatch.delenv("SPARKLOG_TOPICS_DEFAULT_PARTITION")
+    monkeypatch.setenv("SPARKLOG_WRITER_TRIM_GRACE_SECONDS", "1")
+    with pytest.raises(errors.BadOption, match="from 10"):
+        sparklog.connect(tmp_path / "root", detached=detached)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_detached_broker_logs_to_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The program that starts it and the broker tell its path; start and stop are in it."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS", "1")
+    with sparklog.connect(tmp_path / "root", detached=True) as log:
+        (broker,) = log.cluster().brokers
+        assert log.status().broker == broker
+    path = session.log_file(str(tmp_path / "root"))
+    assert broker.log == str(path)
+    assert path.is_relative_to(tmp_path / "state" / "sparklog")
+    assert f"pid {broker.pid}; its log: {path}" in caplog.text
+
+    def lines() -> list[dict[str, object]]:
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    wait_until(lambda: lines()[-1]["event"] == "stopped", "it stops")
+    events = {line["event"]: line for line in lines()}
+    assert events["serving"]["flight"] == broker.address
+    assert events["serving"]["version"] == sparklog.__version__
+    assert "no client for" in str(events["stopped"]["reason"])
+
+
+@pytest.mark.parametrize("state", ["/proc/nowhere", "not/absolute"])
+def test_a_home_that_cannot_be_written_has_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    """In a hardened container the log of a detached broker is among the temporary files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", state)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    path = session.log_file("s3://bucket/some/log")
+    assert path.parent == tmp_path / f"sparklog-{os.getuid()}"
+    assert path.name.startswith("s3-bucket-some-log-")
+    assert path != session.log_file("s3://bucket/some-log")
 
 
 # ------------------------------------------------------------------------------ targets

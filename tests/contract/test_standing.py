@@ -11,66 +11,16 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
 import pytest
 
 import sparklog
+from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
 SECONDS = 30.0
-
-
-class Standing:
-    """`sparklog broker` on a root, at any free address."""
-
-    def __init__(self, root: Path, *options: str, kafka: str = "") -> None:
-        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(root)]
-        command += ["--flight", "127.0.0.1:0", "--kafka", kafka, *options]
-        environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        self.flight = ""
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def await_start(self) -> None:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline().decode()
-        found = re.search(r"Flight at (\S+)", line)
-        assert found is not None, self.end(signal.SIGKILL)
-        self.flight = found[1]
-
-    def await_end(self) -> tuple[int, str]:
-        """Exit code and standard error."""
-        _, told = self._process.communicate(timeout=SECONDS)
-        return self._process.returncode, told.decode()
-
-    def end(self, how: signal.Signals) -> tuple[int, str]:
-        with contextlib.suppress(ProcessLookupError):
-            self._process.send_signal(how)
-        return self.await_end()
-
-
-@contextlib.contextmanager
-def standing(root: Path, *options: str, kafka: str = "") -> Iterator[Standing]:
-    """One that serves, until the end."""
-    broker = Standing(root, *options, kafka=kafka)
-    try:
-        broker.await_start()
-        yield broker
-    finally:
-        if broker._process.poll() is None:
-            broker.end(signal.SIGTERM)
 
 
 def test_the_same_command_twice_is_refused(tmp_path: Path) -> None:
@@ -85,7 +35,7 @@ def test_the_same_command_twice_is_refused(tmp_path: Path) -> None:
         assert "Traceback" not in told
         with sparklog.connect(first.flight) as log:
             log.create_topic("t")
-        assert first._process.poll() is None
+        assert first.is_running
 
 
 def test_a_takeover_on_purpose_is_told_to_the_one_that_was_replaced(tmp_path: Path) -> None:

@@ -166,6 +166,7 @@ def test_sound_root(tmp_path: Path) -> None:
             "durable put",
             "free space",
             "clock",
+            "broker",
         ]
         assert State.FAIL not in {each.state for each in findings}
         assert root.exists() is existed

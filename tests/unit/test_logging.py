@@ -1,13 +1,16 @@
 from __future__ import annotations
 
 import io
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
 import structlog
 
+from sparklog import errors, limits
 from sparklog.broker.logging import configure
 from sparklog.settings import LogSettings
 
@@ -32,3 +35,51 @@ def test_lines_follow_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
         line = msgspec.json.decode(error.getvalue())
         assert (line["event"], line["number"], line["level"]) == ("serving", number, "info")
         error.close()
+
+
+def test_a_log_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is full becomes the first of the older ones, of which the oldest goes."""
+    monkeypatch.setattr(limits, "LOG_FILE_BYTES", 2_000)
+    path = tmp_path / "new" / "broker.log"
+    assert configure(LogSettings(file=str(path), format="json", level="info")) is not None
+    log = structlog.get_logger("sparklog.test")
+    for number in range(400):
+        log.info("serving", number=number)
+    files = sorted(path.parent.iterdir())
+    assert [each.name for each in files] == ["broker.log", *(f"broker.log.{n}" for n in (1, 2, 3))]
+    assert all(each.stat().st_size <= 2_000 for each in files)
+    newest = [msgspec.json.decode(line)["number"] for line in path.read_bytes().splitlines()]
+    before = [msgspec.json.decode(line)["number"] for line in files[1].read_bytes().splitlines()]
+    assert newest[-1] == 399
+    assert before[-1] + 1 == newest[0]
+
+
+def test_a_log_file_takes_what_libraries_say(tmp_path: Path) -> None:
+    """What others write to standard error is in it too, also after a rotation."""
+    path = tmp_path / "broker.log"
+    program = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from sparklog import limits\n"
+        "from sparklog.broker.logging import LogFile\n"
+        "limits.LOG_FILE_BYTES = 100\n"
+        "file = LogFile(Path(sys.argv[1]))\n"
+        "file.take_stderr()\n"
+        "os.write(2, b'one\\n')\n"
+        "file.write('x' * 99 + '\\n')\n"
+        "os.write(2, b'two\\n')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(path)], capture_output=True, check=True, timeout=60
+    )
+    assert done.stderr == b""
+    assert path.with_name("broker.log.1").read_text() == "one\n"
+    assert path.read_text() == "x" * 99 + "\ntwo\n"
+
+
+def test_a_log_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    """The setting and the file are in the error."""
+    (tmp_path / "file").touch()
+    with pytest.raises(errors.BadOption) as refused:
+        configure(LogSettings(file=str(tmp_path / "file" / "broker.log")))
+    assert refused.value.option == "log.file"

@@ -1,0 +1,70 @@
+"""`sparklog broker` as a process that a test starts, ends and listens to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+_SECONDS = 30.0
+
+
+class Standing:
+    """`sparklog broker` on a root, at any free address."""
+
+    def __init__(self, root: Path, *options: str, kafka: str = "") -> None:
+        command = [sys.executable, "-m", "sparklog", "broker", "--root", str(root)]
+        command += ["--flight", "127.0.0.1:0", "--kafka", kafka, *options]
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
+        self._process = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.flight = self.kafka = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
+    def await_start(self) -> None:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline().decode()
+        found = re.search(r"Flight at (\S+)", line)
+        assert found is not None, self.end(signal.SIGKILL)
+        self.flight = found[1]
+        kafka = re.search(r"Kafka at ([^\s,]+)", line)
+        self.kafka = kafka[1] if kafka else ""
+
+    def await_end(self) -> tuple[int, str]:
+        """Exit code and standard error."""
+        _, told = self._process.communicate(timeout=_SECONDS)
+        return self._process.returncode, told.decode()
+
+    def end(self, how: signal.Signals) -> tuple[int, str]:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(how)
+        return self.await_end()
+
+
+@contextlib.contextmanager
+def standing(root: Path, *options: str, kafka: str = "") -> Iterator[Standing]:
+    """One that serves, until the end."""
+    broker = Standing(root, *options, kafka=kafka)
+    try:
+        broker.await_start()
+        yield broker
+    finally:
+        if broker.is_running:
+            broker.end(signal.SIGTERM)
