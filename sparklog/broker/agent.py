@@ -129,12 +129,12 @@ class Agent:
         settings, store, clock = self.settings, self._store, self._clock
         began = clock.monotonic()
         _check_installed(settings.kafka)
-        if settings.kafka.listen:
-            _compile_loops()  # before the root is taken: whoever leads it until then goes on
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         listen = ports.with_port(settings.flight.listen)
         self.address = _advertised(settings.flight.advertised, listen)
         self._check_ports(listen)
+        if settings.kafka.listen:
+            _compile_loops()  # before the root is taken: whoever leads it until then goes on
         self._meta = MetaStore(store, clock=clock)
         self._lease = leases.acquire(
             store,
