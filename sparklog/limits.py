@@ -37,6 +37,7 @@ CHECKPOINT_EVERY_OBJECTS = 1_000
 CHECKPOINT_EVERY_SECONDS = 10.0
 TRIM_GRACE_SECONDS = 10.0  # at least, and readers look again within it
 CARRY_AFTER_SECONDS = 300.0
+RETRY_MAX_SECONDS = 10.0  # between attempts at what has failed many times
 UNCONFIRMED_ENTRIES = 50_000  # that are published, and are kept until their files were seen
 
 # ---- broker: publishing

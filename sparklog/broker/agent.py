@@ -34,8 +34,10 @@ from sparklog.broker.flight import FlightDoor
 from sparklog.broker.hot import HotTail
 from sparklog.broker.janitor import Janitor
 from sparklog.broker.logging import configure
-from sparklog.broker.partitions import Ledger, Topic
+from sparklog.broker.partitions import Ledger
 from sparklog.broker.publisher import Publisher
+from sparklog.broker.publishing import Publishing
+from sparklog.broker.retrying import ENDS_THE_BROKER, Backoff
 from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
 from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
@@ -312,9 +314,22 @@ class Agent:
             ),
             settings=settings,
         )
+        self._publishing = Publishing(
+            self._publisher,
+            self._ledger,
+            settings=settings.publisher,
+            check_lease=self._check_lease,
+            published_more=self._writer.published_more,
+            clock=clock,
+            retry_seconds=_RETRY_SECONDS,
+        )
         core.publish_now = self._publish_now.set
         self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock, bury=core.bury)
         return core
+
+    def _check_lease(self) -> None:
+        """Raises `BrokerFenced` where a newer broker has taken over."""
+        leases.check_lease(MetaStore(self._store, clock=self._clock).reload(), self._lease)
 
     def _run(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._guarded, args=(loop,), name=f"sparklog-{name}")
@@ -336,58 +351,57 @@ class Agent:
     # -------------------------------------------------------------------------- loops
 
     def _publish_loop(self) -> None:
-        publisher = self.settings.publisher
-        retry_at: dict[str, float] = {}
         while not self._stopping.is_set():
             self._publish_now.wait(_PUBLISH_TICK_SECONDS)
             self._publish_now.clear()
-            due = self._publisher.due(
-                interval_seconds=publisher.interval_seconds,
-                publish_bytes=publisher.publish_bytes,
-            )
-            for topic in due:
-                if self._clock.monotonic() < retry_at.get(topic.topic_id, 0.0):
-                    continue
-                if not self._publish(topic):
-                    retry_at[topic.topic_id] = self._clock.monotonic() + _RETRY_SECONDS
-
-    def _publish(self, topic: Topic) -> bool:
-        """One commit; False where it failed and should be tried again later."""
-        try:
-            self._publisher.publish(topic)
-        except errors.Fenced:
-            raise
-        except (errors.SparklogError, OSError) as error:
-            if topic.held_back != str(error):
-                _log.error("cannot publish", topic=topic.name, reason=str(error))
-            topic.held_back = str(error)
-            return False
-        if topic.held_back is not None:
-            _log.info("publishing again", topic=topic.name)
-            topic.held_back = None
-        self._writer.published_more()
-        return True
+            self._publishing.tick()
 
     def _keep_loop(self) -> None:
-        while not self._stopping.wait(_KEEP_TICK_SECONDS):
+        self._repeat("the write-ahead log's upkeep", _KEEP_TICK_SECONDS, self._keep)
+
+    def _keep(self) -> None:
+        self._keeper.tick()
+        ticket = self._keeper.carry()
+        if ticket is not None:
+            self._writer.wait(ticket)
+
+    def _repeat(self, what: str, seconds: float, work: Callable[[], None]) -> None:
+        """Does it time and again; what goes wrong is tried again, unless it ends the broker."""
+        backoff = Backoff(self._clock, first_seconds=_RETRY_SECONDS)
+        while not self._stopping.wait(seconds):
+            if backoff.is_waiting(what):
+                continue
             try:
-                self._keeper.tick()
-                ticket = self._keeper.carry()
-                if ticket is not None:
-                    self._writer.wait(ticket)
+                work()
+            except ENDS_THE_BROKER:
+                raise
             except (errors.Retriable, errors.OutcomeUnknown) as error:
-                _log.warning("the write-ahead log's upkeep waits", reason=str(error))
+                _log.warning(f"{what} waits", reason=str(error))
+            except Exception as error:
+                _log.error(f"{what} failed", reason=str(error) or repr(error))
+                backoff.failed(what)
+            else:
+                backoff.succeeded(what)
 
     def _coordinate(self, groups: Coordinator) -> None:
         try:
             while not self._stopping.is_set():
-                groups.tick(_GROUPS_TICK_SECONDS)
+                try:
+                    groups.tick(_GROUPS_TICK_SECONDS)
+                except ENDS_THE_BROKER:
+                    raise
+                except Exception as error:
+                    _log.error("a group is left alone", reason=str(error) or repr(error))
+                    self._stopping.wait(_GROUPS_TICK_SECONDS)
         finally:
             groups.close()
 
     def _janitor_loop(self) -> None:
-        while not self._stopping.wait(self.settings.janitor.interval_seconds):
-            self._janitor.tick(should_stop=self._stopping.is_set)
+        self._repeat(
+            "the tables' upkeep",
+            self.settings.janitor.interval_seconds,
+            lambda: self._janitor.tick(should_stop=self._stopping.is_set),
+        )
 
     def _heartbeat_loop(self) -> None:
         liveness = self.settings.liveness
@@ -398,8 +412,10 @@ class Agent:
                 # The file is our successor's as well, if it has our id.
                 leases.check_lease(watch.reload(), self._lease)
                 self._beat()
-            except (errors.Retriable, errors.OutcomeUnknown, PutUnresolved, OSError) as error:
-                _log.warning("no heartbeat", reason=str(error))
+            except ENDS_THE_BROKER:
+                raise
+            except Exception as error:
+                _log.warning("no heartbeat", reason=str(error) or repr(error))
             if self._core is None or self._door is None:
                 continue
             if self._core.failure is not None:
@@ -506,7 +522,7 @@ class Agent:
                 self._publish_everything()
                 self._keeper.checkpoint()
                 self._keeper.tick()
-            except (errors.SparklogError, SyncFailed, OSError) as error:
+            except Exception as error:
                 _log.warning("left without publishing everything", reason=str(error))
             finally:
                 self._say_goodbye()
@@ -526,7 +542,7 @@ class Agent:
         deadline = self._clock.monotonic() + limits.STOP_SECONDS
         for topic in self._ledger.topics():
             while any(each.unpublished for each in topic.partitions):
-                if self._clock.monotonic() > deadline or not self._publish(topic):
+                if self._clock.monotonic() > deadline or not self._publishing.publish(topic):
                     break
 
     def __enter__(self) -> Self:

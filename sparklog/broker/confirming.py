@@ -15,6 +15,7 @@ import structlog
 from sparklog import errors
 from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.broker.publisher import Publisher
+from sparklog.broker.retrying import ENDS_THE_BROKER
 from sparklog.storage import upkeep
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import Located, TableFile, TableSnapshot
@@ -47,8 +48,11 @@ class Confirmer:
                 self._confirm(topic)
             except errors.Retriable as error:
                 _log.warning("cannot look at data files", topic=topic.name, reason=str(error))
-            except (errors.SparklogError, OSError) as error:
-                _log.error("published records are gone", topic=topic.name, reason=str(error))
+            except ENDS_THE_BROKER:
+                raise
+            except Exception as error:
+                reason = str(error) or repr(error)
+                _log.error("published records are not seen", topic=topic.name, reason=reason)
                 self._publisher.refuse(topic, error)
             else:
                 self._publisher.refuse(topic, None)

@@ -20,14 +20,14 @@ from typing import Final
 
 import structlog
 
-from sparklog import errors, limits
+from sparklog import limits
 from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import compaction, keycompaction, retention, staging, upkeep
 from sparklog.storage.manifest import Manifest
 from sparklog.storage.meta import MetaStore, TopicMeta
-from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store
+from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import Table
 
@@ -129,8 +129,10 @@ class Janitor:
             return
         try:
             tend(chores, should_stop)
-        except (errors.SparklogError, ObjectMissing, PutUnresolved, OSError) as error:
-            _log.warning("upkeep failed", topic=topic.name, reason=str(error))
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("upkeep failed", topic=topic.name, reason=str(error) or repr(error))
             chores.due[what] = self._clock.monotonic() + limits.UPKEEP_RETRY_SECONDS
 
     def _note_starts(self, table: Table) -> None:
@@ -221,16 +223,24 @@ class Janitor:
         living = {topic.name for topic in self._ledger.topics()}
         try:
             graves = set(self._store.folders("topics")) - living - self._buried
-        except (errors.SparklogError, OSError) as error:
-            _log.warning("looking for deleted topics failed", reason=str(error))
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("looking for deleted topics failed", reason=str(error) or repr(error))
             return
         for name in sorted(graves):
             if should_stop():
                 return
             try:
                 self._sweep_grave(name)
-            except (errors.SparklogError, ObjectMissing, OSError) as error:
-                _log.warning("sweeping of a deleted topic failed", topic=name, reason=str(error))
+            except SyncFailed:
+                raise
+            except Exception as error:
+                _log.warning(
+                    "sweeping of a deleted topic failed",
+                    topic=name,
+                    reason=str(error) or repr(error),
+                )
 
     def _sweep_grave(self, name: str) -> None:
         self._bury(name)
@@ -248,8 +258,10 @@ class Janitor:
                 abandoned_seconds=self._settings.staging_abandoned_seconds,
                 clock=self._clock,
             )
-        except (errors.SparklogError, ObjectMissing, OSError) as error:
-            _log.warning("sweeping of staged files failed", reason=str(error))
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("sweeping of staged files failed", reason=str(error) or repr(error))
 
     def _is_published(self, batch: Manifest, decided_us: int) -> bool:
         """Whether the batch's records are in their tables; so too those whose place is gone.
@@ -299,5 +311,9 @@ class Janitor:
         try:
             for folder in _FOLDERS:
                 self._store.sweep_temporaries(folder, older_than_us)
-        except (errors.SparklogError, OSError) as error:
-            _log.warning("sweeping of what crashed puts left failed", reason=str(error))
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning(
+                "sweeping of what crashed puts left failed", reason=str(error) or repr(error)
+            )

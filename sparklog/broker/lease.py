@@ -302,6 +302,7 @@ def _connect(
         )
         stranded = [each for each in found if each.entry.end > published]
         ledger.block(topic, partition, hole, end=expected, stranded=stranded)
+        topic.held_back = topic.held_back or str(hole)
         return
     ledger.restore_tail(topic, partition, tail)
     # Their files may have gone before anybody looked, and then the logs still have the rows.

@@ -335,7 +335,10 @@ class Publisher:
     def _choose(self, topic: Topic) -> list[_Run]:
         """The next run of each partition, some `commit_bytes` in all; no query's batch is split."""
         with self._ledger.lock:
-            waiting = [(each, list(each.unpublished)) for each in topic.partitions]
+            waiting = [
+                (each, list(each.unpublished) if each.blocked is None else [])
+                for each in topic.partitions
+            ]
             firsts = [each.published for each, _ in waiting]
         waiting_partitions = sum(1 for _, entries in waiting if entries)
         if not waiting_partitions:

@@ -700,6 +700,9 @@ class Writer:
                 self._on_flush(written, self._clock.monotonic() - began)
         except errors.Retriable as error:
             failure = error
+        except errors.RootNotWritable as error:
+            # Surely no effect, and perhaps one refusal of many: a store's 403 may pass.
+            failure = errors.StorageUnavailable(operation="append", path="wal", reason=str(error))
         except BaseException as error:
             failure = error
             self.fail(error)

@@ -18,6 +18,7 @@ import pytest
 import sparklog
 from sparklog import errors, limits, wire
 from sparklog.broker.agent import Agent
+from sparklog.broker.coordinator import Coordinator
 from sparklog.clock import SystemClock
 from sparklog.settings import (
     BrokerSettings,
@@ -526,6 +527,71 @@ def test_a_heartbeat_that_fails_stops_nobody(error: Exception) -> None:
         assert door.append(["a"]).base_offset == 0
         faults.error = None
         until(lambda: heartbeat(store).at_us > newest, "no heartbeat any more")
+    assert agent.failure is None
+
+
+@pytest.mark.parametrize("prefix", ["topics/t/", "heartbeats/", "wal/", "meta/", "staging/"])
+@pytest.mark.parametrize(
+    "error",
+    [errors.RootNotWritable(root="s3://b", reason="403"), AssertionError("a surprise")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_surprise_in_one_place_stops_nobody_elsewhere(prefix: str, error: Exception) -> None:
+    """A refused request, or a mistake of ours, costs what it happened to, and not the broker."""
+    store = MemoryStore(CLOCK)
+    faults = Everywhere("topics/t/")
+    agent = Agent(settings(), store=store.view(faults))
+    with running(agent) as door:
+        door.create()
+        door.create("u")
+        door.append(["a"])
+        is_unsure = prefix == "wal/" and isinstance(error, AssertionError)
+        faults.prefix = f"{prefix}1/0000000001/checkpoint" if is_unsure else prefix
+        faults.error = error
+        if faults.prefix == "wal/":
+            with pytest.raises(errors.StorageUnavailable):
+                door.append(["b"])
+        else:
+            assert door.append(["b"]).base_offset == 1
+            assert door.append(["x"], topic="u").base_offset == 0
+            published = wire.PublishNow(topics=["u"], timeout_seconds=SECONDS)
+            door.action("publish.now", published)
+        time.sleep(0.3)
+        faults.error = None
+        last = door.append(["c"]).base_offset
+        assert last == (1 if faults.prefix == "wal/" else 2)
+        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
+    assert agent.failure is None
+    assert rows_of_table(store, CLOCK)[-1] == (last, b"c")
+
+
+class Everywhere(NoFaults):
+    """While there is an error, everything that is asked of the prefix fails with it."""
+
+    def __init__(self, prefix: str) -> None:
+        self.error: BaseException | None = None
+        self.prefix = prefix
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if self.error and path.startswith(self.prefix):
+            raise self.error
+
+
+def test_a_surprise_in_a_group_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator goes on with the others."""
+    real, failures = Coordinator._expire, [MemoryError(), AssertionError("a mistake")]
+
+    def expire(coordinator: Coordinator) -> None:
+        if failures:
+            raise failures.pop()
+        real(coordinator)
+
+    monkeypatch.setattr(Coordinator, "_expire", expire)
+    agent = Agent(settings(), store=MemoryStore(CLOCK))
+    with running(agent) as door:
+        door.create()
+        until(lambda: not failures, "the coordinator has stopped")
+        assert door.append(["a"]).base_offset == 0
     assert agent.failure is None
 
 

@@ -1,0 +1,182 @@
+"""One topic's trouble is that topic's: it is held back by name, and the others are published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from sparklog import errors
+from sparklog.broker.lease import check_lease
+from sparklog.broker.publishing import Publishing
+from sparklog.broker.retrying import Backoff
+from sparklog.clock import ManualClock
+from sparklog.settings import PublisherSettings
+from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, SyncFailed
+from sparklog.storage.objects.memory import Operation
+from sparklog.storage.table import Change, Table, end_app_id
+from tests.support.brokers import Rig, rows_of_table
+
+INTERVAL = PublisherSettings(interval_seconds=1.0)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """A clock that stands still."""
+    return ManualClock()
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> MemoryStore:
+    """An empty root."""
+    return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with two topics."""
+    found = Rig(store, clock)
+    found.create("t", 2)
+    found.create("u")
+    return found
+
+
+class Trouble(NoFaults):
+    """As long as there is an error, nothing of topic t can be put."""
+
+    def __init__(self, error: Exception | None) -> None:
+        self.error = error
+        self.attempts = 0
+
+    def before(self, operation: Operation, path: str) -> None:
+        if operation == "put_new" and path.startswith("topics/t/") and self.error is not None:
+            self.attempts += 1
+            raise self.error
+
+
+def publishing(rig: Rig, wake: Callable[[], None] = lambda: None) -> Publishing:
+    """As the agent has it."""
+    return Publishing(
+        rig.publisher,
+        rig.ledger,
+        settings=INTERVAL,
+        check_lease=lambda: check_lease(rig.meta.reload(), rig.lease),
+        published_more=wake,
+        clock=rig.clock,
+        retry_seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowInvalid("a record batch"),
+        MemoryError("malloc of size 3 GiB failed"),
+        errors.RootNotWritable(root="s3://b", reason="403"),
+        errors.StorageUnavailable(operation="put", path="?", reason="down"),
+        PutUnresolved("?", "no answer"),
+        AssertionError("offsets do not rise"),
+        OSError(5, "EIO"),
+        KeyError("a surprise"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_whatever_goes_wrong_holds_back_one_topic(
+    rig: Rig, store: MemoryStore, clock: ManualClock, error: Exception
+) -> None:
+    """It is named, tried again ever less often, and published once it can be; others never wait."""
+    trouble = Trouble(error)
+    rig.publisher._store = store.view(trouble)
+    woken: list[bool] = []
+    loop = publishing(rig, lambda: woken.append(True))
+    rig.append(["a"])
+    rig.append(["b"], partition=1)
+    for number in range(30):
+        rig.append([str(number)], topic="u")
+        clock.advance(1.01)
+        loop.tick()
+        assert len(rows_of_table(store, clock, "u")) == number + 1
+    assert len(woken) == 30
+    reason = rig.ledger.topic("t").held_back
+    assert reason is not None
+    assert type(error).__name__ in repr(error)
+    assert str(error) in reason or "put of" in reason
+    tries = 8 if isinstance(error, PutUnresolved) else 1  # of one claim
+    assert 5 * tries <= trouble.attempts <= 7 * tries
+    assert rig.append(["c"]).base_offset == 1
+    trouble.error = None
+    clock.advance(10.0)
+    loop.tick()
+    assert rig.ledger.topic("t").held_back is None
+    assert rows_of_table(store, clock) == [(0, b"a"), (1, b"c")]
+    assert rows_of_table(store, clock, partition=1) == [(0, b"b")]
+
+
+def test_a_failed_flush_is_not_one_topics_affair(rig: Rig, store: MemoryStore) -> None:
+    """A disk that cannot keep what it was given ends the broker."""
+    rig.publisher._store = store.view(Trouble(SyncFailed("?", "EIO")))
+    rig.append(["a"])
+    assert isinstance(rig.clock, ManualClock)
+    rig.clock.advance(2.0)
+    with pytest.raises(SyncFailed):
+        publishing(rig).tick()
+
+
+def test_a_table_ahead_of_us_ends_who_was_replaced(rig: Rig, clock: ManualClock) -> None:
+    """Where a newer broker has written records that we do not know, the metadata says so."""
+    rig.append(["a"])
+    successor = rig.successor()
+    successor.append(["b"])
+    successor.publish()
+    clock.advance(2.0)
+    with pytest.raises(errors.BrokerFenced):
+        publishing(rig).tick()
+
+
+def test_a_txn_that_was_moved_blocks_its_partition(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Records that would lie below the table's end are refused, until it is moved back."""
+    rig.append(["a"])
+    rig.append(["b"], partition=1)
+    rig.append(["x"], topic="u")
+    topic = rig.ledger.topic("t")
+    before = Table(store, "t", clock=clock)
+    before.commit(lambda _: Change(txns={end_app_id(topic.topic_id, 0): 9}))
+    clock.advance(2.0)
+    loop = publishing(rig)
+    loop.tick()
+    assert topic.held_back is not None
+    assert "moved its txn" in topic.held_back
+    with pytest.raises(errors.TopicHeldBack, match="moved its txn"):
+        rig.append(["c"])
+    assert rig.append(["d"], partition=1).base_offset == 1
+    assert rig.read() == [(0, b"a")]
+    clock.advance(2.0)
+    loop.tick()
+    assert rows_of_table(store, clock, "u") == [(0, b"x")]
+    assert rows_of_table(store, clock, partition=1) == [(0, b"b"), (1, b"d")]
+    store.delete([f"topics/t/_delta_log/{1:020d}.json", f"topics/t/_delta_log/{2:020d}.json"])
+
+
+def test_attempts_become_rarer_up_to_a_bound(clock: ManualClock) -> None:
+    """The wait doubles with every failure in a row, and begins small again after a success."""
+    backoff = Backoff(clock, first_seconds=1.0, most_seconds=8.0)
+    waits = []
+    for _ in range(8):
+        backoff.failed("t")
+        began = clock.monotonic()
+        assert not backoff.is_waiting("u")
+        while backoff.is_waiting("t"):
+            clock.advance(0.01)
+        waits.append(clock.monotonic() - began)
+    for wait, expected in zip(waits, (1, 2, 4, 8, 8, 8, 8, 8), strict=True):
+        assert 0.75 * expected <= wait <= expected + 0.02
+    backoff.succeeded("t")
+    backoff.failed("t")
+    clock.advance(1.0)
+    assert not backoff.is_waiting("t")
+    backoff.failed("t")
+    backoff.keep({"u"})
+    assert not backoff.is_waiting("t")
