@@ -62,6 +62,7 @@ META_VERSIONS_KEPT = 100
 PRODUCER_EXPIRY_SECONDS = 24 * 3600.0
 BATCH_MEMORY_SECONDS = 30 * 24 * 3600.0
 PRODUCER_WINDOW = 5
+PRODUCER_IDS_TAKEN = 1_000  # in one version of the metadata, as Kafka has it
 PRODUCERS_PER_PARTITION = 20_000  # that are remembered; the longest silent are forgotten first
 PRODUCERS_IN_ALL = 100_000  # the same of all partitions together: ~1 kB each
 PRODUCERS_PER_BLOCK = 256  # of neighbouring ids, that a checkpoint encodes together

@@ -148,6 +148,10 @@ class Core:
         """Serialises changes of topics; the only lock that is held across I/O, by admin calls."""
         self._doubtful: set[str] = set()
         """Names of topics whose creation may have come to be in the metadata, or not."""
+        self._taking_ids = threading.Lock()
+        """Held by the one that takes a block of producer ids; others wait for it."""
+        self._ids: Iterator[int] = iter(())
+        """Of the block, that were not given out yet; `next` of it is atomic."""
         self._closing = threading.Event()
         self._reader = LogReader(store, ledger, hot, clock=clock, is_closing=self._closing.is_set)
         self._kafka_reader = KafkaReader(self._reader, ledger, hot, clock=clock)
@@ -206,15 +210,33 @@ class Core:
         return self._writer.wait(ticket)
 
     def new_producer(self) -> wire.ProducerIdentity:
-        """A producer id that nobody has had before."""
+        """A producer id that nobody has had before.
 
+        Ids come from a block that the metadata gives to this broker, as in Kafka (KIP-730). May
+        wait for storage, where the block is used up; what is left of it at the end is never used.
+        """
+        while True:
+            with self._taking_ids:
+                found = self.producer_at_hand()
+                if found is None:
+                    self._take_ids()
+            if found is not None:
+                return found
+
+    def producer_at_hand(self) -> wire.ProducerIdentity | None:
+        """The same without waiting; None where the block is used up."""
+        producer_id = next(self._ids, None)
+        return None if producer_id is None else wire.ProducerIdentity(producer_id=producer_id)
+
+    def _take_ids(self) -> None:
         def decide(metadata: Metadata) -> Metadata:
             self._check_lease(metadata)
-            return msgspec.structs.replace(metadata, next_producer_id=metadata.next_producer_id + 1)
+            following = metadata.next_producer_id + limits.PRODUCER_IDS_TAKEN
+            return msgspec.structs.replace(metadata, next_producer_id=following)
 
-        with self._changing("a producer id"):
-            metadata = self._meta.change(decide)
-        return wire.ProducerIdentity(producer_id=metadata.next_producer_id - 1)
+        with self._changing("producer ids"):
+            end = self._meta.change(decide).next_producer_id
+        self._ids = iter(range(end - limits.PRODUCER_IDS_TAKEN, end))
 
     def adopt(self, request: wire.Adopt) -> wire.Adopted:
         """Appends what a manifest names, by reference, once; all of it becomes durable together.

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +19,9 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.broker.agent import Agent
 from sparklog.broker.core import Place
-from sparklog.settings import KafkaSettings
+from sparklog.clock import SystemClock
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
+from sparklog.storage.objects import DelayedStore, MemoryStore
 from tests.support.kafkarequests import commit_fields
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
@@ -379,3 +382,35 @@ def test_the_door_may_listen_on_ipv6(tmp_path: Path) -> None:
         assert agent.kafka_address.startswith("[::1]:")
         (node,) = client.ask(3, 1, {"topics": []}).brokers
         assert (node.host, f"[::1]:{node.port}") == ("::1", agent.kafka_address)
+
+
+# ------------------------------------------------------------------------------ producer ids
+
+
+def test_many_producers_begin_at_once(tmp_path: Path) -> None:
+    """A thousand ids on a store that takes 20 ms a request cost two versions of the metadata."""
+    store = DelayedStore(MemoryStore(SystemClock()), 0.02)
+    settings = BrokerSettings(
+        root=store.uri,
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        log=LogSettings(level="error"),
+    )
+
+    def begin(client: Frames) -> list[int]:
+        wanted = {"transactional_id": None, "transaction_timeout": dt.timedelta(seconds=1)}
+        answers = client.ask_all([(22, 4, wanted)] * 20)
+        assert {each.error_code for each in answers} == {ErrorCode.none}
+        return [each.producer_id for each in answers]
+
+    with Agent(settings, store=store) as agent, ExitStack() as ending:
+        clients = [ending.enter_context(frames(agent)) for _ in range(50)]
+        before = agent._meta.current.version
+        began = time.monotonic()
+        with ThreadPoolExecutor(50) as pool:
+            found = [each for ids in pool.map(begin, clients) for each in ids]
+        seconds = time.monotonic() - began
+        assert len(set(found)) == 1_000
+        assert agent._meta.current.version - before <= 2
+    assert seconds < 3

@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -389,10 +390,30 @@ def test_a_disk_that_fails_an_administrator_stops_the_broker(rig: Rig, store: Me
 
 
 def test_producer_ids_are_given_once(rig: Rig) -> None:
-    """Nobody gets the id of another, from this broker or the next."""
+    """Nobody gets the id of another: from this broker, the next, or the one that it replaced."""
     found = [rig.core.new_producer().producer_id for _ in range(3)]
-    found += [rig.successor().core.new_producer().producer_id for _ in range(3)]
-    assert found == [0, 1, 2, 3, 4, 5]
+    second = rig.successor()
+    found += [second.core.new_producer().producer_id for _ in range(1_001)]
+    assert found == [0, 1, 2, *range(1_000, 2_001)]
+    third = second.successor()
+    found += [third.core.new_producer().producer_id for _ in range(3)]
+    found += [each.core.new_producer().producer_id for each in (rig, second) for _ in range(997)]
+    assert len(set(found)) == len(found)
+    with pytest.raises(errors.BrokerFenced):
+        rig.core.new_producer()
+
+
+def test_many_producer_ids_cost_few_versions(rig: Rig) -> None:
+    """A block is taken once, however many threads want one of its ids."""
+    before = rig.meta.current.version
+
+    def take(_: int) -> list[int]:
+        return [rig.core.new_producer().producer_id for _ in range(250)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = [each for ids in pool.map(take, range(10)) for each in ids]
+    assert sorted(found) == list(range(2_500))
+    assert rig.meta.current.version == before + 3
 
 
 def test_the_cluster_names_itself(rig: Rig, store: MemoryStore) -> None:

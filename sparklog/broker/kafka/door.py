@@ -103,6 +103,7 @@ class KafkaDoor:
         self.room = asyncio.Lock()
         self.large = asyncio.Lock()
         self.turns = Turns()
+        self.ids = asyncio.Lock()
         self._connections: dict[asyncio.Task[None], Connection] = {}
         self._closing = threading.Event()
         self._threads: list[threading.Thread] = []

@@ -58,6 +58,8 @@ class Door(Protocol):
     large: asyncio.Lock
     """Held by the connection that makes a large reply: one is made at a time."""
     turns: Turns
+    ids: asyncio.Lock
+    """Held by the request that waits for producer ids; the others wait for it."""
 
     def say_closed(self, peer: str, reason: str) -> None:
         """Logs why a connection is closed; of many at a time only how many more there were."""

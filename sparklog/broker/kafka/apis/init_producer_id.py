@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors
+from sparklog import errors, wire
 from sparklog.broker.kafka.codes import code_of
 from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import Door, Reply, Work, serves
@@ -21,7 +21,7 @@ async def _handle(door: Door, request: Request) -> Reply:
         try:
             # Also for one that has an id already: what it wrote under that is complete or lost,
             # and a new id begins its sequences anew.
-            producer_id = (await door.blocking(Work.CONTROL, door.core.new_producer)).producer_id
+            producer_id = (await _new_producer(door)).producer_id
         except errors.SparklogError as error:
             code = code_of(error)
     return {
@@ -30,3 +30,14 @@ async def _handle(door: Door, request: Request) -> Reply:
         "producer_id": producer_id,
         "producer_epoch": -1 if code else 0,
     }
+
+
+async def _new_producer(door: Door) -> wire.ProducerIdentity:
+    """Waits for storage once for many; those that wait meanwhile take no thread."""
+    found = door.core.producer_at_hand()
+    if found is None:
+        async with door.ids:
+            found = door.core.producer_at_hand()
+            if found is None:
+                found = await door.blocking(Work.CONTROL, door.core.new_producer)
+    return found
