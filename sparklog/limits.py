@@ -158,13 +158,15 @@ KAFKA_RECORD_ERRORS = 1_000  # of the records that a batch is refused for, so ma
 # ---- broker: consumer groups; what may be set is as Kafka has it
 MIN_SESSION_TIMEOUT_MS = 6_000
 MAX_SESSION_TIMEOUT_MS = 30 * 60_000
-INITIAL_REBALANCE_DELAY_MS = 3_000
+INITIAL_REBALANCE_DELAY_MS = 0  # Kafka has 3 s, and 0 as it is shipped for development
 GROUP_SIZE = 2**31 - 1
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60_000  # waits so long that has never been in a generation
 OFFSETS_PARTITIONS = 8  # of `__consumer_offsets`
 OFFSETS_RETENTION_MINUTES = 7 * 24 * 60
 OFFSETS_RETENTION_CHECK_SECONDS = 600.0
-OFFSET_METADATA_BYTES = 4_096
+OFFSET_METADATA_LENGTH = 4_096  # in characters of UTF-16, as Kafka's offset.metadata.max.bytes
+GROUP_OFFSETS_STEP = 2_000  # that are looked at under the coordinator's lock at a time
+GROUPS_STEP = 256  # the same of groups
 
 # ---- storage
 CLAIM_ATTEMPTS = 8

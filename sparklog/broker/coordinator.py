@@ -20,17 +20,18 @@ import heapq
 import queue
 import threading
 import uuid
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import structlog
 
 from sparklog import consumeroffsets, errors, limits
-from sparklog.broker.core import Core, Ticket
+from sparklog.broker.core import Append, Core, Ticket
 from sparklog.broker.groups import (
     Description,
     Group,
@@ -62,13 +63,21 @@ _log = structlog.get_logger("sparklog.groups")
 _T = TypeVar("_T")
 _CONSUMERS: Final = "consumer"
 """The protocol type of groups whose members subscribe to topics."""
+_SWEEP_STEP_MS: Final = 50
+_ATTEMPTS: Final = 10
+"""To erase offsets of a group that changes while its tombstones are encoded."""
 _SWEEP_MS: Final = round(limits.OFFSETS_RETENTION_CHECK_SECONDS * 1e3)
 
 TopicPartition: TypeAlias = tuple[str, int]
 """A topic's name and a partition's number."""
 Errors: TypeAlias = dict[TopicPartition, GroupError | None]
-_Settle: TypeAlias = Callable[[GroupError | None], None]
-"""What follows when records are durable, or with an error when they will not be; under the lock."""
+_Settle: TypeAlias = Callable[[GroupError | None], Iterator[None] | None]
+"""What follows when records are durable, or with an error when they will not be; under the lock.
+
+What takes long gives an iterator, each step of which is taken under the lock.
+"""
+_Records: TypeAlias = Mapping[Key, Value | None]
+_ByTopic: TypeAlias = Mapping[str, Mapping[int, CommittedOffset]]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,14 +90,64 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     """Given: the offset is one of that topic, whatever has its name now."""
 
 
+class _Offsets:
+    """What a group has committed, by topic and partition.
+
+    A topic's part that a snapshot holds is copied before it changes, so that a snapshot costs a
+    reference for each topic, however many partitions there are.
+    """
+
+    __slots__ = ("_own", "_topics")
+
+    def __init__(self) -> None:
+        self._topics: dict[str, dict[int, CommittedOffset]] = {}
+        self._own: set[str] = set()
+        """Topics whose part no snapshot holds."""
+
+    def get(self, place: TopicPartition) -> CommittedOffset | None:
+        return self._topics.get(place[0], _NOTHING).get(place[1])
+
+    def put(self, place: TopicPartition, value: CommittedOffset) -> None:
+        self._writable(place[0])[place[1]] = value
+
+    def drop(self, place: TopicPartition) -> None:
+        """Removes one, if it is there."""
+        topic, partition = place
+        if self.get(place) is not None:
+            of_topic = self._writable(topic)
+            del of_topic[partition]
+            if not of_topic:
+                del self._topics[topic]
+                self._own.discard(topic)
+
+    def _writable(self, topic: str) -> dict[int, CommittedOffset]:
+        if topic not in self._own:
+            self._own.add(topic)
+            self._topics[topic] = dict(self._topics.get(topic, _NOTHING))
+        return self._topics[topic]
+
+    def snapshot(self) -> _ByTopic:
+        """All of it, as it is now and will stay."""
+        self._own.clear()
+        return dict(self._topics)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._topics.values()))
+
+
+_NOTHING: Final[Mapping[int, CommittedOffset]] = {}
+
+
 @dataclass(slots=True)
 class _Entry:
     """A group with what it has committed."""
 
     group: Group
-    offsets: dict[TopicPartition, CommittedOffset] = field(default_factory=dict)
-    committing: Counter[TopicPartition] = field(default_factory=Counter)
-    """Offsets whose records are under way."""
+    offsets: _Offsets = field(default_factory=_Offsets)
+    committing: dict[object, Mapping[TopicPartition, CommittedOffset]] = field(default_factory=dict)
+    """Offsets whose records are under way, of each commit."""
+    changes: int = 0
+    """Another number each time that its offsets may have changed."""
     changed_ms: int = -1
     """When it was last recorded, in ms since the Unix epoch."""
 
@@ -127,6 +186,8 @@ class Coordinator:
         self._looks: dict[str, int] = {}
         """Of each group, the earliest of these."""
         self._sweep_ms = self._now_ms() + _SWEEP_MS
+        self._to_sweep: list[_Entry] = []
+        """Groups whose offsets are still to be looked through."""
         self._under_way: queue.SimpleQueue[_UnderWay | None] = queue.SimpleQueue()
         """None wakes the thread that waits for it."""
         self._answers: list[tuple[Future[Any], Any]] = []
@@ -235,142 +296,195 @@ class Coordinator:
         itself.
         """
         answer: Future[Errors] = Future()
-        with self._locked():
-            entry = self._entry(group_id)
+
+        def refusal() -> GroupError | None:
             error = self._entrance(group_id)
             if error is None and group_id not in self._groups and generation >= 0:
                 error = GroupError.GROUP_ID_NOT_FOUND
-            if error is None:
-                error = entry.group.check_commit(
-                    member_id=member_id,
-                    instance_id=instance_id,
-                    generation=generation,
-                    now_ms=self._now_ms(),
-                )
+            return error or self._entry(group_id).group.check_commit(
+                member_id=member_id,
+                instance_id=instance_id,
+                generation=generation,
+                now_ms=self._now_ms(),
+            )
+
+        with self._lock:
+            error = refusal()
+        if error is not None:
+            answer.set_result(_each(offsets, error))
+            return answer
+        # What takes long for many offsets is done without the lock; the group may change meanwhile.
+        found, values = self._judged(offsets)
+        if not values:
+            answer.set_result(found)
+            return answer
+        records: _Records = {OffsetKey(group_id, *place): each for place, each in values.items()}
+        prepared = self._prepared(group_id, records)
+        done = {**found, **_each(values, None)}
+        with self._locked():
+            error = refusal()
             if error is not None:
                 self._answer(answer, _each(offsets, error))
                 return answer
-            found: Errors = {}
-            values: dict[TopicPartition, CommittedOffset] = {}
-            for place, commit in offsets.items():
-                value = self._value(place, commit)
-                if isinstance(value, GroupError):
-                    found[place] = value
-                else:
-                    values[place] = value
-            if not values:
-                self._answer(answer, found)
-                return answer
-            self._groups[group_id] = entry
-            entry.committing.update(values.keys())
+            entry = self._groups.setdefault(group_id, self._entry(group_id))
+            entry.committing[answer] = values
+            entry.changes += 1
 
-            def settle(failed: GroupError | None) -> None:
-                entry.committing.subtract(values.keys())
-                entry.committing += Counter()  # without those that have come to nothing
+            def settle(failed: GroupError | None) -> Iterator[None]:
                 if failed is None:  # though it is being deleted, which may fail
-                    entry.offsets.update(values)
-                self._answer(answer, found | _each(values, failed))
+                    left = iter(values.items())
+                    while portion := list(islice(left, limits.GROUP_OFFSETS_STEP)):
+                        for place, value in portion:
+                            entry.offsets.put(place, value)
+                        yield
+                del entry.committing[answer]
+                entry.changes += 1
+                self._answer(answer, done if failed is None else found | _each(values, failed))
 
-            records: dict[Key, Value | None] = {
-                OffsetKey(group_id, *place): value for place, value in values.items()
-            }
-            self._store(group_id, records, settle)
+            self._submit(prepared, settle)
         return answer
 
-    def _value(self, place: TopicPartition, commit: Commit) -> CommittedOffset | GroupError:
-        if len(commit.metadata.encode()) > limits.OFFSET_METADATA_BYTES:
-            return GroupError.OFFSET_METADATA_TOO_LARGE
-        topic_id = self._topic_id(place)
-        if topic_id is None or commit.topic_id not in ("", topic_id):
-            return GroupError.UNKNOWN_TOPIC_OR_PARTITION
-        return CommittedOffset(
-            offset=commit.offset,
-            leader_epoch=commit.leader_epoch,
-            metadata=commit.metadata,
-            commit_ms=self._wall_ms(),
-            topic_id=topic_id,
-        )
+    def _judged(
+        self, offsets: Mapping[TopicPartition, Commit]
+    ) -> tuple[Errors, dict[TopicPartition, CommittedOffset]]:
+        """(what is refused, the others as they are recorded)."""
+        found: Errors = {}
+        values: dict[TopicPartition, CommittedOffset] = {}
+        topics = _Topics(self._core)
+        commit_ms = self._wall_ms()
+        for place, commit in offsets.items():
+            topic_id = topics.id_of(place)
+            if _java_length(commit.metadata) > limits.OFFSET_METADATA_LENGTH:
+                found[place] = GroupError.OFFSET_METADATA_TOO_LARGE
+            elif topic_id is None or commit.topic_id not in ("", topic_id):
+                found[place] = GroupError.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                values[place] = CommittedOffset(
+                    offset=commit.offset,
+                    leader_epoch=commit.leader_epoch,
+                    metadata=commit.metadata,
+                    commit_ms=commit_ms,
+                    topic_id=topic_id,
+                )
+        return found, values
 
-    def committed(self, group_id: str) -> dict[TopicPartition, CommittedOffset] | GroupError:
-        """OffsetFetch: all that the group has committed of topics that are still the same."""
+    def committed(
+        self, group_id: str, places: Sequence[TopicPartition] | None = None
+    ) -> dict[TopicPartition, CommittedOffset] | GroupError:
+        """OffsetFetch: what the group has committed of topics that are still the same.
+
+        Args:
+            places: the partitions that are looked for; None: all.
+        """
+        found: dict[TopicPartition, CommittedOffset]
         with self._lock:
             if self._refusal is not None:
                 return self._refusal
-            entry = self._entry(group_id)
-            offsets = dict(entry.offsets)
-        return {place: value for place, value in offsets.items() if self._is_alive(place, value)}
+            offsets = self._entry(group_id).offsets
+            few = places is not None and len(places) <= limits.GROUP_OFFSETS_STEP
+            snapshot = _NO_TOPICS if few else offsets.snapshot()
+            found = _looked_up(offsets.get, places) if few and places is not None else {}
+        if not few and places is not None:
+            found = _looked_up(lambda it: snapshot.get(it[0], _NOTHING).get(it[1]), places)
+        elif not few:
+            found = dict(_flat(snapshot))
+        topics = _Topics(self._core)
+        return {place: value for place, value in found.items() if topics.has(place, value)}
 
-    def _is_alive(self, place: TopicPartition, value: CommittedOffset) -> bool:
-        """Whether the offset is one of the topic that has its name now."""
-        topic_id = self._topic_id(place)
-        return topic_id is not None and value.topic_id in ("", topic_id)
-
-    def _topic_id(self, place: TopicPartition) -> str | None:
-        try:
-            self._core.place(*place)
-            return self._core.id_of(place[0])
-        except errors.Invalid:
-            return None
+    def has_many_offsets(self, group_id: str) -> bool:
+        """Whether it takes long to fetch all offsets of the group."""
+        with self._lock:
+            entry = self._groups.get(group_id)
+            return entry is not None and len(entry.offsets) > limits.GROUP_OFFSETS_STEP
 
     def forget(self, group_id: str, places: Iterable[TopicPartition]) -> Future[Errors]:
         """OffsetDelete: of topics that no member subscribes to."""
         answer: Future[Errors] = Future()
         wanted = list(places)
-        with self._locked():
-            entry = self._found(group_id)
-            if isinstance(entry, GroupError):
-                self._answer(answer, _each(wanted, entry))
-                return answer
-            subscribed = _subscribed(entry.group)
-            if subscribed is None:
-                self._answer(answer, _each(wanted, GroupError.NON_EMPTY_GROUP))
-                return answer
+        for _ in range(_ATTEMPTS):
+            with self._locked():
+                entry = self._found(group_id)
+                if isinstance(entry, GroupError):
+                    self._answer(answer, _each(wanted, entry))
+                    return answer
+                subscribed = _subscribed(entry.group)
+                if subscribed is None:
+                    self._answer(answer, _each(wanted, GroupError.NON_EMPTY_GROUP))
+                    return answer
+                leaving = _Leaving(entry)
             found: Errors = {
                 place: GroupError.GROUP_SUBSCRIBED_TO_TOPIC if place[0] in subscribed else None
                 for place in wanted
             }
             free = [place for place, refusal in found.items() if refusal is None]
-            self._erase(
-                entry,
-                free,
-                lambda failed: self._answer(answer, found | _each(free, failed)),
-            )
+            settled = partial(self._forgotten, answer, found, free)
+            if self._erase(leaving, filter(leaving.has, free), subscribed, settled):
+                return answer
+        answer.set_result(_each(wanted, GroupError.COORDINATOR_NOT_AVAILABLE))
         return answer
+
+    def _forgotten(
+        self,
+        answer: Future[Errors],
+        found: Errors,
+        free: Sequence[TopicPartition],
+        failed: GroupError | None,
+    ) -> None:
+        self._answer(answer, found | _each(free, failed))
 
     def _erase(
         self,
-        entry: _Entry,
+        leaving: _Leaving,
         places: Iterable[TopicPartition],
+        subscribed: frozenset[str] | None,
         then: _Settle,
-        *,
-        with_group: bool = False,
-    ) -> None:
-        """Takes offsets out, those under way too, and with the last of them perhaps the group."""
+    ) -> bool:
+        """Takes offsets out, those under way too; False where the group has changed since then."""
+        entry, gone = leaving.entry, list(places)
         group_id = entry.group.group_id
-        gone = [each for each in places if each in entry.offsets or each in entry.committing]
-        tombstones: dict[Key, None] = {OffsetKey(group_id, *each): None for each in gone}
-        if with_group:
-            tombstones[GroupKey(group_id)] = None
-        if not tombstones:
-            then(None)
-            return
+        tombstones: _Records = {OffsetKey(group_id, *each): None for each in gone}
+        prepared = self._prepared(group_id, tombstones) if gone else None
+        with self._locked():
+            known = self._groups.get(group_id)
+            if known is not entry or entry.changes != leaving.changes:
+                return False
+            if _subscribed(entry.group) != subscribed:
+                return False
+            if prepared is None:
+                then(None)
+            else:
+                entry.changes += 1
+                self._submit(prepared, self._erasing(entry, gone, then))
+        return True
 
-        def settle(failed: GroupError | None) -> None:
-            if failed is None:
-                for each in gone:
-                    entry.offsets.pop(each, None)
+    def _erasing(self, entry: _Entry, gone: Sequence[TopicPartition], then: _Settle) -> _Settle:
+        def settle(failed: GroupError | None) -> Iterator[None]:
+            for first in range(0, len(gone) if failed is None else 0, limits.GROUP_OFFSETS_STEP):
+                for each in gone[first : first + limits.GROUP_OFFSETS_STEP]:
+                    entry.offsets.drop(each)
+                yield
+            entry.changes += 1
             then(failed)
 
-        self._store(group_id, tombstones, settle)
+        return settle
 
     # -------------------------------------------------------------------------- administration
 
     def groups(self) -> list[Description] | GroupError:
-        """ListGroups."""
+        """ListGroups: all of them, without their members."""
+        found: list[Description] = []
         with self._lock:
             if self._refusal is not None:
                 return self._refusal
-            return [each.group.describe() for each in self._groups.values()]
+            entries = list(self._groups.values())
+        for first in range(0, len(entries), limits.GROUPS_STEP):
+            with self._lock:
+                found += [
+                    each.group.describe(with_members=False)
+                    for each in entries[first : first + limits.GROUPS_STEP]
+                    if each.group.state is not GroupState.DEAD
+                ]
+        return found
 
     def describe(self, group_id: str) -> Description | GroupError:
         """DescribeGroups."""
@@ -381,35 +495,62 @@ class Coordinator:
     def delete(self, group_id: str) -> Future[GroupError | None]:
         """DeleteGroups: a group without members, and all that it has committed."""
         answer: Future[GroupError | None] = Future()
-        with self._locked():
-            entry = self._found(group_id)
-            if isinstance(entry, GroupError):
-                self._answer(answer, entry)
-            elif (error := entry.group.check_delete()) is not None:
-                self._answer(answer, error)
-            else:
-                self._delete(entry, lambda failed: self._answer(answer, failed))
+        for _ in range(_ATTEMPTS):
+            with self._locked():
+                entry = self._found(group_id)
+                error = entry if isinstance(entry, GroupError) else entry.group.check_delete()
+                if error is not None or isinstance(entry, GroupError):
+                    self._answer(answer, error)
+                    return answer
+                leaving = _Leaving(entry)
+            if self._delete(leaving, lambda failed: self._answer(answer, failed)):
+                return answer
+        answer.set_result(GroupError.COORDINATOR_NOT_AVAILABLE)
         return answer
 
-    def _delete(self, entry: _Entry, then: _Settle) -> None:
-        """The group is gone for everybody at once, and back should that not become durable."""
-        del self._groups[entry.group.group_id]
+    def _delete(self, leaving: _Leaving, then: _Settle, *, if_deserted: bool = False) -> bool:
+        """Deletes a group; False where it has changed since then, and nothing was done.
 
-        def settle(failed: GroupError | None) -> None:
+        The group is gone for everybody at once, and back should that not become durable. Not to be
+        called under the lock: its tombstones may be many.
+        """
+        entry = leaving.entry
+        group_id = entry.group.group_id
+        places = leaving.places()
+        tombstones: _Records = {
+            **{OffsetKey(group_id, *each): None for each in places},
+            GroupKey(group_id): None,
+        }
+        prepared = self._prepared(group_id, tombstones)
+
+        def deleted(failed: GroupError | None) -> None:
             if failed is not None:
                 self._bring_back(entry)
             then(failed)
 
-        places = entry.offsets.keys() | entry.committing.keys()
-        self._erase(entry, places, settle, with_group=True)
-        self._follow(entry, entry.group.unload())
+        with self._locked():
+            known = self._groups.get(group_id)
+            if known is not entry or entry.changes != leaving.changes:
+                return False
+            if entry.group.check_delete() is not None:
+                return False
+            if if_deserted and not entry.group.is_deserted:
+                return False
+            del self._groups[group_id]
+            entry.changes += 1
+            self._submit(prepared, self._erasing(entry, places, deleted))
+            self._follow(entry, entry.group.unload())
+        return True
 
     def _bring_back(self, deleted: _Entry) -> None:
         """What has happened since then to a group of that name stands."""
         group_id = deleted.group.group_id
         back = self._groups.setdefault(group_id, self._new(group_id))
         back.group.succeed(deleted.group)
-        back.offsets = deleted.offsets | back.offsets
+        for place, value in _flat(deleted.offsets.snapshot()):
+            if back.offsets.get(place) is None:
+                back.offsets.put(place, value)
+        back.changes += 1
         back.changed_ms = max(deleted.changed_ms, back.changed_ms)
 
     # -------------------------------------------------------------------------- time
@@ -422,7 +563,7 @@ class Coordinator:
         if refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS and not self._load():
             self._clock.sleep(timeout_seconds)
             return
-        left_seconds = max((next_ms - self._now_ms()) / 1e3, 0.0)
+        left_seconds = max((next_ms - self._now_ms()) / 1e3, 0.0) if not self._to_sweep else 0.0
         try:
             item = self._under_way.get(timeout=min(left_seconds, timeout_seconds))
         except queue.Empty:
@@ -452,7 +593,11 @@ class Coordinator:
                 error = _of(failure)
                 _log.warning("a group's record is not durable", reason=str(failure))
         with self._locked():
-            item.settle(error)
+            steps = item.settle(error)
+        while steps is not None:
+            with self._locked():
+                if next(steps, _ENDED) is _ENDED:
+                    return
 
     def _expire(self) -> None:
         now_ms = self._now_ms()
@@ -466,36 +611,43 @@ class Coordinator:
                         self._follow(entry, entry.group.expire(now_ms))
             if self._sweep_ms <= now_ms:
                 self._sweep_ms = now_ms + _SWEEP_MS
-                for entry in list(self._groups.values()):
-                    self._sweep(entry)
+                self._to_sweep = list(self._groups.values())
+        until_ms = now_ms + _SWEEP_STEP_MS  # then those come first who wait for records
+        while self._to_sweep and self._now_ms() < until_ms:
+            self._sweep(self._to_sweep.pop())
 
     def _sweep(self, entry: _Entry) -> None:
         """Takes out what has expired or is of a topic that is gone, and the group when it is over.
 
-        Which offsets expire: the module's docstring.
+        Which offsets expire: the module's docstring. What is looked at is a snapshot, as there may
+        be many; where the group has changed meanwhile, the next time will do as well.
         """
         oldest_ms = self._wall_ms() - self._settings.offsets_retention_minutes * 60_000
-        group, subscribed = entry.group, _subscribed(entry.group)
-        is_empty = group.state is GroupState.EMPTY
-        left_ms = entry.changed_ms if is_empty and group.protocol_type is not None else -1
-        expired = [
-            place
-            for place, value in entry.offsets.items()
-            if place not in entry.committing
-            and (
-                not self._is_alive(place, value)
+        with self._lock:
+            leaving = _Leaving(entry)
+            group, subscribed = entry.group, _subscribed(entry.group)
+            is_empty = group.state is GroupState.EMPTY
+            left_ms = entry.changed_ms if is_empty and group.protocol_type is not None else -1
+            is_over = group.is_deserted and not entry.committing
+        topics = _Topics(self._core)
+        committing: set[TopicPartition] = set().union(*leaving.committing)
+        count = 0
+        expired: list[TopicPartition] = []
+        for place, value in _flat(leaving.offsets):
+            count += 1
+            if place not in committing and (
+                not topics.has(place, value)
                 or (
                     subscribed is not None
                     and place[0] not in subscribed
                     and max(value.commit_ms, left_ms) <= oldest_ms
                 )
-            )
-        ]
-        is_over = group.is_deserted and not entry.committing
-        if is_over and len(expired) == len(entry.offsets):
-            self._delete(entry, _ignore)
+            ):
+                expired.append(place)
+        if is_over and len(expired) == count:
+            self._delete(leaving, _ignore, if_deserted=True)
         elif expired:
-            self._erase(entry, expired, _ignore)
+            self._erase(leaving, expired, subscribed, _ignore)
 
     # -------------------------------------------------------------------------- loading
 
@@ -526,7 +678,7 @@ class Coordinator:
             if isinstance(key, OffsetKey):
                 if key.group not in groups:
                     groups[key.group] = self._new(key.group)
-                groups[key.group].offsets[key.topic, key.partition] = decode_offset(value)
+                groups[key.group].offsets.put((key.topic, key.partition), decode_offset(value))
         return groups
 
     # -------------------------------------------------------------------------- under the lock
@@ -566,18 +718,27 @@ class Coordinator:
 
         self._store(group.group_id, {GroupKey(group.group_id): (record, changed_ms)}, settle)
 
-    def _store(self, group_id: str, records: Mapping[Key, Value | None], settle: _Settle) -> None:
+    def _store(self, group_id: str, records: _Records, settle: _Settle) -> None:
+        self._submit(self._prepared(group_id, records), settle)
+
+    def _prepared(self, group_id: str, records: _Records) -> Append | GroupError:
+        """The records, encoded, or why they cannot be; needs no lock."""
+        try:
+            return self._topic.prepare(group_id, records)
+        except Exception as failure:
+            return _refused(group_id, failure)
+
+    def _submit(self, prepared: Append | GroupError, settle: _Settle) -> None:
         """`settle` comes in the order of the calls, whether this succeeds or not: raises nothing,
         as who calls has begun to count on that.
         """
-        try:
-            item = _UnderWay(self._topic.append(group_id, records), None, settle)
-        except Exception as failure:
-            if isinstance(failure, errors.SparklogError | OSError):
-                _log.warning("a group's record is refused", group=group_id, reason=str(failure))
-            else:
-                _log.exception("a group's record cannot be written", group=group_id)
-            item = _UnderWay(None, _of(failure), settle)
+        if isinstance(prepared, GroupError):
+            item = _UnderWay(None, prepared, settle)
+        else:
+            try:
+                item = _UnderWay(self._topic.submit(prepared), None, settle)
+            except Exception as failure:
+                item = _UnderWay(None, _refused("", failure), settle)
         self._under_way.put(item)
 
     def _look_when_due(self, entry: _Entry) -> None:
@@ -609,6 +770,87 @@ class Coordinator:
 
     def _wall_ms(self) -> int:
         return self._clock.now_us() // 1_000
+
+
+class _Leaving:
+    """A group's offsets as they were when it was looked at, under the lock."""
+
+    __slots__ = ("changes", "committing", "entry", "offsets")
+
+    def __init__(self, entry: _Entry) -> None:
+        self.entry = entry
+        self.changes = entry.changes
+        self.offsets = entry.offsets.snapshot()
+        self.committing = tuple(entry.committing.values())
+
+    def has(self, place: TopicPartition) -> bool:
+        """Whether there is an offset, or will be when its record is durable."""
+        return place[1] in self.offsets.get(place[0], _NOTHING) or any(
+            place in each for each in self.committing
+        )
+
+    def places(self) -> list[TopicPartition]:
+        """All that have an offset, or one whose record is under way."""
+        found = dict.fromkeys(place for place, _ in _flat(self.offsets))
+        for each in self.committing:
+            found.update(dict.fromkeys(each))
+        return list(found)
+
+
+class _Topics:
+    """Topics as they are while many offsets are judged: each is looked at once."""
+
+    __slots__ = ("_core", "_known")
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._known: dict[str, tuple[str, int] | None] = {}
+
+    def id_of(self, place: TopicPartition) -> str | None:
+        """The id of the topic, if it has that partition."""
+        topic, partition = place
+        if topic not in self._known:
+            try:
+                self._known[topic] = self._core.id_of(topic), self._core.partition_count(topic)
+            except errors.Invalid:
+                self._known[topic] = None
+        known = self._known[topic]
+        return known[0] if known is not None and 0 <= partition < known[1] else None
+
+    def has(self, place: TopicPartition, value: CommittedOffset) -> bool:
+        """Whether the offset is one of the topic that has its name now."""
+        topic_id = self.id_of(place)
+        return topic_id is not None and value.topic_id in ("", topic_id)
+
+
+_NO_TOPICS: Final[_ByTopic] = {}
+_ENDED: Final = object()
+
+
+def _looked_up(
+    get: Callable[[TopicPartition], CommittedOffset | None], places: Iterable[TopicPartition]
+) -> dict[TopicPartition, CommittedOffset]:
+    found = ((place, get(place)) for place in places)
+    return {place: value for place, value in found if value is not None}
+
+
+def _flat(offsets: _ByTopic) -> Iterator[tuple[TopicPartition, CommittedOffset]]:
+    for topic, of_topic in offsets.items():
+        for partition, value in of_topic.items():
+            yield (topic, partition), value
+
+
+def _java_length(text: str) -> int:
+    """Characters as Kafka counts them, in UTF-16."""
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def _refused(group_id: str, failure: Exception) -> GroupError:
+    if isinstance(failure, errors.SparklogError | OSError):
+        _log.warning("a group's record is refused", group=group_id, reason=str(failure))
+    else:
+        _log.error("a group's record cannot be written", group=group_id, exc_info=failure)
+    return _of(failure)
 
 
 def _each(places: Iterable[TopicPartition], error: GroupError | None) -> Errors:

@@ -46,6 +46,8 @@ from sparklog.storage.table import (
 from sparklog.version import VERSION
 
 INTERNAL_TOPICS = frozenset({consumeroffsets.TOPIC})
+_RESERVED_TOPICS = INTERNAL_TOPICS | {"__transaction_state"}
+"""Nobody else may create them: they need a configuration that only the broker knows."""
 
 __all__ = [
     "INTERNAL_TOPICS",
@@ -174,12 +176,21 @@ class Core:
         prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, stamp)
         return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
 
-    def append_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Ticket:
-        """The same into a topic of the brokers' own, whether there is room in the queue or not."""
-        prepared = self._writer.prepare(self._ledger.topic(topic), partition, batch, None)
+    def prepare_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Append:
+        """Checks and encodes records for a topic of the brokers' own; nothing is queued yet.
+
+        Raises `UnknownTopic`, and what `Writer.prepare` raises.
+        """
+        return self._writer.prepare(self._ledger.topic(topic), partition, batch, None)
+
+    def submit_internal(self, append: Append) -> Ticket:
+        """Queues what `prepare_internal` made, whether there is room in the queue or not.
+
+        Raises what ended the writer.
+        """
         # While producers are held back, consumers must go on: their groups would fall apart. Such
         # records are small, and who asks for one waits for its answer, so they cannot pile up.
-        return self._writer.submit([prepared], is_bounded=False)
+        return self._writer.submit([append], is_bounded=False)
 
     def prepare_kafka(
         self, topic: str, partition: int, data: bytes, *, only_quick: bool = False
@@ -465,6 +476,26 @@ class Core:
             end=partition.end,
         )
 
+    def partition_count(self, topic: str) -> int:
+        """How many partitions the topic has. Raises `UnknownTopic`."""
+        return len(self._ledger.topic(topic).partitions)
+
+    def _is_there(self, topic: str) -> bool:
+        """Whether it lives, without a look at all the others."""
+        try:
+            self._ledger.topic(topic)
+        except errors.UnknownTopic:
+            return False
+        return True
+
+    def codec_of(self, topic: str) -> str | None:
+        """How the topic wants Kafka's batches compressed; None: as they come.
+
+        Raises `UnknownTopic`.
+        """
+        wanted = self._ledger.topic(topic).compression
+        return wanted[0] if wanted is not None else None
+
     def id_of(self, topic: str) -> str:
         """The id of the topic with that name. Raises `UnknownTopic`."""
         return self._ledger.topic(topic).topic_id
@@ -577,16 +608,39 @@ class Core:
 
         Raises `UnknownTopic` where it is not, and what `create_topic` raises.
         """
-        if not self._defaults.auto_create:
+        if not self._defaults.auto_create or name in _RESERVED_TOPICS - INTERNAL_TOPICS:
             raise errors.UnknownTopic(topic=name)
-        self.create_topic(wire.CreateTopic(topic=name, if_absent=True))
+        if name in INTERNAL_TOPICS:
+            self.ensure_offsets_topic()
+        else:
+            self.create_topic(wire.CreateTopic(topic=name, if_absent=True))
+
+    def ensure_offsets_topic(self) -> None:
+        """Creates `__consumer_offsets` where it is missing, and has it compacted.
+
+        Raises what `create_topic` and `edit_config` raise.
+        """
+        name, config = consumeroffsets.TOPIC, {"cleanup.policy": "compact"}
+        if not self._is_there(name):
+            request = wire.CreateTopic(
+                topic=name, partitions=limits.OFFSETS_PARTITIONS, config=config, if_absent=True
+            )
+            self._create_topic(request)
+        elif not self._ledger.topic(name).is_compacted:  # an earlier version let clients create it
+            edits = [(Edit.SET, key, value) for key, value in config.items()]
+            self.edit_config(name, edits, only_checks=False)
 
     def create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:
         """What `describe` tells of the new topic.
 
-        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`;
-        `OutcomeUnknown` where it may exist: the next call, or the janitor, finds out.
+        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`,
+        `InternalTopic`; `OutcomeUnknown` where it may exist: the next call, or the janitor, finds
+        out.
         """
+        _check_not_reserved(request.topic)
+        return self._create_topic(request)
+
+    def _create_topic(self, request: wire.CreateTopic) -> wire.TopicInfo:
         name = request.topic
         count, config = self._new_topic(request)
         with self._changing(f"creation of topic {name}"):
@@ -646,6 +700,7 @@ class Core:
 
         Raises what `create_topic` would.
         """
+        _check_not_reserved(request.topic)
         count, config = self._new_topic(request)
         if self._exists(request.topic):
             raise errors.TopicExists(topic=request.topic)
@@ -805,6 +860,14 @@ class Core:
     def broker_configs(self, listener: str) -> list[ConfigEntry]:
         """This broker's settings; `listener`: where Kafka's clients are told to come."""
         return configs.broker_entries(self._settings, listener)
+
+    def group_configs(self) -> list[ConfigEntry]:
+        """The configuration of any consumer group."""
+        return configs.group_entries()
+
+    def metrics_configs(self) -> list[ConfigEntry]:
+        """The configuration of any subscription to clients' metrics."""
+        return configs.metrics_entries()
 
     def compact(self, name: str) -> wire.TopicInfo:
         """Merges the small files of the topic's table now; returns when that is done.
@@ -1090,6 +1153,12 @@ def _check_not_internal(topic: str, what: str) -> None:
     """Groups are kept in such a topic, and go wrong if others meddle with it, as in Kafka."""
     if topic in INTERNAL_TOPICS:
         raise errors.InternalTopic(topic=topic, what=what)
+
+
+def _check_not_reserved(topic: str) -> None:
+    """Raises `InternalTopic`."""
+    if topic in _RESERVED_TOPICS:
+        raise errors.InternalTopic(topic=topic, what="create")
 
 
 def _deletion_offset(topic: Topic, partition: Partition, offset: int) -> int:

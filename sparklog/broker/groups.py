@@ -284,6 +284,8 @@ class Group:
         self._assigning: GroupRecord | None = None
         """This generation's assignment, on its way."""
         self._stores: list[_Store] = []
+        self._waiting: dict[Token, _Member | _Store] = {}
+        """What the caller waits for, by its token."""
         self._replies: list[tuple[Token, Reply]] = []
         self._record: GroupRecord | None = None
 
@@ -373,6 +375,7 @@ class Group:
             return self._take()
         self._answer(member, sync=SyncReply(error=GroupError.REBALANCE_IN_PROGRESS))
         member.syncing = token
+        self._waiting[token] = member
         # One assignment for each generation: a leader that asks again waits for the first.
         if member.member_id == self.leader and self._assigning is None:
             record = self._describe(request.assignments)
@@ -407,6 +410,7 @@ class Group:
             self._reply(token, reply)
         else:
             self._stores[-1].leave = (token, reply)
+            self._waiting[token] = self._stores[-1]
         return self._take()
 
     def check_commit(
@@ -461,7 +465,7 @@ class Group:
             if self.state is GroupState.EMPTY:
                 self.protocol_type = deleted.protocol_type
 
-    def describe(self) -> Description:
+    def describe(self, *, with_members: bool = True) -> Description:
         stable = self.state is GroupState.STABLE
         return Description(
             group_id=self.group_id,
@@ -471,7 +475,7 @@ class Group:
             protocol=(self.protocol or "") if stable else "",
             members=tuple(
                 self._describe_member(each, self.protocol if stable else None, each.assignment)
-                for each in self._members.values()
+                for each in (self._members.values() if with_members else ())
             ),
         )
 
@@ -521,17 +525,15 @@ class Group:
 
     def cancel(self, token: Token, now_ms: int) -> None:
         """Nobody listens for the answer to `token`, if it still waits."""
-        for member in self._members.values():
-            if member.joining == token:
-                member.joining = _GONE
-            elif member.syncing == token:
-                member.syncing = _GONE
+        waiter = self._waiting.pop(token, None)
+        if isinstance(waiter, _Store):
+            waiter.leave = None
+        elif waiter is not None:
+            if waiter.joining == token:
+                waiter.joining = _GONE
             else:
-                continue
-            member.deadline_ms = self._noted(now_ms + member.request.session_timeout_ms)
-        for store in self._stores:
-            if store.leave is not None and store.leave[0] == token:
-                store.leave = None
+                waiter.syncing = _GONE
+            waiter.deadline_ms = self._noted(now_ms + waiter.request.session_timeout_ms)
 
     def unload(self) -> Outcome:
         """The group was deleted, or has another coordinator: everybody who waits is told so."""
@@ -757,6 +759,7 @@ class Group:
     def _await_join(self, member: _Member, token: Token) -> None:
         assert member.joining is None
         member.joining = token
+        self._waiting[token] = member
         self._joining += 1
 
     def _count_offers(self, member: _Member, step: int) -> None:
@@ -933,6 +936,7 @@ class Group:
     # -------------------------------------------------------------------------- answers
 
     def _reply(self, token: Token, reply: Reply) -> None:
+        self._waiting.pop(token, None)
         self._replies.append((token, reply))
 
     def _answer(
@@ -1026,6 +1030,9 @@ class Group:
         assert not expiries_ms or (
             self._earliest_ms is not None and self._earliest_ms <= min(expiries_ms)
         )
+        owed = [each for member in members for each in (member.joining, member.syncing)]
+        owed += [each.leave[0] for each in self._stores if each.leave is not None]
+        assert self._waiting.keys() == {each for each in owed if each not in (None, _GONE)}
         preparing, completing = GroupState.PREPARING, GroupState.COMPLETING
         assert (self.state is preparing) == (self._join_deadline_ms is not None)
         assert self._assigning is None or self.state is completing

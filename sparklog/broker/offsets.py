@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 
-from sparklog import consumeroffsets, errors, limits, wire
-from sparklog.broker.core import Core, Ticket
+from sparklog import consumeroffsets, errors
+from sparklog.broker.core import Append, Core, Ticket
 from sparklog.consumeroffsets import TOPIC, Key, Value
 
 _SCHEMA = pa.schema([pa.field("key", pa.binary()), pa.field("value", pa.binary())])
@@ -27,24 +27,16 @@ class OffsetsTopic:
 
     def ensure(self) -> None:
         """Creates the topic where it is missing. Raises what `Core.create_topic` raises."""
-        try:
-            self._core.id_of(TOPIC)
-        except errors.UnknownTopic:
-            config = {"cleanup.policy": "compact"}
-            request = wire.CreateTopic(
-                topic=TOPIC, partitions=limits.OFFSETS_PARTITIONS, config=config, if_absent=True
-            )
-            self._core.create_topic(request)
+        self._core.ensure_offsets_topic()
 
     def partition_of(self, group: str) -> int:
         """Where a group's records go. Raises `UnknownTopic`."""
         return consumeroffsets.partition_of(group, len(self._core.places(TOPIC)))
 
-    def append(self, group: str, records: Mapping[Key, Value | None]) -> Ticket:
-        """Queues the records, to be waited for; None: what the key names is gone.
+    def prepare(self, group: str, records: Mapping[Key, Value | None]) -> Append:
+        """Encodes the records, which become durable together; None: what the key names is gone.
 
-        They become durable together. Raises `UnknownTopic`, `QueueFull`, `RecordTooLarge`, and
-        what ended the writer.
+        Takes long for many. Raises `UnknownTopic`, `RecordTooLarge` and `BatchTooLarge`.
         """
         keys = [consumeroffsets.encode_key(key) for key in records]
         values = [
@@ -53,7 +45,11 @@ class OffsetsTopic:
         ]
         columns = [pa.array(keys, pa.binary()), pa.array(values, pa.binary())]
         batch = pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
-        return self._core.append_internal(TOPIC, self.partition_of(group), batch)
+        return self._core.prepare_internal(TOPIC, self.partition_of(group), batch)
+
+    def submit(self, append: Append) -> Ticket:
+        """Queues the records, to be waited for. Raises what ended the writer."""
+        return self._core.submit_internal(append)
 
     def read(self) -> Iterator[tuple[Key, bytes]]:
         """What stands for each key, in no order. Raises what `Core.read` raises."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import struct
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -120,14 +122,14 @@ class Room:
         return [each.group_id for each in found]
 
     @contextmanager
-    def refusing(self, failure: Exception) -> Iterator[None]:
+    def refusing(self, failure: Exception, how: str = "submit") -> Iterator[None]:
         """No record of a group gets any further than this."""
 
         def refuse(*_: object) -> None:
             raise failure
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self.groups._topic, "append", refuse)
+            patch.setattr(self.groups._topic, how, refuse)
             yield
 
 
@@ -215,7 +217,7 @@ def test_a_group_has_the_partition_that_kafka_gives_it(room: Room, group: str, n
 
 def test_what_is_refused_has_no_effect(room: Room) -> None:
     """Each partition has its own answer, and the others stand."""
-    long = "x" * (limits.OFFSET_METADATA_BYTES + 1)
+    long = "x" * (limits.OFFSET_METADATA_LENGTH + 1)
     found = room.take(
         room.groups.commit(
             "g",
@@ -450,16 +452,19 @@ def test_a_member_id_is_cut_where_no_record_could_hold_it(room: Room, given: str
     assert found.member_id == member_id
 
 
+@pytest.mark.parametrize("how", ["prepare", "submit"])
 @pytest.mark.parametrize("failure", [struct.error("too long"), AssertionError()])
-def test_a_record_that_cannot_be_written_harms_nobody(room: Room, failure: Exception) -> None:
+def test_a_record_that_cannot_be_written_harms_nobody(
+    room: Room, failure: Exception, how: str
+) -> None:
     """Who waits for it is told, and what comes then stands."""
-    with room.refusing(failure):
+    with room.refusing(failure, how):
         assert room.commit(1) == {("t", 0): GroupError.UNKNOWN_SERVER_ERROR}
     assert room.offsets() == {}
     assert room.commit(2) == {("t", 0): None}
     joined = room.take(room.join())
     request = SyncRequest(member_id=joined.member_id, generation=joined.generation)
-    with room.refusing(failure):
+    with room.refusing(failure, how):
         synced = room.take(room.groups.sync("g", request))
     assert synced.error is GroupError.UNKNOWN_SERVER_ERROR
     member = room.member(member_id=joined.member_id)
@@ -712,3 +717,107 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+
+
+# ------------------------------------------------------------------------------ many offsets
+
+
+class TimedLock:
+    """A lock that notes for how long it was held at most."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+        self._lock = threading.Lock()
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._since = time.thread_time()
+
+    def __exit__(self, *_: object) -> None:
+        self.longest_seconds = max(self.longest_seconds, time.thread_time() - self._since)
+        self._lock.release()
+
+
+def test_many_offsets_keep_nobody_from_the_lock(room: Room) -> None:
+    """To commit, fetch, sweep and delete 40,000 offsets of a group takes it in small steps."""
+    lock = TimedLock()
+    room.groups._lock = lock  # type: ignore[assignment]
+    places = []
+    for name in "abcd":
+        room.rig.create(name, 10_000)
+        places += [(name, number) for number in range(10_000)]
+    committed = room.take(
+        room.groups.commit("g", {place: Commit(offset=7, metadata="m") for place in places})
+    )
+    assert committed == dict.fromkeys(places)
+    for wanted in (None, places, places[:3]):
+        found = room.groups.committed("g", wanted)
+        assert not isinstance(found, GroupError)
+        assert found.keys() == set(places if wanted is None else wanted)
+    room.rig.core.delete_topic("d")
+    assert isinstance(room.rig.clock, ManualClock)
+    room.rig.clock.advance(limits.OFFSETS_RETENTION_CHECK_SECONDS)
+    room.settle()
+    assert len(room.offsets()) == 30_000
+    assert set(room.take(room.groups.forget("g", places[:9_999])).values()) == {None}
+    assert len(room.offsets()) == 20_001
+    assert room.take(room.groups.delete("g")) is None
+    room.settle()
+    assert room.groups.committed("g") == {}
+    assert lock.longest_seconds < 0.02
+
+
+def test_a_snapshot_of_offsets_stays_as_it_is(room: Room) -> None:
+    """What is committed later is not in it, nor is what was deleted gone from it."""
+    room.rig.create("u", 2)
+    room.commit(1)
+    entry = room.groups._groups["g"]
+    before = entry.offsets.snapshot()
+    room.commit(2)
+    room.commit(3, ("u", 1))
+    assert {topic: list(each) for topic, each in before.items()} == {"t": [0]}
+    assert before["t"][0].offset == 1
+    after = entry.offsets.snapshot()
+    room.take(room.groups.forget("g", [("t", 0), ("t", 1)]))
+    assert after["t"][0].offset == 2
+    assert room.offsets() == {("u", 1): 3}
+
+
+def test_a_group_that_changes_while_it_is_deleted_stays(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tombstones are encoded without the lock; what was committed meanwhile is not lost."""
+    room.commit(1)
+    prepare, commits = room.groups._topic.prepare, [2]
+
+    def meanwhile(group: str, records: Any) -> Any:
+        prepared = prepare(group, records)
+        if commits:
+            room.groups._topic.prepare = prepare  # type: ignore[method-assign]
+            room.commit(commits.pop(), ("t", 1))
+            room.groups._topic.prepare = meanwhile  # type: ignore[method-assign]
+        return prepared
+
+    monkeypatch.setattr(room.groups._topic, "prepare", meanwhile)
+    assert room.take(room.groups.forget("g", [("t", 0)])) == {("t", 0): None}
+    assert room.offsets() == {("t", 1): 2}
+    commits.append(3)
+    assert room.take(room.groups.delete("g")) is None
+    assert room.offsets() == {}
+    assert room.successor().offsets() == {}
+
+
+@pytest.mark.parametrize(
+    ("metadata", "fits"),
+    [("ä" * 4_096, True), ("x" * 4_097, False), ("😀" * 2_048, True), ("😀" * 2_049, False)],
+)
+def test_metadata_is_counted_as_kafka_counts_it(room: Room, metadata: str, fits: bool) -> None:
+    """In characters of UTF-16, not in bytes."""
+    place = ("t", 0)
+    found = room.take(room.groups.commit("g", {place: Commit(offset=1, metadata=metadata)}))
+    assert found == {place: None if fits else GroupError.OFFSET_METADATA_TOO_LARGE}
+    if fits:
+        back = room.successor().groups.committed("g")
+        assert not isinstance(back, GroupError)
+        assert back[place].metadata == metadata

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from sparklog.broker.coordinator import TopicPartition
 from sparklog.broker.groups import GroupError
 from sparklog.broker.kafka.codes import group_code
 from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.consumeroffsets import CommittedOffset
+from sparklog.limits import GROUP_OFFSETS_STEP
 
 _Found = Mapping[TopicPartition, CommittedOffset]
 
@@ -24,16 +25,46 @@ async def _handle(door: Door, request: Request) -> Reply:
     body, version = request.body, request.version
     if hasattr(body, "groups"):
         wanted = tuple({each.group_id: each for each in body.groups}.values())
-        return {"throttle_time": NO_TIME, "groups": Each(partial(_named, door, version), wanted)}
-    return {"throttle_time": NO_TIME, **_group(door, body, version)}
+        groups = Each(partial(_named, door, version, await _many(door, wanted)), wanted)
+        return {"throttle_time": NO_TIME, "groups": groups}
+    return {"throttle_time": NO_TIME, **_group(door, body, version, await _many(door, [body]))}
 
 
-def _named(door: Door, version: int, wanted: Any) -> Fields:
-    return {"group_id": wanted.group_id, **_group(door, wanted, version)}
+async def _many(door: Door, wanted: Sequence[Any]) -> dict[str, _Found | GroupError]:
+    """What is found of groups of which many offsets are wanted: others are served meanwhile."""
+    found = {}
+    async for each in door.turns.over(wanted):
+        places = _places(each)
+        is_large = (
+            door.groups.has_many_offsets(each.group_id)
+            if places is None
+            else len(places) > GROUP_OFFSETS_STEP
+        )
+        if is_large:
+            look = partial(door.groups.committed, each.group_id, places)
+            found[each.group_id] = await door.blocking(Work.ASIDE, look)
+    return found
 
 
-def _group(door: Door, wanted: Any, version: int) -> Fields:
-    found = door.groups.committed(wanted.group_id)
+def _places(wanted: Any) -> list[TopicPartition] | None:
+    """None where all are wanted."""
+    if wanted.topics is None:
+        return None
+    return [(each.name, number) for each in wanted.topics for number in each.partition_indexes]
+
+
+def _named(
+    door: Door, version: int, many: Mapping[str, _Found | GroupError], wanted: Any
+) -> Fields:
+    return {"group_id": wanted.group_id, **_group(door, wanted, version, many)}
+
+
+def _group(
+    door: Door, wanted: Any, version: int, many: Mapping[str, _Found | GroupError]
+) -> Fields:
+    found = many.get(wanted.group_id)
+    if found is None:
+        found = door.groups.committed(wanted.group_id, _places(wanted))
     code = ErrorCode.none
     if isinstance(found, GroupError):
         code, found = group_code(found), {}
