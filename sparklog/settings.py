@@ -124,7 +124,11 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Consumer groups; Kafka has these names with `group.` before them, and the same defaults."""
+    """Consumer groups; Kafka has these names with `group.` before them.
+
+    The defaults are Kafka's, but for the initial rebalance delay, which is that of the
+    configuration that Kafka ships for development.
+    """
 
     min_session_timeout_ms: _Milliseconds = limits.MIN_SESSION_TIMEOUT_MS
     max_session_timeout_ms: _Milliseconds = limits.MAX_SESSION_TIMEOUT_MS

@@ -92,6 +92,55 @@ _OF_BROKER: Final[Mapping[str, Callable[[BrokerSettings], str]]] = {
 """Defaults of topics that a broker's settings change."""
 
 
+# ------------------------------------------------------------------------------ of other resources
+
+_GROUP_KEYS: Final[Mapping[str, tuple[str, Kind]]] = {
+    "consumer.heartbeat.interval.ms": ("5000", Kind.INT),
+    "consumer.session.timeout.ms": ("45000", Kind.INT),
+    "share.auto.offset.reset": ("latest", Kind.STRING),
+    "share.heartbeat.interval.ms": ("5000", Kind.INT),
+    "share.isolation.level": ("read_uncommitted", Kind.STRING),
+    "share.record.lock.duration.ms": ("30000", Kind.INT),
+    "share.session.timeout.ms": ("45000", Kind.INT),
+    "streams.heartbeat.interval.ms": ("5000", Kind.INT),
+    "streams.num.standby.replicas": ("0", Kind.INT),
+    "streams.session.timeout.ms": ("45000", Kind.INT),
+}
+_METRICS_KEYS: Final[Mapping[str, tuple[str, Kind]]] = {
+    "interval.ms": ("300000", Kind.INT),
+    "match": ("", Kind.LIST),
+    "metrics": ("", Kind.LIST),
+}
+
+
+def group_entries() -> list[ConfigEntry]:
+    """The configuration of any consumer group: Kafka 4.1's defaults, which cannot be changed."""
+    idle = "no effect here: only classic groups are served"
+    return _defaults(_GROUP_KEYS, idle, with_synonyms=True)
+
+
+def metrics_entries() -> list[ConfigEntry]:
+    """The configuration of any subscription to clients' metrics (KIP-714), in the same way."""
+    return _defaults(_METRICS_KEYS, "no effect here: clients push no metrics", with_synonyms=False)
+
+
+def _defaults(
+    keys: Mapping[str, tuple[str, Kind]], about: str, *, with_synonyms: bool
+) -> list[ConfigEntry]:
+    return [
+        ConfigEntry(
+            name=name,
+            value=value,
+            source=Source.DEFAULT,
+            kind=kind,
+            about=about,
+            read_only=False,
+            synonyms=(Synonym(name, value, Source.DEFAULT),) if with_synonyms else (),
+        )
+        for name, (value, kind) in keys.items()
+    ]
+
+
 # ------------------------------------------------------------------------------ of a broker
 
 

@@ -105,6 +105,8 @@ def _read_boolean(value: str) -> str | None:
 
 
 def _read_policy(value: str) -> str | None:
+    if not value.strip():
+        return ""
     chosen = dict.fromkeys(part.strip() for part in value.split(","))
     return ",".join(chosen) if chosen.keys() <= {"delete", "compact"} else None
 
@@ -124,7 +126,7 @@ _ONLY_FALSE: Final = Rule(
     read=lambda value: "false" if value.lower() == "false" else None,
 )
 _POLICY: Final = Rule(
-    kind=Kind.LIST, expected="delete, compact, or both with a comma", read=_read_policy
+    kind=Kind.LIST, expected="delete, compact, both with a comma, or nothing", read=_read_policy
 )
 _REPLICAS: Final = Rule(
     kind=Kind.LIST, expected="* or a list of partition:broker", read=_read_replicas
@@ -141,7 +143,8 @@ KEYS: Final[Mapping[str, TopicKey]] = {
     "cleanup.policy": TopicKey(
         default="delete",
         does="delete: records go when retention.ms or retention.bytes says so; compact: of each key"
-        " the last record stays, and every record needs a key then; or both with a comma",
+        " the last record stays, and every record needs a key then; both with a comma; or"
+        " nothing, and all records stay",
         rule=_POLICY,
         broker_key="log.cleanup.policy",
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import confluent_kafka
 import pytest
 from kio.schema.errors import ErrorCode
 
@@ -22,7 +23,7 @@ from sparklog.broker.core import Place
 from sparklog.clock import SystemClock
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
 from sparklog.storage.objects import DelayedStore, MemoryStore
-from tests.support.kafkarequests import commit_fields
+from tests.support.kafkarequests import batch, commit_fields, create_fields, produce
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
 
@@ -414,3 +415,126 @@ def test_many_producers_begin_at_once(tmp_path: Path) -> None:
         assert len(set(found)) == 1_000
         assert agent._meta.current.version - before <= 2
     assert seconds < 3
+
+
+# ------------------------------------------------------------------------------ as Kafka answers
+
+
+def test_naming_internal_topics_makes_none_of_the_wrong_kind(
+    agent: Agent, log: sparklog.Log
+) -> None:
+    """Metadata, which creates topics, makes `__consumer_offsets` as it must be."""
+    names = ["__consumer_offsets", "__transaction_state", "mine"]
+    wanted = {
+        "topics": [{"topic_id": None, "name": name} for name in names],
+        "allow_auto_topic_creation": True,
+        "include_topic_authorized_operations": False,
+    }
+    with frames(agent) as client:
+        found = {each.name: each for each in client.ask(3, 12, wanted).topics}
+        offsets, transactions, mine = (found[name] for name in names)
+        assert (offsets.error_code, offsets.is_internal) == (ErrorCode.none, True)
+        assert len(offsets.partitions) == limits.OFFSETS_PARTITIONS
+        assert transactions.error_code == ErrorCode.unknown_topic_or_partition
+        assert (mine.error_code, mine.is_internal) == (ErrorCode.none, False)
+        answer = client.ask(19, 7, create_fields("__transaction_state"))
+        assert answer.topics[0].error_code == ErrorCode.invalid_topic_exception
+    assert log.describe("__consumer_offsets").config == {"cleanup.policy": "compact"}
+
+
+def test_who_cannot_read_zstd_is_told(agent: Agent) -> None:
+    """Of a topic in zstd, in a version of Fetch from before there was any."""
+    configs = [{"name": "compression.type", "value": "zstd"}]
+    with frames(agent) as client:
+        client.ask(19, 7, create_fields("z", configs=configs))
+        produce(client, "z", 0, batch([b"v"]))
+        for version, expected in (
+            (9, ErrorCode.unsupported_compression_type),
+            (10, ErrorCode.none),
+        ):
+            partition = {
+                "partition": 0,
+                "fetch_offset": 0,
+                "partition_max_bytes": 1 << 20,
+                "current_leader_epoch": -1,
+                "last_fetched_epoch": -1,
+                "log_start_offset": -1,
+            }
+            wanted = {
+                "replica_id": -1,
+                "max_wait": dt.timedelta(0),
+                "min_bytes": 0,
+                "max_bytes": 1 << 20,
+                "isolation_level": 1,
+                "session_id": 0,
+                "session_epoch": -1,
+                "topics": [{"topic": "z", "partitions": [partition]}],
+                "forgotten_topics_data": (),
+                "rack_id": "",
+            }
+            ((found,),) = (each.partitions for each in client.ask(1, version, wanted).responses)
+            assert (found.error_code, found.aborted_transactions) == (expected, ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"), [(16, {"interval.ms", "match", "metrics"}), (32, {"share.isolation.level"})]
+)
+def test_groups_and_metrics_have_a_configuration(agent: Agent, kind: int, keys: set[str]) -> None:
+    """That of Kafka's defaults, for any name but an empty one."""
+    with frames(agent) as client:
+        for name, expected in (("any", ErrorCode.none), ("", ErrorCode.invalid_request)):
+            resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+            wanted = {
+                "resources": [resource],
+                "include_synonyms": True,
+                "include_documentation": True,
+            }
+            (found,) = client.ask(32, 4, wanted).results
+            assert found.error_code == expected
+            assert {each.name for each in found.configs} >= (keys if name else set())
+
+
+def test_a_sync_names_its_protocol(agent: Agent) -> None:
+    """From version 5 on both must be there; before there are none."""
+    wanted = {
+        "group_id": "g",
+        "generation_id": 1,
+        "member_id": "m",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocol_name": "range",
+        "assignments": (),
+    }
+    with frames(agent) as client:
+        client.ask(10, 4, {"key_type": 0, "coordinator_keys": ["g"]})
+        for missing in ("protocol_type", "protocol_name"):
+            answer = client.ask(14, 5, {**wanted, missing: None})
+            assert answer.error_code == ErrorCode.inconsistent_group_protocol
+        for version in (4, 5):
+            answer = client.ask(14, version, wanted)
+            assert answer.error_code == ErrorCode.unknown_member_id
+
+
+def test_a_lone_consumer_reads_at_once(agent: Agent, log: sparklog.Log) -> None:
+    """Nobody waits for members that do not come: 0.3 s from its subscription to the record."""
+    log.create_topic("one", partitions=1)  # librdkafka waits 0.5 s at one that is empty
+    with log.producer() as producer:
+        producer.send("one", b"v").result(SECONDS)
+    fastest = SECONDS
+    for number in range(5):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": agent.kafka_address,
+                "group.id": f"g{number}",
+                "auto.offset.reset": "earliest",
+            }
+        )
+        consumer.list_topics("one", SECONDS)
+        began = time.monotonic()
+        consumer.subscribe(["one"])
+        message = consumer.poll(SECONDS)
+        fastest = min(fastest, time.monotonic() - began)
+        assert message is not None
+        assert message.value() == b"v"
+        consumer.close()
+    assert fastest < 0.3

@@ -416,6 +416,27 @@ def test_many_producer_ids_cost_few_versions(rig: Rig) -> None:
     assert rig.meta.current.version == before + 3
 
 
+def test_internal_topics_are_made_by_the_broker_alone(store: MemoryStore) -> None:
+    """As they must be, whoever names them first, and mended where an earlier version did not."""
+    topics = TopicDefaults(auto_create=True, partitions=2)
+    rig = Rig(store, ManualClock(), options=RigOptions(topics=topics))
+    for name in (consumeroffsets.TOPIC, "__transaction_state"):
+        request = wire.CreateTopic(topic=name, if_absent=True)
+        for create in (rig.core.create_topic, rig.core.check_topic):
+            with pytest.raises(errors.InternalTopic):
+                create(request)
+    with pytest.raises(errors.UnknownTopic):
+        rig.core.auto_create("__transaction_state")
+    assert rig.core.topics().topics == []
+    rig.core.auto_create(consumeroffsets.TOPIC)
+    made = rig.core.describe(consumeroffsets.TOPIC)
+    assert len(made.partitions) == limits.OFFSETS_PARTITIONS
+    assert made.config == {"cleanup.policy": "compact"}
+    rig.core.replace_config(consumeroffsets.TOPIC, {}, only_checks=False)
+    rig.core.ensure_offsets_topic()
+    assert rig.core.describe(consumeroffsets.TOPIC).config == {"cleanup.policy": "compact"}
+
+
 def test_the_cluster_names_itself(rig: Rig, store: MemoryStore) -> None:
     """A client learns the root, its identity and where the broker is."""
     found = rig.core.cluster()
@@ -528,13 +549,15 @@ def test_groups_records_are_taken_while_producers_are_held_back(
     """Whether the writer's queue is full or publishing is behind: consumers go on."""
     rig = Rig(store, clock, options=RigOptions(writer=WriterLimits(**{bound: 1})))
     rig.create()
-    rig.create(consumeroffsets.TOPIC)
+    rig.core.ensure_offsets_topic()
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
         rig.core.wait(first)
     with pytest.raises(errors.QueueFull):
         rig.submit(["b"])
-    ticket = rig.core.append_internal(consumeroffsets.TOPIC, 0, payload(["c"], key=[b"k"]))
+    ticket = rig.core.submit_internal(
+        rig.core.prepare_internal(consumeroffsets.TOPIC, 0, payload(["c"], key=[b"k"]))
+    )
     assert rig.core.wait(ticket)[0].base_offset == 0
 
 

@@ -224,6 +224,8 @@ def test_nothing_was_said() -> None:
     assert chosen(unbounded, after_seconds=eternity) == ([], 0)
     compacted = snapshot_of(*FOUR, retention_ms="1", cleanup_policy="compact")
     assert chosen(compacted, after_seconds=eternity) == ([], 0)
+    nothing = snapshot_of(*FOUR, retention_ms="1", retention_bytes="1", cleanup_policy="")
+    assert policy_of(nothing.config) == Policy()
     both = snapshot_of(*FOUR, retention_ms="1", cleanup_policy="compact,delete")
     assert chosen(both, after_seconds=eternity)[1] == 40
     assert policy_of({"retention.ms": "-1"}) == Policy()

@@ -136,8 +136,10 @@ def test_any_text_is_kept_or_refused(name: str, value: str) -> None:
                 " delete , compact ": "delete,compact",
                 "compact,delete": "compact,delete",
                 "compact,compact": "compact",
+                "": "",
+                " ": "",
             },
-            ["", ",", "compact,", "keep", "compact,keep", "Compact"],
+            [",", "compact,", "keep", "compact,keep", "Compact"],
         ),
         (
             "leader.replication.throttled.replicas",
@@ -245,7 +247,7 @@ def test_how_batches_are_compressed(
 
 @pytest.mark.parametrize(
     ("policy", "expected"),
-    [(None, False), ("delete", False), ("compact", True), ("delete,compact", True)],
+    [(None, False), ("", False), ("delete", False), ("compact", True), ("delete,compact", True)],
 )
 def test_what_is_compacted(policy: str | None, expected: bool) -> None:
     """Also where old records are deleted."""

@@ -60,6 +60,12 @@ def _entries(door: Door, kind: int, name: str) -> list[ConfigEntry]:
             # What all brokers are told together is nothing: each has its own settings.
             is_this = is_this_broker(door.core, name)
             return door.core.broker_configs(f"{door.host}:{door.port}") if is_this else []
+        case ResourceType.GROUP | ResourceType.CLIENT_METRICS if not name:
+            raise errors.BadRequest(reason="a group, or a subscription to metrics, needs a name")
+        case ResourceType.GROUP:
+            return door.core.group_configs()
+        case ResourceType.CLIENT_METRICS:
+            return door.core.metrics_configs()
         case _:
             reason = f"resources of type {kind} have no configuration here"
             raise errors.BadRequest(reason=reason)

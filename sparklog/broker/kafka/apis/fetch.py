@@ -21,9 +21,18 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id, named
 from sparklog.limits import KAFKA_FETCH_BYTES, KAFKA_WAIT_SECONDS
 
+_READ_COMMITTED: Final = 1
+_NOT_READ: Final = {
+    ErrorCode.unknown_topic_or_partition,
+    ErrorCode.unknown_topic_id,
+    ErrorCode.unsupported_compression_type,
+}
+"""What is said of partitions that were not looked at."""
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
 """Epochs of a request that is whole, and ends the session that it names."""
+_FIRST_WITH_ZSTD: Final = 10
+"""Version from which on a client reads zstd (KIP-110)."""
 _ATTEMPTS: Final = 4
 """At reading a batch that is larger than there was room taken for, while batches come and go."""
 
@@ -82,10 +91,10 @@ async def _handle(door: Door, request: Request) -> Reply:
         wishes = session.wishes
     await _fill(door, list(wishes.values()), request)
     if session is not None:
-        return await _answer(door, await _news(door, session), session)
+        return await _answer(door, await _news(door, session), session, body)
     if epoch == _NEW_SESSION:
         session = door.sessions.open(wishes)
-    return await _answer(door, list(wishes.values()), session)
+    return await _answer(door, list(wishes.values()), session, body)
 
 
 async def _asked(door: Door, body: Any) -> dict[Key, _Wish]:
@@ -139,7 +148,7 @@ async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
     while True:
         has_more = False
         async for wish in door.turns.over(wishes):
-            _look(door, wish)
+            _look(door, wish, request.version)
             has_more |= not wish.code and wish.offset < wish.end
         size, is_full = await _taken(door, wishes, request, most_bytes) if has_more else (0, False)
         left_seconds = deadline - time.monotonic()
@@ -204,11 +213,13 @@ async def _read(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> tuple[i
     return size, is_full
 
 
-def _look(door: Door, wish: _Wish) -> None:
+def _look(door: Door, wish: _Wish, version: int) -> None:
     """Where its partition begins and ends now."""
     wish.code, wish.pieces, wish.size = ErrorCode.none, (), 0
     try:
         _place(door, wish)
+        if version < _FIRST_WITH_ZSTD and door.core.codec_of(wish.name) == "zstd":
+            wish.code = ErrorCode.unsupported_compression_type
     except errors.SparklogError as error:
         wish.code = code_of(error)
 
@@ -251,7 +262,10 @@ class _Told(NamedTuple):
     pieces: Sequence[Raw]
 
 
-async def _answer(door: Door, wishes: Sequence[_Wish], session: Session | None) -> Fields:
+async def _answer(
+    door: Door, wishes: Sequence[_Wish], session: Session | None, body: Any
+) -> Fields:
+    partition = partial(_partition, body.isolation_level == _READ_COMMITTED)
     topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_Told]]] = {}
     async for wish in door.turns.over(wishes):
         _, told = topics.setdefault(wish.identity, (wish.topic, []))
@@ -262,7 +276,7 @@ async def _answer(door: Door, wishes: Sequence[_Wish], session: Session | None) 
         "error_code": ErrorCode.none,
         "session_id": session.number if session is not None else 0,
         "responses": [
-            {**names, "partitions": Each(_partition, told)} for names, told in topics.values()
+            {**names, "partitions": Each(partition, told)} for names, told in topics.values()
         ],
     }
 
@@ -271,7 +285,7 @@ def _refused(code: ErrorCode) -> Fields:
     return {"throttle_time": NO_TIME, "error_code": code, "session_id": 0, "responses": ()}
 
 
-def _partition(told: _Told) -> Fields:
+def _partition(committed: bool, told: _Told) -> Fields:
     refused = told.code != ErrorCode.none
     return {
         "partition_index": told.number,
@@ -279,6 +293,13 @@ def _partition(told: _Told) -> Fields:
         "high_watermark": -1 if refused else told.end,
         "last_stable_offset": -1 if refused else told.end,
         "log_start_offset": -1 if refused else told.start,
-        "aborted_transactions": None,
+        "aborted_transactions": _aborted(committed, told.code),
         "records": Pieces(told.pieces),
     }
+
+
+def _aborted(committed: bool, code: ErrorCode) -> tuple[()] | None:
+    """None are, as there are no transactions; null says, as in Kafka, that nobody has looked."""
+    if code != ErrorCode.none:
+        return () if code in _NOT_READ else None
+    return () if committed else None

@@ -32,7 +32,7 @@ async def _handle(door: Door, request: Request) -> Reply:
 
 async def _many(door: Door, wanted: Sequence[Any]) -> dict[str, _Found | GroupError]:
     """What is found of groups of which many offsets are wanted: others are served meanwhile."""
-    found = {}
+    found: dict[str, _Found | GroupError] = {}
     async for each in door.turns.over(wanted):
         places = _places(each)
         is_large = (

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
+from typing import Final
 
-from sparklog.broker.groups import SyncReply, SyncRequest
+from sparklog.broker.groups import GroupError, SyncReply, SyncRequest
 from sparklog.broker.kafka.codes import group_code
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
+_FIRST_THAT_NAMES_PROTOCOLS: Final = 5
+"""Version from which on both must be named, as Kafka's request handler wants them (KIP-559)."""
+
 
 @serves(14, "sync_group", last=5)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
+    if request.version >= _FIRST_THAT_NAMES_PROTOCOLS and None in (
+        body.protocol_type,
+        body.protocol_name,
+    ):
+        return _fields(SyncReply(error=GroupError.INCONSISTENT_GROUP_PROTOCOL))
     wanted = SyncRequest(
         member_id=body.member_id,
         instance_id=getattr(body, "group_instance_id", None),
@@ -28,7 +37,10 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
 
 
 async def _answer(waiting: Future[SyncReply]) -> Fields:
-    reply = await asyncio.wrap_future(waiting)
+    return _fields(await asyncio.wrap_future(waiting))
+
+
+def _fields(reply: SyncReply) -> Fields:
     return {
         "throttle_time": NO_TIME,
         "error_code": group_code(reply.error),
