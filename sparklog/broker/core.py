@@ -9,11 +9,12 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
+import structlog
 
 from sparklog import consumeroffsets, errors, limits, wire
 from sparklog.broker import configs, topicconfig
@@ -116,6 +117,7 @@ class Producer:
 
 
 _USUAL = BrokerSettings()
+_log = structlog.get_logger("sparklog.core")
 
 
 class Core:
@@ -603,17 +605,28 @@ class Core:
         """Whether there is a topic of that name."""
         return self._ledger.has_topic(name)
 
-    def auto_create(self, name: str) -> None:
+    def auto_create(self, name: str, *, client: str = "") -> None:
         """Creates a topic that a Kafka client has asked for, where that is wanted.
 
-        Raises `UnknownTopic` where it is not, and what `create_topic` raises.
+        `client` says in the log which one it was. Raises `UnknownTopic` where topics are not
+        created so, and what `create_topic` raises.
         """
         if not self._defaults.auto_create or name in _RESERVED_TOPICS - INTERNAL_TOPICS:
             raise errors.UnknownTopic(topic=name)
         if name in INTERNAL_TOPICS:
             self.ensure_offsets_topic()
         else:
-            self.create_topic(wire.CreateTopic(topic=name, if_absent=True))
+            self._create_and_tell(name, client)
+
+    def _create_and_tell(self, name: str, client: str) -> None:
+        with suppress(errors.TopicExists):
+            made = self.create_topic(wire.CreateTopic(topic=name))
+            _log.info(
+                "created a topic that a client asked for (topics.auto_create)",
+                topic=name,
+                partitions=len(made.partitions),
+                client=client,
+            )
 
     def ensure_offsets_topic(self) -> None:
         """Creates `__consumer_offsets` where it is missing, and has it compacted.

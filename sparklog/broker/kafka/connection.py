@@ -24,8 +24,14 @@ from sparklog.broker.kafka.registry import APIS, Api, Door, Reply, Work
 from sparklog.wire import WRONG_PORT
 
 _log = structlog.get_logger("sparklog.kafka")
-_OTHER_CLIENT: Final = b"PRI "
+_OUR_CLIENT: Final = b"PRI "
 """How HTTP/2 begins, and so our own clients; as a length it would be more than any."""
+_HTTP: Final = frozenset(
+    method.encode()[: messages.LENGTH_BYTES]
+    for method in ("GET ", "HEAD", "POST", "PUT ", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE")
+)
+_TLS_HANDSHAKE: Final = b"\x16\x03"
+"""How a TLS client begins, whatever its version (RFC 8446, 5.1)."""
 _Start = tuple[int, int, int]
 """API key, version and correlation id."""
 
@@ -152,10 +158,8 @@ class Connection:
         host = f"/{self._link.peer}" if self._link.peer else ""
         while True:
             length = await self._link.read(messages.LENGTH_BYTES)
-            if length == _OTHER_CLIENT:
-                flight = self._door.core.cluster().brokers[0].address
-                await self._link.write([f"{WRONG_PORT}{flight}\n".encode()])
-                raise errors.BadRequest(reason="a client that speaks HTTP/2, not Kafka's protocol")
+            if length[0]:  # a request of 16 MiB or more, or another protocol
+                await self._check_is_kafka(bytes(length))
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
                 reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
@@ -165,6 +169,22 @@ class Connection:
             self._holds.add(hold)
             self._coming, self._come_bytes, self._coming_seconds = hold, 0, 0.0
             await self._answers.put(await self._handled(await self._come(size, hold), host, hold))
+
+    async def _check_is_kafka(self, begin: bytes) -> None:
+        """Raises `BadRequest` for a client that begins as one of another protocol does."""
+        if begin == _OUR_CLIENT:
+            flight = self._door.core.cluster().brokers[0].address
+            await self._link.write([f"{WRONG_PORT}{flight}\n".encode()])
+            spoken = f"gRPC (HTTP/2); Flight clients connect to {flight}"
+        elif begin in _HTTP:
+            told = b"this is a Kafka port, and no HTTP is spoken here\n"
+            await self._link.write([b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", told])
+            spoken = "HTTP"
+        elif begin.startswith(_TLS_HANDSHAKE):
+            spoken = "TLS; set security.protocol=PLAINTEXT in that client"
+        else:
+            return
+        raise errors.BadRequest(reason=f"not a Kafka client: it speaks {spoken}")
 
     async def _come(self, size: int, hold: Hold) -> bytes:
         """The request's bytes. Memory is taken for as much more as has come already."""

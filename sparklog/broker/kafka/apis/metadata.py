@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -18,12 +18,15 @@ from sparklog.broker.kafka.topics import described, name_of_id
 from sparklog.limits import KAFKA_CREATED_TOPICS
 from sparklog.record import check_topic_name
 
+_CLIENT_ID_SHOWN: Final = 100
+"""Characters of it in a log line."""
+
 
 @serves(3, "metadata", last=13)
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
     wanted = await _wanted(door, request)
-    created = await _create(door, wanted, body)
+    created = await _create(door, wanted, request)
     cluster = door.core.cluster()
     broker = cluster.brokers[0].broker
     return {
@@ -52,6 +55,11 @@ async def _wanted(door: Door, request: Request) -> list[Any]:
     return list(once.values())
 
 
+def _named(request: Request) -> str:
+    """The client, for the log: its id, which it chooses, and its address."""
+    return f"{request.client_id[:_CLIENT_ID_SHOWN]!r} at {request.client_host.lstrip('/')}"
+
+
 class _Created(NamedTuple):
     """What has become of topics that were not there."""
 
@@ -60,11 +68,12 @@ class _Created(NamedTuple):
     """If not, the client is told to ask again."""
 
 
-async def _create(door: Door, wanted: Sequence[Any], body: Any) -> _Created:
+async def _create(door: Door, wanted: Sequence[Any], request: Request) -> _Created:
     """Creates topics that are not there, where that is asked for, and only so many at a time."""
     refused: dict[str, ErrorCode] = {}
     attempts = 0
-    if not (door.core.creates_topics and getattr(body, "allow_auto_topic_creation", True)):
+    allowed = getattr(request.body, "allow_auto_topic_creation", True)
+    if not (door.core.creates_topics and allowed):
         return _Created(refused, are_all=True)
     async for each in door.turns.over(wanted):
         name = each if isinstance(each, str) else each.name
@@ -78,7 +87,8 @@ async def _create(door: Door, wanted: Sequence[Any], body: Any) -> _Created:
             return _Created(refused, are_all=False)
         attempts += 1
         try:
-            await door.blocking(Work.CHANGE, door.core.auto_create, name)
+            create = partial(door.core.auto_create, client=_named(request))
+            await door.blocking(Work.CHANGE, create, name)
         except errors.SparklogError as error:
             refused[name] = code_of(error)
     return _Created(refused, are_all=True)

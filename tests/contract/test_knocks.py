@@ -1,0 +1,82 @@
+"""Log lines about clients: of another protocol at the Kafka port, and for whom topics are made."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+from structlog.testing import capture_logs
+
+from sparklog.broker.agent import Agent
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
+from tests.support.waiting import wait_until
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    """A broker with both listeners."""
+    settings = BrokerSettings(
+        root=str(tmp_path),
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+    )
+    with Agent(settings) as found:
+        yield found
+
+
+def knock(address: str, sent: bytes) -> bytes:
+    """What a client gets that begins so."""
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host, int(port)), 10.0) as peer:
+        peer.sendall(sent)
+        answer = b""
+        while piece := peer.recv(1_000):
+            answer += piece
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("sent", "spoken", "answer"),
+    [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", "HTTP", b"this is a Kafka port"),
+        (b"DELETE /topics HTTP/1.1\r\n\r\n", "HTTP", b"HTTP/1.1 400"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "security.protocol=PLAINTEXT", b""),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "Flight clients connect to", b"Flight is at"),
+    ],
+    ids=["get", "delete", "tls", "grpc"],
+)
+def test_other_protocols_at_the_kafka_port(
+    agent: Agent, sent: bytes, spoken: str, answer: bytes
+) -> None:
+    """A client of another protocol is answered in its own where that is possible, and logged."""
+    with capture_logs() as lines:
+        assert answer in knock(agent.kafka_address, sent)
+        wait_until(lambda: any("reason" in line for line in lines), "it is logged")
+    (line,) = [each for each in lines if "not a Kafka client" in each.get("reason", "")]
+    assert spoken in line["reason"]
+    assert line["peer"].startswith("127.0.0.1")
+
+
+def test_many_that_knock_fill_no_log(agent: Agent) -> None:
+    """Of a hundred clients in a second a few are named; of the others the number is told."""
+    with capture_logs() as lines:
+        for _ in range(100):
+            knock(agent.kafka_address, b"GET / HTTP/1.1\r\n\r\n")
+        wait_until(lambda: any("connections" in line for line in lines), "they are counted")
+    assert len(lines) < 60
+
+
+def test_a_topic_that_a_client_asked_for_is_logged(agent: Agent) -> None:
+    """The line says which client, where, and how many partitions; once, and none for its next."""
+    given = {"bootstrap.servers": agent.kafka_address, "client.id": "curious"}
+    producer = confluent_kafka.Producer(given)
+    with capture_logs() as lines:
+        for _ in range(2):
+            producer.produce("made", b"a")
+            assert producer.flush(20) == 0
+    (line,) = [each for each in lines if "auto_create" in each["event"]]
+    assert (line["topic"], line["partitions"]) == ("made", 4)
+    assert line["client"] == "'curious' at 127.0.0.1"
