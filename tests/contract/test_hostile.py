@@ -27,8 +27,10 @@ MIB = 1 << 20
 LOADED, LOADED_BYTES = "loaded", 64 * MIB
 HUGE, HUGE_BYTES = "huge", 40 * MIB
 HELD = "held"
+WIDE, WIDE_PARTITIONS = "wide", 10_000
 FETCH, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 3, 9, 15, 32
 DELETE_RECORDS = 21
+OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
 HOLD_SECONDS = 2.0
 NOBODY = "127.0.0.{}"
 """Loopback has many addresses; a flood comes from others than the bystander's."""
@@ -239,6 +241,77 @@ def fetches_many_offsets(address: Address) -> None:
     assert min(ask(address, frame, connections=4)) > 150_000
 
 
+def commits_many_offsets(address: Address) -> None:
+    """OffsetCommit of 150,000 partitions, most of which do not exist; then all of it is fetched.
+
+    From two connections and for as many groups, which are deleted in the end.
+    """
+
+    def topic(name: str, count: int) -> dict[str, object]:
+        partitions = [
+            {
+                "partition_index": number,
+                "committed_offset": 0,
+                "committed_leader_epoch": -1,
+                "committed_metadata": "m" * 20,
+            }
+            for number in range(count)
+        ]
+        return {"name": name, "partitions": partitions}
+
+    topics = [topic(WIDE, WIDE_PARTITIONS), topic("none", 140_000)]
+
+    def attack(group: str) -> None:
+        commit = {
+            "group_id": group,
+            "generation_id_or_member_epoch": -1,
+            "member_id": "",
+            "group_instance_id": None,
+            "topics": topics,
+        }
+        everything = {"group_id": group, "member_id": None, "member_epoch": -1, "topics": None}
+        fetch = {"groups": [everything], "require_stable": False}
+        delete = {"groups_names": [group]}
+        sizes = [
+            *ask(address, Frames.frame(OFFSET_COMMIT, 9, 1, commit)),
+            *ask(address, Frames.frame(OFFSET_FETCH, 9, 1, fetch), count=2),
+            *ask(address, Frames.frame(DELETE_GROUPS, 2, 1, delete)),
+        ]
+        assert sizes[0] > 150_000
+        assert min(sizes[1:3]) > 20 * WIDE_PARTITIONS
+        assert sizes[3]
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(attack, f"many-{number}") for number in range(2)]:
+            done.result()
+
+
+def begins_many_producers(address: Address) -> None:
+    """5,000 InitProducerId from ten connections."""
+    fields = {"transactional_id": None, "transaction_timeout": dt.timedelta(seconds=1)}
+    frame = Frames.frame(INIT_PRODUCER_ID, 4, 1, fields)
+    assert min(ask(address, frame, count=500, connections=10)) > 0
+
+
+def joins_and_leaves(address: Address) -> None:
+    """250 connections join one group, and close while they wait; three times."""
+    fields = {
+        "group_id": "crowd",
+        "session_timeout": dt.timedelta(seconds=10),
+        "rebalance_timeout": dt.timedelta(seconds=60),
+        "member_id": "",
+        "group_instance_id": None,
+        "protocol_type": "consumer",
+        "protocols": [{"name": "range", "metadata": bytes(10_000)}],
+    }
+    frame = Frames.frame(JOIN_GROUP, 3, 1, fields)
+    for _ in range(3):
+        with links(address, 250) as found:
+            for link in found:
+                send(link, frame)
+            time.sleep(0.5)
+
+
 def opens_huge_sessions(address: Address) -> None:
     """Fetches of 150,000 partitions that begin a session, from two connections."""
     partitions = [
@@ -340,6 +413,9 @@ CASES: Sequence[Case] = [
         asks_for_one_topic_often,
         describes_many_groups,
         fetches_many_offsets,
+        commits_many_offsets,
+        begins_many_producers,
+        joins_and_leaves,
         opens_huge_sessions,
         deletes_and_waits,
         waits_for_much,
@@ -357,6 +433,7 @@ def prepare(siege: Siege, root: Path) -> None:
     with siege.frames() as client:
         for topic in (LOADED, HUGE, HELD):
             kafkarequests.create(client, topic)
+        kafkarequests.create(client, WIDE, WIDE_PARTITIONS)
         megabyte = kafkarequests.batch([bytes(MIB - 1_000)])
         for _ in range(LOADED_BYTES // MIB):
             assert not kafkarequests.produce(client, LOADED, 0, megabyte).error_code
