@@ -51,7 +51,7 @@ from sparklog.options import (
     is_address,
     storage_options,
 )
-from sparklog.settings import BrokerSettings, KafkaSettings, load_settings
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
 from sparklog.storage.liveness import Leader, State, Watch, describe
 from sparklog.storage.meta import BrokerKind, MetaStore
 from sparklog.storage.objects import Store, open_store
@@ -360,11 +360,12 @@ class _RootSession:
             try:
                 agent.start()
             except errors.BadOption as error:
-                # A program that has run as a client goes on, though somebody took its Kafka port.
-                if not (self._has_resolved and error.option == "kafka.listen"):
+                # A program that has run as a client goes on, though somebody took its ports.
+                elsewhere = _without_port(settings, error.option)
+                if not self._has_resolved or elsewhere is None:
                     raise
-                _log.warning("sparklog: no Kafka listener: %s", error)
-                settings = msgspec.structs.replace(settings, kafka=KafkaSettings(listen=""))
+                _log.warning("sparklog: going on without that port: %s", error)
+                settings = elsewhere
                 continue
             self._agent = agent
             return agent.address
@@ -461,6 +462,15 @@ def _broker_settings(
     if not is_detached:
         liveness = msgspec.structs.replace(liveness, idle_exit_seconds=0.0)
     return msgspec.structs.replace(settings, storage=dict(storage), liveness=liveness)
+
+
+def _without_port(settings: BrokerSettings, option: str) -> BrokerSettings | None:
+    """The settings without the port of `option`, which is taken; None: that is not the trouble."""
+    if option == "kafka.listen" and settings.kafka.listen:
+        return msgspec.structs.replace(settings, kafka=KafkaSettings(listen=""))
+    if option == "flight.listen" and settings.flight.listen != _ANY_PORT:
+        return msgspec.structs.replace(settings, flight=FlightSettings(listen=_ANY_PORT))
+    return None
 
 
 def log_file(root: str) -> Path:

@@ -65,7 +65,7 @@ def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> N
 
 NOTEBOOK = """
 import json, sys, threading, time, sparklog
-log = sparklog.connect(sys.argv[1])
+log = sparklog.connect(sys.argv[1], detached="detached" in sys.argv)
 log.create_topic("t", partitions=2, if_absent=True)
 ended = threading.Event()
 sent, read, shared, gaps = [], [], [], []
@@ -114,11 +114,11 @@ log.close()
 class Notebook:
     """A program that holds a root open, produces to it and consumes from it."""
 
-    def __init__(self, root: Path, program: str = NOTEBOOK, **variables: str) -> None:
+    def __init__(self, root: Path, *arguments: str) -> None:
         environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
         self._process = subprocess.Popen(
-            [sys.executable, "-c", program, str(root)],
-            env=environment | variables,
+            [sys.executable, "-c", NOTEBOOK, str(root), *arguments],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -161,12 +161,20 @@ class Notebook:
         self._process.kill()
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        (signal.SIGTERM, "embedded"),
+        (signal.SIGKILL, "embedded"),
+        (signal.SIGKILL, "detached"),
+    ],
+    ids=["stopped", "killed", "killed-detached"],
+)
 def test_a_standing_broker_comes_and_goes_while_a_program_is_open(
-    tmp_path: Path, how: signal.Signals
+    tmp_path: Path, how: signal.Signals, kind: str
 ) -> None:
-    """It takes over from an embedded broker, which comes back; no record is lost or doubled."""
-    with Notebook(tmp_path) as notebook:
+    """It takes over from the program's own broker, and back; no record is lost or doubled."""
+    with Notebook(tmp_path, kind) as notebook:
         embedded = notebook.go_on()
         for _ in range(2):
             broker = Standing(tmp_path)
@@ -181,6 +189,49 @@ def test_a_standing_broker_comes_and_goes_while_a_program_is_open(
     assert set(shared) == set(range(count))
     assert longest < 8.0
     with sparklog.connect(tmp_path) as log:
+        assert log.status().broker.kind == kind
         rows = log.read("t")
         values = [int(value) for value in rows.column("value").to_pylist()]
         assert sorted(values) == list(range(count))
+
+
+def free_port() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_the_ports_of_an_embedded_broker_go_to_the_standing_one_and_back(
+    tmp_path: Path,
+) -> None:
+    """A notebook and `sparklog broker` with the same Kafka address take turns at it."""
+    kafka = free_port()
+    with sparklog.connect(tmp_path, kafka=kafka) as log:
+        log.create_topic("t")
+        assert log.status().broker.kind == "embedded"
+        for _ in range(2):
+            with standing(tmp_path, kafka=kafka) as broker:
+                assert log.topics() == ["t"]
+                found = log.status().broker
+                assert (found.pid, found.kafka) == (broker.pid, kafka)
+            found = log.status().broker
+            assert (found.kind, found.pid, found.kafka) == ("embedded", os.getpid(), kafka)
+
+
+def test_a_program_goes_on_without_ports_that_others_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An embedded broker that comes back serves its program, whoever has its ports meanwhile."""
+    flight, kafka = free_port(), free_port()
+    monkeypatch.setenv("SPARKLOG_FLIGHT_LISTEN", flight)
+    with sparklog.connect(tmp_path, kafka=kafka) as log, contextlib.ExitStack() as taken:
+        log.create_topic("t")
+        with standing(tmp_path):
+            wait_until(lambda: log.status().broker.kind == "standing", "it is a client")
+            for address in (flight, kafka):
+                host, _, port = address.rpartition(":")
+                taken.enter_context(socket.create_server((host, int(port))))
+        found = log.status().broker
+        assert (found.kind, found.kafka) == ("embedded", "")
+        assert found.address != flight
+        assert log.topics() == ["t"]
