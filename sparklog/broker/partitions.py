@@ -6,10 +6,11 @@ durable already: the writer applies a flush only after it stands, the publisher 
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +57,7 @@ class Partition:
         "stranded",
         "unconfirmed",
         "unpublished",
+        "waiting_batches",
     )
 
     def __init__(self, number: int, *, leader_epoch: int, start: int, published: int) -> None:
@@ -70,6 +72,8 @@ class Partition:
         """What lies below was written by predecessors, and has the time of their clocks."""
         self.unpublished: list[Located] = []
         """Continues the table from `published` without a hole."""
+        self.waiting_batches: dict[BatchId, tuple[int, int]] = {}
+        """First offset and end of each query's batch that is not published, or not all of it."""
         self.unconfirmed: list[Located] = []
         """Published, and the files with their rows have not been seen since; up to `published`."""
         self.blocked: errors.SparklogError | None = None
@@ -86,10 +90,9 @@ class Partition:
         first = bisect_right(self.unpublished, start, key=_end)
         return self.unpublished[first : bisect_left(self.unpublished, end, lo=first, key=_base)]
 
-    def unpublished_from(self, start: int, count: int) -> list[Located]:
-        """The first `count` unpublished entries that end beyond `start`."""
-        first = bisect_right(self.unpublished, start, key=_end)
-        return self.unpublished[first : first + count]
+    def unpublished_below(self, end: int) -> tuple[Located, ...]:
+        """Unpublished entries that end at `end` at the latest."""
+        return tuple(self.unpublished[: bisect_right(self.unpublished, end, key=_end)])
 
     def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
         """(leader epoch, the offset where it ended), of that epoch or the last before it.
@@ -470,6 +473,7 @@ class Ledger:
                 count = bisect_right(partition.unpublished, end, key=_end)
                 done = partition.unpublished[:count]
                 del partition.unpublished[:count]
+                _forget_batches(partition, end)
                 self._keep_unconfirmed(partition, done)
                 self._release(topic, done)
             self._note_waiting(topic)
@@ -530,6 +534,7 @@ class Ledger:
             self._release(topic, partition.unpublished)
             self._drop_kept(partition.stranded)
             partition.unpublished, partition.stranded = [], []
+            partition.waiting_batches.clear()
             partition.published, partition.end = end, reached
             partition.blocked, partition.is_end_known = None, True
             for each in tail:
@@ -569,6 +574,10 @@ class Ledger:
     def _need(self, topic: Topic, partition: Partition, located: Located) -> None:
         partition.unpublished.append(located)
         self._needs.hold(located)
+        entry = located.entry
+        if entry.batch_id is not None:
+            first, _ = partition.waiting_batches.get(entry.batch_id, (entry.base_offset, 0))
+            partition.waiting_batches[entry.batch_id] = first, entry.end
         topic.waiting += 1
         self._waiting[topic.topic_id] = topic
         self.written_bytes += payload_bytes(located.entry)
@@ -612,31 +621,32 @@ class Ledger:
         """Whether an entry that is not confirmed names the batch, and so needs its files."""
         return self._needs.has_batch(batch_id) or self._kept.has_batch(batch_id)
 
-    def waiting_since(self, horizon_us: int) -> Iterator[Located]:
-        """Unpublished entries that were appended before `horizon_us`, in order of offsets.
+    def inherited(self) -> list[Located]:
+        """Entries that are not published and not from `applied_sequence` on, as recovered."""
+        with self.lock:
+            return [
+                each
+                for topic in self._waiting.values()
+                for partition in topic.partitions
+                for each in partition.unpublished
+                if each.entry.base_offset < partition.inherited_end
+            ]
 
-        A backlog is gone through in portions, so nobody waits long for the lock. What we wrote
-        ourselves is in order of arrival, as far as queues and a clock that is set right keep it;
-        behind the first entry that is too young nothing is looked at, and it may come later by as
-        much as that is off. A predecessor's clock may be off by anything.
-        """
-        for topic in self.topics():
-            for partition in topic.partitions:
-                yield from self._waiting_since(partition, horizon_us)
+    def is_waiting(self, located: Located) -> bool:
+        """Whether exactly this entry, and no copy of it, is still to be published."""
+        entry = located.entry
+        with self.lock:
+            topic = self._by_id.get(entry.topic_id)
+            if topic is None:
+                return False
+            waiting = topic.partitions[entry.partition].unpublished
+            index = bisect_left(waiting, entry.base_offset, key=_base)
+            return index < len(waiting) and waiting[index].at == located.at
 
-    def _waiting_since(self, partition: Partition, horizon_us: int) -> Iterator[Located]:
-        start = 0
-        while True:
-            with self.lock:
-                portion = partition.unpublished_from(start, limits.FLUSH_MAX_ENTRIES)
-            for each in portion:
-                if each.entry.arrival_us < horizon_us:
-                    yield each
-                elif each.entry.base_offset >= partition.inherited_end:
-                    return
-            if not portion:
-                return
-            start = portion[-1].entry.end
+    def oldest_waiting(self, broker: int, epoch: int, count: int) -> list[int]:
+        """The first `count` objects of one's own epoch with entries that are not published."""
+        with self.lock:
+            return list(itertools.islice(self._needs.oldest(broker, epoch), count))
 
     def needed(self, broker: int, epoch: int) -> list[int]:
         """Sequences of that epoch's objects with entries that are not confirmed, rising."""
@@ -768,6 +778,16 @@ def payload_bytes(entry: Entry) -> int:
 def _note(topic: Topic, entry: Entry) -> None:
     if entry.batch_id is not None:
         topic.standing.note(entry.batch_id, entry.batch_kind, entry.arrival_us)
+
+
+def _forget_batches(partition: Partition, end: int) -> None:
+    """Takes out the batches that are published now; they came in order of their offsets."""
+    batches = partition.waiting_batches
+    while batches:
+        batch_id, (_, batch_end) = next(iter(batches.items()))
+        if batch_end > end:
+            return
+        del batches[batch_id]
 
 
 def _bounds(partition: Partition) -> Bounds:

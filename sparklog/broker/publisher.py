@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from urllib.parse import unquote
@@ -335,22 +335,21 @@ class Publisher:
     def _choose(self, topic: Topic) -> list[_Run]:
         """The next run of each partition, some `commit_bytes` in all; no query's batch is split."""
         with self._ledger.lock:
-            waiting = [
-                (each, list(each.unpublished) if each.blocked is None else [])
-                for each in topic.partitions
-            ]
-            firsts = [each.published for each, _ in waiting]
-        waiting_partitions = sum(1 for _, entries in waiting if entries)
-        if not waiting_partitions:
+            chosen = [each for each in topic.partitions if each.unpublished and not each.blocked]
+            firsts = [each.published for each in chosen]
+            # A long backlog is not gone through, nor copied, for a commit of its beginning.
+            heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
+            batches = [dict(each.waiting_batches) for each in chosen]
+        if not chosen:
             return []
-        share = self._commit_bytes // waiting_partitions
-        cuts = [_cut(entries, share) for _, entries in waiting]
-        _keep_batches_whole([entries for _, entries in waiting], cuts)
-        return [
-            _Run(partition=partition, first=first, entries=tuple(entries[:cut]))
-            for (partition, entries), first, cut in zip(waiting, firsts, cuts, strict=True)
-            if cut
-        ]
+        share = self._commit_bytes // len(chosen)
+        ends = [head[_cut(head, share) - 1].entry.end for head in heads]
+        _keep_batches_whole(batches, ends)
+        with self._ledger.lock:
+            return [
+                _Run(partition=partition, first=first, entries=partition.unpublished_below(end))
+                for partition, first, end in zip(chosen, firsts, ends, strict=True)
+            ]
 
     # -------------------------------------------------------------------------- writing
 
@@ -601,20 +600,23 @@ def _cut(entries: Sequence[Located], budget_bytes: int) -> int:
     return len(entries)
 
 
-def _keep_batches_whole(waiting: Sequence[Sequence[Located]], cuts: list[int]) -> None:
-    """Raises `cuts` until every query's batch that is in is in with all its entries."""
-    spans: dict[BatchId, dict[int, tuple[int, int]]] = {}
-    for index, entries in enumerate(waiting):
-        for position, each in enumerate(entries):
-            if each.entry.batch_id is not None:
-                span = spans.setdefault(each.entry.batch_id, {})
-                span[index] = (span.get(index, (position, 0))[0], position + 1)
+def _keep_batches_whole(
+    batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
+) -> None:
+    """Raises `ends` until every query's batch that is in is in with all its entries.
+
+    `batches`: of each partition, the first offset and the end of those that wait.
+    """
+    spans: dict[BatchId, list[tuple[int, int, int]]] = {}
+    for index, of_partition in enumerate(batches):
+        for batch_id, (first, end) in of_partition.items():
+            spans.setdefault(batch_id, []).append((index, first, end))
     changed = bool(spans)
     while changed:
         changed = False
         for span in spans.values():
-            if any(first < cuts[index] for index, (first, _) in span.items()):
-                for index, (_, last) in span.items():
-                    if cuts[index] < last:
-                        cuts[index] = last
+            if any(first < ends[index] for index, first, _ in span):
+                for index, _, end in span:
+                    if ends[index] < end:
+                        ends[index] = end
                         changed = True

@@ -18,15 +18,17 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.lease import Lease, close_epochs
-from sparklog.broker.partitions import Ledger, StateEncoder, payload_bytes
+from sparklog.broker.partitions import Ledger, StateEncoder
 from sparklog.broker.writer import Carry, Ticket, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.snapshot import Located
+from sparklog.storage.snapshot import Kind, Located, WalPosition
 
 _log = structlog.get_logger("sparklog.wal")
+_OBJECTS_AT_ONCE = 256
+"""Of our objects so many are gone through for what is to be carried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,28 @@ class KeeperLimits:
     trim_grace_seconds: float = limits.TRIM_GRACE_SECONDS
     carry_after_seconds: float = limits.CARRY_AFTER_SECONDS
     carry_bytes: int = limits.FLUSH_MAX_BYTES
+
+
+class _Portion:
+    """What is carried at once: no more than one object takes."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self.carries: list[Carry] = []
+
+    def has_room_for(self, located: Located) -> bool:
+        size = self._bytes + _carried_bytes(located)
+        is_full = len(self.carries) >= limits.FLUSH_MAX_ENTRIES or size > self._limit_bytes
+        return not (self.carries and is_full)
+
+    def add(self, carry: Carry) -> None:
+        self.carries.append(carry)
+        self._bytes += _carried_bytes(carry.located)
+
+
+def _carried_bytes(located: Located) -> int:
+    return located.entry.length if located.entry.staged is None else 0
 
 
 class WalKeeper:
@@ -65,8 +89,17 @@ class WalKeeper:
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(lease.inherited)
-        self._damaged: set[Located] = set()
-        """Entries that cannot be carried, and whose objects must stay for a person to look at."""
+        self._damaged: set[int] = set()
+        """Objects of ours with an entry that cannot be carried: they stay, for a person to see."""
+        self._queue = deque(sorted(ledger.inherited(), key=lambda each: each.entry.arrival_us))
+        """What predecessors have left, oldest first."""
+        self._under_way: tuple[Ticket, list[Located]] | None = None
+        """What was handed to the writer last, and the inherited entries in it."""
+        self._ages: deque[tuple[float, int]] = deque()
+        """When which object was our newest (monotonic seconds); for as long as objects rest."""
+        self._aged_sequence = -1
+        """Our objects up to here have stood for `carry_after_seconds`."""
+        self._began_at = clock.monotonic()
         # What closed epochs left behind goes after a grace, whoever closed them.
         self._retire_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
@@ -119,6 +152,7 @@ class WalKeeper:
         state = self._encoder.encode(snapshot)  # takes long; appends go on meanwhile
         self._appender.checkpoint(sequence, needed, state, bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
+        self._note_age()
         self._checkpoint_at = self._clock.monotonic()
         self._trimmable.append((self._checkpoint_at, self._newest))
 
@@ -158,34 +192,86 @@ class WalKeeper:
     def carry(self) -> Ticket | None:
         """Queues again what has waited too long for its table, so that its objects can go.
 
-        Wait for the ticket. None where nothing has waited too long.
+        Wait for the ticket. None where nothing has waited too long. Looks at no more entries than
+        it carries; and what was carried rests in its new object for as long again.
         """
-        horizon_us = self._clock.now_us() - round(self._bounds.carry_after_seconds * 1e6)
-        chosen: list[Carry] = []
-        size = 0
-        for each in self._ledger.waiting_since(horizon_us):
-            if not self._is_old(each) or each in self._damaged:
-                continue
-            size += payload_bytes(each.entry) if each.entry.staged is None else 0
-            if len(chosen) == limits.FLUSH_MAX_ENTRIES or (
-                chosen and size > self._bounds.carry_bytes
-            ):
-                break
-            try:
-                chosen.append(Carry(located=each, payload=self._payload(each)))
-            except (errors.CorruptObject, ObjectMissing) as error:
-                _log.error("cannot carry an entry", entry=repr(each), reason=str(error))
-                self._damaged.add(each)
-        return self._writer.submit(chosen) if chosen else None
+        if self._under_way is not None:
+            ticket, entries = self._under_way
+            if not ticket.done:
+                return None
+            if ticket.error is not None:
+                self._queue.extendleft(reversed(entries))
+            self._under_way = None
+        self._note_age()
+        portion = _Portion(self._bounds.carry_bytes)
+        inherited = self._choose_inherited(portion)
+        self._choose_own(portion)
+        if not portion.carries:
+            return None
+        ticket = self._writer.submit(portion.carries)
+        self._under_way = ticket, inherited
+        return ticket
 
-    def _is_old(self, located: Located) -> bool:
-        """Whether the entry keeps an inherited epoch open, or lies below our newest checkpoint.
+    def _choose_inherited(self, portion: _Portion) -> list[Located]:
+        """Entries that keep an older epoch open. By their own time, or by the time that we know."""
+        now_us = self._clock.now_us()
+        waited_seconds = self._clock.monotonic() - self._began_at
+        if waited_seconds < self._bounds.carry_after_seconds:
+            horizon_us = now_us - round(self._bounds.carry_after_seconds * 1e6)
+        else:
+            horizon_us = limits.TIMESTAMP_MAX_US  # whatever clock our predecessor had
+        taken: list[Located] = []
+        while self._queue and self._queue[0].entry.arrival_us < horizon_us:
+            each = self._queue[0]
+            if self._ledger.is_waiting(each):
+                if not portion.has_room_for(each):
+                    break
+                if self._take(portion, each):
+                    taken.append(each)
+            self._queue.popleft()
+        return taken
 
-        What was carried lately lies above it, so nothing is copied twice between checkpoints.
-        """
-        ours = (located.at.broker, located.at.epoch) == (self._lease.broker, self._lease.epoch)
+    def _choose_own(self, portion: _Portion) -> None:
+        """Entries of our objects that have stood for long, far below our newest checkpoint."""
         newest = self._newest.sequence if self._newest else -1
-        return not ours or located.at.sequence <= newest - self._bounds.checkpoint_every_objects
+        last = min(newest - self._bounds.checkpoint_every_objects, self._aged_sequence)
+        broker, epoch = self._lease.broker, self._lease.epoch
+        count = len(self._damaged) + _OBJECTS_AT_ONCE
+        for sequence in self._ledger.oldest_waiting(broker, epoch, count):
+            if sequence > last:
+                break
+            if sequence in self._damaged:
+                continue
+            at = WalPosition(broker, epoch, sequence)
+            try:
+                found = wal.read_object(self._store, at)
+            except (errors.CorruptObject, ObjectMissing) as error:
+                _log.error("cannot carry an object", entry=repr(at), reason=str(error))
+                self._damaged.add(sequence)
+                continue
+            for each in found.located:
+                if each.entry.kind in (Kind.RECORDS, Kind.STAGED) and self._ledger.is_waiting(each):
+                    if not portion.has_room_for(each):
+                        return
+                    if not self._take(portion, each):
+                        self._damaged.add(sequence)
+
+    def _take(self, portion: _Portion, located: Located) -> bool:
+        """False for an entry that cannot be read: it stays, for a person to look at."""
+        try:
+            portion.add(Carry(located=located, payload=self._payload(located)))
+        except (errors.CorruptObject, ObjectMissing) as error:
+            _log.error("cannot carry an entry", entry=repr(located), reason=str(error))
+            return False
+        return True
+
+    def _note_age(self) -> None:
+        """Keeps track of how long our objects have stood."""
+        now, sequence = self._clock.monotonic(), self._ledger.applied_sequence
+        while self._ages and self._ages[0][0] <= now - self._bounds.carry_after_seconds:
+            self._aged_sequence = self._ages.popleft()[1]
+        if not self._ages or self._ages[-1][1] < sequence:
+            self._ages.append((now, sequence))
 
     def _payload(self, located: Located) -> wal.Payload:
         if located.entry.staged is not None:

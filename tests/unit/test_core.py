@@ -924,41 +924,21 @@ def test_times_of_an_unknown_partition(rig: Rig) -> None:
 # ------------------------------------------------------------------------------ what waits
 
 
-def test_a_young_backlog_is_not_gone_through(
+def test_a_backlog_is_not_gone_through(
     rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the oldest record has not waited long, the others are not asked."""
+    """What waits is looked at when it is carried, and not again before its time has come."""
     backlog = counted(rig, 500)
-    monkeypatch.setattr(limits, "FLUSH_MAX_ENTRIES", 8)
-    assert list(rig.ledger.waiting_since(clock.now_us())) == []
+    for _ in range(3):
+        assert rig.keeper.carry() is None
+        rig.keeper.checkpoint()
+        clock.advance(200.0)
     assert backlog.looked_at < 30
-    clock.advance(1.0)
-    assert len(list(rig.ledger.waiting_since(clock.now_us()))) == 500
-
-
-@pytest.mark.parametrize("portion", [1, 4_096])
-def test_what_waits_is_found_whatever_clock_a_predecessor_had(
-    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, portion: int
-) -> None:
-    """Records from the future hold up nothing but themselves."""
-    monkeypatch.setattr(limits, "FLUSH_MAX_ENTRIES", portion)
-    ahead, ours = ManualClock(2_000_000_000_000_000), ManualClock(1_999_999_900_000_000)
-    first = Rig(store, ahead)
-    first.create()
-    first.append(["a"])
-    Rig(store, ours).append(["b"])
-    rig = Rig(store, ours)
-    rig.append(["c"])
-
-    def found() -> list[int]:
-        return [each.entry.base_offset for each in rig.ledger.waiting_since(ours.now_us())]
-
-    assert found() == []
-    ours.advance(10.0)
-    rig.append(["d"])
-    assert found() == [1, 2]
-    ours.advance(100.0)
-    assert found() == [0, 1, 2, 3]
+    backlog.looked_at = 0
+    monkeypatch.setattr(limits, "PUBLISH_MAX_ENTRIES", 10)
+    (run,) = rig.publisher._choose(rig.ledger.topic("t"))
+    assert len(run.entries) == 10
+    assert backlog.looked_at < 60
 
 
 def test_what_waits_is_counted_with_what_it_costs(rig: Rig) -> None:

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.walkeeper import KeeperLimits
+from sparklog.broker.writer import Carry
 from sparklog.clock import ManualClock
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
@@ -216,13 +217,13 @@ def test_what_waits_too_long_is_carried(store: MemoryStore, clock: ManualClock) 
     rig.append(["a"], stamp=(1, 0, 0))
     rig.append(["b"], partition=1)
     rig.adopt([(0, ["c"])], batch=1)
+    assert carry(rig) == 0
     clock.advance(CARRY_SECONDS)
     rig.append(["d"])
     assert carry(rig) == 0
     rig.keeper.checkpoint()
     rig.append(["e"])
     rig.keeper.checkpoint()
-    clock.advance(0.000_001)
     assert carry(rig) == 3
     assert carry(rig) == 0
     rig.trim()
@@ -264,6 +265,7 @@ def test_carrying_goes_in_portions(store: MemoryStore, clock: ManualClock) -> No
     rig.create()
     for number in range(7):
         rig.append(["a"], stamp=(1, 0, number))
+    assert carry(rig) == 0
     clock.advance(CARRY_SECONDS + 1)
     carried: list[int] = []
     while True:
@@ -279,6 +281,65 @@ def test_carrying_goes_in_portions(store: MemoryStore, clock: ManualClock) -> No
     successor = rig.successor()
     assert [value for _, value in successor.read()][:7] == [b"a"] * 7
     assert not successor.append(["a"], stamp=(1, 0, 7)).duplicate
+
+
+def test_what_was_carried_rests(store: MemoryStore, clock: ManualClock) -> None:
+    """However much is written meanwhile, an entry is copied once in each period."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0, keeper=EAGER))
+    rig.create("t", 2)
+    rig.append(["a"])
+    carried = []
+    for _ in range(40):
+        clock.advance(CARRY_SECONDS / 10)
+        for _ in range(5):
+            rig.append(["b"], partition=1)
+        rig.keeper.checkpoint()
+        ticket = rig.keeper.carry()
+        if ticket is None:
+            carried.append(0)
+            continue
+        rig.writer.wait(ticket)
+        entries = [each.located.entry for each in ticket.appends if isinstance(each, Carry)]
+        carried.append(sum(entry.partition == 0 for entry in entries))
+    assert sum(carried) in (3, 4)
+    assert max(carried) == 1
+
+
+@pytest.mark.parametrize("count", [1, 4_096])
+def test_a_predecessors_clock_keeps_nothing_back(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """Records from the future are carried after the time that we have waited ourselves."""
+    monkeypatch.setattr(limits, "FLUSH_MAX_ENTRIES", count)
+    ahead, ours = ManualClock(2_000_000_000_000_000), ManualClock(1_999_999_900_000_000)
+    first = Rig(store, ahead, options=RigOptions(hot_bytes=0, keeper=EAGER))
+    first.create()
+    first.append(["a"])
+    Rig(store, ours).append(["b"])
+    rig = Rig(store, ours, options=RigOptions(hot_bytes=0, keeper=EAGER))
+    assert carry(rig) == 0
+    ours.advance(CARRY_SECONDS - 1)
+    assert carry(rig) == 0
+    ours.advance(2)
+    assert sum(carry(rig) for _ in range(3)) == 2
+    rig.keeper.checkpoint()
+    rig.keeper.tick()
+    assert rig.meta.reload().open_epochs == (Epoch(1, 3),)
+    assert rig.successor().read() == [(0, b"a"), (1, b"b")]
+
+
+def test_a_carry_that_fails_is_made_up_for(rig: Rig, clock: ManualClock) -> None:
+    """What a full disk has refused is carried when there is space again."""
+    assert isinstance(rig.store, MemoryStore)
+    rig.append(["a"])
+    second = rig.successor()
+    clock.advance(CARRY_SECONDS + 1)
+    full = errors.StorageFull(root="?", free_bytes=0, reserve_bytes=0)
+    second.appender._store = rig.store.view(ScriptedFaults(Fault(operation="put_new", error=full)))
+    with pytest.raises(errors.StorageFull):
+        carry(second)
+    assert carry(second) == 1
+    assert carry(second) == 0
 
 
 def test_what_is_published_meanwhile_is_not_brought_back(
