@@ -4,7 +4,8 @@ Every command that speaks to a log takes `--root URI` or `--bootstrap HOST:PORT`
 `SPARKLOG_ROOT` and `SPARKLOG_BOOTSTRAP`. Exit codes are those of `shared.ExitCode`:
 
     0    all went well
-    1    sparklog refused or failed, and said why in one line on standard error
+    1    sparklog refused or failed, and said why in one line on standard error; or `check` has
+         found something
     2    the command line is wrong
     3    `doctor` found a problem; or `status` found topics that are held back, or a silent broker
     4    `status` found that no broker leads the root
@@ -17,6 +18,7 @@ from __future__ import annotations
 import typer
 
 from sparklog.cli import groups, maintenance, topics
+from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
 from sparklog.cli.shared import EXIT_CODES, Commands
@@ -40,6 +42,7 @@ app.command()(produce)
 app.command()(consume)
 app.command()(status)
 app.command()(maintenance.doctor)
+app.command()(check)
 app.command(context_settings=maintenance.PASS_ON, add_help_option=False)(maintenance.bench)
 app.command()(maintenance.version)
 

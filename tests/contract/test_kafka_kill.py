@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from kio.schema.errors import ErrorCode
 
-from tests.support.kafkakilling import kafka_broker, survive
+from tests.support.kafkakilling import kafka_broker, survive, survive_a_check
 from tests.support.kafkarequests import batch, create, new_producer, produce
 from tests.support.kafkas import Frames
 from tests.support.waiting import wait_until
@@ -27,6 +27,18 @@ def test_nothing_acked_to_kafkas_clients_is_ever_lost_doubled_or_taken_back(
     """The same for thirty kills, and for as many minutes as are given."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     survive(tmp_path, kills=30, minutes=minutes, seed=int.from_bytes(os.urandom(4)))
+
+
+@pytest.mark.slow
+def test_a_checker_of_histories_finds_nothing_through_kills(tmp_path: Path) -> None:
+    """What consumers, seekers and groups were given through three kills is what a log may give."""
+    survive_a_check(tmp_path, kills=3, seed=11)
+
+
+@pytest.mark.soak
+def test_a_checker_of_histories_never_finds_anything(tmp_path: Path) -> None:
+    """The same for thirty kills, at moments that nobody chose."""
+    survive_a_check(tmp_path, kills=30, seed=int.from_bytes(os.urandom(4)))
 
 
 @pytest.mark.slow

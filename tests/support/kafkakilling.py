@@ -20,6 +20,8 @@ from typing import Any, Final
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+from sparklog.check.analysis import analyse
+from sparklog.check.driving import Outcome, Workload, drive
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
@@ -354,4 +356,51 @@ def survive(root: Path, *, kills: int, minutes: float, seed: int) -> None:
         raise
     finally:
         world.close()
+        broker.stop()
+
+
+# ------------------------------------------------------------------------------ with a checker
+
+
+def survive_a_check(root: Path, *, kills: int, seed: int) -> None:
+    """Kills at random moments while `sparklog check` is at work, which then must find nothing."""
+    chance = random.Random(seed)
+    broker = kafka_broker(root)
+    broker.start()
+    workload = Workload(
+        bootstrap=broker.kafka_address,
+        seconds=3_600.0,
+        rate=300.0,
+        groups=2,
+        seed=seed,
+        patience_seconds=2 * PATIENCE_SECONDS,
+    )
+    ended = threading.Event()
+    outcomes: list[Outcome | BaseException] = []
+
+    def check() -> None:
+        try:
+            outcomes.append(drive(workload, lambda *_: None, ended))
+        except BaseException as error:
+            outcomes.append(error)
+
+    checking = threading.Thread(target=check)
+    checking.start()
+    try:
+        for _ in range(kills):
+            time.sleep(chance.uniform(0.5, 3.0))
+            broker.kill()
+            broker.start()
+        time.sleep(1.0)
+        ended.set()
+        checking.join(6 * PATIENCE_SECONDS)
+        (outcome,) = outcomes
+        assert isinstance(outcome, Outcome), outcome
+        assert outcome.problems == (), f"seed {seed}"
+        assert outcome.history.acked > 0
+        assert len(outcome.history.commits) > 0
+        assert analyse(outcome.history) == [], f"seed {seed}"
+    finally:
+        ended.set()
+        checking.join(6 * PATIENCE_SECONDS)
         broker.stop()

@@ -1,0 +1,678 @@
+"""Drives a broker with producers, consumers and groups, through librdkafka, and records all of it.
+
+One topic of its own is made, and deleted when nothing was found. Producers are idempotent and send
+numbered records; some consumers read alone, and seek; the members of groups commit what they have
+been given, leave and come back. When the time is over all that was sent is decided, the groups read
+to the end, and one more consumer reads everything.
+
+A broker may be killed and started again meanwhile: clients try again for as long as `patience`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+import secrets
+import socket
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from sparklog import errors
+from sparklog.check.history import (
+    ACKED,
+    FAILED,
+    NO_GROUP,
+    NO_OFFSET,
+    NOT_SENT,
+    SEQUENCE_BITS,
+    UNKNOWN,
+    History,
+    Recorder,
+    joined,
+    value_of,
+)
+from sparklog.options import is_address
+
+_VALUE: Final = struct.Struct(">8sq")
+"""Which run, and which value; filling and a checksum follow."""
+_SUM_BYTES: Final = 4
+_HEADER: Final = "value"
+_BASE_MS: Final = 1_700_000_000_000
+_POLL_SECONDS: Final = 0.1
+_LOOK_SECONDS: Final = 0.2
+_REQUEST_SECONDS: Final = 10.0
+_BURST: Final = 50
+_QUEUED: Final = 20_000
+"""Records of a producer that may wait for their acks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Who does what, and for how long."""
+
+    bootstrap: str
+    seconds: float = 10.0
+    producers: int = 3
+    consumers: int = 2
+    groups: int = 1
+    members: int = 2
+    partitions: int = 4
+    value_bytes: int = 100
+    rate: float = 5_000.0
+    """Records a second of each producer, at most."""
+    topic_prefix: str = "sparklog-check"
+    patience_seconds: float = 60.0
+    seed: int = 0
+    keep_topic: bool = False
+    client: dict[str, Any] = field(default_factory=dict)
+    """Further settings of librdkafka, for all clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run has recorded."""
+
+    topic: str
+    history: History
+    problems: tuple[str, ...]
+    """Why something was not seen: a client that failed, or a reading that did not end in time."""
+
+
+Tell = Callable[[str, float, int, int], None]
+"""Told now and then: what goes on, how much of the time is over (0 to 1), records acked, read."""
+
+
+def drive(workload: Workload, tell: Tell, ended: threading.Event | None = None) -> Outcome:
+    """Runs the workload until its time is over, or `ended` is set.
+
+    Raises `NotInstalled`, `BrokerUnavailable`, `BadOption`.
+    """
+    return _Run(workload, tell, ended or threading.Event()).run()
+
+
+class _Run:
+    def __init__(self, workload: Workload, tell: Tell, ended: threading.Event) -> None:
+        self.workload = workload
+        self._ended = ended
+        self.kafka = _library()
+        self.id = secrets.token_bytes(8)
+        self.topic = f"{workload.topic_prefix}-{self.id.hex()}"
+        self.sending_ends = threading.Event()
+        self.reading_ends = threading.Event()
+        self.problems: list[str] = []
+        self.acked = 0
+        self.read = 0
+        self.sessions = _Counter()
+        self._tell = tell
+        self._recorders: list[Recorder] = []
+        self._progress: dict[int, dict[int, int]] = {}
+        """Of each member of a group: position by partition."""
+        self.ends: dict[int, int] = {}
+        """Where each partition ends after the last send."""
+
+    # ---------------------------------------------------------------------- what clients use
+
+    def recorder(self) -> Recorder:
+        recorder = Recorder()
+        self._recorders.append(recorder)
+        return recorder
+
+    def settings(self, **more: Any) -> dict[str, Any]:
+        return {
+            "bootstrap.servers": self.workload.bootstrap,
+            "log_level": 0,
+            "reconnect.backoff.ms": 20,
+            "reconnect.backoff.max.ms": 500,
+            "retry.backoff.ms": 20,
+            **{
+                name if name.endswith("_cb") else name.replace("_", "."): value
+                for name, value in more.items()
+            },
+            **self.workload.client,
+        }
+
+    def payload(self, value: int) -> bytes:
+        """The bytes of a value; `value_in` reads them."""
+        body = _VALUE.pack(self.id, value)
+        body += b"." * max(self.workload.value_bytes - len(body) - _SUM_BYTES, 0)
+        return body + zlib.crc32(body).to_bytes(_SUM_BYTES, "big")
+
+    def value_in(self, payload: bytes | None) -> tuple[int, bool]:
+        """(value, whether its bytes are whole)."""
+        if payload is None or len(payload) < _VALUE.size + _SUM_BYTES:
+            return NOT_SENT, False
+        run, value = _VALUE.unpack_from(payload)
+        if run != self.id:
+            return NOT_SENT, False
+        return value, zlib.crc32(payload[:-_SUM_BYTES]).to_bytes(4, "big") == payload[-_SUM_BYTES:]
+
+    def guarded(self, name: str, work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except Exception as error:
+                self.problems.append(f"{name}: {error}")
+
+        thread = threading.Thread(target=run, name=f"sparklog-check-{name}", daemon=True)
+        thread.start()
+        return thread
+
+    def positions(self, group: int) -> dict[int, int]:
+        return self._progress.setdefault(group, {})
+
+    # ---------------------------------------------------------------------- the run
+
+    def run(self) -> Outcome:
+        workload = self.workload
+        chance = random.Random(workload.seed)
+        self._create_topic()
+        senders = [
+            _Sender(self, number, random.Random(chance.random()))
+            for number in range(workload.producers)
+        ]
+        readers: list[_Loner | _Member] = [
+            _Loner(self, number, random.Random(chance.random()))
+            for number in range(workload.consumers)
+        ]
+        for group in range(workload.groups):
+            for _ in range(workload.members):
+                number = len(readers)
+                readers.append(_Member(self, number, group, random.Random(chance.random())))
+        sending = [self.guarded(f"producer {each.number}", each.run) for each in senders]
+        reading = [self.guarded(f"consumer {each.number}", each.run) for each in readers]
+        reading.append(self.guarded("watcher", self._watch))
+        began = time.monotonic()
+        try:
+            while (over := time.monotonic() - began) < workload.seconds:
+                self._tell("clients at work", over / workload.seconds, self.acked, self.read)
+                if self._ended.wait(_LOOK_SECONDS):
+                    break
+        finally:
+            self.sending_ends.set()
+            self._tell("waiting for the last acks", 1.0, self.acked, self.read)
+            for thread in sending:
+                thread.join()
+            try:
+                self._finish()
+            finally:
+                self.reading_ends.set()
+                for thread in reading:
+                    thread.join(workload.patience_seconds)
+        last = _Loner(self, len(readers), chance, is_final=True)
+        self._tell("reading everything once more", 1.0, self.acked, self.read)
+        last.read_everything()
+        history = joined(self._recorders)
+        return Outcome(topic=self.topic, history=history, problems=tuple(self.problems))
+
+    def _finish(self) -> None:
+        """Waits until the groups have read, and committed, what there is."""
+        deadline = time.monotonic() + self.workload.patience_seconds
+        self.ends = self._ends_now(deadline)
+        while time.monotonic() < deadline:
+            left = [
+                group
+                for group in range(self.workload.groups)
+                if any(self.positions(group).get(at, 0) < end for at, end in self.ends.items())
+            ]
+            if not left:
+                return
+            self._tell("groups read to the end", 1.0, self.acked, self.read)
+            time.sleep(_LOOK_SECONDS)
+        self.problems.append(f"groups {left} did not read to the end")
+
+    def _ends_now(self, deadline: float) -> dict[int, int]:
+        consumer = self.kafka.Consumer(self.settings(group_id=f"{self.topic}-ends"))
+        try:
+            found = {}
+            for partition in range(self.workload.partitions):
+                ask = functools.partial(self._watermarks, consumer, partition)
+                _, found[partition] = _patiently(self.kafka, deadline, ask)
+            return found
+        finally:
+            consumer.close()
+
+    def _watermarks(self, consumer: Any, partition: int) -> tuple[int, int]:
+        place = self.kafka.TopicPartition(self.topic, partition)
+        found = consumer.get_watermark_offsets(place, timeout=_REQUEST_SECONDS)
+        if found is None:
+            raise self.kafka.KafkaException("no answer about the end of a partition")
+        return int(found[0]), int(found[1])
+
+    def _watch(self) -> None:
+        """Looks at where partitions end, as somebody who works out a lag does."""
+        recorder = self.recorder()
+        consumer = self.kafka.Consumer(self.settings(group_id=f"{self.topic}-watch"))
+        try:
+            while not self.reading_ends.wait(_LOOK_SECONDS):
+                for partition in range(self.workload.partitions):
+                    started = _now_us()
+                    with contextlib.suppress(self.kafka.KafkaException):
+                        start, end = self._watermarks(consumer, partition)
+                        recorder.ends.add(partition, start, end, started, _now_us())
+        finally:
+            consumer.close()
+
+    # ---------------------------------------------------------------------- the topic
+
+    def _create_topic(self) -> None:
+        _probe(self.workload.bootstrap)
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+        admin = AdminClient(self.settings())
+        try:
+            admin.list_topics(timeout=_REQUEST_SECONDS)
+            topic = NewTopic(self.topic, self.workload.partitions, 1)
+            admin.create_topics([topic])[self.topic].result(_REQUEST_SECONDS)
+        except self.kafka.KafkaException as error:
+            reason = _reason(error)
+            raise errors.BrokerUnavailable(
+                address=self.workload.bootstrap, reason=f"{reason}; is it a Kafka broker's address?"
+            ) from error
+
+
+def delete_topic(workload: Workload, topic: str) -> None:
+    """Best effort: a topic that stays is told to nobody but its owner."""
+    kafka = _library()
+    from confluent_kafka.admin import AdminClient
+
+    admin = AdminClient(
+        {"bootstrap.servers": workload.bootstrap, "log_level": 0, **workload.client}
+    )
+    with contextlib.suppress(kafka.KafkaException):
+        admin.delete_topics([topic])[topic].result(_REQUEST_SECONDS)
+
+
+# ------------------------------------------------------------------------------ producers
+
+
+class _Sender:
+    """An idempotent producer; a new one, with its own number, where librdkafka gives one up."""
+
+    def __init__(self, run: _Run, number: int, chance: random.Random) -> None:
+        self.number = number
+        self._run = run
+        self._chance = chance
+        self._recorder = run.recorder()
+        self._producer: Any = None
+        self._producer_number = number
+        self._sequence = 0
+        self._undecided: dict[int, tuple[int, int]] = {}
+        """By value: the partition and when it was sent."""
+        self._is_fatal = False
+
+    def run(self) -> None:
+        workload = self._run.workload
+        began, sent = time.monotonic(), 0
+        self._open()
+        while not self._run.sending_ends.is_set():
+            if self._is_fatal:
+                self._close()
+                self._producer_number += workload.producers
+                self._sequence = 0
+                self._open()
+            partition = self._chance.randrange(workload.partitions)
+            for _ in range(self._chance.choice((1, 1, 2, 5, _BURST))):
+                sent += self._send(
+                    self._chance.randrange(workload.partitions)
+                    if self._chance.random() < 0.2
+                    else partition
+                )
+            self._producer.poll(0)
+            ahead = sent / workload.rate - (time.monotonic() - began)
+            while ahead > 0 or len(self._undecided) > _QUEUED:
+                self._producer.poll(min(max(ahead, 0.001), _POLL_SECONDS))
+                ahead = sent / workload.rate - (time.monotonic() - began)
+                if self._run.sending_ends.is_set():
+                    break
+        self._close()
+
+    def _open(self) -> None:
+        patience_ms = round(self._run.workload.patience_seconds * 1000)
+        self._is_fatal = False
+        self._producer = self._run.kafka.Producer(
+            self._run.settings(
+                enable_idempotence=True,
+                message_timeout_ms=patience_ms,
+                linger_ms=self._chance.choice((0, 1, 5)),
+                compression_type=self._chance.choice(("none", "lz4", "zstd", "gzip", "snappy")),
+                error_cb=self._failed,
+            )
+        )
+
+    def _send(self, partition: int) -> int:
+        value = value_of(self._producer_number, self._sequence)
+        started = _now_us()
+        self._undecided[value] = partition, started
+        try:
+            self._producer.produce(
+                self._run.topic,
+                self._run.payload(value),
+                key=b"%d" % value,
+                partition=partition,
+                timestamp=_BASE_MS + self._sequence,
+                headers=[(_HEADER, b"%d" % value)],
+                on_delivery=self._delivered,
+            )
+        except BufferError:
+            del self._undecided[value]  # never sent, and its number is given again
+            self._producer.poll(_POLL_SECONDS)
+            return 0
+        except self._run.kafka.KafkaException as error:
+            del self._undecided[value]
+            self._is_fatal = True
+            self._run.problems.append(f"producer {self._producer_number}: {_reason(error)}")
+            return 0
+        self._sequence += 1
+        return 1
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        value, _ = self._run.value_in(message.value())
+        partition, started = self._undecided.pop(value)
+        ended = _now_us()
+        if error is None:
+            self._recorder.sends.add(
+                value, partition, ACKED, message.partition(), message.offset(), started, ended
+            )
+            self._run.acked += 1
+            return
+        status = FAILED if error.name() in _REFUSED else UNKNOWN
+        self._recorder.sends.add(value, partition, status, NO_OFFSET, NO_OFFSET, started, ended)
+
+    def _failed(self, error: Any) -> None:
+        if error.fatal():
+            self._is_fatal = True
+            self._run.problems.append(f"producer {self._producer_number}: {error.str()}")
+
+    def _close(self) -> None:
+        """All that was sent is decided then: acked, refused, or given up."""
+        self._producer.flush(self._run.workload.patience_seconds + _REQUEST_SECONDS)
+        for value, (partition, started) in self._undecided.items():
+            self._recorder.sends.add(
+                value, partition, UNKNOWN, NO_OFFSET, NO_OFFSET, started, _now_us()
+            )
+        self._undecided.clear()
+
+
+_REFUSED: Final = (
+    "MSG_SIZE_TOO_LARGE",
+    "INVALID_RECORD",
+    "INVALID_MSG",
+    "POLICY_VIOLATION",
+    "TOPIC_AUTHORIZATION_FAILED",
+    "UNSUPPORTED_COMPRESSION_TYPE",
+)
+
+
+# ------------------------------------------------------------------------------ consumers
+
+
+class _Reader:
+    """A consumer, and what it was given."""
+
+    def __init__(self, run: _Run, number: int, chance: random.Random) -> None:
+        self.number = number
+        self.run_of = run
+        self.chance = chance
+        self.recorder = run.recorder()
+        self.session: dict[int, int] = {}
+        self.poll_number = 0
+
+    def begin_session(self, partition: int) -> None:
+        self.session[partition] = self.run_of.sessions.next()
+
+    def poll(self, consumer: Any) -> dict[int, int]:
+        """Records what one poll gives; the offset after the last record of each partition."""
+        run = self.run_of
+        messages = consumer.consume(self.chance.choice((1, 10, 500)), _POLL_SECONDS)
+        at_us = _now_us()
+        self.poll_number += 1
+        after: dict[int, int] = {}
+        for message in messages:
+            if message.error() is not None:
+                continue
+            partition, offset = message.partition(), message.offset()
+            value, is_whole = run.value_in(message.value())
+            self.recorder.reads.add(
+                self.number,
+                self.session.get(partition, 0),
+                self.poll_number,
+                partition,
+                offset,
+                value,
+                int(is_whole and _is_as_sent(message, value)),
+                at_us,
+            )
+            after[partition] = offset + 1
+        run.read += len(messages)
+        return after
+
+
+def _is_as_sent(message: Any, value: int) -> bool:
+    text = b"%d" % value
+    sequence = value & ((1 << SEQUENCE_BITS) - 1)
+    return bool(
+        message.key() == text
+        and message.headers() == [(_HEADER, text)]
+        and message.timestamp()[1] == _BASE_MS + sequence
+    )
+
+
+class _Loner(_Reader):
+    """A consumer in no group, which seeks now and then."""
+
+    def __init__(
+        self, run: _Run, number: int, chance: random.Random, *, is_final: bool = False
+    ) -> None:
+        super().__init__(run, number, chance)
+        self.recorder.consumers.add(number, NO_GROUP, int(is_final))
+
+    def run(self) -> None:
+        run = self.run_of
+        with self._consumer() as consumer:
+            position = dict.fromkeys(range(run.workload.partitions), 0)
+            while not run.reading_ends.is_set():
+                position |= self.poll(consumer)
+                if self.chance.random() < 0.01:
+                    partition = self.chance.randrange(run.workload.partitions)
+                    offset = self.chance.randint(0, position[partition])
+                    with contextlib.suppress(run.kafka.KafkaException):
+                        consumer.seek(run.kafka.TopicPartition(run.topic, partition, offset))
+                        self.begin_session(partition)
+
+    def read_everything(self) -> None:
+        """From the start to where the partitions ended after the last send."""
+        run = self.run_of
+        deadline = time.monotonic() + run.workload.patience_seconds
+        position = dict.fromkeys(range(run.workload.partitions), 0)
+        with self._consumer() as consumer:
+            quiet_since = time.monotonic()
+            while any(position[at] < end for at, end in run.ends.items()):
+                found = self.poll(consumer)
+                position |= found
+                if found:
+                    quiet_since = time.monotonic()
+                elif time.monotonic() > max(deadline, quiet_since + _REQUEST_SECONDS):
+                    run.problems.append(f"not all was read: at {position} of {run.ends}")
+                    return
+
+    @contextlib.contextmanager
+    def _consumer(self) -> Iterator[Any]:
+        run = self.run_of
+        consumer = run.kafka.Consumer(
+            run.settings(
+                group_id=f"{run.topic}-alone-{self.number}",
+                enable_auto_commit=False,
+                # Where it may not go on it is set back, which then shows in what it was given.
+                auto_offset_reset="earliest",
+                fetch_queue_backoff_ms=5,
+            )
+        )
+        try:
+            places = []
+            for partition in range(run.workload.partitions):
+                self.begin_session(partition)
+                places.append(run.kafka.TopicPartition(run.topic, partition, 0))
+            consumer.assign(places)
+            yield consumer
+        finally:
+            consumer.close()
+
+
+class _Member(_Reader):
+    """A member of a group: it commits what it was given, and leaves and comes back now and then."""
+
+    def __init__(self, run: _Run, number: int, group: int, chance: random.Random) -> None:
+        super().__init__(run, number, chance)
+        self.group = group
+        self._after: dict[int, int] = {}
+        self.recorder.consumers.add(number, group, 0)
+
+    def run(self) -> None:
+        run = self.run_of
+        # One assignor for each group, as its members must agree.
+        strategy = ("range", "cooperative-sticky")[self.group % 2]
+        while not run.reading_ends.is_set():
+            consumer = run.kafka.Consumer(
+                run.settings(
+                    group_id=f"{run.topic}-{self.group}",
+                    enable_auto_commit=False,
+                    auto_offset_reset="earliest",
+                    session_timeout_ms=10_000,
+                    heartbeat_interval_ms=500,
+                    partition_assignment_strategy=strategy,
+                )
+            )
+            try:
+                self._be_a_member(consumer, self.chance.uniform(2.0, 15.0))
+            finally:
+                consumer.close()
+
+    def _be_a_member(self, consumer: Any, seconds: float) -> None:
+        run = self.run_of
+        self._after = {}
+        consumer.subscribe(
+            [run.topic], on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        leaves_at = time.monotonic() + seconds
+        while not run.reading_ends.is_set():
+            self._after |= self.poll(consumer)
+            if self._after and self.chance.random() < 0.5:
+                self._commit(consumer)
+            if time.monotonic() > leaves_at and not run.sending_ends.is_set():
+                return
+        self._commit(consumer)
+
+    def _commit(self, consumer: Any) -> None:
+        run = self.run_of
+        wanted, self._after = self._after, {}
+        if not wanted:
+            return
+        offsets = [run.kafka.TopicPartition(run.topic, *each) for each in wanted.items()]
+        started = _now_us()
+        committed: dict[int, bool] = {}
+        try:
+            answer = consumer.commit(offsets=offsets, asynchronous=False)
+            committed = {each.partition: each.error is None for each in answer}
+        except run.kafka.KafkaException:
+            pass  # it may have taken effect, and the next one goes further
+        ended = _now_us()
+        for partition, offset in wanted.items():
+            status = ACKED if committed.get(partition) else UNKNOWN
+            self.recorder.commits.add(self.group, partition, offset, status, started, ended)
+            if status == ACKED:
+                positions = run.positions(self.group)
+                positions[partition] = max(positions.get(partition, 0), offset)
+
+    def _assigned(self, consumer: Any, partitions: list[Any]) -> None:
+        run = self.run_of
+        for each in partitions:
+            self.begin_session(each.partition)
+        started = _now_us()
+        with contextlib.suppress(run.kafka.KafkaException):
+            for each in consumer.committed(partitions, _REQUEST_SECONDS):
+                if each.error is None:
+                    offset = each.offset if each.offset >= 0 else NO_OFFSET
+                    self.recorder.fetches.add(
+                        self.group, each.partition, offset, started, _now_us()
+                    )
+
+    def _revoked(self, consumer: Any, partitions: list[Any]) -> None:
+        self._commit(consumer)
+        for each in partitions:
+            self._after.pop(each.partition, None)
+
+    def _lost(self, _consumer: Any, partitions: list[Any]) -> None:
+        for each in partitions:
+            self._after.pop(each.partition, None)
+
+
+# ------------------------------------------------------------------------------ words
+
+
+def _probe(bootstrap: str) -> None:
+    """Raises `BrokerUnavailable` at once, where librdkafka would try for long and not say why."""
+    failure: errors.SparklogError | None = None
+    for address in bootstrap.split(","):
+        if not is_address(address):
+            reason = "expected host:port of a Kafka broker, or several with commas between"
+            raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _REQUEST_SECONDS).close()
+        except OSError as error:
+            reason = f"{error.strerror or error}; start the broker, or correct the address"
+            failure = errors.BrokerUnavailable(address=address, reason=reason)
+        else:
+            return
+    assert failure is not None
+    raise failure
+
+
+class _Counter:
+    """Numbers, each once; of all threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+
+    def next(self) -> int:
+        with self._lock:
+            self._number += 1
+            return self._number
+
+
+def _now_us() -> int:
+    return time.monotonic_ns() // 1000
+
+
+def _patiently(kafka: Any, deadline: float, ask: Callable[[], tuple[int, int]]) -> tuple[int, int]:
+    while True:
+        try:
+            return ask()
+        except kafka.KafkaException:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_LOOK_SECONDS)
+
+
+def _reason(error: Any) -> str:
+    first = error.args[0] if error.args else error
+    return str(first.str() if hasattr(first, "str") else first)
+
+
+def _library() -> Any:
+    try:
+        import confluent_kafka
+    except ModuleNotFoundError as error:
+        raise errors.NotInstalled(
+            what="sparklog check",
+            missing=error.name or str(error),
+            hint="pip install 'sparklog[check]'",
+        ) from error
+    return confluent_kafka

@@ -1,0 +1,81 @@
+"""What a check has found, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sparklog.check.analysis import Finding
+from sparklog.check.history import History
+
+
+def verdict(findings: Sequence[Finding], problems: Sequence[str], history: History) -> str:
+    """ "clean", "findings", or "incomplete" where not all was seen and nothing was found in it."""
+    if findings:
+        return "findings"
+    return "incomplete" if problems or not history.acked else "clean"
+
+
+def as_json(
+    findings: Sequence[Finding], problems: Sequence[str], history: History, topic: str
+) -> Mapping[str, Any]:
+    """The same as values of JSON."""
+    return {
+        "verdict": verdict(findings, problems, history),
+        "topic": topic,
+        "operations": history.operations,
+        "sent": len(history.sends),
+        "acked": history.acked,
+        "read": len(history.reads),
+        "commits": len(history.commits),
+        "findings": [
+            {
+                "kind": each.kind,
+                "about": each.about,
+                "count": each.count,
+                "examples": list(each.examples),
+            }
+            for each in findings
+        ],
+        "problems": list(problems),
+    }
+
+
+def show(
+    findings: Sequence[Finding], problems: Sequence[str], history: History, topic: str
+) -> None:
+    """Prints it, as wide as the terminal is."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(
+        f"{history.operations:,} operations: {len(history.sends):,} records sent,"
+        f" {history.acked:,} acked; {len(history.reads):,} read; {len(history.commits):,} commits,"
+        f" {len(history.fetches):,} times looked up; ends looked up {len(history.ends):,} times"
+    )
+    for problem in problems:
+        console.print(f"[yellow]not seen[/]: {escape(problem)}")
+    if findings:
+        table = Table("finding", "count", "meaning", "examples", box=box.SIMPLE)
+        for each in findings:
+            table.add_row(
+                f"[red]{each.kind}[/]",
+                f"{each.count:,}",
+                each.about,
+                escape("; ".join(each.examples)),
+            )
+        console.print(table)
+    match verdict(findings, problems, history):
+        case "clean":
+            console.print("[green]clean[/]: nothing was lost, doubled, moved or reordered")
+        case "incomplete" if not history.acked:
+            console.print("[yellow]incomplete[/]: no record was acked, so nothing was checked")
+        case "incomplete":
+            console.print("[yellow]incomplete[/]: nothing was found, and not everything was seen")
+        case _:
+            kinds = len(findings)
+            told = f"{kinds} kind{'' if kinds == 1 else 's'} of what a log must not do"
+            console.print(f"[red]findings[/]: {told}" + (f", in topic {topic}" if topic else ""))

@@ -1,0 +1,100 @@
+"""The checker of histories: it finds every planted fault by its name, and nothing where none is."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparklog import errors
+from sparklog.check import history as histories
+from sparklog.check.analysis import KINDS, analyse
+from sparklog.check.history import ACKED, Consumers, History, Reads, Recorder, Sends, value_of
+from tests.support.brokenlog import FAULTS, play
+
+SEEDS = range(20)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sound_log_is_clean(seed: int) -> None:
+    """Retries without an answer, refusals, seeks and rebalances are no findings."""
+    history, _ = play(seed)
+    assert analyse(history) == []
+    assert history.operations > 5_000
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_planted_fault_is_found(fault: str) -> None:
+    """A fault is found under its own name, in each of several runs in which it happened."""
+    ran = 0
+    for seed in range(5):
+        history, planted = play(seed, fault)
+        if planted:
+            ran += 1
+            found = {each.kind: each for each in analyse(history)}
+            assert FAULTS[fault] in found, (fault, seed, planted, sorted(found))
+            assert found[FAULTS[fault]].examples
+    assert ran >= 3
+
+
+def test_every_kind_is_planted() -> None:
+    """There is no kind of finding that no test has ever seen."""
+    assert set(FAULTS.values()) == set(KINDS)
+    assert len(FAULTS) >= 20
+
+
+def test_an_empty_history_is_clean() -> None:
+    """Nothing was done, nothing is wrong."""
+    assert analyse(histories.joined([])) == []
+    assert analyse(histories.joined([Recorder(), Recorder()])) == []
+
+
+def test_a_million_operations_in_time() -> None:
+    """The analysis is a few sorts: a million operations take seconds."""
+    rows = 500_000
+    at = np.arange(rows, dtype=np.int64)
+    partition, offset, value = at % 8, at // 8, at  # one producer, in turn
+    ones = np.ones(rows, np.int64)
+    empty = histories.joined([])
+    history = History(
+        sends=Sends(value, partition, ones * ACKED, partition, offset, at, at + 1),
+        reads=Reads(ones * 0, partition, offset // 500, partition, offset, value, ones, at + 2),
+        commits=empty.commits,
+        fetches=empty.fetches,
+        ends=empty.ends,
+        consumers=Consumers(*(np.array([each]) for each in (0, -1, 1))),
+    )
+    assert history.operations >= 1_000_000
+    began = time.process_time()
+    assert analyse(history) == []
+    assert time.process_time() - began < 60.0
+
+
+def test_a_history_is_kept_in_a_file(tmp_path: Path) -> None:
+    """What is loaded is what was saved, and so are its findings."""
+    history, _ = play(3, "lose an acked record")
+    histories.save(history, tmp_path / "history.npz")
+    loaded = histories.load(tmp_path / "history.npz")
+    assert analyse(loaded) == analyse(history) != []
+    assert loaded.operations == history.operations
+    (tmp_path / "other").write_bytes(b"nonsense")
+    with pytest.raises(errors.BadRequest, match="is no history"):
+        histories.load(tmp_path / "other")
+
+
+def test_examples_name_the_place() -> None:
+    """An example is enough to look for the record."""
+    seen = Recorder()
+    seen.consumers.add(0, histories.NO_GROUP, 1)
+    for number in range(3):
+        seen.sends.add(value_of(7, number), 2, ACKED, 2, number, number, number + 1)
+    for offset in (0, 2):
+        seen.reads.add(0, 0, 0, 2, offset, value_of(7, offset), 1, 9)
+    found = {each.kind: each.examples for each in analyse(histories.joined([seen]))}
+    assert found == {
+        "lost-write": ("record 1 of producer 7, acked at 2/1",),
+        "gap": ("between 2/0 and 2/2",),
+        "int-poll-skip": ("consumer 0, poll 0: 2/2 after 2/0",),
+    }
