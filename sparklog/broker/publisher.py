@@ -28,7 +28,7 @@ from sparklog.broker.partitions import Ledger, Partition, Topic
 from sparklog.broker.room import Room
 from sparklog.clock import Clock
 from sparklog.record import LOG_APPEND_TIME, rows_of_run
-from sparklog.storage import wal
+from sparklog.storage import upkeep, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.publish import write_file
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
@@ -235,6 +235,9 @@ class Publisher:
         if not pending.is_whole:
             self._put_aside(topic, pending, keep=True)
             return Published()
+        if pending.preparation is not None and self._has_lost_files(topic, pending):
+            self._discard(topic, pending)
+            return Published()
         files = pending.files
         sound = [each.sound_run for each in pending.written if each.sound]
         try:
@@ -297,6 +300,14 @@ class Publisher:
                     return False
                 each.run = _Run(partition=run.partition, first=run.first, entries=entries)
         return True
+
+    def _has_lost_files(self, topic: Topic, pending: _Pending) -> bool:
+        """Whether another engine's VACUUM has taken what no version of the table names yet."""
+        paths = [data_path(topic.name, file) for file in pending.files]
+        missing = upkeep.absent(self._store, paths)
+        if missing:
+            _log.warning("files of a large batch are gone", topic=topic.name, count=len(missing))
+        return bool(missing)
 
     def _put_aside(self, topic: Topic, pending: _Pending, *, keep: bool) -> None:
         """Keeps what is written for the next turn, or removes it."""

@@ -285,13 +285,13 @@ def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
     write(numbers(spark, 30), root, topic="t")
     copy(spark, root, tmp_path / "first")
     shutil.copytree(tmp_path / "first", tmp_path / "second")
-    forgotten = sorted(
-        (tmp_path / "second" / "commits").glob("[0-9]*"), key=lambda path: int(path.name)
-    )
-    forgotten[-1].unlink()
+    commits = tmp_path / "second" / "commits"
+    last = max(int(path.name) for path in commits.glob("[0-9]*"))
+    for forgotten in (f"{last}", f".{last}.crc"):
+        (commits / forgotten).unlink()
     if was_given_up:
         query = json.loads((tmp_path / "second" / "metadata").read_text())["id"]
-        within = f"staging/{query}@v/{forgotten[-1].name}"
+        within = f"staging/{query}@v/{last}"
         manifest.refuse(LocalStore(root), within, clock=SystemClock())
     copy(spark, root, tmp_path / "second", to="v")
     assert values(log, "v") == values(log, "u") == values(log, "t")

@@ -442,6 +442,22 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     assert not any(each.unpublished for each in rig.ledger.topic("t").partitions)
 
 
+def test_a_vacuum_of_another_engine_takes_no_large_batch(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """One that keeps nothing takes the files that no version names; they are written again."""
+    rig = large(store, clock)
+    for _ in range(4):
+        publish_once(rig)
+    store.delete([f"topics/t/{name}" for name in files(store)[:2]])
+    for _ in range(5):
+        publish_once(rig)
+    assert publish_once(rig) == (0, 0)
+    assert files(store) == []
+    assert turns(rig) == 10
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+
+
 def test_a_topic_that_is_deleted_takes_its_large_batch_along(
     store: MemoryStore, clock: ManualClock
 ) -> None:
