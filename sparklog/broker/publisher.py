@@ -402,14 +402,16 @@ class Publisher:
 
     def _write(self, topic: Topic, written: _Written, preparation: int | None) -> None:
         """Writes the rows of a run, up to the first entry that cannot be read."""
-        sizes = [each.entry.memory_bytes for each in written.run.entries[written.sound :]]
+        entries = [each.entry for each in written.run.entries[written.sound :]]
+        sizes = [each.memory_bytes for each in entries]
         # One file at a time, which ends before an entry that would be too much; and beside it an
-        # entry's records twice while they are decoded.
+        # entry's records twice while they are decoded, which what is staged need not be.
         largest = max(sizes)
-        needed = largest + max(largest, min(sum(sizes), self._file_bytes))
+        decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
+        needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
         with self._room.hold(needed):
             self._write_run(topic, written, preparation)
-            if largest > limits.LARGE_BYTES:
+            if largest > limits.LARGE_BYTES and written.is_whole:
                 pa.default_memory_pool().release_unused()  # it would keep them for this thread
 
     def _write_run(self, topic: Topic, written: _Written, preparation: int | None) -> None:
