@@ -86,6 +86,14 @@ class QueueFull(Retriable):
     template = "{queue} is full ({bytes} bytes); slow down or raise {setting}"
 
 
+class TooManyStreams(Retriable):
+    code = "too_many_streams"
+    template = (
+        "{open} {what} are open at the broker, of all clients together, and no more are taken;"
+        " close some, try again, or raise {setting}"
+    )
+
+
 class TopicHeldBack(Retriable):
     code = "topic_held_back"
     template = "topic {topic} refuses writes: its table cannot be written ({reason})"

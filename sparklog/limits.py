@@ -118,6 +118,17 @@ FILES_BEFORE_SPANS_END = 200  # of a partition; then records may outstay it by m
 DELETE_ATTEMPTS = 5  # where others rewrite the files that hold what is deleted
 TEMPORARY_KEPT_SECONDS = 3600.0  # no put takes so long
 
+# ---- broker: the Flight door
+FLIGHT_STREAMS = 512  # of all clients; each takes a thread
+FLIGHT_WAITING_ACTIONS = 512  # that wait for something to happen, likewise
+FLIGHT_HELD_BYTES = 256 * MIB  # of rows that clients have asked for and do not read
+FLIGHT_WINDOW_BYTES = 64 * MIB  # that gRPC may read ahead of what is taken from it
+FLIGHT_MESSAGE_BYTES = 2 * MAX_BATCH_BYTES + FLIGHT_WINDOW_BYTES  # received, and no whole message
+FLIGHT_IDLE_SECONDS = 600.0  # for which a stream may wait for its client
+FLIGHT_IDLE_SHORT_SECONDS = 5.0  # the same while streams or memory are short
+FLIGHT_PRESSED_SECONDS = 5.0  # streams are short for so long after one was refused
+FLIGHT_LOOK_SECONDS = 0.05  # between two looks at what connections have received
+
 # ---- broker: the Kafka door
 KAFKA_REQUEST_MAX_BYTES = 100 * MIB  # Kafka's socket.request.max.bytes
 KAFKA_PIPELINED = 16  # answers of a connection that may wait while it is read on

@@ -51,6 +51,7 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     listen: str = "127.0.0.1:8815"
     advertised: str = ""
+    max_streams: Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)] = limits.FLIGHT_STREAMS
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

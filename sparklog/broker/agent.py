@@ -38,6 +38,7 @@ from sparklog.broker.partitions import Ledger
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.publishing import Publishing
 from sparklog.broker.retrying import ENDS_THE_BROKER, Backoff
+from sparklog.broker.streams import StreamBounds
 from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
 from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
@@ -240,7 +241,7 @@ class Agent:
                 self._kafka.start()
             # Known before the Flight door opens: its first client may ask for it.
             core.serving = self._described()
-            self._core, self._door = core, FlightDoor(core, groups, listen)
+            self._core, self._door = core, self._flight_door(core, groups, listen)
         except BaseException:
             core.close()  # or else those that wait in it would keep the Kafka door from closing
             raise
@@ -251,6 +252,17 @@ class Agent:
         self._run("groups", lambda: self._coordinate(groups))
         if self.settings.janitor.enabled:
             self._run("janitor", self._janitor_loop)
+
+    def _flight_door(self, core: Core, groups: Coordinator, listen: str) -> FlightDoor:
+        return FlightDoor(
+            core,
+            groups,
+            listen,
+            bounds=StreamBounds(
+                streams=self.settings.flight.max_streams,
+                message_bytes=_message_bytes(self.settings.writer.max_batch_bytes),
+            ),
+        )
 
     def _build(self, ledger: Ledger, tables: dict[str, Table]) -> Core:
         settings, store, clock = self.settings, self._store, self._clock
@@ -554,6 +566,11 @@ class Agent:
 
 
 # ------------------------------------------------------------------------------ addresses
+
+
+def _message_bytes(max_batch_bytes: int) -> int:
+    """Bytes that a Flight client may send without a message being whole, by the largest batch."""
+    return 2 * max_batch_bytes + limits.FLIGHT_WINDOW_BYTES
 
 
 def _advertised(advertised: str, listen: str) -> str:

@@ -12,10 +12,12 @@ import os
 import queue
 import socket
 import stat
+import sys
 import threading
-from collections.abc import Callable, Iterator
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any, Final, Self, TypeAlias
 
 import msgspec
@@ -23,11 +25,13 @@ import pyarrow as pa
 import pyarrow.flight as flight
 import structlog
 
-from sparklog import errors, wire
+from sparklog import errors, limits, wire
 from sparklog.broker import flightgroups
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Batch, Core, Ticket
 from sparklog.broker.producers import NO_PRODUCER, Stamp
+from sparklog.broker.streams import Stream, StreamBounds, Streams
+from sparklog.clock import Clock, SystemClock
 from sparklog.record import ROW_SCHEMA
 
 _Append: TypeAlias = Ticket | errors.SparklogError
@@ -40,6 +44,11 @@ _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
 _CUTS: Final = 30
+_LOOKS_OF_TIME: Final = 50
+"""Of so much time at most one part is spent on looking after streams."""
+_RECEIVED_AT: Final = 128
+"""`tcpi_bytes_received` in Linux's `struct tcp_info`."""
+_INFO_BYTES: Final = 256
 _LOOK_SECONDS: Final = 0.5
 """How often an action that waits looks whether its client is still there."""
 
@@ -47,8 +56,24 @@ _LOOK_SECONDS: Final = 0.5
 class FlightDoor(flight.FlightServerBase):
     """Serves core and groups at `listen` (`host:port`; port 0: a free one) from construction on."""
 
-    def __init__(self, core: Core, groups: Coordinator, listen: str) -> None:
+    def __init__(
+        self,
+        core: Core,
+        groups: Coordinator,
+        listen: str,
+        *,
+        bounds: StreamBounds | None = None,
+        clock: Clock | None = None,
+    ) -> None:
         self._core = core
+        self._ending = threading.Event()
+        self._connections = _Connections()
+        self._streams = Streams(
+            bounds or StreamBounds(),
+            clock=clock or SystemClock(),
+            connections=self._connections,
+        )
+        self._waiting_actions = 0
         self._host = listen.rpartition(":")[0] or "127.0.0.1"
         self._counting = threading.Lock()
         self._actions: dict[str, Callable[[Any], flightgroups.Answer]] = {
@@ -71,6 +96,8 @@ class FlightDoor(flight.FlightServerBase):
         self.calls = 0
         self.open_calls = 0
         super().__init__(f"grpc://{listen}")
+        self._connections.port = self.port
+        threading.Thread(target=self._watch, name="sparklog-streams", daemon=True).start()
 
     @property
     def address(self) -> str:
@@ -82,26 +109,39 @@ class FlightDoor(flight.FlightServerBase):
 
         Flight waits for open calls without an end, and a producer may keep its stream for ever.
         """
-        port = self.port
+        self._ending.set()
+        connections = _Connections(self.port)
         ending = threading.Thread(target=self.shutdown, name="sparklog-door", daemon=True)
         ending.start()
         for _ in range(_CUTS):
             ending.join(_PATIENCE_SECONDS)
             if not ending.is_alive():
                 return
-            _cut_connections(port)
+            connections.cut_all()
         _log.warning("calls go on although their connections are cut", open_calls=self.open_calls)
+
+    def _watch(self) -> None:
+        pause_seconds = limits.FLIGHT_LOOK_SECONDS
+        while not self._ending.wait(pause_seconds):
+            began = time.monotonic()
+            try:
+                self._streams.tick()
+            except Exception as error:
+                _log.error("cannot look after the open streams", exc_info=error)
+            # A process with thousands of connections takes milliseconds for it.
+            spent_seconds = time.monotonic() - began
+            pause_seconds = max(limits.FLIGHT_LOOK_SECONDS, _LOOKS_OF_TIME * spent_seconds)
 
     # -------------------------------------------------------------------------- append
 
     def do_put(
         self,
-        _context: flight.ServerCallContext,
+        context: flight.ServerCallContext,
         descriptor: flight.FlightDescriptor,
         reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        with self._call():
+        with self._call(), self._streams.open(_peer(context), sends=True) as stream:
             topic = wire.decode(wire.AppendStream, descriptor.command).topic
 
             def answer(append: _Append) -> None:
@@ -110,10 +150,10 @@ class FlightDoor(flight.FlightServerBase):
                     writer.write(reply)
 
             with _Answers(answer) as answers:
-                for chunk in _chunks(reader):
+                for chunk in _chunks(reader, stream):
                     header = _append_header(chunk)
-                    ticket = self._append(topic, header, chunk.data)
-                    answers.add(ticket, pipelined=header.pipelined)
+                    answers.add(self._append(topic, header, chunk.data), pipelined=header.pipelined)
+                    del chunk  # or it is kept while the client sends nothing
 
     def _append(self, topic: str, header: wire.AppendHeader, batch: pa.RecordBatch) -> _Append:
         stamp = None
@@ -140,7 +180,7 @@ class FlightDoor(flight.FlightServerBase):
     # -------------------------------------------------------------------------- read
 
     def do_get(
-        self, _context: flight.ServerCallContext, ticket: flight.Ticket
+        self, context: flight.ServerCallContext, ticket: flight.Ticket
     ) -> flight.FlightDataStream:
         with self._call():
             request = wire.decode(wire.ReadTicket, ticket.ticket)
@@ -153,12 +193,14 @@ class FlightDoor(flight.FlightServerBase):
                 columns=request.columns,
                 topic_id=request.topic_id,
             )
-            return flight.GeneratorStream(schema, self._rows(batches))
+            return flight.GeneratorStream(schema, self._rows(batches, _peer(context)))
 
-    def _rows(self, batches: Iterator[Batch]) -> Iterator[pa.RecordBatch]:
-        with self._call():
+    def _rows(self, batches: Iterator[Batch], peer: str) -> Iterator[pa.RecordBatch]:
+        with self._call(), self._streams.open(peer, sends=False) as stream:
             for batch in batches:
+                stream.waits(batch.rows.nbytes)
                 yield batch.rows
+                stream.goes_on()
 
     def do_exchange(
         self,
@@ -167,7 +209,7 @@ class FlightDoor(flight.FlightServerBase):
         _reader: flight.MetadataRecordBatchReader,
         writer: flight.FlightMetadataWriter,
     ) -> None:
-        with self._call():
+        with self._call(), self._streams.open(_peer(context), sends=False) as stream:
             request = wire.decode(wire.TailRequest, descriptor.command)
             schema = _schema(request.columns)
             with _peers_fault():
@@ -191,14 +233,17 @@ class FlightDoor(flight.FlightServerBase):
                         end=batch.end,
                         high_watermark=batch.high_watermark,
                     )
+                stream.waits(rows.nbytes)
                 with _peers_fault():
                     writer.write_with_metadata(rows, wire.encode(header))
+                stream.goes_on()
 
     # -------------------------------------------------------------------------- admin
 
     def do_action(
         self, context: flight.ServerCallContext, action: flight.Action
     ) -> list[flight.Result]:
+        self._streams.came(_peer(context))
         with self._call():
             known = wire.ACTIONS.get(action.type)
             if known is None:
@@ -206,11 +251,39 @@ class FlightDoor(flight.FlightServerBase):
             request = wire.decode(known[0], action.body.to_pybytes() or b"{}")
             reply = self._actions[action.type](request)
             if isinstance(reply, Future):
-                reply = _awaited(reply, context)
+                reply = self._awaited(reply, context)
             return [flight.Result(pa.py_buffer(wire.encode(reply)))]
 
     def list_actions(self, _context: flight.ServerCallContext) -> list[tuple[str, str]]:
         return [(name, request.__name__) for name, (request, _) in wire.ACTIONS.items()]
+
+    def _awaited(self, reply: Future[Any], context: flight.ServerCallContext) -> msgspec.Struct:
+        """What it comes to; nothing more is done for a client that has gone."""
+        with self._waiting(reply):
+            while True:
+                try:
+                    found: msgspec.Struct = reply.result(timeout=_LOOK_SECONDS)
+                    return found
+                except TimeoutError:
+                    if context.is_cancelled():
+                        reply.cancel()
+                        raise flight.FlightCancelledError("the client has gone") from None
+
+    @contextlib.contextmanager
+    def _waiting(self, reply: Future[Any]) -> Iterator[None]:
+        """Raises `TooManyStreams` where too many wait already: each has a thread of its own."""
+        with self._counting:
+            if self._waiting_actions >= limits.FLIGHT_WAITING_ACTIONS and not reply.done():
+                reply.cancel()
+                raise errors.TooManyStreams(
+                    what="actions that wait", open=self._waiting_actions, setting="their pauses"
+                )
+            self._waiting_actions += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._waiting_actions -= 1
 
     # -------------------------------------------------------------------------- calls
 
@@ -273,6 +346,7 @@ class _Answers:
             except BaseException as error:
                 self._failure = self._failure or error
             self._queue.task_done()
+            append = None  # or it is kept until the next one comes
 
     def __enter__(self) -> Self:
         return self
@@ -319,32 +393,25 @@ def _peers_fault() -> Iterator[None]:
         raise errors.BadRequest(reason=str(error)) from error
 
 
-def _chunks(reader: flight.MetadataRecordBatchReader) -> Iterator[flight.FlightStreamChunk]:
+def _chunks(
+    reader: flight.MetadataRecordBatchReader, stream: Stream
+) -> Iterator[flight.FlightStreamChunk]:
     while True:
+        stream.waits()
         with _peers_fault():
             try:
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
+        stream.goes_on()
         yield chunk
+        del chunk
 
 
 def _append_header(chunk: flight.FlightStreamChunk) -> wire.AppendHeader:
     if chunk.data is None or chunk.app_metadata is None:
         raise errors.BadRequest(reason="each batch needs an AppendHeader, and each header a batch")
     return wire.decode(wire.AppendHeader, memoryview(chunk.app_metadata))
-
-
-def _awaited(reply: Future[Any], context: flight.ServerCallContext) -> msgspec.Struct:
-    """What it comes to; nothing more is done for a client that has gone."""
-    while True:
-        try:
-            found: msgspec.Struct = reply.result(timeout=_LOOK_SECONDS)
-            return found
-        except TimeoutError:
-            if context.is_cancelled():
-                reply.cancel()
-                raise flight.FlightCancelledError("the client has gone") from None
 
 
 def _silently(work: Callable[[Any], None]) -> Callable[[Any], wire.Empty]:
@@ -355,18 +422,78 @@ def _silently(work: Callable[[Any], None]) -> Callable[[Any], wire.Empty]:
     return answer
 
 
-def _cut_connections(port: int) -> None:
-    """Ends every connection that this process has accepted at `port`."""
-    for entry in Path("/dev/fd").iterdir():
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
-                continue
-            with socket.socket(fileno=os.dup(int(entry.name))) as peer:
-                if peer.family in _INTERNET and peer.getsockname()[1] == port:
-                    peer.getpeername()  # the listening socket has none, and is left alone
-                    peer.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            continue  # closed meanwhile, or not connected
+class _Connections:
+    """The connections that gRPC has accepted at the door, found among all that are open."""
+
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
+        self._names: dict[int, str | None] = {}
+        """By inode, what a socket's client is called; None where it is no client of the door."""
+        self._open: dict[str, int] = {}
+        """By that name, the descriptor."""
+
+    def received_bytes(self) -> Mapping[str, int]:
+        names: dict[int, str | None] = {}
+        self._open = {}
+        found = {}
+        for number in _descriptors():
+            try:
+                status = os.fstat(number)
+                if not stat.S_ISSOCK(status.st_mode):
+                    continue
+                inode = status.st_ino
+                name = self._names[inode] if inode in self._names else self._name(number)
+                names[inode] = name
+                if name is not None:
+                    self._open[name] = number
+                    if (size := _received_bytes(number)) is not None:
+                        found[name] = size
+            except OSError:
+                continue  # closed meanwhile
+        self._names = names
+        return found
+
+    def cut(self, peer: str) -> None:
+        number = self._open.get(peer)
+        with contextlib.suppress(OSError):
+            if number is not None and self._name(number) == peer:
+                with socket.socket(fileno=os.dup(number)) as found:
+                    found.shutdown(socket.SHUT_RDWR)
+
+    def cut_all(self) -> None:
+        """Ends every connection."""
+        self.received_bytes()
+        for peer in self._open:
+            self.cut(peer)
+
+    def _name(self, number: int) -> str | None:
+        with socket.socket(fileno=os.dup(number)) as found:
+            if found.family not in _INTERNET or found.getsockname()[1] != self.port:
+                return None
+            try:
+                host, port = found.getpeername()[:2]
+            except OSError:
+                return None  # the listening socket has none, and is left alone
+            return f"{host.partition('%')[0].removeprefix('::ffff:')}:{port}"
+
+
+def _descriptors() -> list[int]:
+    return [int(name) for name in os.listdir("/dev/fd")]  # noqa: PTH208 - Path takes twice as long
+
+
+def _received_bytes(number: int) -> int | None:
+    if not hasattr(socket, "TCP_INFO"):
+        return None
+    with socket.socket(fileno=os.dup(number)) as found:
+        info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    received = info[_RECEIVED_AT : _RECEIVED_AT + 8]
+    return int.from_bytes(received, sys.byteorder) if len(received) == 8 else None
+
+
+def _peer(context: flight.ServerCallContext) -> str:
+    """The client's `host:port`; gRPC says `ipv4:host:port` or `ipv6:[host]:port`."""
+    host, _, port = urllib.parse.unquote(context.peer().partition(":")[2]).rpartition(":")
+    return f"{host.strip('[]').partition('%')[0].removeprefix('::ffff:')}:{port}"
 
 
 def _schema(columns: list[str] | None) -> pa.Schema:

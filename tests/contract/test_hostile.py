@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import kafkarequests
+from tests.support.batches import Record, bomb, built
 from tests.support.hostile import ATTEMPTS, CONNECTIONS, Address, Attack, Siege
 from tests.support.kafkas import Frames
 
@@ -28,6 +29,7 @@ LOADED, LOADED_BYTES = "loaded", 64 * MIB
 HUGE, HUGE_BYTES = "huge", 40 * MIB
 HELD = "held"
 WIDE, WIDE_PARTITIONS = "wide", 10_000
+BOMBED, TOO_LARGE = "bombed", 10
 FETCH, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 3, 9, 15, 32
 DELETE_RECORDS = 21
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
@@ -387,6 +389,27 @@ def comes_and_goes(address: Address) -> None:
                 send(link, fetch_frame(LOADED, most=MIB))
 
 
+def sends_bombs(address: Address) -> None:
+    """A gigabyte of zeros in some kilobytes, from four connections; and what is refused of such."""
+    taken = bomb(60 * MIB)
+    refused = [bomb(200 * MIB), built([Record(0, None, b"", (("", None),) * 4_000_000)], 4)]
+    assert max(map(len, refused)) < MIB
+
+    def produce(_: int) -> None:
+        client = Frames("{}:{}".format(*address))
+        try:
+            for _ in range(5):
+                assert kafkarequests.produce(client, BOMBED, 0, taken).error_code == 0
+                for each in refused:
+                    assert kafkarequests.produce(client, BOMBED, 0, each).error_code == TOO_LARGE
+        finally:
+            client.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(produce, range(4)))
+    time.sleep(HOLD_SECONDS)  # most of it is to be published
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One kind of hostile client; `attack` ends by itself."""
@@ -421,6 +444,7 @@ CASES: Sequence[Case] = [
         waits_for_much,
         floods_with_connections,
         comes_and_goes,
+        sends_bombs,
     )
 ]
 
@@ -431,7 +455,7 @@ CASES: Sequence[Case] = [
 def prepare(siege: Siege, root: Path) -> None:
     """The topics that the cases read: one with much, one with a huge batch, one that is held."""
     with siege.frames() as client:
-        for topic in (LOADED, HUGE, HELD):
+        for topic in (LOADED, HUGE, HELD, BOMBED):
             kafkarequests.create(client, topic)
         kafkarequests.create(client, WIDE, WIDE_PARTITIONS)
         megabyte = kafkarequests.batch([bytes(MIB - 1_000)])

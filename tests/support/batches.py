@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import crc32c
+import numpy as np
+import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from sparklog import record, recordbatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,21 @@ def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
         added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
         assert added is not None
     return bytes(builder.build())
+
+
+def bomb(size_bytes: int, *, value_bytes: int = 1_000, at_ms: int = 1_700_000_000_000) -> bytes:
+    """So many bytes of zeros in zstd: some kilobytes on the wire."""
+    count = size_bytes // value_bytes
+    values = pa.array([bytes(value_bytes)], pa.binary()).take(pa.array(np.zeros(count, np.int32)))
+    rows = record.rows(
+        pa.record_batch([values], names=["value"]),
+        partition=0,
+        base_offset=0,
+        timestamp_us=at_ms * 1_000,
+        timestamp_type=record.CREATE_TIME,
+    )
+    (batch,) = recordbatch.encode(rows, leader_epoch=0, limit_bytes=1 << 30)
+    return bytes(recordbatch.encoded_in(batch, recordbatch.Codec.ZSTD, 3))
 
 
 def split(pieces: Sequence[Any]) -> list[bytes]:

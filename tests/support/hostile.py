@@ -120,6 +120,11 @@ class Siege:
             self._bystander.communicate()
         self._broker.stop()
 
+    @property
+    def flight_address(self) -> str:
+        """Of the Flight listener."""
+        return self._broker.address
+
     @contextlib.contextmanager
     def frames(self) -> Iterator[Frames]:
         """A connection that behaves."""
