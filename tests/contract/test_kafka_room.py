@@ -118,8 +118,8 @@ def test_the_loop_takes_little_out_of_compression(
     checked: dict[str, int] = {}
     check = recordbatch.check
 
-    def check_here(data: bytes, *, limit_bytes: int) -> recordbatch.Checked:
-        found = check(data, limit_bytes=limit_bytes)
+    def check_here(data: bytes, **bounds: int) -> recordbatch.Checked:
+        found = check(data, **bounds)
         checked[threading.current_thread().name] = len(found.records)
         return found
 
