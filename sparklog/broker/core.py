@@ -455,6 +455,13 @@ class Core:
             watch.start()
         return watch
 
+    def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
+        """Bytes of records from that offset on, or somewhat more; None where that is not known.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        return self._ledger.topic(topic).partition(partition).growth.bytes_from(offset)
+
     def stop_watching(self, watch: Watch) -> None:
         """Nothing is called for it any more."""
         with self._ledger.lock:

@@ -11,32 +11,50 @@ Pure, without a lock of its own: `Ledger.lock` guards it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable
 from itertools import count
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 _numbers = count()
+_MARKS: Final = 512
 
 
 class Growth:
     """One partition's: how many bytes of records were ever appended, and who waits for more."""
 
-    __slots__ = ("_watches", "grown_bytes")
+    __slots__ = ("_marks", "_step_bytes", "_watches", "grown_bytes")
 
     def __init__(self) -> None:
         self.grown_bytes = 0
+        self._marks: list[tuple[int, int]] = []
+        """Offsets, and `grown_bytes` before what begins there; more apart the more there are."""
+        self._step_bytes = 1
         self._watches: list[_Place] = []
         """Sorted by the `grown_bytes` at which a watch is to be looked at."""
 
     def __len__(self) -> int:
         return len(self._watches)
 
-    def add(self, size: int) -> None:
-        """So many bytes more."""
+    def add(self, size: int, offset: int) -> None:
+        """So many bytes more, of what begins at that offset."""
+        if not self._marks or self.grown_bytes - self._marks[-1][1] >= self._step_bytes:
+            self._marks.append((offset, self.grown_bytes))
+            if len(self._marks) > _MARKS:
+                self._marks = self._marks[::2]
+                self._step_bytes *= 2
         self.grown_bytes += size
         while self._watches and self._watches[0][0] <= self.grown_bytes:
             self._watches.pop(0)[2].used_up(self)
+
+    def bytes_from(self, offset: int) -> int | None:
+        """Bytes from that offset on, or somewhat more; None where it lies before all that grew.
+
+        May be called without the lock.
+        """
+        marks, grown_bytes = self._marks, self.grown_bytes
+        index = bisect_right(marks, offset, key=lambda each: each[0])
+        return grown_bytes - marks[index - 1][1] if index else None
 
     def end(self) -> None:
         """There will be no more: whoever waits is told."""

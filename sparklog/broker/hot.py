@@ -73,6 +73,7 @@ class HotTail:
         rows: int,
         limit_bytes: int,
         only_kafkas: bool = False,
+        most_batches: int | None = None,
     ) -> list[HotBatch]:
         """Batches that follow one another from exactly `offset`, some `rows` rows of them.
 
@@ -81,9 +82,10 @@ class HotTail:
         Args:
             limit_bytes: of the batches as rows in memory, decoded; with `only_kafkas`, as they are.
             only_kafkas: up to the first that is not in Kafka's encoding.
+            most_batches: no more than so many, where there may be a great many small ones.
         """
         found: list[HotBatch] = []
-        while rows > 0:
+        while rows > 0 and len(found) != most_batches:
             held = self._batches.get((topic_id, partition, offset))
             if held is None:
                 break

@@ -60,6 +60,7 @@ class KafkaReader:
     ) -> Fetched | None:
         """Record batches from `offset` on, of `limit_bytes` together.
 
+        Not all that would fit in, where they are many and small: the caller asks on, in turns.
         The first batch may begin below `offset`. Nothing at the end; None where `only_memory` and
         there is none made yet, which takes longer than a caller may wait.
 
@@ -94,7 +95,12 @@ class KafkaReader:
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         run = self._hot.run(
-            *place, offset, rows=end - offset, limit_bytes=limit_bytes, only_kafkas=True
+            *place,
+            offset,
+            rows=end - offset,
+            limit_bytes=limit_bytes,
+            only_kafkas=True,
+            most_batches=limits.KAFKA_PORTION_BATCHES,
         )
         pieces: list[Raw] = []
         for entry, held in run:
@@ -102,6 +108,9 @@ class KafkaReader:
             pieces += recordbatch.placed(
                 held, base_offset=entry.base_offset, leader_epoch=entry.leader_epoch
             )
+        are_small = sum(map(len, pieces)) < len(pieces) * limits.KAFKA_SMALL_PIECE_BYTES
+        if are_small and len(run) > limits.KAFKA_FEW_BATCHES:
+            pieces = [b"".join(pieces)]  # as objects of their own they would take more memory
         return Fetched(pieces, run[-1].entry.end) if run else None
 
     def _make(

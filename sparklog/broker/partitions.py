@@ -452,7 +452,7 @@ class Ledger:
                 )
                 partition.end = entry.end
                 self._need(topic, partition, each)
-                partition.growth.add(payload_bytes(entry))
+                partition.growth.add(payload_bytes(entry), entry.base_offset)
             self.grown.notify_all()
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import socket
+import statistics
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -30,6 +31,7 @@ HUGE, HUGE_BYTES = "huge", 40 * MIB
 HELD = "held"
 WIDE, WIDE_PARTITIONS = "wide", 10_000
 BOMBED, TOO_LARGE = "bombed", 10
+TINY, TINY_PARTITIONS = "tiny", 100
 FETCH, METADATA, OFFSET_FETCH, DESCRIBE_GROUPS, DESCRIBE_CONFIGS = 1, 3, 9, 15, 32
 DELETE_RECORDS = 21
 OFFSET_COMMIT, JOIN_GROUP, INIT_PRODUCER_ID, DELETE_GROUPS = 8, 11, 22, 42
@@ -166,6 +168,23 @@ def sends_a_byte_at_a_time(address: Address) -> None:
             for link in found:
                 send(link, b"\0")
             time.sleep(0.02)
+
+
+def fetches_what_is_tiny(address: Address) -> None:
+    """Ten thousand batches of one record each, all of them again and again."""
+    partitions = [
+        {"partition": number, "fetch_offset": 0, "partition_max_bytes": MIB}
+        for number in range(TINY_PARTITIONS)
+    ]
+    fields = {
+        "replica_id": -1,
+        "max_wait": dt.timedelta(0),
+        "min_bytes": 1,
+        "max_bytes": 50 * MIB,
+        "isolation_level": 0,
+        "topics": [{"topic": TINY, "partitions": partitions}],
+    }
+    assert min(ask(address, Frames.frame(FETCH, 4, 1, fields), count=3, connections=4)) > 500_000
 
 
 def never_reads(address: Address) -> None:
@@ -429,6 +448,7 @@ CASES: Sequence[Case] = [
         sends_halves,
         sends_a_byte_at_a_time,
         never_reads,
+        fetches_what_is_tiny,
         fetches_what_is_huge,
         leaves_while_it_waits_for_memory,
         describes_one_topic_often,
@@ -464,6 +484,13 @@ def prepare(siege: Siege, root: Path) -> None:
         huge = kafkarequests.batch([bytes(10 * MIB)] * (HUGE_BYTES // (10 * MIB)))
         found = kafkarequests.produce(client, HUGE, 0, huge)
         assert not found.error_code, found.error_message
+        kafkarequests.create(client, TINY, TINY_PARTITIONS)
+        tiny = kafkarequests.batch([b"x"])
+        fields = kafkarequests.produce_fields(TINY, 0, tiny)
+        partitions = [{"index": number, "records": tiny} for number in range(TINY_PARTITIONS)]
+        fields["topic_data"][0]["partition_data"] = partitions
+        for _ in range(100):
+            client.ask(kafkarequests.PRODUCE, 9, fields)
         log = root / "topics" / HELD / "_delta_log"
         last = max(int(each.stem) for each in log.glob("*.json"))
         (log / f"{last + 1:020}.json").touch()  # as another engine leaves it in a power cut
@@ -495,3 +522,35 @@ def test_a_bystander_goes_on_beside(case: Case, siege: Siege) -> None:
     assert met.is_within, met
     assert met.pings, met
     assert met.sends, met
+
+
+@pytest.mark.xdist_group("hostile")
+def test_acks_go_on_beside_fetches_that_wait_for_much(siege: Siege) -> None:
+    """A hundred that wait for 1 GiB of the same topic: nine tenths as many acks as without them."""
+    topic = "waited"
+    ratios = []
+    with siege.frames() as client:
+        kafkarequests.create(client, topic)
+        batch = kafkarequests.batch([bytes(100)])
+        frame = Frames.frame(0, 3, 1, kafkarequests.produce_fields(topic, 0, batch))
+
+        def acks() -> int:
+            count, until = 0, time.monotonic() + 0.4
+            while time.monotonic() < until:
+                client._socket.sendall(frame)
+                client._read(int.from_bytes(client._read(4), "big"))
+                count += 1
+            return count
+
+        acks()
+        for _ in range(5):
+            before = acks()
+            with links(siege.address, 100) as found:
+                for link in found:
+                    send(link, fetch_frame(topic, min_bytes=1 << 30, wait_ms=600_000))
+                time.sleep(0.5)  # until all have looked at what is there
+                beside = acks()
+            time.sleep(0.1)
+            ratios.append(2 * beside / (before + acks()))
+    print("acks beside 100 waiting fetches", ratios)  # noqa: T201 - for those who ask with -s
+    assert statistics.median(ratios) >= 0.9, ratios

@@ -1,27 +1,33 @@
-"""The Kafka door at a broker with little room: who waits, and what its loop does not do."""
+"""The Kafka door with little room, and many who want some: who waits, and who need not."""
 
 from __future__ import annotations
 
+import datetime as dt
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from kio.schema.errors import ErrorCode
 
 import sparklog
 from sparklog import limits, recordbatch
+from sparklog.broker.kafka.apis import delete_records
 from sparklog.broker.writer import Writer
-from sparklog.settings import PublisherSettings, WriterSettings
+from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
 from tests.support import kafkarequests
+from tests.support.batches import split
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
 
 UNPUBLISHED = PublisherSettings(interval_seconds=600, publish_bytes=1 << 30, unpublished_bytes=1)
 """One batch, and then none until somebody has it published."""
 VALUES = [bytes(1_000)] * 10
+FETCH = 1
 
 
 def find_coordinator(client: Frames) -> ErrorCode:
@@ -134,3 +140,206 @@ def test_the_loop_takes_little_out_of_compression(
         small = kafkarequests.batch([bytes(1_000)], codec)
         assert kafkarequests.produce(client, "t", 0, small).error_code == ErrorCode.none
         assert checked["sparklog-kafka"] > 1_000
+
+
+# ------------------------------------------------------------------------------ waiting
+
+
+def fetch_fields(offset: int, *, min_bytes: int = 1, wait_ms: int = 0) -> dict[str, Any]:
+    """Fetch of partition 0 of topic t, in a version without sessions."""
+    partition = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 50 << 20}
+    return {
+        "replica_id": -1,
+        "max_wait": dt.timedelta(milliseconds=wait_ms),
+        "min_bytes": min_bytes,
+        "max_bytes": 50 << 20,
+        "isolation_level": 0,
+        "topics": [{"topic": "t", "partitions": [partition]}],
+    }
+
+
+def test_who_waits_for_many_bytes_reads_them_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are counted as they come; the records are all there when there are enough."""
+    with broker(tmp_path / "root") as agent, frames(agent) as client, frames(agent) as other:
+        core = agent._core
+        assert core is not None
+        fetches = mock.Mock(side_effect=core.fetch_kafka)
+        monkeypatch.setattr(core, "fetch_kafka", fetches)
+        kafkarequests.create(client, "t")
+        batch = kafkarequests.batch([bytes(1_000)])
+        kafkarequests.produce(client, "t", 0, batch)
+        with ThreadPoolExecutor(1) as pool:
+            wanted = fetch_fields(0, min_bytes=50 * len(batch), wait_ms=20_000)
+            waiting = pool.submit(other.ask, FETCH, 4, wanted)
+            time.sleep(0.2)
+            for number in range(2, 51):
+                assert not waiting.done(), number
+                kafkarequests.produce(client, "t", 0, batch)
+            answer = waiting.result(5.0)
+        (topic,) = answer.responses
+        assert len(topic.partitions[0].records) == 50 * len(batch)
+        assert fetches.call_count == 1, "when there are enough"
+
+
+def test_who_leaves_is_not_waited_for(tmp_path: Path) -> None:
+    """Whatever it has asked for, and however long it would have waited."""
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        kafkarequests.produce(client, "t", 0, kafkarequests.batch(VALUES))
+        door = agent._kafka
+        assert door is not None
+        wanted = fetch_fields(0, min_bytes=1 << 20, wait_ms=600_000)
+        for _ in range(20):
+            with frames(agent) as leaver:
+                leaver._socket.sendall(Frames.frame(FETCH, 4, 1, wanted))
+        wait_until(lambda: len(door._connections) == 1, "their connections have ended")
+        assert door._memory.held_bytes == 0
+
+
+def test_deletions_that_wait_hold_no_thread_and_not_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More of them than there are threads, of a topic whose table is torn."""
+    monkeypatch.setattr(delete_records, "KAFKA_WAIT_SECONDS", 2.0)
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        kafkarequests.create(client, "u")
+        assert find_coordinator(client) == ErrorCode.none
+        log = tmp_path / "root" / "topics" / "t" / "_delta_log"
+        (log / f"{1:020}.json").touch()
+        for topic in ("t", "u"):
+            kafkarequests.produce(client, topic, 0, kafkarequests.batch(VALUES))
+
+        def delete(topic: str) -> ErrorCode:
+            with frames(agent) as deleter:
+                fields = {
+                    "topics": [
+                        {"name": topic, "partitions": [{"partition_index": 0, "offset": -1}]}
+                    ],
+                    "timeout": dt.timedelta(minutes=10),
+                }
+                (found,) = deleter.ask(21, 2, fields).topics
+                code: ErrorCode = found.partitions[0].error_code
+                return code
+
+        with ThreadPoolExecutor(24) as pool:
+            waiting = [pool.submit(delete, "t") for _ in range(24)]
+            time.sleep(0.3)
+            began = time.monotonic()
+            assert find_coordinator(client) == ErrorCode.none
+            assert commit(client) == ErrorCode.none
+            assert time.monotonic() - began < 1.0
+            assert {each.result() for each in waiting} == {ErrorCode.request_timed_out}
+        assert delete("u") == ErrorCode.none
+
+
+# ------------------------------------------------------------------------------ room
+
+
+def test_a_batch_larger_than_all_the_room_is_given_in_turn(tmp_path: Path) -> None:
+    """To each that wants it; and afterwards everything is there for others."""
+    kafka = KafkaSettings(listen="127.0.0.1:0", request_max_bytes=14 << 20, memory_bytes=16 << 20)
+    with broker(tmp_path / "root", kafka=kafka) as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        batch = kafkarequests.batch([bytes(12 << 20)])
+        assert not kafkarequests.produce(client, "t", 0, batch).error_code
+        door = agent._kafka
+        assert door is not None
+
+        def sizes() -> list[int]:
+            with frames(agent) as reader:
+                answers = reader.ask_all([(FETCH, 4, fetch_fields(0))] * 2)
+                return [len(each.responses[0].partitions[0].records) for each in answers]
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(sizes) for _ in range(4)]
+            assert [each.result(20.0) for each in found] == [[len(batch)] * 2] * 4
+        wait_until(lambda: door._memory.held_bytes == 0, "all has been given back")
+
+
+def test_many_small_batches_are_read_in_portions(tmp_path: Path) -> None:
+    """All that fits in, in order, and without an object for each that waits to be sent."""
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        batch = kafkarequests.batch([b"x"])
+        fields = kafkarequests.produce_fields("t", 0, batch)
+        for _ in range(60):
+            client.ask_all([(kafkarequests.PRODUCE, 9, fields)] * 20)
+        (topic,) = client.ask(FETCH, 4, fetch_fields(100)).responses
+        found = split([topic.partitions[0].records])
+        assert [int.from_bytes(each[:8], "big") for each in found] == list(range(100, 1_200))
+
+
+def test_connections_beyond_the_bounds_are_closed_as_they_come(tmp_path: Path) -> None:
+    """Of one address, and of all; those that are there go on, and others come when they go."""
+    kafka = KafkaSettings(listen="127.0.0.1:0", max_connections=3, max_connections_per_address=2)
+    with broker(tmp_path / "root", kafka=kafka) as agent:
+        host, _, port = agent.kafka_address.rpartition(":")
+        ping = Frames.frame(18, 0, 1, {})
+
+        def opened(source: str) -> socket.socket | None:
+            link = socket.create_connection((host, int(port)), 5.0, source_address=(source, 0))
+            try:
+                link.sendall(ping)
+                if link.recv(1):
+                    return link
+            except ConnectionError:
+                pass
+            link.close()
+            return None
+
+        links = [opened("127.0.0.1"), opened("127.0.0.1")]
+        assert opened("127.0.0.1") is None
+        links.append(opened("127.0.0.2"))
+        assert opened("127.0.0.3") is None
+        assert all(links)
+        for link in links:
+            assert link is not None
+            link.sendall(ping)
+            assert link.recv(1)
+        assert links[0] is not None
+        links[0].close()
+        wait_until(lambda: links.append(opened("127.0.0.3")) or links[-1], "there is a place")
+        for link in links:
+            if link is not None:
+                link.close()
+
+
+# ------------------------------------------------------------------------------ many names
+
+
+def test_what_is_asked_for_twice_is_told_once(tmp_path: Path) -> None:
+    """Or a small request would make a large answer."""
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        assert find_coordinator(client) == ErrorCode.none
+        resource = {"resource_type": 2, "resource_name": "t", "configuration_keys": None}
+        about = {"include_synonyms": True, "include_documentation": True}
+        found = client.ask(32, 4, {"resources": [resource] * 3_000, **about})
+        assert len(found.results) == 1
+        found = client.ask(15, 5, {"groups": ["g"] * 50, "include_authorized_operations": False})
+        assert len(found.groups) == 1
+        topics = [{"name": "t", "partition_indexes": [0, 1, 0, 0]}]
+        group = {"group_id": "g", "member_id": None, "member_epoch": -1, "topics": topics}
+        found = client.ask(9, 9, {"groups": [group] * 9, "require_stable": False})
+        assert len(found.groups) == 1
+        assert [each.partition_index for each in found.groups[0].topics[0].partitions] == [0, 1]
+
+
+def test_one_request_creates_few_topics(tmp_path: Path) -> None:
+    """Of the others the client is told to ask again, and then gets some more."""
+    wanted = [f"made-{number:02}" for number in range(limits.KAFKA_CREATED_TOPICS + 5)]
+    fields = {
+        "topics": [{"topic_id": None, "name": name} for name in wanted],
+        "allow_auto_topic_creation": True,
+        "include_topic_authorized_operations": False,
+    }
+    settings = TopicSettings(auto_create=True)
+    with broker(tmp_path / "root", topics=settings) as agent, frames(agent) as client:
+        codes = [each.error_code for each in client.ask(3, 12, fields).topics]
+        made = limits.KAFKA_CREATED_TOPICS
+        assert codes == [ErrorCode.none] * made + [ErrorCode.leader_not_available] * 5
+        codes = [each.error_code for each in client.ask(3, 12, fields).topics]
+        assert codes == [ErrorCode.none] * (made + 5)

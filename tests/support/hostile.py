@@ -138,7 +138,7 @@ class Siege:
         """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing."""
         self._met()
         done = threading.Event()
-        largest = [0]
+        largest = [self.memory_bytes()]
 
         def watch() -> None:
             while not done.wait(_LOOK_SECONDS):

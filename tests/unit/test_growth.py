@@ -29,7 +29,7 @@ def test_a_watch_is_told_exactly_when_the_bytes_are_there(
             started = True
             assert len(told) == (total >= lacking)
         total += size
-        growths[number % partitions].add(size)
+        growths[number % partitions].add(size, step)
         assert len(told) == (started and total >= lacking)
     watch.stop()
     assert not any(len(each) for each in growths)
@@ -49,9 +49,9 @@ def test_a_partition_that_grows_looks_at_few_of_those_who_wait() -> None:
     for each in watches:
         each.start()
     for _ in range(10_000):
-        growth.add(100)
+        growth.add(100, 0)
     assert looks == 0
-    growth.add(1 << 30)
+    growth.add(1 << 30, 0)
     assert (looks, len(growth)) == (100, 0)
 
 
@@ -67,9 +67,9 @@ def test_a_watch_of_many_partitions_is_looked_at_rarely() -> None:
 
     Counted([(each, 0) for each in growths], 64_000, lambda: told.append(1)).start()
     for step in range(63_999):
-        growths[step % 10].add(1)
+        growths[step % 10].add(1, step)
     assert not told
-    growths[0].add(1)
+    growths[0].add(1, 0)
     assert told
     assert looks < 400
 
@@ -82,3 +82,19 @@ def test_who_waits_for_what_ends_is_told() -> None:
     gone.end()
     Watch([(again, 5)], 10, lambda: told.append("again")).start()
     assert told == ["gone", "again"]
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=3_000), st.integers(-5, 3_005))
+def test_bytes_from_an_offset_are_known_closely(sizes: list[int], wanted: int) -> None:
+    """Never fewer than there are, and few more, however long it has grown."""
+    growth = Growth()
+    for number, size in enumerate(sizes):
+        growth.add(size, 100 + number)
+    offset = 100 + wanted
+    found = growth.bytes_from(offset)
+    if wanted < 0:
+        assert found is None
+        return
+    there = sum(sizes[wanted:])
+    assert found is not None
+    assert there <= found <= there + 50 + sum(sizes) / 100

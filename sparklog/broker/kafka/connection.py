@@ -196,6 +196,7 @@ class Connection:
         while self._come_bytes < size:
             step = max(self._come_bytes, limits.KAFKA_STEP_BYTES)
             step = min(step, size - self._come_bytes)
+            self._link.check(step)
             await hold.arrive(step)
             parts.append(await self._link.read(step))
             self._come_bytes += step
@@ -222,6 +223,8 @@ class Connection:
             del frame
             if not api.overlaps:
                 await self._answers.join()  # what it reads may be what an earlier one writes
+            if api.waits and self._link.is_over:
+                raise ConnectionResetError("the client has left")
             reply = await api.handle(self._door, request)
         if isinstance(reply, Awaitable):
             self._handling = None

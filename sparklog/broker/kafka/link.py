@@ -107,6 +107,16 @@ class Link(asyncio.BufferedProtocol):
         found = self.transport.get_extra_info("peername")
         return str(found[0]) if found else ""
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the client sends nothing more; what it has sent may still be read."""
+        return self._is_over
+
+    def check(self, size: int) -> None:
+        """Raises `ConnectionResetError` where the client has left, and so much will not come."""
+        if self._is_over and self._last - self._first < size:
+            raise ConnectionResetError("the client has left")
+
     async def read(self, size: int) -> bytes | bytearray:
         """Exactly so many bytes. Raises `ConnectionResetError` where the client has left."""
         if size <= len(self._buffer) // 2:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -19,7 +20,7 @@ from sparklog.broker.kafka.registry import Door, Reply, Work, serves
 from sparklog.broker.kafka.sessions import Key, Session
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import name_of_id, named
-from sparklog.limits import KAFKA_FETCH_BYTES, KAFKA_WAIT_SECONDS
+from sparklog.limits import KAFKA_FETCH_BYTES, KAFKA_QUICK_ITEMS, KAFKA_WAIT_SECONDS
 
 _READ_COMMITTED: Final = 1
 _NOT_READ: Final = {
@@ -55,7 +56,7 @@ class _Wish:
     grown_bytes: int = 0
     """Of its partition, when it was looked at."""
     size: int = 0
-    """Bytes of `pieces`, also when these are not kept while more is waited for."""
+    """Bytes of `pieces`, or that there would be, while more is waited for."""
     pieces: Sequence[Raw] = ()
     """Of record batches that follow one another."""
     told: tuple[int, int] | None = None
@@ -138,8 +139,8 @@ async def _news(door: Door, session: Session) -> list[_Wish]:
 async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
     """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over.
 
-    What is there is read once, to know how much it is, and is not kept while more is waited for:
-    new bytes are counted as they come, and read when there are enough of them.
+    Bytes are counted as they come, and read when there are enough of them. What was there before
+    anybody counted is read once, to know how much it is, and not kept while more is waited for.
     """
     body = request.body
     most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
@@ -150,8 +151,13 @@ async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
         async for wish in door.turns.over(wishes):
             _look(door, wish, request.version)
             has_more |= not wish.code and wish.offset < wish.end
-        size, is_full = await _taken(door, wishes, request, most_bytes) if has_more else (0, False)
         left_seconds = deadline - time.monotonic()
+        size, is_full = 0, False
+        if has_more and (left_seconds <= 0 or not _is_too_little(door, wishes, wanted_bytes)):
+            size, is_full = await _taken(door, wishes, request, most_bytes)
+            left_seconds = deadline - time.monotonic()
+        elif has_more:
+            size = sum(wish.size for wish in wishes)
         if size >= wanted_bytes or is_full or left_seconds <= 0:
             return
         if any(wish.code for wish in wishes):
@@ -165,6 +171,19 @@ async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
             max(lacking_bytes, 1),
             left_seconds,
         )
+
+
+def _is_too_little(door: Door, wishes: Sequence[_Wish], wanted_bytes: int) -> bool:
+    """Whether less is there than is wanted, as far as that is known without reading it."""
+    if wanted_bytes <= 1 or len(wishes) > KAFKA_QUICK_ITEMS or any(wish.code for wish in wishes):
+        return False
+    for wish in wishes:
+        if wish.offset < wish.end:
+            size = door.core.bytes_from(wish.name, wish.number, wish.offset)
+            if size is None or size >= wish.limit_bytes:
+                return False
+            wish.size = size
+    return sum(wish.size for wish in wishes) < wanted_bytes
 
 
 async def _taken(
@@ -241,15 +260,27 @@ def _place(door: Door, wish: _Wish) -> None:
 
 
 async def _fetched(door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: bool) -> Fetched:
-    fetch = partial(
-        door.core.fetch_kafka,
-        *(wish.name, wish.number, wish.offset),
-        limit_bytes=limit_bytes,
-        at_least_one=at_least_one,
-    )
-    found = fetch(only_memory=True) or await door.blocking(Work.READ, fetch)
-    assert found is not None, "only memory may not have it"
-    return found
+    """As much as is wanted, in portions; what is not in memory is one portion alone."""
+    pieces: list[Raw] = []
+    size, end = 0, wish.offset
+    async for _ in door.turns.over(count()):
+        fetch = partial(
+            door.core.fetch_kafka,
+            *(wish.name, wish.number, end),
+            limit_bytes=limit_bytes - size,
+            at_least_one=at_least_one and not pieces,
+        )
+        found = fetch(only_memory=True)
+        if found is None and not pieces:
+            found = await door.blocking(Work.READ, fetch)
+        if found is None or not found.pieces:
+            break
+        pieces += found.pieces
+        size += sum(map(len, found.pieces))
+        end = found.end
+        if end >= wish.end or size >= limit_bytes:
+            break
+    return Fetched(pieces, end)
 
 
 class _Told(NamedTuple):
