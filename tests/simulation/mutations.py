@@ -157,6 +157,12 @@ MUTATIONS = (
         profile=(("queries", 1),),
     ),
     Mutation(
+        name="staged files go while the log refers to them",
+        patches=((Ledger, "is_staged", _always(False)),),
+        rates=_DOUBTS,
+        profile=(("queries", 2),),
+    ),
+    Mutation(
         name="compaction takes no look at what is active",
         patches=((compaction, "_are_active", _always(True)), (Table, "_check", _always(None))),
         rates=Rates(stall=0.02),
