@@ -47,6 +47,12 @@ _BASE_MS: Final = 1_700_000_000_000
 _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
 _REQUEST_SECONDS: Final = 10.0
+_PROBE_SECONDS: Final = 3.0
+_CORRELATION: Final = 0x5350_4C47
+_ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
+"""ApiVersions in version 0, which every Kafka broker answers."""
+_VERSIONS_START: Final = struct.pack(">iih", 0, _CORRELATION, 0)
+"""How the answer begins: its length, which differs, the same number, and no error."""
 _BURST: Final = 50
 _QUEUED: Final = 20_000
 """Records of a producer that may wait for their acks."""
@@ -623,13 +629,18 @@ def _probe(bootstrap: str) -> None:
             reason = "expected host:port of a Kafka broker, or several with commas between"
             raise errors.BadOption(option="bootstrap", value=bootstrap, reason=reason)
         host, _, port = address.rpartition(":")
+        reason = "it does not answer as Kafka does; is this another port of the broker?"
         try:
-            socket.create_connection((host.strip("[]"), int(port)), _REQUEST_SECONDS).close()
+            place = host.strip("[]"), int(port)
+            with socket.create_connection(place, _PROBE_SECONDS) as peer:
+                peer.sendall(_ASK_VERSIONS)
+                if peer.recv(len(_VERSIONS_START), socket.MSG_WAITALL)[4:] == _VERSIONS_START[4:]:
+                    return
+        except TimeoutError:
+            reason = f"silent for {_PROBE_SECONDS:g} s; it hangs, or this is not its Kafka port"
         except OSError as error:
             reason = f"{error.strerror or error}; start the broker, or correct the address"
-            failure = errors.BrokerUnavailable(address=address, reason=reason)
-        else:
-            return
+        failure = errors.BrokerUnavailable(address=address, reason=reason)
     assert failure is not None
     raise failure
 

@@ -95,6 +95,16 @@ def test_nobody_there_is_told_at_once() -> None:
     )
 
 
+def test_another_port_is_told_at_once(tmp_path: Path) -> None:
+    """The Flight port of a broker is none of Kafka's, and that is found out in time."""
+    with broker(tmp_path) as agent:
+        began = time.monotonic()
+        result = CliRunner().invoke(app, ["check", "--bootstrap", agent.address])
+        assert time.monotonic() - began < 4.0
+    assert result.exit_code == ExitCode.FAILED
+    assert "not its Kafka port" in result.stderr or "as Kafka does" in result.stderr
+
+
 @pytest.mark.soak
 def test_a_real_kafka_is_clean(tmp_path: Path) -> None:
     """The checker finds nothing in what the real one does."""
