@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeVar
 
 _FEW_OPTIONS: Final = 24
 """As many as an error can list and still be read."""
+
+
+_Error = TypeVar("_Error", bound="SparklogError")
 
 
 class SparklogError(Exception):
@@ -418,6 +421,16 @@ class CorruptRecord(Corrupt):
 class DataLoss(Corrupt):
     code = "data_loss"
     template = "{topic}-{partition}: offsets {start} to {end} are gone: {reason}"
+
+
+def bare(error: _Error) -> _Error:
+    """The error itself, without the frames that it came through.
+
+    They keep all that was worked on in them, a refused batch and what came out of it, for as long
+    as the error is kept; and where a frame keeps the error in turn, until Python looks for cycles.
+    """
+    error.__traceback__ = error.__cause__ = error.__context__ = None
+    return error
 
 
 def _all_codes(root: type[SparklogError]) -> dict[str, type[SparklogError]]:

@@ -162,7 +162,7 @@ class FlightDoor(flight.FlightServerBase):
         try:
             return self._core.append(topic, header.partition, batch, stamp)
         except errors.SparklogError as error:
-            return error
+            return errors.bare(error)
 
     def _reply(self, append: _Append) -> wire.AppendReply:
         try:

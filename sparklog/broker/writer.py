@@ -488,6 +488,15 @@ class Writer:
         Args:
             only_quick: raises `TakesLong` rather than work for more than some milliseconds.
         """
+        try:
+            return self._checked_kafka(topic, partition, data, only_quick=only_quick)
+        except errors.SparklogError as error:
+            refusal = errors.bare(error)
+        raise refusal  # whoever keeps it shall not keep the records that were looked at
+
+    def _checked_kafka(
+        self, topic: Topic, partition: int, data: bytes, *, only_quick: bool
+    ) -> Append:
         from sparklog import recordbatch  # compiled loops, which only this door needs
 
         topic.partition(partition)

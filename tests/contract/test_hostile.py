@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import kafkarequests
-from tests.support.batches import Record, bomb, built
+from tests.support.batches import bomb, bomb_of_headers
 from tests.support.hostile import ATTEMPTS, CONNECTIONS, Address, Attack, Siege
 from tests.support.kafkas import Frames
 
@@ -411,7 +411,7 @@ def comes_and_goes(address: Address) -> None:
 def sends_bombs(address: Address) -> None:
     """A gigabyte of zeros in some kilobytes, from four connections; and what is refused of such."""
     taken = bomb(60 * MIB)
-    refused = [bomb(200 * MIB), built([Record(0, None, b"", (("", None),) * 4_000_000)], 4)]
+    refused = [bomb(200 * MIB), bomb_of_headers(8_000_000)]
     assert max(map(len, refused)) < MIB
 
     def produce(_: int) -> None:

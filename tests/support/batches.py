@@ -33,15 +33,29 @@ def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
     return bytes(builder.build())
 
 
-def bomb(size_bytes: int, *, value_bytes: int = 1_000, at_ms: int = 1_700_000_000_000) -> bytes:
+def bomb(size_bytes: int, *, value_bytes: int = 1_000) -> bytes:
     """So many bytes of zeros in zstd: some kilobytes on the wire."""
     count = size_bytes // value_bytes
     values = pa.array([bytes(value_bytes)], pa.binary()).take(pa.array(np.zeros(count, np.int32)))
+    return _packed(pa.record_batch([values], names=["value"]))
+
+
+def bomb_of_headers(count: int) -> bytes:
+    """One record with so many empty headers, which cost more in columns than on the wire."""
+    keys = pa.array([""], pa.string()).take(pa.array(np.zeros(count, np.int32)))
+    pairs = pa.StructArray.from_arrays(
+        [keys, pa.nulls(count, pa.binary())], fields=list(record.HEADERS.value_type)
+    )
+    headers = pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), pairs)
+    return _packed(pa.record_batch([pa.array([b"v"]), headers], names=["value", "headers"]))
+
+
+def _packed(payload: pa.RecordBatch) -> bytes:
     rows = record.rows(
-        pa.record_batch([values], names=["value"]),
+        payload,
         partition=0,
         base_offset=0,
-        timestamp_us=at_ms * 1_000,
+        timestamp_us=1_700_000_000_000_000,
         timestamp_type=record.CREATE_TIME,
     )
     (batch,) = recordbatch.encode(rows, leader_epoch=0, limit_bytes=1 << 30)

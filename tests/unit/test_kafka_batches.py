@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
@@ -15,7 +17,7 @@ from sparklog.broker.core import TakesLong
 from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
-from tests.support.batches import Record, built, changed, read, split
+from tests.support.batches import Record, bomb, bomb_of_headers, built, changed, read, split
 from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
 
 SECOND_MS = 1_700_000_000_000
@@ -395,3 +397,24 @@ def test_no_more_is_read_for_a_fetch_because_it_compresses_well(
     found = rig.core.fetch_kafka("packed", 0, 0, limit_bytes=1 << 20)
     assert found is not None
     assert 2 <= found.end <= 6
+
+
+def test_refusals_keep_nothing_of_what_is_refused(rig: Rig) -> None:
+    """Not even where they are kept, and Python looks for no cycles."""
+    refused = []
+    gc.disable()
+    tracemalloc.start()
+    try:
+        for batch in (
+            bomb(100 << 20),
+            bomb_of_headers(8_000_000),
+            bomb(60 << 20, value_bytes=20 << 20),
+        ):
+            tracemalloc.reset_peak()
+            with pytest.raises(errors.Invalid) as error:
+                rig.core.prepare_kafka("t", 0, batch)
+            refused.append(error.value)
+            assert tracemalloc.get_traced_memory()[0] < 4 << 20
+    finally:
+        tracemalloc.stop()
+        gc.enable()

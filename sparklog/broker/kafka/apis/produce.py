@@ -81,7 +81,7 @@ async def _prepare(door: Door, body: Any) -> _Prepared:
                     raise errors.BadBatch(reason="there is none")
                 outcome = await _checked(door, name, each.index, bytes(each.records))
             except errors.SparklogError as error:
-                outcome = error
+                outcome = errors.bare(error)
             of_topic.append((each.index, outcome))
             if time.monotonic() - began > _TURN_SECONDS:
                 await asyncio.sleep(0)
@@ -111,7 +111,7 @@ async def _queue(door: Door, prepared: _Prepared, tickets: list[Ticket]) -> _Que
                 outcome = await _submit(door, append, tickets, deadline)
                 tickets.append(outcome)
             except errors.SparklogError as error:
-                outcome = error
+                outcome = errors.bare(error)
             of_topic.append((index, outcome))
         queued.append((topic, of_topic))
     return queued
