@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog import errors, wire
+from sparklog.client import arguments
 from sparklog.client.times import utc
 from sparklog.partitioner import NO_KEY, parted, partitions_of
 from sparklog.record import HEADERS, LOG_APPEND_TIME, PAYLOAD_SCHEMA, TIMESTAMP
@@ -349,7 +350,8 @@ def delivery_callback(on_delivery: OnDelivery) -> Callable[[RecordFuture], objec
 
 
 def _deadline(timeout_seconds: float | None) -> float | None:
-    return None if timeout_seconds is None else time.monotonic() + timeout_seconds
+    seconds = arguments.timeout("timeout", timeout_seconds)
+    return None if seconds is None else time.monotonic() + seconds
 
 
 class RecordFuture:

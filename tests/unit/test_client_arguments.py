@@ -71,6 +71,11 @@ def _on_producer(log: Log, name: str, *given: Any) -> None:
         getattr(producer, name)(*given)
 
 
+def _await(log: Log, timeout: Any) -> None:
+    with log.producer() as producer:
+        producer.send("t", b"").result(timeout)
+
+
 _OF_PRODUCERS = [
     "linger_ms",
     "batch_rows",
@@ -139,6 +144,8 @@ CALLS: dict[str, Call] = {
     "pause(partition)": lambda log, value: _on_consumer(log, "pause", "t", value),
     "position": lambda log, value: _on_consumer(log, "position", "t", value),
     "Consumer.offsets_for_times": lambda log, value: _on_consumer(log, "offsets_for_times", value),
+    "result": lambda log, value: _await(log, 30 if value in (None, -5) else value),
+    "connect(kafka)": lambda _, value: sparklog.connect("127.0.0.1:1", kafka=value),
     "flush": lambda log, value: _on_producer(log, "flush", value),
     "send": _with_send,
     "send(partition)": lambda log, value: _with_send(log, partition=value),
@@ -230,6 +237,7 @@ def test_strange_arguments_are_refused_by_name(log: Log, call: str, strange: str
         ("connect", 8815, "target = '8815': expected a folder, a URI or host:port"),
         ("connect(storage_options: value)", 5, "storage_options['aws_region'] = '…': expected a"),
         ("poll", "1", "timeout = '1': expected a number of seconds, or None"),
+        ("result", "1", "timeout = '1': expected a number of seconds, or None"),
     ],
 )
 def test_what_is_wrong_is_said(log: Log, call: str, value: Any, told: str) -> None:
