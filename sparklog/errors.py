@@ -265,6 +265,11 @@ class UnknownCodec(Invalid):
     template = "compression {codec} is unknown; 0 to 4 are none, gzip, snappy, lz4 and zstd"
 
 
+class CodecTooNew(Invalid):
+    code = "codec_too_new"
+    template = "compression {codec} needs version {needed} of this request, not {version}"
+
+
 class OffsetOutOfRange(Invalid):
     code = "offset_out_of_range"
     template = "{topic}-{partition}: offset {offset} is outside the range {start} to {end}"

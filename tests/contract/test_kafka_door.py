@@ -23,7 +23,13 @@ from sparklog.broker.core import Place
 from sparklog.clock import SystemClock
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
 from sparklog.storage.objects import DelayedStore, MemoryStore
-from tests.support.kafkarequests import batch, commit_fields, create_fields, produce
+from tests.support.kafkarequests import (
+    batch,
+    commit_fields,
+    create_fields,
+    produce,
+    produce_fields,
+)
 from tests.support.kafkas import Frames, broker, frames
 from tests.support.waiting import wait_until
 
@@ -538,3 +544,16 @@ def test_a_lone_consumer_reads_at_once(agent: Agent, log: sparklog.Log) -> None:
         assert message.value() == b"v"
         consumer.close()
     assert fastest < 0.3
+
+
+def test_who_does_not_know_zstd_writes_none(agent: Agent, log: sparklog.Log) -> None:
+    """A batch in zstd needs version 7 of Produce, as in Kafka."""
+    fields = produce_fields("t", 0, batch([b"v"], codec=4))
+    codes = []
+    with frames(agent) as client:
+        for version in (6, 7):
+            ((found,),) = (
+                each.partition_responses for each in client.ask(0, version, fields).responses
+            )
+            codes.append(found.error_code)
+    assert codes == [ErrorCode.unsupported_compression_type, ErrorCode.none]

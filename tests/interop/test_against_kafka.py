@@ -106,8 +106,8 @@ def name_of(code: Any) -> str:
 
 def produced(side: Side, topic: str, records: bytes | None, **more: Any) -> object:
     """(error, base offset) of one partition, which is 0 unless another is given."""
-    fields = produce_fields(topic, more.pop("partition", 0), records) | more
-    reply = side.ask(0, 9, fields)
+    fields = produce_fields(topic, more.pop("partition", 0), records)
+    reply = side.ask(0, more.pop("version", 9), fields | more)
     if isinstance(reply, str):
         return reply
     ((found,),) = (each.partition_responses for each in reply.responses)
@@ -177,6 +177,9 @@ def produce(side: Side) -> Answers:
     yield "leader epoch 7", sent(changed(good, 12, ">i", 7, checksum=False))
     for codec in (5, 7):
         yield f"codec {codec}", sent(changed(good, 21, ">h", codec))
+    zstd = batch([b"a", b"b"], codec=4)
+    for version in (3, 6, 7):
+        yield f"in zstd, version {version}", sent(zstd, version=version)
     yield "said to be gzip", sent(changed(good, 21, ">h", 1))
     yield "said to be zstd", sent(changed(good, 21, ">h", 4))
     yield "a control batch", sent(changed(good, 21, ">h", 0x20))

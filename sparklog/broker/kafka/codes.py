@@ -41,6 +41,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.KeylessRecord: ErrorCode.invalid_record,
     errors.BadTimestamp: ErrorCode.invalid_timestamp,
     errors.UnknownCodec: ErrorCode.unsupported_compression_type,
+    errors.CodecTooNew: ErrorCode.unsupported_compression_type,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.PolicyViolation: ErrorCode.policy_violation,
     errors.UnknownOption: ErrorCode.invalid_config,

@@ -19,7 +19,7 @@ _GROUP: Final = 0
 async def _handle(door: Door, request: Request) -> Reply:
     body = request.body
     found = await _found(door, getattr(body, "key_type", _GROUP))
-    keys = tuple(dict.fromkeys(getattr(body, "coordinator_keys", ())))
+    keys = getattr(body, "coordinator_keys", ())
     return {
         "throttle_time": NO_TIME,
         **found,

@@ -27,6 +27,12 @@ from sparklog.record import LOG_APPEND_TIME
 _Prepared = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
 """As the request has them: of each topic, by partition."""
 _Queued = list[tuple[Any, list[tuple[int, Ticket | errors.SparklogError]]]]
+_FIRST_WITH_ZSTD: Final = 7
+"""Version from which on a batch may be compressed with zstd."""
+_CODEC_AT: Final = 22
+"""The lower byte of a batch's attributes, whose lowest bits name the codec."""
+_CODEC_BITS: Final = 0x07
+_ZSTD: Final = 4
 _TURN_SECONDS: Final = 0.005
 """For which one request keeps the loop from the others while its batches are checked."""
 _LOOK_SECONDS: Final = 0.01
@@ -36,7 +42,7 @@ _LOOK_SECONDS: Final = 0.01
 @serves(0, "produce", last=13, overlaps=True, keeps_bytes=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
-    prepared = await _prepare(door, body)
+    prepared = await _prepare(door, request)
     tickets: list[Ticket] = []
     try:
         queued = await _queue(door, prepared, tickets)
@@ -65,7 +71,8 @@ def _refusal(body: Any) -> errors.SparklogError | None:
     return None
 
 
-async def _prepare(door: Door, body: Any) -> _Prepared:
+async def _prepare(door: Door, request: Request) -> _Prepared:
+    body = request.body
     refusal = _refusal(body)
     prepared: _Prepared = []
     began = time.monotonic()
@@ -79,6 +86,8 @@ async def _prepare(door: Door, body: Any) -> _Prepared:
                 name = name_of(door.core, topic)
                 if not each.records:
                     raise errors.BadBatch(reason="there is none")
+                if request.version < _FIRST_WITH_ZSTD:
+                    _check_codec(each.records, request.version)
                 outcome = await _checked(door, name, each.index, bytes(each.records))
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
@@ -88,6 +97,12 @@ async def _prepare(door: Door, body: Any) -> _Prepared:
                 began = time.monotonic()
         prepared.append((topic, of_topic))
     return prepared
+
+
+def _check_codec(data: bytes, version: int) -> None:
+    """Raises `CodecTooNew`: who writes so does not know zstd, nor may those who read (KIP-110)."""
+    if len(data) > _CODEC_AT and data[_CODEC_AT] & _CODEC_BITS == _ZSTD:
+        raise errors.CodecTooNew(codec="zstd", needed=_FIRST_WITH_ZSTD, version=version)
 
 
 async def _checked(door: Door, topic: str, partition: int, data: bytes) -> Append:
