@@ -169,6 +169,14 @@ _KAFKAS: Final[Mapping[str, _Known]] = {
     "socket.request.max.bytes": _Known(
         Kind.INT, lambda s: s.kafka.request_max_bytes, "setting kafka.request_max_bytes"
     ),
+    "max.connections": _Known(
+        Kind.INT, lambda s: s.kafka.max_connections, "setting kafka.max_connections"
+    ),
+    "max.connections.per.ip": _Known(
+        Kind.INT,
+        lambda s: s.kafka.max_connections_per_address,
+        "setting kafka.max_connections_per_address",
+    ),
     "group.min.session.timeout.ms": _Known(
         Kind.INT, lambda s: s.groups.min_session_timeout_ms, "setting groups.min_session_timeout_ms"
     ),
