@@ -120,10 +120,17 @@ def produce(
             for batch in reader.batches(meter):
                 table = batch if partition is None else _placed(batch, partition)
                 acks.send(producer, topic, table, reader.at)
+                reader.handed_on()
             acks.wait_for_all()
         except (errors.SparklogError, OSError) as error:
             acks.count_the_rest()
             error.add_note(f"{acks.records:,} records were acked{reader.advice(acks, error)}")
+            raise
+        except KeyboardInterrupt:
+            acks.count_the_rest()
+            reader.forget_what_was_not_handed_on()
+            advice = reader.advice(acks, None)
+            typer.echo(f"sparklog: {acks.records:,} records were acked{advice}", err=True)
             raise
     seconds = time.monotonic() - began
     typer.echo(f"{acks.records:,} records acked in {seconds:.1f} s", err=True)
@@ -202,6 +209,15 @@ class _Reader:
         self._fields = fields
         self._lines = lines
         self._current = inputs[0]
+        self._handed_on = lines.first
+
+    def handed_on(self) -> None:
+        """What was read so far is sent."""
+        self._handed_on = self._lines.next
+
+    def forget_what_was_not_handed_on(self) -> None:
+        """After an interrupt, which may come between reading and sending."""
+        self._lines.next = self._handed_on
 
     @property
     def at(self) -> _Place:
@@ -213,7 +229,7 @@ class _Reader:
 
         for each in self._inputs:
             self._current = each
-            self._lines.at = self._lines.next = self._lines.first
+            self._lines.at = self._lines.next = self._handed_on = self._lines.first
             with each.open() as stream:
                 for batch in read(
                     stream,
@@ -227,8 +243,8 @@ class _Reader:
                     meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
             meter.next_input()
 
-    def advice(self, acks: _Acks, error: BaseException) -> str:
-        """How to go on after `error` without sending a record twice, as far as that is known."""
+    def advice(self, acks: _Acks, error: BaseException | None) -> str:
+        """How to go on without sending a record twice, as far as that is known."""
         current, line = acks.unacked or (self._current, self._lines.next)
         if current.kind not in _OF_LINES:
             return ""
@@ -269,7 +285,7 @@ class _Acks:
     def send(self, producer: Producer, topic: str, table: pa.RecordBatch, place: _Place) -> None:
         try:
             future = producer.send_table(topic, table)
-        except errors.SparklogError:
+        except (errors.SparklogError, KeyboardInterrupt):
             self.unacked = self.unacked or place
             raise
         self.add(future, table.num_rows, place)
@@ -293,7 +309,7 @@ class _Acks:
         future, rows, place = self._waiting.popleft()
         try:
             future.result()
-        except errors.SparklogError:
+        except (errors.SparklogError, KeyboardInterrupt):
             self.unacked = self.unacked or place
             raise
         self.records += rows

@@ -889,6 +889,28 @@ def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
         assert process.wait() == ExitCode.INTERRUPTED
 
 
+def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
+    """An interrupted `produce` says what was acked, and from which line on nothing was sent."""
+    command = [sys.executable, "-m", "sparklog", "produce", "t1", "--format", "jsonl"]
+    command += ["--bootstrap", broker.address]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b'{"n":1}\n\n{"n":2}\n{"n":')
+        process.stdin.flush()
+        deadline = time.monotonic() + 30.0
+        while len(broker.log.values("t1")) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert told.decode() == (
+        "sparklog: 2 records were acked; these are all lines before 4: go on by --from-line 4\n"
+    )
+
+
 def test_lines_go_out_as_they_come_in(broker: FakeBroker) -> None:
     """What is typed is sent at once, while the input stays open."""
     arguments = ("produce", "t1", "--bootstrap", broker.address)
