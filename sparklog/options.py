@@ -55,6 +55,16 @@ def is_address(text: str, *, lowest_port: int = 1) -> bool:
     return found is not None and lowest_port <= int(found[1]) <= 65_535
 
 
+def is_loopback(address: str) -> bool:
+    """Whether only its own host reaches it, an unspecified address such as `0.0.0.0` included."""
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        numbers = ipaddress.ip_address(host)
+    except ValueError:
+        return host.lower() == "localhost"
+    return numbers.is_loopback or numbers.is_unspecified
+
+
 def check_bootstrap(option: str, value: str) -> str:
     """`value`, the one address of a broker. Raises `BadOption`, which calls it `option`."""
     if not is_address(value):

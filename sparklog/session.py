@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import atexit
 import hashlib
-import ipaddress
 import logging
 import os
 import re
@@ -49,6 +48,7 @@ from sparklog.options import (
     check_bootstrap,
     check_root,
     is_address,
+    is_loopback,
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
@@ -505,7 +505,7 @@ def _check_is_no_loopback_of_others(leader: Leader) -> None:
     An unspecified address, where a broker listens on all of its own, is dialled as loopback.
     """
     here, there = socket.gethostname(), leader.process.host
-    if there and there != here and _is_loopback(leader.flight):
+    if there and there != here and is_loopback(leader.flight):
         how = (
             "start it with SPARKLOG_FLIGHT_LISTEN=0.0.0.0:8815 and"
             f" SPARKLOG_FLIGHT_ADVERTISED={there}:8815 in its environment"
@@ -517,15 +517,6 @@ def _check_is_no_loopback_of_others(leader: Leader) -> None:
             f" can be reached only from there, not from {here!r}: {how}"
         )
         raise errors.BadOption(option="flight.advertised", value=leader.flight, reason=reason)
-
-
-def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].strip("[]")
-    try:
-        numbers = ipaddress.ip_address(host)
-    except ValueError:
-        return host.lower() == "localhost"
-    return numbers.is_loopback or numbers.is_unspecified
 
 
 def _is_of_store(variable: str) -> bool:

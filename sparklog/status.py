@@ -7,6 +7,7 @@ heartbeat say which one it was, and whether it is alive.
 from __future__ import annotations
 
 import enum
+import socket
 from collections.abc import Callable
 
 import msgspec
@@ -14,6 +15,7 @@ import msgspec
 from sparklog import errors, limits, wire
 from sparklog.client.connection import Connection
 from sparklog.clock import Clock
+from sparklog.options import is_loopback
 from sparklog.storage.liveness import Leader, State, Watch
 from sparklog.storage.meta import MetaStore
 from sparklog.storage.objects import Store
@@ -79,6 +81,9 @@ def of_root(store: Store, clock: Clock, *, waits: Callable[[Leader, float], obje
             reason = f"{other} answers at its address, {found.leader.flight}"
         except errors.SparklogError as error:
             reason = str(error)
+            there = found.leader.process.host
+            if there != socket.gethostname() and is_loopback(found.leader.flight):
+                reason = f"it listens at {found.leader.flight}, which only host {there!r} reaches"
         found = watch.settle(waits=waits)
     leader = found.leader if found is not None else None
     state = Led.NEVER

@@ -160,10 +160,13 @@ class Agent:
             self._serve(listen)
             with contextlib.suppress(errors.Retriable, PutUnresolved):
                 self._beat()  # where its listeners are
-        except BaseException:
+        except BaseException as error:
             self._stopping.set()
             self._say_goodbye()
             self._close_doors()
+            explained = self._explained(error)
+            if explained is not error:
+                raise explained from error
             raise
         _log.info(
             "serving",

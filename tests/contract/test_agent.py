@@ -319,6 +319,7 @@ def test_a_start_that_is_overtaken_says_so() -> None:
         gate.set()
         starting.join(SECONDS)
         assert len(raised) == 1
+        assert "was replaced by broker 1 (standing, epoch 2)" in str(raised[0])
         assert refuses(slow.address)
         door.create()
         assert door.append(["a"]).base_offset == 0

@@ -17,6 +17,7 @@ from typing import Self
 import pytest
 
 import sparklog
+from sparklog import errors
 from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
@@ -59,6 +60,48 @@ def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> N
         spent.append(time.monotonic() - began)
         broker.end(how)
     assert min(spent[1:]) < spent[0] + 1.0
+
+
+def free_port() -> str:
+    """An address at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"127.0.0.1:{probe.getsockname()[1]}"
+
+
+UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc")
+
+
+def may_unshare() -> bool:
+    """Whether this user may start processes in namespaces of their own, as containers are."""
+    try:
+        return subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not may_unshare(), reason="no namespaces for this user")
+def test_a_broker_in_a_container_is_watched(tmp_path: Path) -> None:
+    """The pids of another pid namespace are not checked: while it beats nobody takes over."""
+    listen = free_port()
+    run = f"hostname other; exec {sys.executable} -m sparklog broker --root {tmp_path}"
+    command = [*UNSHARE, "--kill-child", "sh", "-c", f"{run} --flight {listen} --kafka ''"]
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as container:
+        try:
+            assert container.stdout is not None
+            assert b"serves" in container.stdout.readline()
+            code, told = Standing(tmp_path).await_end()
+            assert code == 1
+            assert "waiting to see" in told
+            assert "pid 1 on host other" in told
+            with pytest.raises(errors.BadOption, match="SPARKLOG_FLIGHT_ADVERTISED=other:8815"):
+                sparklog.connect(tmp_path)
+        finally:
+            container.kill()  # and with it what it has started
+        container.wait()
+        began = time.monotonic()
+        with standing(tmp_path):
+            assert 4.0 < time.monotonic() - began < 12.0
 
 
 # ------------------------------------------------------------------------------ programs between
@@ -193,12 +236,6 @@ def test_a_standing_broker_comes_and_goes_while_a_program_is_open(
         rows = log.read("t")
         values = [int(value) for value in rows.column("value").to_pylist()]
         assert sorted(values) == list(range(count))
-
-
-def free_port() -> str:
-    """An address at which nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"127.0.0.1:{probe.getsockname()[1]}"
 
 
 def test_the_ports_of_an_embedded_broker_go_to_the_standing_one_and_back(
