@@ -199,7 +199,7 @@ class _Door:
     calls = 0
     open_calls = 0
 
-    def __init__(self, core: Core, _groups: Coordinator, _listen: str) -> None:
+    def __init__(self, core: Core, _groups: Coordinator, _listen: str, **_bounds: object) -> None:
         _broker().serve(core)
 
     def close(self) -> None:
