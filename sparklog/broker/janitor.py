@@ -44,6 +44,8 @@ class _Chores:
     due: dict[str, float] = field(default_factory=dict)
     seen_version: int = -1
     seen_keys_version: int = -1
+    in_order: set[str] = field(default_factory=set)
+    """Files of other engines that were looked over and need no sorting."""
 
 
 class Janitor:
@@ -205,8 +207,37 @@ class Janitor:
                 if should_stop():
                     return
                 compaction.compact(table, group)
+            self._put_in_order(chores, should_stop)
             if is_settling:
                 chores.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
+
+    def _put_in_order(self, chores: _Chores, should_stop: Callable[[], bool]) -> None:
+        """Sorts what another engine has left in no order, once, instead of in every read."""
+        table = chores.table
+        found = compaction.disordered(
+            table.store,
+            table.topic,
+            table.snapshot,
+            in_order=chores.in_order,
+            target_bytes=self._settings.compact_target_bytes,
+        )
+        if found is None or should_stop():
+            return
+        files = compaction.put_in_order(
+            table,
+            found,
+            target_bytes=self._settings.compact_target_bytes,
+            border=keycompaction.borders(table)[found.partition],
+            should_stop=should_stop,
+        )
+        if files:
+            _log.info(
+                "another engine's files put in order",
+                topic=table.topic,
+                partition=found.partition,
+                replaced=len(found.files),
+                files=len(files),
+            )
 
     def _has_time(self, snapshot: TableSnapshot) -> bool:
         """Whether merging may take its share of the machine: not while very much is coming in.

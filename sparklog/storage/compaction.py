@@ -12,14 +12,18 @@ Rules of this room:
 - The commit lands only where every input is still active in the version before it. Otherwise the
   merge is given up, and its output, which no commit names, removed.
 - The replaced files stay for readers that know them; `upkeep` removes them later.
+- What another engine has left in no order, in files that overlap or in huge row groups, is put in
+  order once: every read of it would sort. Names are only hints here: a file is looked over unless
+  its name says that we wrote it, and what is found is remembered by the caller.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -30,8 +34,9 @@ import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
 from sparklog.record import FILE_SCHEMA
-from sparklog.storage import publish
+from sparklog.storage import publish, sorting
 from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import Change, Table, data_path, maintenance_app_id
 
@@ -201,16 +206,23 @@ def compact(table: Table, group: Group) -> TableFile | None:
         if _are_active(group, table.refresh()):
             raise errors.MissingObject(path=error.path, reason="the table names it") from error
         return None
-    merged = None
-    if encoded:
-        merged = publish.put_file(
-            table.store,
-            encoded,
-            topic=table.topic,
-            topic_id=group.topic_id,
-            partition=group.partition,
-            clock=table.clock,
-        )
+    merged = _put(table, group, encoded) if encoded else None
+    return merged if _replace(table, group, (merged,) if merged else ()) else None
+
+
+def _put(table: Table, group: Group, encoded: publish.Encoded) -> TableFile:
+    return publish.put_file(
+        table.store,
+        encoded,
+        topic=table.topic,
+        topic_id=group.topic_id,
+        partition=group.partition,
+        clock=table.clock,
+    )
+
+
+def _replace(table: Table, group: Group, merged: Sequence[TableFile]) -> bool:
+    """Commits `merged` for the files of the group; False, and they are deleted, if given up."""
     is_wanted = True
 
     def decide(snapshot: TableSnapshot) -> Change | None:
@@ -219,7 +231,7 @@ def compact(table: Table, group: Group) -> TableFile | None:
         if not is_wanted:
             return None
         return Change(
-            adds=(merged,) if merged else (),
+            adds=tuple(merged),
             removes=group.files,
             txns={maintenance_app_id(group.topic_id): snapshot.version + 1},
             data_change=False,
@@ -233,9 +245,13 @@ def compact(table: Table, group: Group) -> TableFile | None:
         raise
     finally:
         if merged and not is_wanted:
-            table.store.delete([data_path(table.topic, merged)])
+            _delete(table, merged)
         pa.default_memory_pool().release_unused()  # it would keep what the merge took
-    return merged if is_wanted else None
+    return is_wanted
+
+
+def _delete(table: Table, files: Sequence[TableFile]) -> None:
+    table.store.delete([data_path(table.topic, file) for file in files])
 
 
 def _are_active(group: Group, snapshot: TableSnapshot) -> bool:
@@ -268,15 +284,17 @@ def read_rows(
     """
     try:
         with store.open(path) as source:
-            parquet = pq.ParquetFile(
-                source, page_checksum_verification=True, coerce_int96_timestamp_unit="us"
-            )
+            parquet = open_parquet(source, is_local=store.is_local, pre_buffer=False)
             offsets = _offsets(parquet, path)
             is_sorted = _rises(offsets)
             _check_offsets(offsets if is_sorted else np.sort(offsets), path, file, end)
             missing = len(offsets)
-            read = _batches if is_sorted else _sorted_batches
-            for batch in read(parquet, columns):
+            batches = (
+                _batches(parquet, columns)
+                if is_sorted
+                else _sorted_batches(parquet, columns, offsets)
+            )
+            for batch in batches:
                 if batch.num_rows:
                     conformed = _conform(batch, columns)
                     if "timestamp" in columns:
@@ -297,20 +315,42 @@ def read_rows(
 def _batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The rows as they stand, in light batches."""
     for number in range(parquet.num_row_groups):
-        group = parquet.metadata.row_group(number)
-        light_rows = limits.FILE_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
-        yield from parquet.iter_batches(
-            batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
-            row_groups=[number],
-            columns=list(columns),
-            use_threads=False,
-        )
+        yield from _group_batches(parquet, number, columns)
 
 
-def _sorted_batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> list[pa.RecordBatch]:
-    """The rows in offset order; all of them are in memory at once."""
-    whole = parquet.read(columns=list(columns), use_threads=False)
-    return whole.sort_by("offset").to_batches()
+def _group_batches(
+    parquet: pq.ParquetFile, number: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    group = parquet.metadata.row_group(number)
+    light_rows = limits.FILE_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
+    yield from parquet.iter_batches(
+        batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
+        row_groups=[number],
+        columns=list(columns),
+        use_threads=False,
+    )
+
+
+def _sorted_batches(
+    parquet: pq.ParquetFile, columns: Sequence[str], offsets: npt.NDArray[np.int64]
+) -> Iterator[pa.RecordBatch]:
+    """The rows in offset order; row groups are read one after another, each once."""
+    parts = []
+    at = 0
+    for number in range(parquet.num_row_groups):
+        rows = parquet.metadata.row_group(number).num_rows
+        inside = offsets[at : at + rows]
+        at += rows
+        if rows:
+            parts.append(
+                sorting.Part(
+                    first=int(inside.min()),
+                    last=int(inside.max()),
+                    rises=_rises(inside),
+                    read=partial(_group_batches, parquet, number, columns),
+                )
+            )
+    return sorting.in_order(parts, batch_rows=limits.ROW_GROUP_ROWS)
 
 
 def _conform(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
@@ -323,6 +363,161 @@ def _conform(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+# ------------------------------------------------------------------------------ putting in order
+
+
+def disordered(
+    store: Store,
+    topic: str,
+    snapshot: TableSnapshot,
+    *,
+    in_order: set[str],
+    target_bytes: int = limits.COMPACT_TARGET_BYTES,
+) -> Group | None:
+    """Files of a partition that another engine has left so that every read of them must sort.
+
+    Files that overlap, or one whose rows are in no order or in huge row groups. None if there are
+    none, or no more than `SORT_FILES_BYTES` of them.
+
+    Args:
+        in_order: paths of files that were looked over and need nothing; more are put there, and
+            those that the table does not name any more go.
+
+    Raises `CorruptObject` for a file that cannot be looked over.
+    """
+    named = {file.path for files in snapshot.files for file in files}
+    in_order &= named
+    for partition, files in enumerate(snapshot.files):
+        for found in _overlapping(files):
+            if all(_has_our_name(file, snapshot) or file.path in in_order for file in found):
+                continue
+            if _size(found) > limits.SORT_FILES_BYTES:
+                continue
+            if len(found) == 1 and not _must_be_sorted(store, topic, found[0]):
+                in_order.add(found[0].path)
+                continue
+            return Group(
+                topic_id=snapshot.topic_id or "",
+                partition=partition,
+                files=tuple(found),
+                end=snapshot.ends[partition],
+                is_last=2 * _size(found) > target_bytes,
+            )
+    return None
+
+
+def _overlapping(files: Sequence[TableFile]) -> Iterator[list[TableFile]]:
+    """Files with statistics, those together whose offsets overlap; each other one alone."""
+    found: list[TableFile] = []
+    end = -1
+    for file in files:
+        if file.first is None or file.last is None:
+            yield [file]
+            continue
+        if found and file.first > end:
+            yield found
+            found = []
+        found.append(file)
+        end = max(end, file.last)
+    if found:
+        yield found
+
+
+def _has_our_name(file: TableFile, snapshot: TableSnapshot) -> bool:
+    ours = f"partition={file.partition}/{snapshot.topic_id}-{file.first}-{file.last}-"
+    return file.path.startswith(ours)
+
+
+def _must_be_sorted(store: Store, topic: str, file: TableFile) -> bool:
+    path = data_path(topic, file)
+    try:
+        with store.open(path) as source:
+            parquet = open_parquet(source, is_local=store.is_local, pre_buffer=False)
+            metadata = parquet.metadata
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            if any(group.total_byte_size > limits.FOREIGN_GROUP_BYTES for group in groups):
+                return True
+            return not _rises(_offsets(parquet, path))
+    except (FileNotFoundError, ObjectMissing):
+        return False  # whoever has removed it has replaced it
+    except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+        raise errors.CorruptObject(path=path, check=f"is no whole data file: {error}") from error
+
+
+def put_in_order(
+    table: Table,
+    group: Group,
+    *,
+    target_bytes: int = limits.COMPACT_TARGET_BYTES,
+    border: int = 0,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[TableFile, ...]:
+    """Replaces the group's files by files in order, of about `target_bytes`; those.
+
+    None of them reaches over `border`. Nothing where the work was given up: somebody else has
+    replaced or removed one of the files, or `should_stop` said so. Raises what `compact` does.
+    """
+    merged: list[TableFile] = []
+    is_done = False
+    try:
+        for encoded in _encoded(table, group, target_bytes, border):
+            merged.append(_put(table, group, encoded))
+            if should_stop():
+                return ()
+        is_done = True
+    except ObjectMissing as error:
+        if _are_active(group, table.refresh()):
+            raise errors.MissingObject(path=error.path, reason="the table names it") from error
+        return ()
+    finally:
+        if not is_done:
+            _delete(table, merged)
+    return tuple(merged) if _replace(table, group, merged) else ()
+
+
+def _encoded(
+    table: Table, group: Group, target_bytes: int, border: int
+) -> Iterator[publish.Encoded]:
+    """All rows of the group's files, in order, as the bytes of several files."""
+    parts = [
+        sorting.Part(
+            first=file.first or 0,
+            last=group.end if file.last is None else file.last,
+            rises=True,
+            read=partial(read_rows, table.store, data_path(table.topic, file), file, group.end),
+        )
+        for file in group.files
+    ]
+    level = publish.SMALL_LEVEL if group.is_last else publish.FAST_LEVEL
+    # What waits in the encoder, and what is added, comes after the target was reached.
+    capacity_bytes = target_bytes + 4 * limits.ROW_GROUP_BYTES
+    encoder: publish.Encoder | None = None
+    began_beyond = False
+    last = -1
+    for batch in sorting.in_order(parts, batch_rows=limits.ROW_GROUP_ROWS):
+        offsets = arrow.as_numpy(batch.column("offset"))
+        if offsets[0] <= last or not _rises(offsets):
+            paths = ", ".join(file.path for file in group.files)
+            raise errors.CorruptObject(path=table.folder, check=f"holds an offset twice: {paths}")
+        last = int(offsets[-1])
+        cut = int(np.searchsorted(offsets, border))
+        for rows in (batch.slice(0, cut), batch.slice(cut)):
+            if not rows.num_rows:
+                continue
+            is_beyond = rows.column("offset")[0].as_py() >= border
+            if encoder is not None and (
+                encoder.size_bytes >= target_bytes or (is_beyond and not began_beyond)
+            ):
+                yield encoder.finish()
+                encoder = None
+            if encoder is None:
+                encoder = publish.Encoder(level=level, capacity_bytes=capacity_bytes)
+                began_beyond = is_beyond
+            encoder.add(rows)
+    if encoder is not None:
+        yield encoder.finish()
 
 
 # ------------------------------------------------------------------------------ checking

@@ -91,6 +91,11 @@ class Encoder:
                 self._write(self._waiting_rows)
 
     @property
+    def size_bytes(self) -> int:
+        """Of the row groups that are encoded so far."""
+        return int(self._sink.tell())
+
+    @property
     def _missing_rows(self) -> int:
         """How many rows after the written ones a row group ends at the latest."""
         return limits.ROW_GROUP_ROWS - self._rows % limits.ROW_GROUP_ROWS

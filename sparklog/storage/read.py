@@ -361,7 +361,7 @@ class _Files:
             oldest.close()
         with ExitStack() as stack:
             source = stack.enter_context(self._store.open(path))
-            parquet = _parquet(source, is_local=self._store.is_local)
+            parquet = open_parquet(source, is_local=self._store.is_local)
             if "offset" not in parquet.schema_arrow.names:
                 raise errors.CorruptObject(path=path, check="has no column 'offset'")
             count = parquet.metadata.num_rows
@@ -373,8 +373,14 @@ class _Files:
         return parquet
 
 
-def _parquet(source: pa.NativeFile, *, is_local: bool) -> pq.ParquetFile:
-    """Spark writes times as INT96, in ns. Columns of large row groups are read as they are used."""
+def open_parquet(
+    source: pa.NativeFile, *, is_local: bool, pre_buffer: bool | None = None
+) -> pq.ParquetFile:
+    """A data file, whoever wrote it. Spark writes times as INT96, in ns.
+
+    Columns of large row groups are read as they are used, others at once; `pre_buffer` of a store
+    that is not local: all columns of a row group at once.
+    """
 
     def opened(
         *, pre_buffer: bool, buffer_size: int = 0, metadata: pq.FileMetaData | None = None
@@ -388,7 +394,7 @@ def _parquet(source: pa.NativeFile, *, is_local: bool) -> pq.ParquetFile:
             coerce_int96_timestamp_unit="us",
         )
 
-    found = opened(pre_buffer=not is_local)
+    found = opened(pre_buffer=not is_local if pre_buffer is None else pre_buffer)
     metadata = found.metadata
     if any(_is_large(metadata.row_group(each)) for each in range(metadata.num_row_groups)):
         size = limits.BUFFER_BYTES if is_local else limits.BUFFER_REMOTE_BYTES

@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,7 +20,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.record import FILE_SCHEMA, TIMESTAMP
 from sparklog.storage import publish
-from sparklog.storage.compaction import Group, choose, compact
+from sparklog.storage.compaction import Group, choose, compact, disordered, put_in_order
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
@@ -541,3 +542,138 @@ def test_merge_too_slow_to_commit_leaves_nothing(
     with pytest.raises(errors.TimedOut):
         compact(table, whole(table))
     assert data_files(table) == files
+
+
+# ------------------------------------------------------------------------------ putting in order
+
+
+def found_disordered(table: Table, in_order: set[str] | None = None) -> Group | None:
+    """What should be put in order."""
+    known = set() if in_order is None else in_order
+    return disordered(table.store, "t", table.snapshot, in_order=known)
+
+
+def add_part(table: Table, rows: pa.Table, name: str, *, end: int | None = None) -> TableFile:
+    """A file of rows in the order given, under a name of another engine's."""
+    offsets = rows["offset"].to_numpy()
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows, sink, row_group_size=100)
+    file = dataclasses.replace(
+        tables.table_file(table.clock, 0, int(offsets.min()), int(offsets.max())),
+        path=f"partition=0/part-{name}.parquet",
+        rows=rows.num_rows,
+        size_bytes=sink.getvalue().size,
+    )
+    table.store.put_new(data_path("t", file), sink.getvalue())
+    change = Change(adds=(file,))
+    if end is not None:
+        change = dataclasses.replace(change, txns={end_app_id(tables.TOPIC_ID, 0): end})
+    table.commit(lambda _: change)
+    return file
+
+
+@pytest.mark.parametrize("memory_bytes", [0, limits.SORT_MEMORY_BYTES])
+def test_a_file_out_of_order_is_put_in_order_once(
+    table: Table, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
+) -> None:
+    """Its rows come out as several files of ours, however little memory there is, and stay."""
+    monkeypatch.setattr(limits, "SORT_MEMORY_BYTES", memory_bytes)
+    monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 64)
+    publish_rows(table, 0, 50)
+    order = np.random.default_rng(1).permutation(1_000)
+    add_part(table, plain_rows(50, 1_000).take(pa.array(order)), "shuffled", end=1_050)
+    before = rows_of(table)
+    group = found_disordered(table)
+    assert group is not None
+    made = put_in_order(table, group, target_bytes=3_000)
+    assert len(made) > 2
+    assert rows_of(table).equals(before)
+    bounds = [(file.first, file.last) for file in table.snapshot.files[0]]
+    assert bounds == sorted(bounds)
+    for file in table.snapshot.files[0]:
+        offsets = pq.read_table(table.store.get(data_path("t", file)))["offset"].to_pylist()
+        assert offsets == list(range(file.first or 0, (file.last or 0) + 1))
+    assert found_disordered(table) is None
+    commit = table.store.get(f"{table.log_folder}/{table.snapshot.version:020d}.json").to_pybytes()
+    assert b'"dataChange":true' not in commit
+
+
+def test_files_that_overlap_are_put_in_order(table: Table) -> None:
+    """Every second row in another file: together they are in order, each offset once."""
+    rows = plain_rows(0, 400)
+    even, odd = (rows.take(pa.array(range(first, 400, 2))) for first in (0, 1))
+    add_part(table, even, "even", end=400)
+    add_part(table, odd, "odd")
+    before = rows_of(table)
+    group = found_disordered(table)
+    assert group is not None
+    assert len(group.files) == 2
+    assert put_in_order(table, group)
+    assert rows_of(table).equals(before)
+    assert len(table.snapshot.files[0]) == 1
+
+
+def test_a_file_in_order_is_looked_over_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And left as its engine made it; what the table does not name any more is forgotten."""
+    known: set[str] = {"partition=0/gone.parquet"}
+    file = add_part(table, plain_rows(0, 100), "good", end=100)
+    assert found_disordered(table, known) is None
+    assert known == {file.path}
+    monkeypatch.setattr(pq, "ParquetFile", None)
+    assert found_disordered(table, known) is None
+
+
+def test_huge_row_groups_are_cut(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read of few rows decodes most of such a group, in order or not."""
+    add_part(table, plain_rows(0, 100), "good", end=100)
+    monkeypatch.setattr(limits, "FOREIGN_GROUP_BYTES", 100)
+    group = found_disordered(table)
+    assert group is not None
+    assert put_in_order(table, group)
+    assert found_disordered(table) is None
+
+
+def test_no_file_in_order_reaches_over_a_border(table: Table) -> None:
+    """What a key compaction has been through stays apart from what it has not."""
+    rows = plain_rows(0, 100).take(pa.array(range(99, -1, -1)))
+    add_part(table, rows, "descending", end=100)
+    group = found_disordered(table)
+    assert group is not None
+    made = put_in_order(table, group, border=40)
+    assert [(file.first, file.last) for file in made] == [(0, 39), (40, 99)]
+
+
+def test_putting_in_order_yields(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a broker that stops, and to whoever has replaced the file; nothing is left of it."""
+    monkeypatch.setattr(limits, "ROW_GROUP_ROWS", 10)
+    rows = plain_rows(0, 100).take(pa.array(range(99, -1, -1)))
+    file = add_part(table, rows, "descending", end=100)
+    files = data_files(table)
+    group = found_disordered(table)
+    assert group is not None
+    assert put_in_order(table, group, target_bytes=1, should_stop=lambda: True) == ()
+    assert data_files(table) == files
+    table.commit(lambda _: Change(removes=(file,)))
+    assert put_in_order(table, group, target_bytes=1) == ()
+    assert data_files(table) == files
+
+
+def test_an_offset_in_two_files_is_told(table: Table) -> None:
+    """Nobody can say which of the two it is; the files stay as they are."""
+    add_part(table, plain_rows(0, 60), "one", end=100)
+    add_part(table, plain_rows(50, 50), "other")
+    files = data_files(table)
+    group = found_disordered(table)
+    assert group is not None
+    with pytest.raises(errors.CorruptObject, match=r"an offset twice.*part-one.*part-other"):
+        put_in_order(table, group)
+    assert data_files(table) == files
+
+
+def test_more_than_can_be_sorted_is_left_alone(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sort that outlasts its orphan grace would begin again for ever."""
+    add_part(table, plain_rows(0, 100).take(pa.array(range(99, -1, -1))), "x", end=100)
+    monkeypatch.setattr(limits, "SORT_FILES_BYTES", 1)
+    assert found_disordered(table) is None

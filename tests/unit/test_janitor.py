@@ -26,6 +26,7 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import Change, Table, data_path
+from tests.support import engines
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
 
 GRACES = JanitorSettings(
@@ -634,3 +635,21 @@ def test_a_damaged_batch_is_in_nobodys_way(
     rig.janitor.tick()
     assert paths(rig.store, "staging") == ["a/1/manifest.json", "a/notes/x"]
     assert [event for event, _ in complaints.events] == ["sweeping of staged files failed"]
+
+
+def test_what_another_engine_left_in_no_order_is_put_in_order(rig: Rig, clock: ManualClock) -> None:
+    """Once: the janitor looks at what OPTIMIZE has written, and leaves the next ticks alone."""
+    fill(rig, 4)
+    table = Table(rig.store, "t", clock=rig.clock)
+    table.refresh()
+    engines.rewrite(table, table.snapshot.files[0])
+    before = rows_of_table(rig.store, rig.clock)
+    rig.janitor.tick()
+    snapshot = table.refresh()
+    (file,) = snapshot.files[0]
+    assert file.path.startswith(f"partition=0/{snapshot.topic_id}-0-3-")
+    assert rows_of_table(rig.store, rig.clock) == before
+    for _ in range(3):
+        clock.advance(limits.SETTLE_EVERY_SECONDS + 1)
+        rig.janitor.tick()
+    assert table.refresh().files[0] == (file,)
