@@ -450,7 +450,7 @@ class Writer:
         batch = conform_payload(batch, limit_bytes=self._bounds.max_batch_bytes)
         if timestamp_type == LOG_APPEND_TIME and "timestamp" in batch.schema.names:
             batch = batch.drop_columns(["timestamp"])
-        self._check_size(topic, batch)
+        size = self._check_size(topic, batch)
         topic.check_keys(partition, count_keyless(batch))
         arrival_us = self._clock.now_us()
         low, high = timestamp_range_us(batch, arrival_us)
@@ -468,7 +468,7 @@ class Writer:
             timestamp_type=timestamp_type,
             payload=payload,
             held=_unshared(batch, payload),
-            decoded_bytes=batch.nbytes,
+            decoded_bytes=size,
             stamp=stamp,
         )
 
@@ -567,7 +567,8 @@ class Writer:
             stamp=stamp,
         )
 
-    def _check_size(self, topic: Topic, batch: pa.RecordBatch) -> None:
+    def _check_size(self, topic: Topic, batch: pa.RecordBatch) -> int:
+        """Bytes of the batch. Raises what its size is refused with."""
         size = batch.nbytes
         if size > self._bounds.max_batch_bytes:
             raise errors.BatchTooLarge(bytes=size, limit_bytes=self._bounds.max_batch_bytes)
@@ -581,6 +582,7 @@ class Writer:
                 raise errors.MessageTooLarge(
                     what="a record", bytes=error.bytes, limit_bytes=limit, topic=topic.name
                 ) from None
+        return int(size)
 
     def submit(
         self,
