@@ -171,6 +171,10 @@ class Standing:
             return True
         return self._newest.get(batch_id.query) == batch_id.batch
 
+    def is_past(self, batch_id: BatchId) -> bool:
+        """Whether the batch is in the topic, or a later one of its query."""
+        return self.has(batch_id) or self.newest(batch_id.query) > batch_id.batch
+
     def forget(self, now_us: int) -> None:
         """Forgets keys that are too old, some of them at a time."""
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)

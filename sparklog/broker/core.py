@@ -286,8 +286,8 @@ class Core:
     def _adopted_before(self, batch_id: BatchId) -> wire.Adopted:
         """The topics that have the batch, and where in them, as far as partitions remember it."""
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
-        with self._ledger.lock:
-            for topic in self._ledger.topics():
+        for topic in self._ledger.topics():
+            with self._ledger.lock:  # for one topic: there may be many
                 if topic.standing.has(batch_id):
                     ranges[topic.name] = {}
                 for partition in topic.partitions:
@@ -303,11 +303,10 @@ class Core:
         Batches of a query rise; one that comes after newer ones is of a checkpoint, or of a
         program, that went back in time.
         """
-        with self._ledger.lock:
-            newest = max(
-                (topic.standing.newest(batch_id.query) for topic in self._ledger.topics()),
-                default=-1,
-            )
+        newest = max(
+            (topic.standing.newest(batch_id.query) for topic in self._ledger.topics()),
+            default=-1,
+        )
         if batch_id.batch < newest:
             reason = (
                 f"batch {batch_id.batch} of {batch_id.query} comes after batch {newest}, and where"

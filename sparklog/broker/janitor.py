@@ -14,7 +14,7 @@ goes because this broker does not know it: only the metadata can say that a topi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -25,7 +25,7 @@ from sparklog.broker.partitions import Ledger, Topic
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
 from sparklog.storage import compaction, keycompaction, retention, staging, upkeep
-from sparklog.storage.manifest import Manifest
+from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.meta import MetaStore, TopicMeta
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
@@ -297,42 +297,36 @@ class Janitor:
     def _is_published(self, batch: Manifest, decided_us: int) -> bool:
         """Whether the batch's records are in their tables; so too those whose place is gone.
 
-        An entry of the log that waits for its table decides, whatever partitions remember. Any
-        partition that remembers the batch speaks for all, as it does when one is adopted. Writes
-        that are not numbered are forgotten in time, and by then nobody may commit them any more.
+        That is so where some topic has had the batch, or a later one, and no entry of the log waits
+        for its table any more. Writes that are not numbered are forgotten in time, and by then
+        nobody may commit them.
         """
         topics = MetaStore(self._store, clock=self._clock).reload().topics
         batch_id = BatchId(batch.query, batch.batch)
-        with self._ledger.lock:
-            if self._ledger.is_staged(batch_id):
-                return False
-            alive = [topic for each in topics.values() if (topic := self._ours(each))]
-            written = [
-                (partition, found)
-                for topic in alive
-                for partition in topic.partitions
-                if (found := partition.batches.find(batch_id))
-            ]
-            if written:
-                return all(partition.published >= found.end for partition, found in written)
-            forgotten_us = self._clock.now_us() - round(limits.BATCH_MEMORY_SECONDS * 1e6)
-            if batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us:
-                return True
-            return all(
-                self._is_over(topics.get(each.topic), each.partition, batch_id)
-                for each in batch.sections
-            )
-
-    def _is_over(self, known: TopicMeta | None, number: int, batch_id: BatchId) -> bool:
-        """Whether the partition is gone, or its topic has had the batch or a later one."""
-        if known is None or number >= len(known.partitions):
-            return True
-        topic = self._ours(known)
-        if topic is None or number >= len(topic.partitions):
-            return False  # somebody else has made it
-        return (
-            topic.standing.has(batch_id) or topic.standing.newest(batch_id.query) > batch_id.batch
+        alive = [topic for each in topics.values() if (topic := self._ours(each))]
+        forgotten_us = self._clock.now_us() - round(limits.BATCH_MEMORY_SECONDS * 1e6)
+        is_over = (
+            any(topic.standing.is_past(batch_id) for topic in alive)
+            or (batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us)
+            or any(self._has(topics, each, batch_id) for each in batch.sections)
+            or all(self._is_gone(topics, each) for each in batch.sections)
         )
+        # Last: what is appended after this look is no batch that is over.
+        return is_over and not self._ledger.is_staged(batch_id)
+
+    def _has(self, topics: Mapping[str, TopicMeta], section: Section, batch_id: BatchId) -> bool:
+        """Whether the section's partition remembers the batch; then all others have it, too."""
+        known = topics.get(section.topic)
+        topic = self._ours(known) if known is not None else None
+        if topic is None or section.partition >= len(topic.partitions):
+            return False
+        with self._ledger.lock:
+            return topic.partitions[section.partition].batches.find(batch_id) is not None
+
+    def _is_gone(self, topics: Mapping[str, TopicMeta], section: Section) -> bool:
+        """Whether the section's partition does not exist; another broker may have made it."""
+        known = topics.get(section.topic)
+        return known is None or section.partition >= len(known.partitions)
 
     def _ours(self, known: TopicMeta) -> Topic | None:
         return self._ledger.by_id(known.topic_id)
