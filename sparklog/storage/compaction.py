@@ -37,6 +37,7 @@ from sparklog.record import FILE_SCHEMA
 from sparklog.storage import publish, sorting
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import open_parquet
+from sparklog.storage.rowgroups import light_rows
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import Change, Table, data_path, maintenance_app_id
 
@@ -321,10 +322,8 @@ def _batches(parquet: pq.ParquetFile, columns: Sequence[str]) -> Iterator[pa.Rec
 def _group_batches(
     parquet: pq.ParquetFile, number: int, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    group = parquet.metadata.row_group(number)
-    light_rows = limits.FILE_BATCH_BYTES * group.num_rows // max(group.total_byte_size, 1)
     yield from parquet.iter_batches(
-        batch_size=min(max(light_rows, 1), limits.ROW_GROUP_ROWS),
+        batch_size=min(light_rows(parquet.metadata, [number]), limits.ROW_GROUP_ROWS),
         row_groups=[number],
         columns=list(columns),
         use_threads=False,

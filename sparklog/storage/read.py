@@ -31,6 +31,7 @@ from sparklog.record import ROW_SCHEMA, rows
 from sparklog.storage import sorting, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.plan import latest_timestamp_us
+from sparklog.storage.rowgroups import light_rows
 from sparklog.storage.snapshot import RowGroup, Slice, Source, TableFile
 from sparklog.storage.table import data_path
 
@@ -307,7 +308,7 @@ def _decoded(
     stored = [name for name in dict.fromkeys(columns) if name != "partition"]
     at = 0
     for batch in parquet.iter_batches(
-        batch_size=min(batch_rows, _light_rows(parquet.metadata, groups)),
+        batch_size=min(batch_rows, light_rows(parquet.metadata, groups)),
         row_groups=groups,
         columns=stored or ["offset"],
     ):
@@ -436,14 +437,6 @@ def _bounds(metadata: pq.FileMetaData, number: int) -> tuple[int, int] | None:
 def _offset_leaf(metadata: pq.FileMetaData) -> int:
     leaves = (metadata.schema.column(index).path for index in range(metadata.num_columns))
     return next(index for index, path in enumerate(leaves) if path == "offset")
-
-
-def _light_rows(metadata: pq.FileMetaData, groups: Sequence[int]) -> int:
-    """As many rows as are no heavier than `FILE_BATCH_BYTES`, by their average."""
-    found = [metadata.row_group(number) for number in groups]
-    size_bytes = sum(group.total_byte_size for group in found)
-    rows = sum(group.num_rows for group in found)
-    return max(limits.FILE_BATCH_BYTES * rows // max(size_bytes, 1), 1)
 
 
 def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:

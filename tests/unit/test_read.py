@@ -102,6 +102,23 @@ def test_heavy_rows_come_in_light_batches(
     assert all(batch.nbytes < 20_000 for batch in batches)
 
 
+def repeated(count: int, value_bytes: int) -> pa.Table:
+    """Rows of one value, as another engine writes it: once, and named by each row."""
+    found = rows(0, count)
+    values = pa.array([bytes(value_bytes)], pa.binary()).take(pa.array([0] * count))
+    return found.set_column(found.schema.get_field_index("value"), "value", values)
+
+
+def test_values_that_rows_share_are_heavy_in_each(store: MemoryStore) -> None:
+    """A dictionary makes a file of kilobytes whose rows are gigabytes."""
+    count, value_bytes = 10_000, 20_000
+    file = put(store, repeated(count, value_bytes))
+    assert store.stat(data_path(TOPIC, file)).size_bytes < 1_000_000
+    batches = read(store, file, end=count)
+    assert sum(batch.num_rows for batch in batches) == count
+    assert max(batch.nbytes for batch in batches) < 64 << 20
+
+
 # ------------------------------------------------------------------------------ no order
 
 
