@@ -211,6 +211,20 @@ def leaves_while_it_waits_for_memory(address: Address) -> None:
     assert min(ask(address, fetch_frame(HUGE), connections=2)) > HUGE_BYTES
 
 
+def sends_to_many_partitions(address: Address) -> None:
+    """Produce requests to 100,000 partitions that are not there, from two connections."""
+    fields = kafkarequests.produce_fields(LOADED, 0, None)
+    partitions = [{"index": number, "records": None} for number in range(100_000)]
+    fields["topic_data"][0]["partition_data"] = partitions
+    assert min(ask(address, Frames.frame(0, 9, 1, fields), connections=2)) > 100_000
+
+
+def sends_large_batches(address: Address) -> None:
+    """Twelve megabytes in one batch, from six connections at a time."""
+    fields = kafkarequests.produce_fields(LOADED, 0, kafkarequests.batch([bytes(12 * MIB)]))
+    assert min(ask(address, Frames.frame(0, 3, 1, fields), count=2, connections=6)) > 0
+
+
 def describes_one_topic_often(address: Address) -> None:
     """DescribeConfigs that names one topic 3,000 times, from four connections."""
     resource = {"resource_type": 2, "resource_name": LOADED, "configuration_keys": None}
@@ -451,6 +465,8 @@ CASES: Sequence[Case] = [
         fetches_what_is_tiny,
         fetches_what_is_huge,
         leaves_while_it_waits_for_memory,
+        sends_to_many_partitions,
+        sends_large_batches,
         describes_one_topic_often,
         asks_for_many_topics,
         asks_for_one_topic_often,

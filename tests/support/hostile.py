@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from sparklog import limits
 from tests.support import bystander, kafkarequests
 from tests.support.kafkas import Frames
 from tests.support.killing import BrokerProcess
@@ -32,8 +33,14 @@ ATTEMPTS: Final = 3
 KAFKA_BYTES: Final = 128 << 20
 HOT_BYTES: Final = 128 << 20
 QUEUE_BYTES: Final = 64 << 20
-BOUND_BYTES: Final = KAFKA_BYTES + HOT_BYTES + QUEUE_BYTES
-"""What the broker is configured to spend on what clients send and ask for."""
+BOUND_BYTES: Final = (
+    KAFKA_BYTES
+    + HOT_BYTES
+    + QUEUE_BYTES
+    + limits.KAFKA_AHEAD_BYTES  # old records, encoded for those who read on
+    + limits.PUBLISH_MAX_BYTES  # what is being published, decoded
+)
+"""What the broker is bound to spend on what clients send and ask for."""
 CONNECTIONS: Final = 600
 SETTINGS: Final[Mapping[str, str]] = {
     "SPARKLOG_KAFKA_MAX_CONNECTIONS": str(CONNECTIONS),

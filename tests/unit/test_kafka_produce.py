@@ -13,6 +13,7 @@ from sparklog.broker.core import Core, Ticket
 from sparklog.broker.kafka import messages
 from sparklog.broker.kafka.apis import produce
 from sparklog.broker.kafka.registry import Outcome
+from sparklog.broker.kafka.turns import Turns
 from sparklog.broker.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
@@ -30,6 +31,7 @@ class Door:
     def __init__(self, core: Core) -> None:
         self.core = core
         self.room = asyncio.Lock()
+        self.turns = Turns()
         self.told: list[Ticket] = []
         """What is to be made durable, which happens once it may."""
         self.may_flush = asyncio.Event()

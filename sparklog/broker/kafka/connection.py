@@ -228,6 +228,8 @@ class Connection:
             reply = await api.handle(self._door, request)
         if isinstance(reply, Awaitable):
             self._handling = None
+            if api.waits:
+                hold.give_apart()  # it may wait for others for minutes
             return _Answer((), reply, start, hold, own_bytes)
         written = await self._frame(start, reply, hold)
         self._handling = None

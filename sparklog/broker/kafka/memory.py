@@ -225,6 +225,10 @@ class Hold:
         """Room for the request as objects."""
         await self._take(1, self._memory.taken_apart, size)
 
+    def give_apart(self) -> None:
+        """Those objects are not held any more, or are somebody else's."""
+        self._shrink(self._memory.taken_apart, 0)
+
     async def take_records(self, size: int) -> None:
         """Room for records of a reply."""
         await self._take(2, self._memory.records, size)

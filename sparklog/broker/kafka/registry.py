@@ -99,7 +99,8 @@ class Api:
     keeps_bytes: bool
     """Whether most of its bytes are kept until it is answered, because they are records."""
     waits: bool
-    """Whether it may wait for others; it does not once its client has left."""
+    """Whether it may wait for others; it does not once its client has left. What it answers later
+    keeps nothing of the request."""
 
 
 APIS: Final[dict[int, Api]] = {}

@@ -13,7 +13,7 @@ from sparklog.broker.kafka.registry import Door, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME, to_ms
 
 
-@serves(11, "join_group", last=9)
+@serves(11, "join_group", last=9, waits=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     wanted = JoinRequest(

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -18,7 +19,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.core import Append, TakesLong, Ticket
 from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Fields, Request
+from sparklog.broker.kafka.messages import Each, Fields, Request
 from sparklog.broker.kafka.registry import Door, Outcome, Reply, Work, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import name_of, named
@@ -93,7 +94,7 @@ async def _prepare(door: Door, request: Request) -> _Prepared:
                 outcome = errors.bare(error)
             of_topic.append((each.index, outcome))
             if time.monotonic() - began > _TURN_SECONDS:
-                await asyncio.sleep(0)
+                await door.turns.pause()
                 began = time.monotonic()
         prepared.append((topic, of_topic))
     return prepared
@@ -118,7 +119,7 @@ async def _queue(door: Door, prepared: _Prepared, tickets: list[Ticket]) -> _Que
     queued: _Queued = []
     for topic, appends in prepared:
         of_topic: list[tuple[int, Ticket | errors.SparklogError]] = []
-        for index, append in appends:
+        async for index, append in door.turns.over(appends):
             outcome: Ticket | errors.SparklogError
             try:
                 if isinstance(append, errors.SparklogError):
@@ -155,24 +156,19 @@ async def _submit(door: Door, append: Append, tickets: list[Ticket], deadline: f
 
 async def _answer(door: Door, queued: _Queued, durable: asyncio.Future[list[Outcome]]) -> Reply:
     ended = iter(await durable)
-    return {
-        "responses": [
-            {
-                **named(topic),
-                "partition_responses": [
-                    _outcome(
-                        door, topic, index, each if isinstance(each, Exception) else next(ended)
-                    )
-                    for index, each in of_topic
-                ],
-            }
-            for topic, of_topic in queued
-        ],
-        "throttle_time": NO_TIME,
-    }
+    responses = []
+    for topic, of_topic in queued:
+        found = [
+            (index, each if isinstance(each, Exception) else next(ended))
+            async for index, each in door.turns.over(of_topic)
+        ]
+        outcomes = Each(partial(_outcome, door, topic), found)
+        responses.append({**named(topic), "partition_responses": outcomes})
+    return {"responses": responses, "throttle_time": NO_TIME}
 
 
-def _outcome(door: Door, topic: Any, index: int, outcome: Outcome) -> Fields:
+def _outcome(door: Door, topic: Any, ended: tuple[int, Outcome]) -> Fields:
+    index, outcome = ended
     if isinstance(outcome, Exception):
         return {
             "index": index,

@@ -17,7 +17,7 @@ _FIRST_THAT_NAMES_PROTOCOLS: Final = 5
 """Version from which on both must be named, as Kafka's request handler wants them (KIP-559)."""
 
 
-@serves(14, "sync_group", last=5)
+@serves(14, "sync_group", last=5, waits=True)
 async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     if request.version >= _FIRST_THAT_NAMES_PROTOCOLS and None in (
