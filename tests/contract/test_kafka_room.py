@@ -347,3 +347,20 @@ def test_one_request_creates_few_topics(tmp_path: Path) -> None:
         assert codes == [ErrorCode.none] * made + [ErrorCode.leader_not_available] * 5
         codes = [each.error_code for each in client.ask(3, 12, fields).topics]
         assert codes == [ErrorCode.none] * (made + 5)
+
+
+def test_what_was_sent_before_its_client_left_is_written(tmp_path: Path) -> None:
+    """A program that wants no answers may end as soon as it has sent."""
+    with broker(tmp_path / "root") as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        sizes = [10, 1_000, 100_000, 1_000_000, 10]
+        for size in sizes:
+            with frames(agent) as leaver:
+                fields = kafkarequests.produce_fields("t", 0, kafkarequests.batch([bytes(size)]))
+                leaver._socket.sendall(
+                    Frames.frame(kafkarequests.PRODUCE, 9, 1, fields | {"acks": 0}) * 3
+                )
+        with sparklog.connect(agent.address) as log:
+            wait_until(
+                lambda: log.describe("t").partitions[0].end == 3 * len(sizes), "all is there"
+            )
