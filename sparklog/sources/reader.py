@@ -97,18 +97,25 @@ def _batches(place: Place, run: Sequence[Slice], columns: list[str]) -> Iterator
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Slices that are read in one go: neighbours in the log up to a batch of rows; a file alone."""
+    """Slices that are read in one go: neighbours in the log up to a batch of rows; a file alone.
+
+    What is joined is bounded in memory too: a column of it must not exceed what Arrow can hold.
+    """
     run: list[Slice] = []
+    size_bytes = 0
     for each in slices:
+        more_bytes = 0 if each.entry is None else each.entry.entry.memory_bytes
         if run and not (
             each.source is run[0].source is Source.WAL
             and (each.topic_id, each.partition) == (run[0].topic_id, run[0].partition)
             and each.first == run[-1].end
             and each.end - run[0].first <= limits.SCAN_BATCH_ROWS
+            and size_bytes + more_bytes <= limits.READ_RUN_BYTES
         ):
             yield run
-            run = []
+            run, size_bytes = [], 0
         run.append(each)
+        size_bytes += more_bytes
     if run:
         yield run
 

@@ -147,9 +147,8 @@ def _weight(each: Slice) -> int:
     """Estimated cost of reading the slice, in bytes."""
     if each.entry is not None:
         entry = each.entry.entry
-        size = entry.staged.length if entry.staged is not None else entry.length
         rows = each.end - each.first
-        return _ROW_BYTES * rows + size * min(rows, entry.count) // max(entry.count, 1)
+        return entry.memory_bytes * min(rows, entry.count) // max(entry.count, 1)
     if not each.files:  # a broker's, of which no more is known
         return _ROW_BYTES * (each.end - each.first)
     return round(sum(_weight_within(file, each) for file in each.files))

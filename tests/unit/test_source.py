@@ -102,6 +102,19 @@ def test_many_small_entries_are_read_as_one_batch() -> None:
     assert [batch.num_rows for batch in scan.batches(task)] == [100]
 
 
+def test_large_entries_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows may be heavy: what is read in one go is bounded by bytes too."""
+    world = World()
+    for _ in range(10):
+        world.append(1)
+    slices = world.planner().slices({}, world.planner().latest())
+    entry = slices[0].entry
+    assert entry is not None
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", 3 * entry.entry.memory_bytes)
+    (task,) = tasks.pack(slices, parallelism=8, row_groups=dense)
+    assert [batch.num_rows for batch in world.scan().batches(task)] == [3, 3, 3, 1]
+
+
 def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
     """What was sent as one batch of many rows is read in batches of `SCAN_BATCH_ROWS` at most."""
     world = World()

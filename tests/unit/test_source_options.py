@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from sparklog import errors, limits
@@ -162,6 +164,20 @@ def test_an_address_is_no_root(option: str) -> None:
 
 
 # ------------------------------------------------------------------------------ from and to
+
+
+def test_the_cluster_s_parallelism_is_told_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark hands it over as `spark.executorEnv.SPARKLOG_PARALLELISM`; a slip is refused."""
+    monkeypatch.delenv("SPARKLOG_PARALLELISM", raising=False)
+    assert parse(GIVEN).parallelism == os.cpu_count()
+    monkeypatch.setenv("SPARKLOG_PARALLELISM", "96")
+    assert parse(GIVEN).parallelism == 96
+    for wrong in ("0", "many", "-1", ""):
+        monkeypatch.setenv("SPARKLOG_PARALLELISM", wrong)
+        with pytest.raises(errors.BadOption, match=r"SPARKLOG_PARALLELISM.*a number from 1 up"):
+            parse(GIVEN)
 
 
 def test_a_start_by_time_goes_before_one_by_offset() -> None:
