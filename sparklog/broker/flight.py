@@ -44,6 +44,7 @@ _INTERNET: Final = (socket.AF_INET, socket.AF_INET6)
 _PATIENCE_SECONDS: Final = 0.3
 """How long calls may go on when the door closes, before their connections are cut."""
 _CUTS: Final = 30
+_AFTER_FAILURE_SECONDS: Final = 60.0
 _LOOKS_OF_TIME: Final = 50
 """Of so much time at most one part is spent on looking after streams."""
 _RECEIVED_AT: Final = 128
@@ -126,8 +127,10 @@ class FlightDoor(flight.FlightServerBase):
             began = time.monotonic()
             try:
                 self._streams.tick()
-            except Exception as error:
+            except Exception as error:  # nothing of it may end the broker
                 _log.error("cannot look after the open streams", exc_info=error)
+                pause_seconds = _AFTER_FAILURE_SECONDS
+                continue
             # A process with thousands of connections takes milliseconds for it.
             spent_seconds = time.monotonic() - began
             pause_seconds = max(limits.FLIGHT_LOOK_SECONDS, _LOOKS_OF_TIME * spent_seconds)
