@@ -46,7 +46,7 @@ from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, State, Watch, write_heartbeat
 from sparklog.storage.meta import BrokerKind, MetaStore
-from sparklog.storage.objects import PutUnresolved, Store, SyncFailed, open_store
+from sparklog.storage.objects import PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
 from sparklog.storage.table import Table
 from sparklog.version import VERSION
@@ -473,8 +473,8 @@ class Agent:
             self._beat(stopped=True)
         except errors.BrokerFenced:
             pass
-        except (errors.SparklogError, PutUnresolved, SyncFailed, OSError) as error:
-            _log.warning("left without a word", reason=str(error))
+        except Exception as error:
+            _log.warning("left without a word", reason=str(error) or repr(error))
 
     # -------------------------------------------------------------------------- stopping
 
@@ -501,7 +501,7 @@ class Agent:
     def _explained(self, error: BaseException) -> BaseException:
         """A fence does not say whose it is; the metadata, which changed before it, does."""
         if isinstance(error, errors.BrokerFenced):
-            with contextlib.suppress(errors.Retriable, errors.Corrupt, OSError):
+            with contextlib.suppress(Exception):  # whatever hinders it, the broker must stop
                 try:
                     leases.check_lease(
                         MetaStore(self._store, clock=self._clock).reload(), self._lease

@@ -25,6 +25,7 @@ from sparklog.broker import ports
 from sparklog.broker.agent import Agent
 from sparklog.broker.coordinator import Coordinator
 from sparklog.broker.core import Core
+from sparklog.broker.partitions import Ledger
 from sparklog.broker.publisher import Publisher
 from sparklog.broker.walkeeper import KeeperLimits
 from sparklog.broker.writer import WriterLimits
@@ -101,6 +102,14 @@ class Pace:
         )
 
 
+def _settings(world: World, broker_id: int) -> BrokerSettings:
+    settings = world.profile.pace.settings
+    janitor = settings.janitor
+    if world.profile.has_vacuum:
+        janitor = msgspec.structs.replace(janitor, compact_files=1_000_000)
+    return msgspec.structs.replace(settings, id=broker_id, janitor=janitor)
+
+
 class Call:
     """A request on its way, and what was answered."""
 
@@ -124,7 +133,7 @@ class Broker:
         self._world = world
         self._core: Core | None = None
         self._agent = Agent(
-            msgspec.structs.replace(world.profile.pace.settings, id=broker_id),
+            _settings(world, broker_id),
             store=world.disk.view(self.process, world.faults),
             clock=self.process.clock,
         )
@@ -138,6 +147,10 @@ class Broker:
     def serving(self) -> bool:
         """Whether it has begun to; it may have ended since."""
         return self._core is not None
+
+    @property
+    def ledger(self) -> Ledger:
+        return self._agent._ledger
 
     @property
     def core(self) -> Core:

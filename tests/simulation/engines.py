@@ -1,7 +1,9 @@
 """Another engine that works on the topics' tables: it rewrites files, as OPTIMIZE does.
 
 It knows Delta and nothing of sparklog: its files have other names, their rows are in no order, and
-they come with statistics or without. What loses the race for a version is given up.
+they come with statistics or without. It flushes nothing. What loses the race for a version is given
+up. Where it does VACUUM instead, the brokers merge no files: between the put of a merged file and
+its commit nothing protects it, and its rows are in no write-ahead log.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from sparklog.storage import deltalog
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, SyncFailed
 from sparklog.storage.snapshot import TableFile
 from sparklog.storage.table import Table, data_path
+from tests.simulation.history import ensure
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -42,10 +45,28 @@ class Engine:
         lost = (ObjectExists, ObjectMissing)
         while True:
             self._machine.clock.sleep(self._chance.uniform(0.2, 1.5))
+            topic = self._chance.choice(self._world.topic_names)
             try:
-                self._rewrite(self._chance.choice(self._world.topic_names))
+                if self._world.profile.has_vacuum:
+                    self._vacuum(topic)
+                else:
+                    self._rewrite(topic)
             except (*gone_wrong, *lost) as error:
                 self._world.disk.note("gives up", repr(error))
+            except errors.Corrupt as error:
+                ensure(topic in self._world.torn, repr(error))
+
+    def _vacuum(self, topic: str) -> None:
+        """Removes at once whatever the table does not name, as VACUUM does with no retention."""
+        table = Table(self._machine.store, topic, clock=self._machine.clock)
+        snapshot = table.refresh()
+        named = {data_path(topic, file) for files in snapshot.files for file in files}
+        base = self._world.disk.base
+        for stat in base.walk(table.folder):
+            path = f"{table.folder}/{stat.name}"
+            if path.endswith(".parquet") and "_delta_log" not in path and path not in named:
+                self._world.disk.note("vacuum", path)
+                base.delete([path])
 
     def _rewrite(self, topic: str) -> None:
         store = self._machine.store
@@ -67,12 +88,13 @@ class Engine:
         pq.write_table(rows.take(pa.array(order)), sink)
         name = f"partition={files[0].partition}/{NAME}{self._world.nonce():05d}.parquet"
         data = sink.getvalue()
-        store.put_new(f"{table.folder}/{name}", data)
+        path, version = f"{table.folder}/{name}", deltalog.commit_name(snapshot.version + 1)
+        self._world.disk.foreign[path] = f"{table.log_folder}/{version}"
+        store.put_unflushed(path, data)
         commit = deltalog.encode_commit(
             self._info(), self._actions(files, name, data.size, rows.column("offset"))
         )
-        version = deltalog.commit_name(snapshot.version + 1)
-        store.put_new(f"{table.log_folder}/{version}", commit)
+        store.put_unflushed(f"{table.log_folder}/{version}", commit)
 
     def _actions(
         self, files: Sequence[TableFile], name: str, size_bytes: int, offsets: pa.ChunkedArray

@@ -7,6 +7,9 @@ Rules of this room:
   not durable. A put without an answer may also land later, when its process is long dead.
 - A power cut exists on a local root only, and takes what nobody has made durable: puts that are
   visible, and removals too, so that what was deleted may stand again.
+- Another engine flushes nothing: a power cut may leave its commit empty, and its data file too,
+  but for a file whose commit survives by mere luck: nobody could tell that from a file of ours.
+- Some refusals and mistakes happen only behind the scenes, to what a broker does by itself.
 - A profile turns most kinds off, so that each run is about a few of them.
 """
 
@@ -14,9 +17,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any
+
+import pyarrow as pa
 
 from sparklog import errors
 from sparklog.storage.objects import MemoryStore, ObjectExists, Payload, PutUnresolved, SyncFailed
@@ -25,6 +30,10 @@ from sparklog.storage.objects.memory import Moment, Operation
 from tests.simulation.scheduler import Crashed, Process, Scheduler
 
 _PUTS = frozenset({"put_new", "put"})
+_BACKGROUND = frozenset(
+    f"sparklog-{name}" for name in ("publisher", "files", "wal-keeper", "janitor", "heartbeat")
+)
+"""Names of the threads that a broker works in when nobody asks for anything."""
 
 SKEW_SECONDS = 0.2
 """How wrong a process's date may be; a part of the orphan grace, as its rule asks."""
@@ -46,6 +55,8 @@ class Rates:
     late: float = 0.0
     sync_failed: float = 0.0
     outage: float = 0.0
+    forbidden: float = 0.0
+    surprise: float = 0.0
 
     @classmethod
     def draw(cls, chance: random.Random, *, is_local: bool) -> Rates:
@@ -91,6 +102,8 @@ class Faults:
         self, scheduler: Scheduler, chance: random.Random, rates: Rates, aim: str, disk: Disk
     ) -> None:
         self.active = False
+        self.broken = ""
+        """Where no broker's own threads can put anything, for as long as this says so."""
         self.injected: Counter[str] = Counter()
         self._scheduler = scheduler
         self._chance = chance
@@ -103,6 +116,11 @@ class Faults:
 
     def strike(self, process: Process, moment: Moment, operation: Operation, path: str) -> None:
         """Raises what goes wrong, or lets it happen to the process."""
+        is_put = operation in _PUTS and moment == "before"
+        current = self._scheduler.current
+        is_hidden = current is not None and current.name in _BACKGROUND
+        if self.broken and is_put and is_hidden and path.startswith(self.broken):
+            raise pa.ArrowInvalid(f"{path} is out of order")
         if not self.active or not process.alive:
             return
         rates = self._rates
@@ -139,6 +157,7 @@ class Faults:
             is_out = any(path.startswith(place) and now < until for place, until in self._outages)
             if is_out or self._hits("unavailable", rates.unavailable):
                 raise errors.StorageUnavailable(operation=operation, path=path, reason="simulated")
+            self._upset(path)
             if is_put and self.is_full() and self._chance.random() < 0.5:
                 raise errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
             if is_put and self._hits("unresolved", rates.unresolved / 2):
@@ -148,6 +167,16 @@ class Faults:
                 raise SyncFailed(path, "simulated")
         elif is_put and self._hits("unresolved", rates.unresolved / 2):
             raise PutUnresolved(path, "simulated, and landed")
+
+    def _upset(self, path: str) -> None:
+        """What a broker's own threads meet, each of which must go on with everything else."""
+        current = self._scheduler.current
+        if current is None or current.name not in _BACKGROUND:
+            return
+        if self._hits("forbidden", self._rates.forbidden):
+            raise errors.RootNotWritable(root="memory://", reason=f"403 for {path}")
+        if path.startswith("topics/") and self._hits("surprise", self._rates.surprise):
+            raise self._chance.choice([pa.ArrowInvalid, MemoryError, AssertionError])("simulated")
 
     def is_full(self) -> bool:
         """Whether only the reserve is left, and sometimes not even that."""
@@ -178,7 +207,15 @@ class Faults:
 class Disk:
     """The one content that all processes see, and what a power cut does to it."""
 
-    def __init__(self, scheduler: Scheduler, chance: random.Random, *, is_local: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        chance: random.Random,
+        *,
+        is_local: bool,
+        after_cut: Callable[[], None],
+    ) -> None:
+        self._after_cut = after_cut
         self.scheduler = scheduler
         self.trace: list[tuple[object, ...]] = []
         self.processes: list[Process] = []
@@ -189,6 +226,8 @@ class Disk:
         self.network = Process(scheduler, "network")
         self.base = MemoryStore(scheduler.clock, name="simulation", is_local=is_local)
         self._chance = chance
+        self.foreign: dict[str, str] = {}
+        """Data files of other engines, and the commit that adds each."""
         self._removed: dict[str, Any] = {}
         """What was removed and would stand again after a power cut."""
 
@@ -206,13 +245,25 @@ class Disk:
         """Everybody dies, and the disk keeps what is durable and some of the rest."""
         for process in self.processes:
             process.alive = False
-        self.base.lose_unsynced(lambda _: self._chance.random() < 0.5)
+        objects = self.base._objects
+        safe = {path for path, each in objects.items() if each.durable and each.flushed}
+
+        def loses(path: str) -> bool:
+            commit = self.foreign.get(path)
+            if commit is not None and commit not in safe:
+                found = objects.get(commit)
+                if found is not None and found.data.size:
+                    return False
+            return self._chance.random() < 0.5
+
+        self.base.lose_unsynced(loses)
         for path in sorted(self._removed):
             if self._chance.random() < 0.5 and path not in self.base._objects:
                 self.base._objects[path] = self._removed[path]
                 self.zombies.add(path)
                 self.note("stands again", path)
         self._removed.clear()
+        self._after_cut()
 
     def land_later(self, path: str, data: bytes, seconds: float) -> None:
         """A put that takes effect when nobody waits for it any more."""

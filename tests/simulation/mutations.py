@@ -16,8 +16,10 @@ from unittest import mock
 from sparklog.broker import publisher as publishers
 from sparklog.broker import writer as writers
 from sparklog.broker.batches import Batches, Standing
+from sparklog.broker.confirming import Confirmer
 from sparklog.broker.partitions import Ledger, StateEncoder, StateSnapshot, Topic
 from sparklog.broker.publisher import Publisher
+from sparklog.broker.retrying import Backoff
 from sparklog.storage import compaction, retention, wal
 from sparklog.storage.objects import base
 from sparklog.storage.snapshot import TableFile, TableSnapshot
@@ -211,5 +213,23 @@ MUTATIONS = (
         rates=Rates(crash=0.03, power_cut=0.005),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="what another engine wrote is not made durable",
+        patches=((Table, "_harden", _always(None)),),
+        rates=Rates(power_cut=0.005),
+        profile=(("engines", 1), ("has_vacuum", False), ("is_local", True), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="nobody looks whether published files are there",
+        patches=((Confirmer, "_missing", _always([])),),
+        rates=_RESTARTS,
+        profile=(("engines", 1), ("has_vacuum", True), ("administrators", 0), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="a topic that cannot be published holds up the others",
+        patches=((Backoff, "is_waiting", lambda backoff, _name: bool(backoff._failures)),),
+        rates=Rates(),
+        profile=(("partitions", (2, 1)),),
     ),
 )

@@ -45,9 +45,14 @@ class Reader:
             try:
                 if follower is None:
                     follower = RootFollower(self._machine.store, clock=self._machine.clock)
-                self._follow(follower, self._chance.choice(self._world.topic_names))
+                topic = self._chance.choice(self._world.topic_names)
+                self._follow(follower, topic)
             except (errors.Retriable, errors.UnknownTopic) as error:
                 self._world.disk.note("reader waits", str(error))
+            except errors.Corrupt as error:
+                may_miss = bool(self._world.torn) or self._world.profile.has_vacuum
+                ensure(may_miss, f"{self._name}: {error}")
+                follower = None
 
     def _follow(self, follower: RootFollower, topic: str) -> None:
         history = self._world.history

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits, wire
 from sparklog.broker.core import Core
-from sparklog.storage import manifest, table, upkeep, wal
+from sparklog.storage import deltalog, manifest, table, upkeep, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.meta import Epoch, Metadata, MetaStore
 from sparklog.storage.objects import SyncFailed
@@ -95,6 +95,8 @@ class Profile:
     consumers: int
     readers: int
     engines: int
+    has_vacuum: bool
+    """Whether another engine removes what a table does not name; nobody merges files then."""
     administrators: int
     switch_rate: float
     steps: int
@@ -102,6 +104,7 @@ class Profile:
     @classmethod
     def draw(cls, chance: random.Random) -> Profile:
         is_local = chance.random() < 0.5
+        has_vacuum = chance.random() < 0.1
         return cls(
             is_local=is_local,
             rates=Rates.draw(chance, is_local=is_local),
@@ -115,8 +118,9 @@ class Profile:
             queries=chance.choice([0, 0, 1]),
             consumers=chance.choice([0, 1]),
             readers=chance.choice([0, 1, 1, 2]),
-            engines=chance.choice([0, 0, 1]),
-            administrators=chance.choice([0, 1]),
+            engines=1 if has_vacuum else chance.choice([0, 0, 1]),
+            has_vacuum=has_vacuum,
+            administrators=0 if has_vacuum else chance.choice([0, 1]),
             switch_rate=chance.choice([0.3, 0.7, 1.0]),
             steps=chance.randint(250, 900) * (4 if chance.random() < 0.05 else 1),
         )
@@ -201,11 +205,15 @@ class World:
         self.chance = chance
         self.profile = profile
         self.scheduler = Scheduler(chance, switch_rate=profile.switch_rate)
-        self.disk = Disk(self.scheduler, chance, is_local=profile.is_local)
+        self.disk = Disk(
+            self.scheduler, chance, is_local=profile.is_local, after_cut=self.note_torn
+        )
         self.faults = Faults(self.scheduler, chance, profile.rates, profile.aim, self.disk)
         self.history = History()
         self.closing = False
         self._is_operated = True
+        self.torn: set[str] = set()
+        """Topics whose log a power cut has once left with an empty commit, or with a hole."""
         self.producer_ids: set[int] = set()
         self.deletions: list[Call] = []
         """Of topics, as they were asked for."""
@@ -266,6 +274,33 @@ class World:
     def _metadata(self) -> Metadata:
         return MetaStore(self.disk.base, clock=self.scheduler.clock).reload()
 
+    # -------------------------------------------------------------------------- torn logs
+
+    def note_torn(self) -> None:
+        """Keeps in mind whose log is not whole; what nobody built on may be lost in a power cut."""
+        for topic in self.disk.base.folders("topics"):
+            if self._beyond_damage(topic):
+                self.torn.add(topic)
+
+    def _mend(self) -> None:
+        """What a person does: takes away the torn end of a log."""
+        for topic in sorted(self.torn):
+            beyond = self._beyond_damage(topic)
+            if beyond:
+                self.disk.note("mended", beyond)
+                self.disk.base.delete(beyond)
+
+    def _beyond_damage(self, topic: str) -> list[str]:
+        """Commits that are empty, or behind one that is or that is missing."""
+        folder = f"topics/{topic}/_delta_log"
+        stats = {stat.name: stat for stat in self.disk.base.list_after(folder)}
+        listing = deltalog.read_names(stats)
+        version = max(listing.checkpoints, default=-1)
+        while (stat := stats.get(deltalog.commit_name(version + 1))) and stat.size_bytes:
+            version += 1
+        names = (deltalog.commit_name(each) for each in sorted(listing.commits) if each > version)
+        return [f"{folder}/{name}" for name in names]
+
     # -------------------------------------------------------------------------- the run
 
     def run(self) -> None:
@@ -309,6 +344,8 @@ class World:
         def body() -> None:
             while self._is_operated:
                 self._replenish()
+                if self.torn and self.chance.random() < 0.1:
+                    self._mend()
                 alive = [each for each in self._brokers if each.alive]
                 odds = self.chance.random()
                 if not alive or (len(alive) < self.profile.brokers and odds < 0.2):
@@ -360,12 +397,15 @@ class World:
                 each.process.alive = False
         for each in self._brokers:
             each.process.frozen_until = 0.0
+        self._mend()
         # Who has begun to take the root may still take it away from the last.
         self._until(
             lambda: all(each.serving or not each.alive for each in self._brokers),
             "brokers that have begun to start serve or end",
         )
         last = self._replace()
+        if self.mortal_topics and self.chance.random() < 0.3:
+            self._check_progress(last)
         self.closing = True
         self._until(
             lambda: all(each.finished for each in self._clients), "every client gets its answers"
@@ -387,6 +427,14 @@ class World:
             self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
         self._pass(3.0)  # what has just become too old for its topic has a grace as well
 
+    def _check_progress(self, broker: Broker) -> None:
+        """While the table of one topic cannot be written, the others are published."""
+        self.faults.broken = f"topics/{self.mortal_topics[0]}/"
+        self._ask(broker, "one record", self._append_one)
+        request = wire.PublishNow(topics=self.topic_names[:1])
+        self._ask(broker, "publish the others", lambda core: core.publish_all(request))
+        self.faults.broken = ""
+
     def _replace(self) -> Broker:
         """One more broker, which serves."""
         last = self._start_broker(check_alive=False)
@@ -396,7 +444,8 @@ class World:
 
     def _append_one(self, core: Core) -> None:
         topic_id = core.describe(self.topic_names[0]).topic_id
-        value = Value(topic_id=topic_id, sender="end", partition=0, sequence=0, nonce=self.nonce())
+        nonce = self.nonce()
+        value = Value(topic_id=topic_id, sender="end", partition=0, sequence=nonce, nonce=nonce)
         batch = pa.record_batch({"value": pa.array([value.encode()], pa.binary())})
         (found,) = core.wait(core.append(self.topic_names[0], 0, batch))
         row = Row(value.encode(), None, found.arrival_us)
@@ -421,6 +470,7 @@ class World:
     def _check(self) -> None:
         metadata = self._metadata()
         self._check_logs(metadata)
+        self._check_bounds()
         self._check_epochs(metadata)
         self._check_leftovers()
 
@@ -454,6 +504,16 @@ class World:
                     told.get(partition, (0, 0)) == (start, end),
                     f"{place}: is from {start} to {end}, told was {told}",
                 )
+
+    def _check_bounds(self) -> None:
+        """Nothing is kept in memory for what is long over."""
+        ledger = self.last.ledger
+        ensure(not ledger.unpublished_bytes, f"{ledger.unpublished_bytes} bytes wait")
+        ensure(not ledger.waiting(), f"these wait: {[each.name for each in ledger.waiting()]}")
+        count = ledger.unconfirmed_count
+        ensure(not count, f"{count} published entries are kept")
+        for topic in ledger.topics():
+            ensure(topic.held_back is None, f"{topic.name} is held back: {topic.held_back}")
 
     def _check_epochs(self, metadata: Metadata) -> None:
         lease = self.last.lease
@@ -529,6 +589,8 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                         patch(module, known, value)
         for name, bound in _LIMITS.items():
             patch(limits, name, bound)
+        if world.profile.has_vacuum:
+            patch(limits, "COMPACT_SETTLED_SECONDS", 1e9)
         defaults = table.Table.__init__.__kwdefaults__ or {}
         # A writer goes by the default, whatever the janitor was told.
         graces = {
