@@ -8,11 +8,21 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from sparklog.broker.agent import Agent
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
 from tests.support.waiting import wait_until
+
+
+@pytest.fixture(autouse=True)
+def _every_line() -> Iterator[None]:
+    """An embedded broker of an earlier test may have left out lines below warnings."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture
