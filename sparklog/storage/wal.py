@@ -334,13 +334,15 @@ class Appender:
         self._claim(path, [_frame(_encoder.encode(index))])
 
     def _claim(self, path: str, pieces: list[bytes | pa.Buffer]) -> None:
+        doubtful = False
         while True:
             try:
-                ours = claim(self._store, path, pieces, clock=self._clock)
+                ours = claim(self._store, path, pieces, clock=self._clock, doubtful=doubtful)
                 break
             except errors.OutcomeUnknown:
                 if self._stopping():
                     raise
+                doubtful = True  # a refusal from here on tells nothing of the tries before
         if not ours:
             raise errors.BrokerFenced(broker=self._broker, epoch=self._epoch)
 

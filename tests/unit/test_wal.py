@@ -316,6 +316,46 @@ class Silent(NoFaults):
             raise PutUnresolved(path, "no answer")
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.StorageUnavailable(operation="put", path="?", reason="refused"),
+        errors.StorageFull(root="", free_bytes=0, reserve_bytes=0),
+        errors.RootNotWritable(root="", reason="403"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_refusal_after_a_long_silence_tells_nothing_of_earlier_tries(
+    store: MemoryStore, clock: ManualClock, refusal: Exception
+) -> None:
+    """The first put may have landed, however many tries ago, and so its outcome is awaited."""
+
+    class Outage(NoFaults):
+        """The first put lands and gets no answer; the rest gets none, and in the end is refused."""
+
+        def __init__(self) -> None:
+            self.puts = 0
+
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "get" and self.puts <= limits.CLAIM_ATTEMPTS + 1:
+                raise errors.StorageUnavailable(operation="get", path=path, reason="down")
+            if operation == "put_new":
+                self.puts += 1
+                if self.puts == limits.CLAIM_ATTEMPTS + 1:
+                    raise refusal
+                if 1 < self.puts <= limits.CLAIM_ATTEMPTS:
+                    raise UNRESOLVED
+
+        def after(self, operation: Operation, path: str) -> None:
+            if operation == "put_new" and self.puts == 1:
+                raise UNRESOLVED
+
+    log = wal.Appender(store.view(Outage()), broker=1, epoch=1, clock=clock)
+    written = log.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+    assert wal.read_object(store, written.at).located == written.located
+    assert log.next_sequence == 1
+
+
 def test_an_outcome_is_unknown_only_when_stopping(store: MemoryStore, clock: ManualClock) -> None:
     """An appender asks again and again until it is told to stop."""
     asked = 0

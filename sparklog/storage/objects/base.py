@@ -217,6 +217,7 @@ def claim(
     *,
     clock: Clock,
     attempts: int = limits.CLAIM_ATTEMPTS,
+    doubtful: bool = False,
 ) -> bool:
     """Whether *our* bytes stand at `path`, durably: False if others do.
 
@@ -226,8 +227,15 @@ def claim(
 
     Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only where no try can have
     had an effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
+
+    Args:
+        store: where to.
+        path: of the object.
+        data: its bytes.
+        clock: for the pauses between two tries.
+        attempts: how often to try.
+        doubtful: whether an earlier call with the same bytes may have had an effect.
     """
-    doubtful = False
     reason = ""
     for attempt in range(attempts):
         if attempt:
