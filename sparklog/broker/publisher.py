@@ -85,6 +85,8 @@ class _Pending:
     preparation: int | None = None
     """The number in its files' names, where they are written in several turns."""
     renewed_at: float = 0.0
+    may_have_landed: bool = False
+    """Whether a commit of these files got no answer: then they may be the table's."""
 
     @property
     def files(self) -> list[TableFile]:
@@ -235,17 +237,18 @@ class Publisher:
         if not pending.is_whole:
             self._put_aside(topic, pending, keep=True)
             return Published()
-        if pending.preparation is not None and self._has_lost_files(topic, pending):
-            self._discard(topic, pending)
-            return Published()
         files = pending.files
         sound = [each.sound_run for each in pending.written if each.sound]
         try:
+            if pending.preparation is not None and self._has_lost_files(topic, pending):
+                self._discard(topic, pending)
+                return Published()
             # What cannot be read may be gone because a predecessor has published it since.
             snapshot = self._commit(topic, sound, pending) if sound else self.table(topic).refresh()
         except errors.SparklogError as error:
             # After a `Retriable` the files surely are in no commit, and the next try would write
             # others: a disk would fill.
+            pending.may_have_landed |= not isinstance(error, errors.Retriable)
             if pending.survives(error) or isinstance(error, errors.Retriable):
                 self._put_aside(topic, pending, keep=pending.survives(error))
             raise
@@ -275,17 +278,19 @@ class Publisher:
             return None
         table = self.table(topic)
         assert pending.preparation is not None
-        if not self._bring_up_to_date(pending):
-            self._discard(topic, pending)
-            return None
-        now = self._clock.monotonic()
-        if now - pending.renewed_at > table.orphan_grace_seconds / 4:
-            try:
+        try:
+            if pending.may_have_landed:
+                self._settle(topic, table.refresh())
+            if not self._bring_up_to_date(pending):
+                self._discard(topic, pending)
+                return None
+            now = self._clock.monotonic()
+            if now - pending.renewed_at > table.orphan_grace_seconds / 4:
                 table.renew(pending.preparation)
-            except errors.SparklogError as error:
-                self._put_aside(topic, pending, keep=pending.survives(error))
-                raise
-            pending.renewed_at = now
+                pending.renewed_at = now
+        except errors.SparklogError as error:
+            self._put_aside(topic, pending, keep=pending.survives(error))
+            raise
         return pending
 
     def _bring_up_to_date(self, pending: _Pending) -> bool:
@@ -396,7 +401,12 @@ class Publisher:
         return is_quiet or self._ledger.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
 
     def _discard(self, topic: Topic, pending: _Pending) -> None:
-        """Removes files that are in no commit, and will be in none."""
+        """Removes files that are in no commit, and will be in none.
+
+        Where nobody can tell, a sweeper can: once no commit that names them may land any more.
+        """
+        if pending.may_have_landed:
+            return
         with contextlib.suppress(errors.Retriable):  # or else they are swept as orphans
             self._store.delete(data_path(topic.name, file) for file in pending.files)
 

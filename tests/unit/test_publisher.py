@@ -442,6 +442,62 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     assert not any(each.unpublished for each in rig.ledger.topic("t").partitions)
 
 
+@pytest.mark.parametrize("ends_by", ["a renewal", "a full disk", "a deletion"])
+def test_files_of_a_commit_that_may_have_landed_stay(
+    store: MemoryStore, clock: ManualClock, ends_by: str
+) -> None:
+    """Whatever ends a large batch whose commit got no answer, its files may be the table's."""
+    rig = large(store, clock)
+    for _ in range(9):
+        publish_once(rig)
+    lost = PutUnresolved("", "a fault")
+    gone = errors.StorageUnavailable(operation="get", path="", reason="a fault")
+    silent = [
+        fault
+        for number in range(limits.CLAIM_ATTEMPTS)
+        for fault in (
+            Fault(operation="put_new", error=lost, count=number + 1, prefix=LOG, moment="after"),
+            Fault(operation="get", error=gone, count=number + 1, prefix=LOG),
+        )
+    ]
+    full = errors.StorageFull(root="", free_bytes=0, reserve_bytes=0)
+    count = 1 + limits.CLAIM_ATTEMPTS
+    faulty(rig, *silent, Fault(operation="put_new", error=full, count=count, prefix=LOG))
+    with pytest.raises(errors.OutcomeUnknown):
+        publish_once(rig)
+    if ends_by == "a renewal":
+        clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
+        rig.publisher._store = store
+        for each in rig.publisher._tables.values():
+            each.store = store
+    if ends_by == "a deletion":
+        rig.publisher.forget(rig.ledger.topic("t"))
+    else:
+        with contextlib.suppress(errors.SparklogError):
+            publish_once(rig)
+    assert len(files(store)) == 10
+    assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
+
+
+def test_a_large_batch_outlives_a_failed_look_at_its_files(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """A store that is not there for a moment, before the commit, does not begin all of it again."""
+    rig = large(store, clock)
+    for _ in range(9):
+        publish_once(rig)
+    down = errors.StorageUnavailable(operation="stat", path="", reason="a fault")
+    faulty(
+        rig,
+        Fault(operation="stat", error=down, prefix="topics/t/partition"),
+        Fault(operation="list_after", error=down, prefix="topics/t/partition"),
+    )
+    with pytest.raises(errors.StorageUnavailable):
+        publish_once(rig)
+    assert publish_once(rig) == (10, 10)
+    assert len(files(store)) == 10
+
+
 def test_a_vacuum_of_another_engine_takes_no_large_batch(
     store: MemoryStore, clock: ManualClock
 ) -> None:
