@@ -513,10 +513,14 @@ class Ledger:
         stranded: Iterable[Located] = (),
         is_end_known: bool = True,
     ) -> None:
-        """Nothing is written to the partition until `reconnect` finds it whole."""
+        """Nothing is written to the partition until `reconnect` finds it whole.
+
+        `end`: up to where records are known of; more may have come since.
+        """
         with self.lock:
             partition.blocked = reason
-            partition.end = partition.inherited_end = end
+            if end > partition.end:
+                partition.end = partition.inherited_end = end
             partition.is_end_known = is_end_known
             for each in stranded:
                 partition.stranded.append(each)

@@ -160,6 +160,29 @@ def test_a_txn_that_was_moved_blocks_its_partition(
     store.delete([f"topics/t/_delta_log/{1:020d}.json", f"topics/t/_delta_log/{2:020d}.json"])
 
 
+def test_what_is_acked_while_a_partition_is_being_blocked_stays(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """A record that comes between the look at the table and the block is in the log, and read."""
+    rig.append(["a"])
+    topic = rig.ledger.topic("t")
+    moved = Table(store, "t", clock=clock)
+    moved.commit(lambda _: Change(txns={end_app_id(topic.topic_id, 0): 9}))
+    clock.advance(2.0)
+    Publishing(
+        rig.publisher,
+        rig.ledger,
+        settings=INTERVAL,
+        check_lease=lambda: rig.append(["b"]) and None,
+        published_more=lambda: None,
+        clock=clock,
+        retry_seconds=1.0,
+    ).tick()
+    assert topic.partition(0).blocked is not None
+    assert topic.partition(0).end == 2
+    assert rig.read() == [(0, b"a"), (1, b"b")]
+
+
 def test_attempts_become_rarer_up_to_a_bound(clock: ManualClock) -> None:
     """The wait doubles with every failure in a row, and begins small again after a success."""
     backoff = Backoff(clock, first_seconds=1.0, most_seconds=8.0)
