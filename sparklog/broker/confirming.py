@@ -77,7 +77,7 @@ class Confirmer:
     def _missing(
         self, topic: Topic, snapshot: TableSnapshot, ranges: Mapping[int, tuple[int, int]]
     ) -> list[TableFile]:
-        """Files of the table that may hold offsets of these ranges, and are not there."""
+        """Files of the table that may hold offsets of these ranges, and are not there or torn."""
         files = [
             file
             for number, (start, end) in ranges.items()
@@ -86,8 +86,10 @@ class Confirmer:
             if file.first is None or file.last is None or (file.first < end and file.last >= start)
         ]
         seen = self._seen.get(topic.topic_id, set())
-        new = [data_path(topic.name, file) for file in files if file.path not in seen]
-        gone = upkeep.absent(self._store, new)
+        new = {
+            data_path(topic.name, file): file.size_bytes for file in files if file.path not in seen
+        }
+        gone = upkeep.torn(self._store, new)
         missing = [file for file in files if data_path(topic.name, file) in gone]
         self._seen[topic.topic_id] = {file.path for file in files} - {file.path for file in missing}
         return missing

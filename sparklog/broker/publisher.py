@@ -308,8 +308,8 @@ class Publisher:
 
     def _has_lost_files(self, topic: Topic, pending: _Pending) -> bool:
         """Whether another engine's VACUUM has taken what no version of the table names yet."""
-        paths = [data_path(topic.name, file) for file in pending.files]
-        missing = upkeep.absent(self._store, paths)
+        sizes = {data_path(topic.name, file): file.size_bytes for file in pending.files}
+        missing = upkeep.torn(self._store, sizes)
         if missing:
             _log.warning("files of a large batch are gone", topic=topic.name, count=len(missing))
         return bool(missing)

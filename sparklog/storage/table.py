@@ -561,19 +561,21 @@ class Table:
                         raise errors.ForeignTable(topic=self.topic, reason=reason)
                 del self._unconfirmed[version]
 
-    def check_files(self, absent: Callable[[Collection[str]], Collection[str]]) -> None:
-        """Asks for the files that have come into the table since the last look.
+    def check_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> None:
+        """Looks at the files that have come into the table since the last time.
 
-        `absent` names those of the paths that do not exist. Raises `MissingObject`.
+        `torn` names those of the paths that do not exist, or have less bytes than the log says.
+        Raises `CorruptObject`.
         """
         with self._lock:
-            self._seen_files &= self._replay.active.keys()
-            new = self._replay.active.keys() - self._seen_files
-            missing = set(absent([f"{self.folder}/{path}" for path in sorted(new)]))
+            active = self._replay.active
+            self._seen_files &= active.keys()
+            new = sorted(active.keys() - self._seen_files)
+            missing = set(torn({f"{self.folder}/{path}": active[path].size for path in new}))
             self._seen_files |= {path for path in new if f"{self.folder}/{path}" not in missing}
         if missing:
-            reason = "the table names it; what was replaced stays as long as it is missing"
-            raise errors.MissingObject(path=min(missing), reason=reason)
+            check = "is missing, or shorter than the table says; what was replaced stays meanwhile"
+            raise errors.CorruptObject(path=min(missing), check=check)
 
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:

@@ -30,7 +30,7 @@ Rules of this room:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from sparklog import errors, limits
 from sparklog.storage import deltalog
@@ -104,34 +104,38 @@ def _cut(table: Table, names: Mapping[str, int], oldest_kept: int) -> int:
 # ------------------------------------------------------------------------------ data files
 
 
-def absent(store: Store, paths: Collection[str]) -> set[str]:
-    """Those of the objects that do not exist.
+def torn(store: Store, sizes: Mapping[str, int]) -> set[str]:
+    """Those of the objects that do not exist, or have less than so many bytes.
 
-    On an object store a few are asked for one by one, and more by a listing of their folders.
+    What another engine has put without a flush may be empty, or end early, after a power cut. On an
+    object store a few are asked for one by one, and more by a listing of their folders.
     """
-    if store.is_local or len(paths) <= limits.FILES_ASKED_FOR:
-        return {path for path in paths if not _exists(store, path)}
-    folders = {path.rpartition("/")[0] for path in paths}
-    found = {
-        f"{folder}/{stat.name}" for folder in sorted(folders) for stat in store.list_after(folder)
-    }
-    return set(paths) - found
+    if store.is_local or len(sizes) <= limits.FILES_ASKED_FOR:
+        found = {path: _size(store, path) for path in sizes}
+    else:
+        folders = {path.rpartition("/")[0] for path in sizes}
+        found = {
+            f"{folder}/{stat.name}": stat.size_bytes
+            for folder in sorted(folders)
+            for stat in store.list_after(folder)
+        }
+    return {path for path, size in sizes.items() if found.get(path, -1) < size}
 
 
-def _exists(store: Store, path: str) -> bool:
+def _size(store: Store, path: str) -> int:
     try:
-        store.stat(path)
+        return store.stat(path).size_bytes
     except ObjectMissing:
-        return False
-    return True
+        return -1
 
 
 def sweep_replaced(table: Table) -> int:
     """Removes the files that left the table longer ago than its grace; how many.
 
-    Nothing goes while a file of the table is missing whose rows the replaced ones may have: our
-    commits are read back, and each file that came into the table is looked at once. Raises
-    `MissingObject` for such a file, what `Table.refresh` does, and `StorageUnavailable`.
+    Nothing goes while a file of the table is missing, or shorter than the log says, whose rows the
+    replaced ones may have: our commits are read back, and each file that came into the table is
+    looked at once. Raises `CorruptObject` for such a file, what `Table.refresh` does, and
+    `StorageUnavailable`.
     """
     table.refresh()
     table.confirm()
@@ -141,7 +145,7 @@ def sweep_replaced(table: Table) -> int:
         # Another engine's commit, or a file that it has added instead, may not be durable yet: a
         # power cut must not bring the names back, or take the rows away, and leave the files gone.
         table.settle()
-        table.check_files(lambda paths: absent(table.store, paths))
+        table.check_files(lambda sizes: torn(table.store, sizes))
         table.store.delete(f"{table.folder}/{path}" for path in gone)
         table.forget_removed(gone)
     return len(gone)

@@ -11,7 +11,8 @@ from sparklog.clock import ManualClock
 from sparklog.storage import compaction, upkeep
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.table import Table
+from sparklog.storage.snapshot import TableFile
+from sparklog.storage.table import Change, Table
 from tests.support.brokers import Rig, RigOptions, paths, rows_of_root, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -228,6 +229,48 @@ def test_what_a_merge_has_replaced_stays_until_the_merge_is_seen(
             upkeep.sweep_replaced(each)
     left = paths(store, "topics/t/partition=0")
     assert left == [name for name in before if how == "commit" or name not in merged.path]
+
+
+@pytest.mark.parametrize("trimmed", [True, False])
+def test_what_another_engine_has_replaced_stays_where_its_file_is_torn(
+    clock: ManualClock, *, trimmed: bool
+) -> None:
+    """A power cut may take a file's bytes and keep the commit that names it, as nobody flushed."""
+    store = MemoryStore(clock, is_local=True)
+    rig = Rig(store, clock, options=COLD)
+    rig.create()
+    for value in ("a", "b"):
+        rig.append([value])
+        rig.publish()
+    if trimmed:
+        rig.trim()
+    table = Table(store, "t", clock=clock)
+    snapshot = table.refresh()
+    before = [f"topics/t/{file.path}" for file in snapshot.files[0]]
+    merged = TableFile(
+        path="partition=0/part-00000.parquet",
+        partition=0,
+        size_bytes=1_000,
+        rows=2,
+        first=0,
+        last=1,
+        modified_us=clock.now_us(),
+    )
+    store.put_unflushed(f"topics/t/{merged.path}", bytes(1_000))
+    table.commit(lambda now: Change(adds=(merged,), removes=now.files[0], data_change=False))
+    path = f"topics/t/{merged.path}"
+    store.settle("topics/t/partition=0")
+    store.lose_unsynced(lambda lost: lost == path)
+    assert store.stat(path).size_bytes < 1_000
+    clock.advance(3_600.0)
+    successor = rig.successor()
+    if trimmed:
+        with pytest.raises(errors.CorruptObject, match="part-00000"):
+            upkeep.sweep_replaced(Table(store, "t", clock=clock))
+        assert all(store.stat(each).size_bytes for each in before)
+    else:
+        successor.confirmer.confirm()
+        assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]
 
 
 def test_what_was_read_back_is_forgotten(clock: ManualClock) -> None:

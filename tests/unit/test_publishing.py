@@ -169,11 +169,15 @@ def test_what_is_acked_while_a_partition_is_being_blocked_stays(
     moved = Table(store, "t", clock=clock)
     moved.commit(lambda _: Change(txns={end_app_id(topic.topic_id, 0): 9}))
     clock.advance(2.0)
+
+    def check() -> None:
+        rig.append(["b"])
+
     Publishing(
         rig.publisher,
         rig.ledger,
         settings=INTERVAL,
-        check_lease=lambda: rig.append(["b"]) and None,
+        check_lease=check,
         published_more=lambda: None,
         clock=clock,
         retry_seconds=1.0,
