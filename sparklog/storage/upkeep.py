@@ -154,7 +154,9 @@ def sweep_replaced(table: Table) -> int:
 def sweep_orphans(table: Table) -> int:
     """Removes our files that no commit names and none will, as the header tells; how many.
 
-    Lists all files of the table, so not for every minute. Raises what `Table.commit` does.
+    Lists all files of the table, so not for every minute. What was replaced so long ago that the
+    log has forgotten it goes too, so nothing goes where `sweep_replaced` would raise. Raises what
+    that and `Table.commit` do.
     """
     if table.refresh().version < 0:
         return 0
@@ -172,6 +174,8 @@ def sweep_orphans(table: Table) -> int:
         return 0
     _bar(table, max(stat.modified_us for stat in candidates) + grace_us * 3 // 4)
     orphans = [stat.name for stat in candidates if not _is_needed(table, stat.name)]
+    if orphans:
+        table.check_files(lambda sizes: torn(table.store, sizes))
     table.store.delete(f"{table.folder}/{name}" for name in orphans)
     return len(orphans)
 

@@ -253,7 +253,7 @@ def test_early_commit_is_no_bar(table: Table, clock: ManualClock) -> None:
     """A commit from within half the grace does not count: the writer may have checked after it."""
     put_orphan(table)
     clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
-    append(table)
+    publish_rows(table, 0, 10)
     clock.advance(limits.ORPHAN_GRACE_SECONDS)
     assert upkeep.sweep_orphans(table) == 1
     assert table.snapshot.version == 2
@@ -263,7 +263,7 @@ def test_busy_table_needs_no_commit(table: Table, clock: ManualClock) -> None:
     """A commit that came late enough serves as well."""
     put_orphan(table)
     clock.advance(limits.ORPHAN_GRACE_SECONDS - 1)
-    append(table)
+    publish_rows(table, 0, 10)
     clock.advance(2)
     assert upkeep.sweep_orphans(table) == 1
     assert table.snapshot.version == 1
