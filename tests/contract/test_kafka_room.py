@@ -259,6 +259,24 @@ def test_a_batch_larger_than_all_the_room_is_given_in_turn(tmp_path: Path) -> No
         wait_until(lambda: door._memory.held_bytes == 0, "all has been given back")
 
 
+def test_who_stops_near_the_end_of_a_request_is_not_waited_for(tmp_path: Path) -> None:
+    """However much of it has come: others that want room for theirs get it in seconds."""
+    kafka = KafkaSettings(listen="127.0.0.1:0", request_max_bytes=100 << 20, memory_bytes=128 << 20)
+    with broker(tmp_path / "root", kafka=kafka) as agent, frames(agent) as client:
+        kafkarequests.create(client, "t")
+        door = agent._kafka
+        assert door is not None
+        with frames(agent) as large, frames(agent) as other:
+            for stalled, size in ((large, 90 << 20), (other, 8 << 20)):
+                stalled._socket.sendall(size.to_bytes(4, "big"))
+                stalled._socket.sendall(bytes(size - 1))
+            wait_until(lambda: len(door._connections) == 3, "both are there")
+            began = time.monotonic()
+            batch = kafkarequests.batch([bytes(100_000)])
+            assert not kafkarequests.produce(client, "t", 0, batch).error_code
+            assert time.monotonic() - began < 4.0
+
+
 def test_many_small_batches_are_read_in_portions(tmp_path: Path) -> None:
     """All that fits in, in order, and without an object for each that waits to be sent."""
     with broker(tmp_path / "root") as agent, frames(agent) as client:

@@ -63,9 +63,10 @@ class Connection:
         self._handling: tuple[Api, Hold] | None = None
         """A request that has come, and has no answer yet that could wait for its turn."""
         self._coming: Hold | None = None
-        """Of the request that is being read, with what has come of it and for how long it has."""
+        """Of the request that is being read, with what has come of it."""
         self._come_bytes = 0
-        self._coming_seconds = 0.0
+        self._late_seconds = 0.0
+        """By how much it is behind a request that comes as slowly as one may."""
         self._sending_bytes = 0
         self._sending_seconds = 0.0
         self._looked_at = time.monotonic()
@@ -119,26 +120,28 @@ class Connection:
         now = time.monotonic()
         passed_seconds, self._looked_at = now - self._looked_at, now
         unread = self._link.transport.get_write_buffer_size()
+        come_bytes = self._link.read_bytes - self._seen[1]
         seen = unread, self._link.read_bytes
         self._still_seconds = self._still_seconds + passed_seconds if seen == self._seen else 0.0
         self._seen = seen
         if self._coming is not None and not self._coming.is_waiting:
-            self._coming_seconds += passed_seconds
+            # What has come fast earns no time to stand still in: it holds the more memory.
+            late_seconds = self._late_seconds + passed_seconds - _slowest_seconds(come_bytes)
+            self._late_seconds = max(late_seconds, 0.0)
         if self._sending_bytes:
             self._sending_seconds += passed_seconds
         is_short = self._memory.is_short
         patience_seconds: float = limits.KAFKA_STALLED_SECONDS
         if is_short:
             patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
-        if self._coming is not None and self._coming_seconds > _seconds(
-            self._come_bytes, patience_seconds
-        ):
-            come, seconds = self._come_bytes, self._coming_seconds
-            self._end(f"of a request {come} bytes have come in {seconds:.0f} s")
+        if self._coming is not None and self._late_seconds > patience_seconds:
+            come, seconds = self._come_bytes, self._late_seconds
+            self._end(f"a request is {seconds:.0f} s late after {come} bytes of it")
         elif unread and (
             self._still_seconds >= patience_seconds
             or (
-                is_short and self._sending_seconds > _seconds(self._sending_bytes, patience_seconds)
+                is_short
+                and self._sending_seconds > patience_seconds + _slowest_seconds(self._sending_bytes)
             )
         ):
             self._end(f"{unread} bytes were not read for {self._still_seconds:.0f} s")
@@ -167,7 +170,7 @@ class Connection:
             await self._own.take(size)
             hold = Hold(self._memory, self._free)
             self._holds.add(hold)
-            self._coming, self._come_bytes, self._coming_seconds = hold, 0, 0.0
+            self._coming, self._come_bytes, self._late_seconds = hold, 0, 0.0
             await self._answers.put(await self._handled(await self._come(size, hold), host, hold))
 
     async def _check_is_kafka(self, begin: bytes) -> None:
@@ -294,6 +297,6 @@ class Connection:
         return writing.ended()
 
 
-def _seconds(size: int, patience_seconds: float) -> float:
-    """For which so many bytes may be on their way."""
-    return patience_seconds + size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
+def _slowest_seconds(size: int) -> float:
+    """In which so many bytes have to pass."""
+    return size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND
