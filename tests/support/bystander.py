@@ -75,10 +75,12 @@ def main() -> None:
     given = json.loads(sys.stdin.readline())
     pings = Link(host, port, bytes.fromhex(given["ping"]), given["ping_code_at"])
     sends = Link(host, port, bytes.fromhex(given["send"]), given["send_code_at"])
-    meters = {"ping": Meter(), "send": Meter(), "sleep": Meter()}
+    large = Link(host, port, bytes.fromhex(given["large_send"]), given["send_code_at"])
+    meters = {each: Meter() for each in ("ping", "send", "large_send", "sleep")}
     works: dict[str, Callable[[], object]] = {
         "ping": pings.ask,
         "send": sends.ask,
+        "large_send": large.ask,
         "sleep": lambda: time.sleep(PAUSE_SECONDS),
     }
     failures: dict[str, str] = {}

@@ -26,9 +26,15 @@ from tests.support.killing import BrokerProcess
 
 PING_SECONDS: Final = 0.25
 ACK_SECONDS: Final = 1.0
+LARGE_BYTES: Final = 40_000
+"""Of a send that memory is counted for, as most producers' are, and not only what is free."""
+LARGE_ACK_SECONDS: Final = 3.0
+"""It may wait while two clients that hold memory and stand still are found out."""
 SPARE_BYTES: Final = 300 << 20
 ATTEMPTS: Final = 3
-"""A machine that does other things at the same time may miss a bound; not three times."""
+"""A machine that does other things at the same time may miss a bound of time; not three times."""
+CHANCE: Final = 4
+"""Nor by more than this factor."""
 
 KAFKA_BYTES: Final = 128 << 20
 HOT_BYTES: Final = 128 << 20
@@ -67,6 +73,8 @@ class Met:
     ping_seconds: float
     sends: int
     send_seconds: float
+    large_sends: int
+    large_send_seconds: float
     sleep_seconds: float
     """By how much the machine itself kept the bystander from going on."""
     failures: Mapping[str, str]
@@ -76,10 +84,19 @@ class Met:
     @property
     def is_within(self) -> bool:
         """Whether all bounds were kept."""
+        return self._is_within(1)
+
+    @property
+    def may_be_chance(self) -> bool:
+        """Whether only time was missed, and not by much: so busy a machine may be."""
+        return self._is_within(CHANCE)
+
+    def _is_within(self, factor: float) -> bool:
         return (
             not self.failures
-            and self.ping_seconds - self.sleep_seconds <= PING_SECONDS
-            and self.send_seconds - self.sleep_seconds <= ACK_SECONDS
+            and self.ping_seconds - self.sleep_seconds <= PING_SECONDS * factor
+            and self.send_seconds - self.sleep_seconds <= ACK_SECONDS * factor
+            and self.large_send_seconds - self.sleep_seconds <= LARGE_ACK_SECONDS * factor
             and self.memory_bytes <= BOUND_BYTES + SPARE_BYTES
         )
 
@@ -100,16 +117,19 @@ class Siege:
         try:
             with self.frames() as client:
                 kafkarequests.create(client, _TOPIC)
-                batch = kafkarequests.batch([bytes(100)])
                 ping = Frames.frame(18, 0, 1, {})
-                send = Frames.frame(0, 3, 1, kafkarequests.produce_fields(_TOPIC, 0, batch))
+                send, large_send = (
+                    Frames.frame(0, 3, 1, kafkarequests.produce_fields(_TOPIC, 0, batch))
+                    for batch in map(kafkarequests.batch, ([bytes(100)], [bytes(LARGE_BYTES)]))
+                )
             # Correlation id, then for a ping its code; for a send one topic and one partition.
             codes = {"ping_code_at": 4, "send_code_at": 4 + 4 + 2 + len(_TOPIC) + 4 + 4}
             command = [sys.executable, bystander.__file__, *map(str, self.address)]
             self._bystander = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-            self._tell(json.dumps({"ping": ping.hex(), "send": send.hex(), **codes}))
+            frames = {"ping": ping.hex(), "send": send.hex(), "large_send": large_send.hex()}
+            self._tell(json.dumps({**frames, **codes}))
             time.sleep(_WARM_SECONDS)
             self._met()
             self._idle_bytes = self.memory_bytes()
@@ -141,6 +161,14 @@ class Siege:
         finally:
             found.close()
 
+    def withstand(self, attack: Attack) -> Met:
+        """What the bystander met at the first attempt within all bounds, or the last there is."""
+        for _ in range(ATTEMPTS):
+            met = self.bear(attack)
+            if met.is_within or not met.may_be_chance:
+                break
+        return met
+
     def bear(self, attack: Attack) -> Met:
         """Runs the attack; what the bystander met meanwhile. The bystander starts with nothing."""
         self._met()
@@ -164,6 +192,8 @@ class Siege:
             ping_seconds=met["ping_seconds"],
             sends=met["sends"],
             send_seconds=met["send_seconds"],
+            large_sends=met["large_sends"],
+            large_send_seconds=met["large_send_seconds"],
             sleep_seconds=max(met["sleep_seconds"] - bystander.PAUSE_SECONDS, 0.0),
             failures=met["failures"],
             memory_bytes=largest[0] - self._idle_bytes,
