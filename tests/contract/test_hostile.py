@@ -22,7 +22,7 @@ import pytest
 
 from tests.support import kafkarequests
 from tests.support.batches import bomb, bomb_of_headers
-from tests.support.hostile import ATTEMPTS, CONNECTIONS, Address, Attack, Siege
+from tests.support.hostile import CONNECTIONS, Address, Attack, Siege
 from tests.support.kafkas import Frames
 
 MIB = 1 << 20
@@ -235,6 +235,17 @@ def describes_one_topic_often(address: Address) -> None:
     }
     frame = Frames.frame(DESCRIBE_CONFIGS, 4, 1, fields)
     assert min(ask(address, frame, count=2, connections=4)) > 1_000
+
+
+def describes_one_topic_by_other_keys(address: Address) -> None:
+    """DescribeConfigs of one topic 250 times, each time of another key, from twenty connections."""
+    resources = [
+        {"resource_type": 2, "resource_name": LOADED, "configuration_keys": [f"none.{number}"]}
+        for number in range(250)
+    ]
+    fields = {"resources": resources, "include_synonyms": True, "include_documentation": True}
+    frame = Frames.frame(DESCRIBE_CONFIGS, 4, 1, fields)
+    assert min(ask(address, frame, count=5, connections=20)) > 1_000
 
 
 def asks_for_many_topics(address: Address) -> None:
@@ -468,6 +479,7 @@ CASES: Sequence[Case] = [
         sends_to_many_partitions,
         sends_large_batches,
         describes_one_topic_often,
+        describes_one_topic_by_other_keys,
         asks_for_many_topics,
         asks_for_one_topic_often,
         describes_many_groups,
@@ -529,15 +541,13 @@ def _siege(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Siege]:
 @pytest.mark.xdist_group("hostile")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bystander_goes_on_beside(case: Case, siege: Siege) -> None:
-    """It is answered within 0.25 s, its sends are acked within 1 s, and memory is bounded."""
-    for attempt in range(1, ATTEMPTS + 1):
-        met = siege.bear(case.attack)
-        if met.is_within or met.failures or attempt == ATTEMPTS:
-            break
+    """It is answered within 0.25 s, small sends within 1 s, others in 3; memory is bounded."""
+    met = siege.withstand(case.attack)
     print(case.name, met)  # noqa: T201 - the numbers, for those who ask with -s
     assert met.is_within, met
     assert met.pings, met
     assert met.sends, met
+    assert met.large_sends, met
 
 
 @pytest.mark.xdist_group("hostile")

@@ -9,6 +9,7 @@ import struct
 import uuid
 from pathlib import Path
 from typing import Any, get_args, get_origin
+from unittest import mock
 
 import pytest
 from kio.index import load_request_schema, load_response_schema
@@ -271,3 +272,12 @@ def test_items_of_a_large_reply_are_made_one_by_one() -> None:
     assert made <= 1
     assert not messages.is_large({"topics": messages.Each(dict, [()] * 500)}, 500)
     assert messages.is_large({"topics": [{"x": [1] * 400}, {"x": (1,) * 99}]}, 500)
+
+
+def test_of_slow_items_no_two_are_made_in_one_go() -> None:
+    """Nor one to find out whether there are many."""
+    make = mock.Mock(return_value={"a": 1})
+    assert messages.is_large({"items": messages.Each(make, (1, 2), is_slow=True)}, 100)
+    make.assert_not_called()
+    assert not messages.is_large({"items": messages.Each(make, (1,), is_slow=True)}, 100)
+    assert not messages.is_large({"items": messages.Each(make, (1, 2))}, 100)

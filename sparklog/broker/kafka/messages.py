@@ -183,13 +183,19 @@ class Each(Generic[_T]):
     """Items of a reply that are made one by one as they are written, out of what they are of.
 
     A hundred thousand of them are never there at the same time, and the loop goes on in between.
+
+    Args:
+        is_slow: to make one takes so long that two are not made in one go.
     """
 
-    __slots__ = ("_make", "_of")
+    __slots__ = ("_make", "_of", "is_slow")
 
-    def __init__(self, make: Callable[[_T], Any], of: Collection[_T]) -> None:
+    def __init__(
+        self, make: Callable[[_T], Any], of: Collection[_T], *, is_slow: bool = False
+    ) -> None:
         self._make = make
         self._of = of
+        self.is_slow = is_slow
 
     def __len__(self) -> int:
         return len(self._of)
@@ -199,7 +205,7 @@ class Each(Generic[_T]):
 
 
 def is_large(reply: Fields, most_items: int) -> bool:
-    """Whether it has more items than that; no more of them are made to find out."""
+    """Whether it has more items than that, or slow ones; no more are made to find out."""
     return _left(reply, most_items) < 0
 
 
@@ -209,6 +215,8 @@ def _left(value: Any, left: int) -> int:
     else:
         left -= len(value)
         within = value
+        if isinstance(value, Each) and value.is_slow and len(value) > 1:
+            return -1
     if left < 0:
         return left
     for each in within:
