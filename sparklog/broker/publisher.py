@@ -586,6 +586,15 @@ class Publisher:
                 raise errors.PublisherFenced(
                     topic=topic.name, partition=partition.number, end=partition.end, found=end
                 )
+            elif end < partition.published:
+                raise errors.ForeignTable(
+                    topic=topic.name,
+                    reason=(
+                        f"partition {partition.number} ends at {end} in the table, and was"
+                        f" published up to {partition.published}: another engine has set its txn"
+                        " back"
+                    ),
+                )
         # The WAL is trimmed by what the ledger says, and a dying predecessor may have committed it.
         self.table(topic).settle()
         self._ledger.published(topic, snapshot.ends)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -158,6 +159,33 @@ def test_a_txn_that_was_moved_blocks_its_partition(
     assert rows_of_table(store, clock, "u") == [(0, b"x")]
     assert rows_of_table(store, clock, partition=1) == [(0, b"b"), (1, b"d")]
     store.delete([f"topics/t/_delta_log/{1:020d}.json", f"topics/t/_delta_log/{2:020d}.json"])
+
+
+def test_a_txn_that_was_set_back_holds_its_topic_back(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Records that no commit can add are not written over and over; the reason is told."""
+    rig.append(["a", "b"])
+    rig.publish()
+    rig.append(["c"])
+    topic = rig.ledger.topic("t")
+    lines = bytes(store.get(f"topics/t/_delta_log/{1:020d}.json")).splitlines()
+    (add,) = (line for line in lines if line.startswith(b'{"add"'))
+    path = msgspec.json.decode(add)["add"]["path"].encode()
+    txn = b'\n{"txn":{"appId":"%s","version":%%d}}\n' % end_app_id(topic.topic_id, 0).encode()
+    remove = b'{"remove":{"path":"%s","deletionTimestamp":1,"dataChange":true}}' % path
+    store.put_new(f"topics/t/_delta_log/{2:020d}.json", remove + txn % 0)
+    loop = publishing(rig)
+    for _ in range(3):
+        clock.advance(20.0)
+        loop.tick()
+    assert topic.held_back is not None
+    assert "ends at 0 in the table, and was published up to 2" in topic.held_back
+    store.put_new(f"topics/t/_delta_log/{3:020d}.json", add + txn % 2)
+    clock.advance(20.0)
+    loop.tick()
+    assert topic.held_back is None
+    assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
 def test_what_is_acked_while_a_partition_is_being_blocked_stays(
