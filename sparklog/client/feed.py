@@ -263,12 +263,15 @@ class Feed:
 
     def _begin(self) -> None:
         """Begins a new reading, from the places as they are. `_changed` is held."""
-        self._reading.end()
+        before = self._reading
+        before.end()
         self._failure = None
         self._changed.notify_all()
         if self._closed is not None:
             return
         reading = self._reading = _Reading()
+        # For `close`, which waits until each thread has ended.
+        reading.threads += [each for each in before.threads if each.is_alive()]
         places = [place for place in self.places.values() if place.is_to_be_read]
         if self._follow:
             by_leader = defaultdict(list)

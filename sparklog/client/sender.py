@@ -83,7 +83,8 @@ class TopicSender:
 
         self._changed = threading.Condition(self.lock)
         self._thread: threading.Thread | None = None
-        self._readers: set[threading.Thread] = set()
+        self._threads: list[threading.Thread] = []
+        """Those of sending and reading that may still run, also past the last line of ours."""
         self._thread_id = -1
         self._signalled = False
         self._ending = False
@@ -233,11 +234,14 @@ class TopicSender:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(limits.KEEPALIVE_SECONDS + limits.KEEPALIVE_TIMEOUT_SECONDS)
-        # An interpreter that ends while one of them is inside Arrow would abort.
+        # An interpreter that ends while one of them is inside Arrow or gRPC would abort. They are
+        # there until their very end, where the last reference to a stream goes.
         deadline = time.monotonic() + limits.KEEPALIVE_TIMEOUT_SECONDS
-        for reader in list(self._readers):
-            if reader is not threading.current_thread():
-                reader.join(max(deadline - time.monotonic(), 0.0))
+        with self.lock:
+            threads = list(self._threads)
+        for each in threads:
+            if each is not threading.current_thread():
+                each.join(max(deadline - time.monotonic(), 0.0))
 
     def after_fork(self) -> None:
         """In a child: it has no such threads, and its parent sends all that is here."""
@@ -273,9 +277,17 @@ class TopicSender:
         self._unfinished[batch] = None
         if self._thread is None:
             name = f"sparklog-send-{self.topic}"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            self._thread = self._start(name, self._run)
         return batch
+
+    def _start(
+        self, name: str, target: Callable[..., None], *arguments: object
+    ) -> threading.Thread:
+        """Starts a thread that `close` waits for. `lock` is held."""
+        thread = threading.Thread(target=target, args=arguments, name=name, daemon=True)
+        thread.start()
+        self._threads = [*(each for each in self._threads if each.is_alive()), thread]
+        return thread
 
     def _hand_over(self, batch: Batch, *, signal: bool = True) -> None:
         batch.seal()
@@ -580,12 +592,7 @@ class TopicSender:
             return
         with self.lock:
             route.stream = stream
-        name = f"sparklog-acks-{self.topic}"
-        reader = threading.Thread(
-            target=self._read_answers, args=(route, stream), name=name, daemon=True
-        )
-        self._readers.add(reader)
-        reader.start()
+            self._start(f"sparklog-acks-{self.topic}", self._read_answers, route, stream)
 
     def _write_run(self, route: Route, stream: Stream) -> None:
         """Writes the next parts in one go.
@@ -655,12 +662,6 @@ class TopicSender:
     # -------------------------------------------------------------------------- answers
 
     def _read_answers(self, route: Route, stream: Stream) -> None:
-        try:
-            self._read_all(route, stream)
-        finally:
-            self._readers.discard(threading.current_thread())
-
-    def _read_all(self, route: Route, stream: Stream) -> None:
         failure: errors.SparklogError | None = None
         try:
             while (reply := stream.read()) is not None:

@@ -21,6 +21,7 @@ from sparklog.client.batch import Batch, RecordFuture, RecordMetadata
 from sparklog.client.connection import Connection
 from sparklog.client.lane import Lane
 from sparklog.client.producer import Producer
+from sparklog.client.routes import Route, Stream
 from sparklog.client.sender import TopicSender
 from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.partitioner import murmur2, to_positive
@@ -1043,3 +1044,22 @@ def _wait_for(is_so: Any) -> None:
 
 
 logging.getLogger("sparklog").setLevel(logging.ERROR)
+
+
+def test_close_waits_until_threads_have_ended(
+    broker: FakeBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that has done its work and has not ended yet is waited for: an interpreter that
+    ends beside it may abort."""
+    read_answers = TopicSender._read_answers
+
+    def linger_after(sender: TopicSender, route: Route, stream: Stream) -> None:
+        read_answers(sender, route, stream)
+        threading.Event().wait(0.2)  # as one that the machine does not let run
+
+    monkeypatch.setattr(TopicSender, "_read_answers", linger_after)
+    broker.log.create("ended")
+    with Producer(connection) as producer:
+        producer.send("ended", b"x").result(SECONDS)
+    names = ("sparklog-acks-ended", "sparklog-send-ended")
+    assert not [each.name for each in threading.enumerate() if each.name in names]
