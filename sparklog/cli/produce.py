@@ -255,7 +255,7 @@ class _Reader:
                 f" some: --from-line {line} sends all of these"
             )
         told = f"; these are all lines before {line}{where}: go on by --from-line {line}"
-        if isinstance(error, errors.BadRequest) and current.kind is InputFormat.JSONL:
+        if isinstance(error, errors.BadRequest) and self._lines.is_line_wrong:
             told += " once it is corrected, or write bad lines elsewhere by --skip-bad FILE"
         return told
 

@@ -57,6 +57,8 @@ class Lines:
     bad: BinaryIO | None = None
     """Where lines that cannot be sent are written; None: the first of them is an error."""
     bad_count: int = 0
+    is_line_wrong: bool = False
+    """A line ended the reading, which `bad` would have taken; not the input as a whole."""
 
 
 def read(
@@ -194,6 +196,7 @@ def _read_jsonl(stream: BufferedIOBase, fields: Fields, lines: Lines) -> Iterato
                 parse(line, rows)
             except (msgspec.MsgspecError, ValueError) as error:
                 if lines.bad is None:
+                    lines.is_line_wrong = True
                     wrong = _Wrong(f"line {number}: {error}: {_excerpt(line)}")
                     break
                 lines.bad.write(line + b"\n")

@@ -673,6 +673,7 @@ def test_produce_of_what_are_no_lines(
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith(f"sparklog: {file}: it ")
     assert told in result.stderr
+    assert "--skip-bad" not in result.stderr  # it takes lines, and here none can be told
     assert broker.log.values("t1") == []
 
 
