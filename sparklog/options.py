@@ -77,8 +77,8 @@ def check_root(option: str, value: str, hint: str = "") -> str:
     """`value`, the root of a log: a folder or a URI.
 
     Raises `BadOption`, which calls it `option`, for what looks like an address or the name of a
-    host: it would become a folder of that name. A folder that exists is a root, however it is
-    named.
+    host, and for `~`, which nobody has expanded: it would become a folder of that name. A folder
+    that exists is a root, however it is named.
 
     Args:
         option: as the user named it.
@@ -89,6 +89,12 @@ def check_root(option: str, value: str, hint: str = "") -> str:
         reason = (
             "this looks like an address, and there is no folder of that name; a root is a folder or"
             f" s3://, gs://, az://.{hint} For a new folder of that name write ./{value}"
+        )
+        raise errors.BadOption(option=option, value=value, reason=reason)
+    if value.partition("/")[0] == "~" and not Path(value).exists():
+        reason = (
+            "only a shell knows ~ as the home folder, and where a word begins with it: write the"
+            f" path in full. For a new folder of that name write ./{value}"
         )
         raise errors.BadOption(option=option, value=value, reason=reason)
     return value

@@ -243,6 +243,7 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("kafka.listen", "[::]:9092", "clients cannot be told such an address"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
         ("root", "localhost:9092", "this looks like an address, and there is no folder"),
+        ("root", "~/data", "only a shell knows ~ as the home folder"),
         ("kafka.listen", "127.0.0.1:8815", "flight.listen is the same"),
         ("liveness.dead_after_seconds", 1.5, "must be at least twice liveness.heartbeat_seconds"),
         ("writer.max_record_bytes", 2**27, "must not be above writer.max_batch_bytes = 67108864"),
