@@ -82,8 +82,7 @@ class Client:
             return call.result, None
         if isinstance(error, errors.SparklogError | SyncFailed):
             self.world.disk.note("refused", repr(error))
-            may_miss = bool(self.world.torn) or self.world.profile.has_vacuum
-            if isinstance(error, errors.Corrupt) and may_miss:
+            if isinstance(error, errors.Corrupt) and self.world.explains(error):
                 return None, errors.OutcomeUnknown(what="request", reason=str(error))
             return None, error
         raise error

@@ -50,8 +50,7 @@ class Reader:
             except (errors.Retriable, errors.UnknownTopic) as error:
                 self._world.disk.note("reader waits", str(error))
             except errors.Corrupt as error:
-                may_miss = bool(self._world.torn) or self._world.profile.has_vacuum
-                ensure(may_miss, f"{self._name}: {error}")
+                ensure(self._world.explains(error), f"{self._name}: {error}")
                 follower = None
 
     def _follow(self, follower: RootFollower, topic: str) -> None:

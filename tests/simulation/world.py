@@ -282,6 +282,17 @@ class World:
             if self._beyond_damage(topic):
                 self.torn.add(topic)
 
+    def explains(self, error: errors.Corrupt) -> bool:
+        """Whether it is of a torn log, or of a data file that a VACUUM may have taken."""
+        told = str(error)
+        if self.profile.has_vacuum and isinstance(error, errors.MissingObject):
+            return ".parquet" in told
+        return any(
+            mark in told
+            for topic in self.torn
+            for mark in (f"topics/{topic}/", f"topic {topic!r}", f"{topic}-")
+        )
+
     def _mend(self) -> None:
         """What a person does: takes away the torn end of a log."""
         for topic in sorted(self.torn):
