@@ -106,7 +106,10 @@ def _settings(world: World, broker_id: int) -> BrokerSettings:
     settings = world.profile.pace.settings
     janitor = settings.janitor
     if world.profile.has_vacuum:
-        janitor = msgspec.structs.replace(janitor, compact_files=1_000_000)
+        # Neither enough files nor enough bytes for a merge.
+        janitor = msgspec.structs.replace(
+            janitor, compact_files=1_000_000, compact_target_bytes=1 << 40
+        )
     return msgspec.structs.replace(settings, id=broker_id, janitor=janitor)
 
 
