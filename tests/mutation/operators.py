@@ -171,8 +171,12 @@ class _Finder:
                 edit = Edit(self._end(left), self._start(right), between.replace(was, now))
                 yield "logic", node, (edit,)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            edit = Edit(self._start(node), self._start(node.operand), b"")
-            yield "logic", node, (edit,)
+            # Brackets around the operand stay.
+            start = after = self._start(node)
+            after += len(b"not")
+            while self._source[after : after + 1].isspace():
+                after += 1
+            yield "logic", node, (Edit(start, after, b""),)
 
     def _swaps(self, body: Sequence[ast.stmt]) -> Iterator[_Found]:
         """Swaps neighbouring steps that both have an effect beyond the local variables."""

@@ -39,7 +39,7 @@ def test_promises_hold(first: int) -> None:
 
 def test_runs_are_not_empty() -> None:
     """Seeds do much, and every kind of fault occurs among a few of them."""
-    outcomes = [run(seed) for seed in range(120)]
+    outcomes = [run(seed) for seed in range(180)]
     injected = sum((outcome.injected for outcome in outcomes), Counter[str]())
     assert sum(outcome.acks for outcome in outcomes) > 10 * len(outcomes)
     assert sum(outcome.seen for outcome in outcomes) > 30 * len(outcomes)

@@ -32,6 +32,12 @@ SECONDS = 20.0
 """Longer than anything here takes: a test that waits so long has failed."""
 
 
+@pytest.fixture(autouse=True)
+def _only_errors(caplog: pytest.LogCaptureFixture) -> None:
+    """Ways that break on purpose are warned of a thousand times."""
+    caplog.set_level(logging.ERROR, logger="sparklog")
+
+
 @pytest.fixture(name="broker")
 def _broker() -> Iterator[FakeBroker]:
     with FakeBroker() as broker:
@@ -1041,9 +1047,6 @@ def _wait_for(is_so: Any) -> None:
             return
         threading.Event().wait(0.005)
     raise AssertionError("it never came")
-
-
-logging.getLogger("sparklog").setLevel(logging.ERROR)
 
 
 def test_close_waits_until_threads_have_ended(
