@@ -103,7 +103,7 @@ def _on_liveness(liveness: Any) -> None:
 
 
 def _on_tasks(tasks: Any) -> None:
-    _wrap(tasks, "pack", after="planned")
+    _wrap(tasks, "pack_in_order", after="planned")
 
 
 def _on_manifest(manifest: Any) -> None:
