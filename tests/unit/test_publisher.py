@@ -157,6 +157,23 @@ def zeros(count: int, size: int, codec: int = Codec.ZSTD) -> bytes:
     return built([Record(1_700_000_000_000, None, bytes(size))] * count, codec)
 
 
+def watch_files(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, size_of: Callable[[pa.RecordBatch], int]
+) -> list[int]:
+    """The size of each file that is written from now on, as `size_of` counts its batches."""
+    written: list[int] = []
+    write_file = rig.publisher._write_file
+
+    def watch(
+        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
+    ) -> TableFile:
+        written.append(sum(map(size_of, batches)))
+        return write_file(topic, run, batches, preparation)
+
+    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    return written
+
+
 @pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
 def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
     store: MemoryStore, clock: ManualClock, hot_bytes: int, monkeypatch: pytest.MonkeyPatch
@@ -171,16 +188,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
         rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
     if not hot_bytes:
         rig = rig.successor()
-    written: list[int] = []
-    write_file = rig.publisher._write_file
-
-    def watch(
-        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
-    ) -> TableFile:
-        written.append(sum(each.nbytes for each in batches))
-        return write_file(topic, run, batches, preparation)
-
-    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    written = watch_files(rig, monkeypatch, lambda batch: batch.nbytes)
     commits = []
     while any(each.unpublished for each in rig.ledger.topic("t").partitions):
         commits.append(publish_once(rig))
@@ -199,16 +207,7 @@ def test_entries_of_unknown_size_make_bounded_files(
     for _ in range(10):
         append = rig.core.prepare_kafka("t", 0, zeros(100, 4_000))
         rig.core.wait(rig.core.submit(dataclasses.replace(append, decoded_bytes=0)))
-    written: list[int] = []
-    write_file = rig.publisher._write_file
-
-    def watch(
-        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
-    ) -> TableFile:
-        written.append(sum(each.num_rows for each in batches))
-        return write_file(topic, run, batches, preparation)
-
-    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    written = watch_files(rig, monkeypatch, lambda batch: batch.num_rows)
     assert publish_once(rig)[0] == 1_000
     assert max(written) <= 300  # one batch more than is within the bound
 
