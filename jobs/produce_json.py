@@ -71,7 +71,7 @@ def produce(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Ends when every record stands durably, or raises what Spark or sparklog refused."""
+    """Returns once every record is durable; raises the errors of Spark and sparklog."""
     parser = argparse.ArgumentParser(description="Lines of JSON into a topic, by Spark.")
     parser.add_argument("inputs", nargs="+", help="whatever spark.read.text takes")
     parser.add_argument("--root", required=True, help="a folder, or s3://, gs://, az://")

@@ -1,8 +1,7 @@
-"""Where Spark finds `format("sparklog")`: the top-level package `pyspark_*` with a `DefaultSource`.
+"""Registers `format("sparklog")`: Spark imports packages `pyspark_*` that have a `DefaultSource`.
 
-Spark imports every such package to know what there is, and one that fails hides all the others. So
-nothing is imported here but Spark's own base class; what else is missing is told when the format
-is used.
+It imports all of them, and one that fails hides all the others. So only Spark's own base class is
+imported here; other missing packages are reported when the format is used.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""Time as an argument: whoever needs to know or wait asks a `Clock`, so no test has to sleep."""
+"""Time as an argument: code that needs the time or waits asks a `Clock`; no test has to sleep."""
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import Counter
 from typing import Protocol
 
 
@@ -20,6 +22,17 @@ class Clock(Protocol):
     def sleep(self, seconds: float) -> None: ...
 
 
+class ThreadClock(Clock, Protocol):
+    """A clock for threads that wait for each other, but not for ever."""
+
+    def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
+        """Waits until `condition`, which is held, is notified, or `monotonic()` is `deadline`.
+
+        May return earlier; None: there is no deadline.
+        """
+        ...
+
+
 class SystemClock:
     """The machine's own clock."""
 
@@ -32,13 +45,18 @@ class SystemClock:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
+    def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
+        condition.wait(None if deadline is None else max(deadline - time.monotonic(), 0.0))
+
 
 class ManualClock:
-    """A clock that moves only when it is told to; `sleep` moves it."""
+    """A clock that moves only by `advance` and `sleep`, which wake the threads that wait for it."""
 
     def __init__(self, now_us: int = 1_700_000_000_000_000) -> None:
         self._start_us = now_us
         self._elapsed_us = 0
+        self._waiting: Counter[threading.Condition] = Counter()
+        self._lock = threading.Lock()
 
     def now_us(self) -> int:
         return self._start_us + self._elapsed_us
@@ -49,5 +67,21 @@ class ManualClock:
     def sleep(self, seconds: float) -> None:
         self.advance(seconds)
 
+    def wait_until(self, condition: threading.Condition, deadline: float | None) -> None:
+        # Counted before it looks at the time: either `advance` finds it, or it sees the new time.
+        with self._lock:
+            self._waiting[condition] += 1
+        try:
+            if deadline is None or deadline > self.monotonic():
+                condition.wait()
+        finally:
+            with self._lock:
+                self._waiting -= Counter({condition: 1})
+
     def advance(self, seconds: float) -> None:
-        self._elapsed_us += round(seconds * 1e6)
+        with self._lock:
+            self._elapsed_us += round(seconds * 1e6)
+            waiting = list(self._waiting)
+        for condition in waiting:
+            with condition:
+                condition.notify_all()

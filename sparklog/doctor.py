@@ -1,8 +1,8 @@
-"""What must be true of this machine and of a root, looked at one by one.
+"""Checks of this machine and of a root, one by one.
 
-Rules of this room:
+Rules:
 
-- Every check is a function that answers with one `Finding` and never raises for what it finds: a
+- Every check is a function that returns one `CheckResult` and never raises for its findings: a
   machine that is wrong in one way is often wrong in another.
 - A finding that is not ok says what to do. `FAIL` is what loses records or does not start at all;
   `WARN` is what costs speed, or only some of the features.
@@ -30,6 +30,7 @@ import numpy as np
 from sparklog import errors, limits, status
 from sparklog.clock import Clock
 from sparklog.storage.liveness import age
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,
@@ -55,18 +56,18 @@ _CLOCK_SET_SINCE_US: Final = 1_735_689_600_000_000  # 2025-01-01, before which t
 _FOLDER: Final = "doctor"
 
 
-class State(enum.StrEnum):
+class CheckState(enum.StrEnum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What one check found; `advice` is what to do about it, empty where all is well."""
+class CheckResult:
+    """Result of one check; `advice` is the recommended action, empty if the check passed."""
 
     check: str
-    state: State
+    state: CheckState
     found: str
     advice: str = ""
 
@@ -75,7 +76,7 @@ Run = Callable[[Sequence[str]], str | None]
 """A command's output, both streams joined; None where it could not run or failed."""
 
 
-def examine_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
+def examine_machine(environment: Mapping[str, str]) -> Iterator[CheckResult]:
     """The checks that need no root."""
     pyspark = _version_of("pyspark")
     yield check_python(sys.version_info[:3])
@@ -87,14 +88,14 @@ def examine_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     )
 
 
-def examine_root(store: Store, clock: Clock) -> Iterator[Finding]:
+def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
     """The checks of a root; those after the first only where it can be written at all."""
     folder = f"{_FOLDER}/{secrets.token_hex(8)}"
     made = isinstance(store, LocalStore) and not Path(store.root).exists()
     try:
         writable = check_writable(store, folder)
         yield writable
-        if writable.state is State.FAIL:
+        if writable.state is CheckState.FAIL:
             return
         yield check_exclusive(store, folder)
         yield check_put_price(store, folder, clock)
@@ -112,7 +113,7 @@ def examine_root(store: Store, clock: Clock) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------ the machine
 
 
-def check_python(version: tuple[int, ...]) -> Finding:
+def check_python(version: tuple[int, ...]) -> CheckResult:
     """pyarrow 26 and obstore 0.12 need Python 3.11."""
     found = ".".join(map(str, version))
     if version < _PYTHON_NEEDED:
@@ -121,7 +122,7 @@ def check_python(version: tuple[int, ...]) -> Finding:
     return _ok("Python", found)
 
 
-def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> Finding:
+def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> CheckResult:
     """Spark 4 needs Java 17, and of it a module that cut-down runtimes leave out.
 
     Brokers and clients need no Java, so without pyspark its absence is only worth a word.
@@ -143,7 +144,7 @@ def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> Fin
     return _ok("Java", found)
 
 
-def check_pyspark(version: str | None) -> Finding:
+def check_pyspark(version: str | None) -> CheckResult:
     """Brokers and clients do without; the source and the sink are made for one line of Spark."""
     if version is None:
         advice = "only for Spark: on a laptop, pip install 'sparklog[spark,local-spark]'"
@@ -154,21 +155,23 @@ def check_pyspark(version: str | None) -> Finding:
     return _ok("pyspark", version)
 
 
-def check_worker(environment: Mapping[str, str], *, needed: bool) -> Finding:
-    """Unless told, Spark takes the first `python3` of the path, which may lack our packages."""
-    told = environment.get("PYSPARK_PYTHON")
-    chosen = told or "python3"
+def check_worker(environment: Mapping[str, str], *, needed: bool) -> CheckResult:
+    """By default Spark uses the first `python3` of the path, which may lack our packages."""
+    configured = environment.get("PYSPARK_PYTHON")
+    chosen = configured or "python3"
     found = shutil.which(chosen, path=environment.get("PATH"))
     # Not resolved: a virtual environment's interpreter is a link to one that lacks its packages.
     same = found is not None and Path(found).parent == Path(sys.executable).parent
-    where = "PYSPARK_PYTHON" if told else "python3 of PATH"
+    where = "PYSPARK_PYTHON" if configured else "python3 of PATH"
     if needed and not same:
         advice = f"export PYSPARK_PYTHON={sys.executable}"
         return _warn("Spark's Python", f"{where} is {found or 'missing'}", advice)
     return _ok("Spark's Python", found or "not needed")
 
 
-def check_delta(version: str | None, *, pyspark: str | None, folders: Sequence[Path]) -> Finding:
+def check_delta(
+    version: str | None, *, pyspark: str | None, folders: Sequence[Path]
+) -> CheckResult:
     """Only where Spark itself opens the tables; sparklog's own source needs no jar."""
     if version is None:
         advice = "only where Spark opens the tables as format('delta'): pip install delta-spark"
@@ -201,7 +204,7 @@ def run_command(command: Sequence[str]) -> str | None:
 
 
 def _jar_folders(environment: Mapping[str, str]) -> list[Path]:
-    """Where Spark finds jars: its own, and what Ivy fetched before."""
+    """Folders where Spark finds jars: its own, and Ivy's cache."""
     folders = sorted(Path.home().glob(".ivy2*/jars"))
     if environment.get("SPARK_HOME"):
         folders.append(Path(environment["SPARK_HOME"], "jars"))
@@ -226,8 +229,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 # ------------------------------------------------------------------------------ the root
 
 
-def check_writable(store: Store, folder: str) -> Finding:
-    """Whether an object can be put, read and removed."""
+def check_writable(store: Store, folder: str) -> CheckResult:
+    """Checks that an object can be put, read and removed."""
     path, data = f"{folder}/writable", secrets.token_bytes(16)
     advice = "give this user the right to write there, or choose another root"
     try:
@@ -241,7 +244,7 @@ def check_writable(store: Store, folder: str) -> Finding:
     return _ok("root", f"{store.uri} is writable")
 
 
-def check_exclusive(store: Store, folder: str) -> Finding:
+def check_exclusive(store: Store, folder: str) -> CheckResult:
     """Races of several threads for one name: exactly one may win, and its bytes stand.
 
     Everything rests on this: the write-ahead log, the metadata and the Delta log.
@@ -304,8 +307,8 @@ def _racer_bytes(racer: int) -> bytes:
     return b"racer %d" % racer
 
 
-def check_put_price(store: Store, folder: str, clock: Clock) -> Finding:
-    """What a durable put of 1 kB costs: no ack is faster than this."""
+def check_put_price(store: Store, folder: str, clock: Clock) -> CheckResult:
+    """Measures a durable put of 1 kB: no ack is faster than this."""
     data = bytes(_PUT_BYTES)
     spent = []
     try:
@@ -325,7 +328,7 @@ def check_put_price(store: Store, folder: str, clock: Clock) -> Finding:
     return _ok("durable put", found)
 
 
-def check_space(store: Store) -> Finding:
+def check_space(store: Store) -> CheckResult:
     """Against the reserve below which the broker refuses records, and what a bad day may take."""
     free_bytes = store.free_bytes()
     if free_bytes is None:
@@ -344,7 +347,7 @@ def check_space(store: Store) -> Finding:
     return _ok("free space", found)
 
 
-def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
+def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:
     """This clock against the store's: sweeping and times of arrival rest on them."""
     advice = "set the clock by NTP: sweeping and times of arrival rest on it"
     path = f"{folder}/clock"
@@ -367,12 +370,12 @@ def check_clock(store: Store, folder: str, clock: Clock) -> Finding:
     return _ok("clock", found)
 
 
-def check_broker(store: Store, clock: Clock) -> Iterator[Finding]:
+def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
     """Which broker leads the root, and which topics it cannot publish."""
     try:
         report = status.of_root(store, clock, waits=lambda _leader, _seconds: None)
     except errors.NotARoot:
-        yield _ok("broker", "none yet: this is no root of a log")
+        yield check_empty(store, clock)
         return
     except _STORE_ERRORS as error:
         yield _fail("broker", _told(error), "see what the error names")
@@ -385,24 +388,36 @@ def check_broker(store: Store, clock: Clock) -> Iterator[Finding]:
             f" host {broker.host}, Flight at {broker.address}, Kafka {broker.kafka or 'closed'}"
         )
     match report.state:
-        case status.Led.SERVED:
+        case status.LeaderStatus.SERVED:
             assert broker is not None
             running = age(round((report.uptime_seconds or 0.0) * 1e6))
             yield _ok("broker", f"{who}, version {broker.version}, started {running} ago")
-        case status.Led.SILENT:
+        case status.LeaderStatus.SILENT:
             advice = f"{report.reason}; look at its log: {(broker and broker.log) or 'its stderr'}"
             yield _warn("broker", f"{who} is alive and does not answer", advice)
-        case status.Led.NEVER:
+        case status.LeaderStatus.NEVER:
             yield _ok("broker", "none yet")
-        case status.Led.STOPPED | status.Led.DIED:
+        case status.LeaderStatus.STOPPED | status.LeaderStatus.DIED:
             yield _ok("broker", f"none runs; the last was {who}, which {report.state}")
     for each in report.held_back:
         advice = "records wait in the write-ahead log; mend the table, or what the reason names"
         yield _warn("topic held back", f"{each.topic}: {each.reason}", advice)
 
 
-def note_on_s3() -> Finding:
-    """What nobody can find out from here: how the Spark of others commits."""
+def check_empty(store: Store, clock: Clock) -> CheckResult:
+    """Checks that a folder that is no root may become one."""
+    try:
+        MetadataStore(store, clock=clock).check_empty()
+    except errors.RootNotEmpty as error:
+        found = f"none: this is no root of a log, and holds {error.found}"
+        return _warn("broker", found, error.advice)
+    except _STORE_ERRORS as error:
+        return _fail("broker", _told(error), "see what the error names")
+    return _ok("broker", "none yet: this is no root of a log")
+
+
+def note_on_s3() -> CheckResult:
+    """Names a check that is impossible from here: the commit protocol of other Spark sessions."""
     return _warn(
         "S3 and Spark",
         "delta-spark's own S3SingleDriverLogStore does not commit conditionally",
@@ -440,13 +455,13 @@ def _told(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 
-def _ok(check: str, found: str) -> Finding:
-    return Finding(check=check, state=State.OK, found=found)
+def _ok(check: str, found: str) -> CheckResult:
+    return CheckResult(check=check, state=CheckState.OK, found=found)
 
 
-def _warn(check: str, found: str, advice: str) -> Finding:
-    return Finding(check=check, state=State.WARN, found=found, advice=advice)
+def _warn(check: str, found: str, advice: str) -> CheckResult:
+    return CheckResult(check=check, state=CheckState.WARN, found=found, advice=advice)
 
 
-def _fail(check: str, found: str, advice: str) -> Finding:
-    return Finding(check=check, state=State.FAIL, found=found, advice=advice)
+def _fail(check: str, found: str, advice: str) -> CheckResult:
+    return CheckResult(check=check, state=CheckState.FAIL, found=found, advice=advice)

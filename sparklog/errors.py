@@ -1,33 +1,46 @@
-"""Every failure that sparklog reports, by what the caller should do about it.
+"""Every failure that sparklog reports, grouped by what the caller should do about it.
 
-Four kinds: `Retriable` (try again), `Invalid` (fix the request), `Fenced` (stop, somebody newer
-has taken over), `Corrupt` (a person must look). One class per failure, each with a stable `code`
-and the facts that explain it as fields; a door translates `code`, never a message. Nothing here
-says "failed" when the effect may have happened: that is `OutcomeUnknown`.
+Four kinds: `Retriable` (try again), `Invalid` (correct the request), `Fenced` (stop: a newer
+broker, producer or member has taken over) and `Corrupt` (a person must look at the data). Each
+failure is a class with a stable `code` and with the facts that explain it as fields. A listener
+translates `code`, never a message. An error that may have taken effect is `OutcomeUnknown`.
+
+A message says what happened, to what, and what to do.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, TypeVar
 
 _FEW_OPTIONS: Final = 24
-"""As many as an error can list and still be read."""
+"""The largest number of options that an error lists."""
 
+_EMPTY_ROOT_ADVICE: Final = (
+    "Use an empty or a new folder as root. To keep a log beside these files, start it once with"
+    " `sparklog broker --allow-non-empty`"
+)
+
+_DOUBLE_STOP: Final = re.compile(r"(?<![./])([.?…])\.(?= |$)")
+"""The end of a reason that is a sentence itself, and the full stop of the message."""
 
 _Error = TypeVar("_Error", bound="SparklogError")
 
 
 class SparklogError(Exception):
-    """Base of all failures; `facts` are JSON values, the constructor's keyword arguments."""
+    """Base of all failures.
+
+    `facts` are JSON values, the constructor's keyword arguments; each is an attribute too.
+    """
 
     code: ClassVar[str] = "error"
     template: ClassVar[str] = "{reason}"
 
     def __init__(self, **facts: Any) -> None:
         self.facts = facts
-        super().__init__(self.template.format(**facts))
+        super().__init__(_DOUBLE_STOP.sub(r"\1", self.template.format(**facts)))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -40,25 +53,25 @@ class SparklogError(Exception):
 
 
 class Retriable(SparklogError):
-    """The same request may succeed later; it had no effect now."""
+    """The request had no effect, and may succeed later: send it again."""
 
     code = "retriable"
 
 
 class Invalid(SparklogError, ValueError):
-    """The request is wrong and had no effect; sending it again will not help."""
+    """The request is wrong and had no effect: correct it, since repeating it does not help."""
 
     code = "invalid"
 
 
 class Fenced(SparklogError):
-    """Somebody newer has taken over; stop."""
+    """A newer broker, producer or member has taken over: stop."""
 
     code = "fenced"
 
 
 class Corrupt(SparklogError):
-    """Stored bytes are not what was written; names the object and the check that failed."""
+    """Stored data differs from the data that was written: a person must look at it."""
 
     code = "corrupt"
 
@@ -67,304 +80,450 @@ class Corrupt(SparklogError):
 
 
 class NotLeader(Retriable):
+    """This broker does not lead the partition: send the request to the leader."""
+
     code = "not_leader"
-    template = "broker {broker} does not lead {topic}-{partition}; the leader is {leader}"
+    template = (
+        "Broker {broker} does not lead {topic}-{partition}; send the request to the leader,"
+        " {leader}."
+    )
 
 
 class StorageUnavailable(Retriable):
+    """The object store refused an operation: try again when the store answers."""
+
     code = "storage_unavailable"
-    template = "the store refused {operation} of {path}: {reason}"
+    template = (
+        "The store refused {operation} of {path}: {reason}. Try again, and check the store if it"
+        " keeps failing."
+    )
 
 
 class StorageFull(Retriable):
+    """The root's disk has no space left for records: free some."""
+
     code = "storage_full"
     template = (
-        "no space for records under {root}: {free_bytes} bytes free,"
-        " {reserve_bytes} kept in reserve"
+        "No space is left for records under {root}: {free_bytes} bytes are free, and"
+        " {reserve_bytes} are kept in reserve. Free some space, or shorten the retention of"
+        " topics."
     )
 
 
 class QueueFull(Retriable):
+    """A queue of the broker is full: send more slowly, or raise the setting."""
+
     code = "queue_full"
-    template = "{queue} is full ({bytes} bytes); slow down or raise {setting}"
+    template = (
+        "The broker takes no more for now: {queue} is full ({bytes} bytes). Send more slowly, or"
+        " raise {setting}."
+    )
 
 
 class TooManyStreams(Retriable):
+    """All clients together have as many streams open as the broker takes: close some."""
+
     code = "too_many_streams"
     template = (
-        "{open} {what} are open at the broker, of all clients together, and no more are taken;"
-        " close some, try again, or raise {setting}"
+        "The broker refuses a stream: {open} {what} are open, of all clients together. Close"
+        " some, try again, or raise {setting}."
     )
 
 
 class TopicHeldBack(Retriable):
+    """The broker cannot write the topic's table, and takes no more records: mend the table."""
+
     code = "topic_held_back"
-    template = "topic {topic} refuses writes: its table cannot be written ({reason})"
+    template = (
+        "Topic {topic!r} is held back and takes no records, because its table cannot be written:"
+        " {reason}. Mend the table; the broker then continues by itself."
+    )
 
 
 class BrokerUnavailable(Retriable):
+    """No broker answers at the address: start one, or correct the address."""
+
     code = "broker_unavailable"
-    template = "no answer from the broker at {address}: {reason}"
+    template = "No broker answers at {address}: {reason}."
 
 
 class BrokerClosing(Retriable):
+    """The broker is shutting down: connect again."""
+
     code = "broker_closing"
-    template = "broker {broker} is stopping; connect again"
+    template = "Broker {broker} is stopping. Connect again."
 
 
 class TimedOut(Retriable):
+    """An operation took longer than its timeout: try again, or allow more time."""
+
     code = "timed_out"
-    template = "{what} did not finish within {timeout_seconds} s"
+    template = (
+        "Timed out: {what} did not finish within {timeout_seconds} s. Try again, or allow more"
+        " time."
+    )
 
 
 class DamagedBatch(Retriable):
-    """What arrived is not what was sent, as far as its checksum and its structure tell."""
+    """A record batch was damaged on its way, by its checksum and its structure: send it again."""
 
     code = "damaged_batch"
-    template = "a record batch is damaged: {reason}"
+    template = "A record batch arrived damaged: {reason}. Send it again."
 
 
 class GroupBusy(Retriable):
-    """The group's coordinator is not ready, or its members are being assigned anew."""
+    """The group's coordinator is not ready, or the group is rebalancing: try again."""
 
     code = "group_busy"
-    template = "group {group!r}: {error}; try again"
+    template = "Group {group!r} is busy ({error}). Try again."
 
 
 class OutcomeUnknown(SparklogError):
-    """The request may or may not have taken effect; look before you repeat it."""
+    """The request may or may not have taken effect: look before you repeat it."""
 
     code = "outcome_unknown"
-    template = "{what}: no answer, it may have taken effect ({reason})"
+    template = (
+        "The outcome of {what} is unknown, because no answer came: {reason}. It may have taken"
+        " effect; look before you repeat it."
+    )
 
 
 # ------------------------------------------------------------------------------ invalid
 
 
 class UnknownTopic(Invalid):
+    """The topic does not exist: create it, or correct its name."""
+
     code = "unknown_topic"
-    template = "no topic named {topic!r}; create it, or check the name"
+    template = "Topic {topic!r} does not exist. Create it, or correct the name."
 
 
 class TopicExists(Invalid):
+    """A topic of that name exists: use it, or choose another name."""
+
     code = "topic_exists"
-    template = "topic {topic!r} exists already"
+    template = "Topic {topic!r} already exists. Use it, or choose another name."
 
 
 class TopicChanged(Invalid):
+    """The topic was deleted and created again, so its offsets mean other records: start over."""
+
     code = "topic_changed"
-    template = "topic {topic!r} was deleted and created again: id {expected} is now {found}"
+    template = (
+        "Topic {topic!r} was deleted and created again: its id was {expected} and is now {found}."
+        " Start from its beginning or its end."
+    )
 
 
 class TopicGone(Invalid):
-    """The topic that a query has read is not there any more; `at`: its offsets by partition."""
+    """The topic of a query no longer exists, or is no longer selected.
+
+    `at`: the query's offsets by partition.
+    """
 
     code = "topic_gone"
     template = (
-        "topic {topic!r} {reason}; the query was at offsets {at};"
-        " failOnDataLoss=false goes on without them"
+        "Topic {topic!r} {reason}. The query had read it up to offsets {at}; set"
+        " failOnDataLoss=false to continue without these records."
     )
 
 
 class BadTopicName(Invalid):
+    """The topic name breaks Kafka's rules: choose another."""
+
     code = "bad_topic_name"
-    template = "{topic!r} is no topic name: 1 to 249 of [a-zA-Z0-9._-], and not '.' or '..'"
+    template = (
+        "The topic name {topic!r} is invalid: use 1–249 characters of letters, digits, '.', '_' and"
+        " '-', and not '.' or '..' alone."
+    )
 
 
 class InternalTopic(Invalid):
+    """Clients may not change the brokers' own topics: use another topic."""
+
     code = "internal_topic"
-    template = "topic {topic!r} is the brokers' own; nobody else may {what} it"
+    template = "Topic {topic!r} is internal: clients cannot {what} it. Use another topic."
 
 
 class BadPartitionCount(Invalid):
+    """The topic cannot have that many partitions: choose another number."""
+
     code = "bad_partition_count"
-    template = "topic {topic!r}: {requested} partitions asked for, {reason}"
+    template = "Topic {topic!r} cannot have {requested} partitions: {reason}."
 
 
 class UnknownPartition(Invalid):
+    """The topic has no such partition: use one that exists."""
+
     code = "unknown_partition"
-    template = "topic {topic!r} has partitions 0 to {last}, not {partition}"
+    template = "Topic {topic!r} has no partition {partition}: its partitions are 0 to {last}."
 
 
 class RecordTooLarge(Invalid):
+    """A record exceeds the broker's limit: send smaller records, or raise the limit."""
+
     code = "record_too_large"
-    template = "a record of {bytes} bytes is over max_record_bytes = {limit_bytes}"
+    template = (
+        "A record of {bytes} bytes exceeds writer.max_record_bytes = {limit_bytes}. Send smaller"
+        " records, or raise the setting."
+    )
 
 
 class BatchTooLarge(Invalid):
+    """A batch exceeds the broker's limit: send smaller batches, or raise the limit."""
+
     code = "batch_too_large"
-    template = "a batch of {bytes} bytes is over max_batch_bytes = {limit_bytes}; send smaller ones"
+    template = (
+        "A batch of {bytes} bytes exceeds writer.max_batch_bytes = {limit_bytes}. Send smaller"
+        " batches, or raise the setting."
+    )
 
 
 class MessageTooLarge(Invalid):
-    """Over what the topic takes, where the broker would take it."""
+    """A batch or record exceeds the topic's limit, though not the broker's: send smaller ones."""
 
     code = "message_too_large"
-    template = "{what} of {bytes} bytes is over topic {topic!r}'s max.message.bytes = {limit_bytes}"
+    template = (
+        "Topic {topic!r} refuses {what} of {bytes} bytes: its max.message.bytes is {limit_bytes}."
+        " Send less at a time, or raise it."
+    )
 
 
 class KeylessRecord(Invalid):
-    """Kafka's `INVALID_RECORD`, for this reason: without a key nothing ever supersedes a record."""
+    """A record for a compacted topic has no key: set one.
+
+    Kafka's `INVALID_RECORD`. No later record can supersede one without a key.
+    """
 
     code = "keyless_record"
     template = (
-        "topic {topic!r} is compacted (cleanup.policy=compact), so each of its records needs a key;"
-        " of those sent to partition {partition}, {count} have none"
+        "Topic {topic!r} is compacted (cleanup.policy=compact), so each of its records needs a"
+        " key; {count} of those sent to partition {partition} have none. Set a key."
     )
 
 
 class WrongSchema(Invalid):
+    """The columns of a batch or their types are wrong: correct the batch."""
+
     code = "wrong_schema"
     template = "{reason}"
 
 
 class BadValue(Invalid):
-    """A record's value is not what the reader was told that it is."""
+    """The value of a record does not match the format that the reader expects."""
 
     code = "bad_value"
-    template = "{topic}-{partition}, offset {offset}: {reason}"
+    template = "Cannot read the value at {topic}-{partition}, offset {offset}: {reason}."
 
 
 class UnknownLeaderEpoch(Retriable):
+    """The client's leader epoch is newer than the broker's: try again."""
+
     code = "unknown_leader_epoch"
-    template = "{topic}-{partition}: leader epoch {found} is still to come; it is {current}"
+    template = (
+        "Leader epoch {found} of {topic}-{partition} is newer than the broker's, {current}. Try"
+        " again."
+    )
 
 
 class FencedLeaderEpoch(Retriable):
+    """The client's leader epoch is over: refresh the metadata and try again."""
+
     code = "fenced_leader_epoch"
-    template = "{topic}-{partition}: leader epoch {found} is over; it is {current}"
+    template = (
+        "Leader epoch {found} of {topic}-{partition} is over: it is now {current}. Refresh the"
+        " metadata and try again."
+    )
 
 
 class BadAcks(Invalid):
+    """`acks` has an unknown value: use one that exists."""
+
     code = "bad_acks"
-    template = "acks = {acks}: -1, 0 and 1 are known"
+    template = "acks = {acks} is invalid: use -1, 0 or 1."
 
 
 class BadBatch(Invalid):
+    """A record batch breaks the format's rules: correct the client that encodes it."""
+
     code = "bad_batch"
-    template = "a record batch is refused: {reason}"
+    template = "The broker refuses a record batch: {reason}."
 
 
 class BadReplicationFactor(Invalid):
+    """The topic cannot have that replication factor: choose another."""
+
     code = "bad_replication_factor"
-    template = "topic {topic!r}: a replication factor of {requested} asked for, {reason}"
+    template = "Topic {topic!r} cannot have a replication factor of {requested}: {reason}."
 
 
 class BadAssignment(Invalid):
+    """The brokers named for a topic's partitions are wrong: correct the assignment."""
+
     code = "bad_assignment"
-    template = "topic {topic!r}: the assignment of its partitions is refused: {reason}"
+    template = "The partition assignment of topic {topic!r} is invalid: {reason}."
 
 
 class BadTimestamp(Invalid):
+    """The topic does not accept the timestamp of a record: correct it."""
+
     code = "bad_timestamp"
-    template = "a record's timestamp is refused: {reason}"
+    template = "The timestamp of a record is refused: {reason}."
 
 
 class UnknownCodec(Invalid):
+    """A record batch names a compression that does not exist: use one that does."""
+
     code = "unknown_codec"
-    template = "compression {codec} is unknown; 0 to 4 are none, gzip, snappy, lz4 and zstd"
+    template = "Compression {codec} is unknown: use 0 to 4 (none, gzip, snappy, lz4, zstd)."
 
 
 class CodecTooNew(Invalid):
+    """The version of the request does not allow this compression: use a newer client."""
+
     code = "codec_too_new"
-    template = "compression {codec} needs version {needed} of this request, not {version}"
+    template = (
+        "Compression {codec} needs version {needed} of this request, not {version}. Use a newer"
+        " client, or another compression."
+    )
 
 
 class OffsetOutOfRange(Invalid):
+    """The partition has no such offset: choose one within its range."""
+
     code = "offset_out_of_range"
-    template = "{topic}-{partition}: offset {offset} is outside the range {start} to {end}"
+    template = "Offset {offset} of {topic}-{partition} is outside the range {start} to {end}."
 
 
 class PolicyViolation(Invalid):
+    """The topic's configuration forbids the request: change one of them."""
+
     code = "policy_violation"
-    template = "topic {topic!r}: {reason}"
+    template = "Topic {topic!r} does not allow this: {reason}."
 
 
 class UnknownOption(Invalid):
+    """An option or a setting does not exist: correct its name."""
+
     code = "unknown_option"
-    template = "{where} has no option {option!r}{hint}"
+    template = "There is no option {option!r} in {where}.{hint}"
 
     @classmethod
     def among(cls, where: str, option: str, known: Iterable[str]) -> UnknownOption:
-        """With the nearest of the options that `where` has; where none is near, all if few."""
-        names = {name.lower(): name for name in sorted(known)}
-        nearest = difflib.get_close_matches(option.lower(), names, n=1)
-        if nearest:
-            hint = f"; did you mean {names[nearest[0]]!r}?"
+        """Returns the error with the most similar option in `known`, else with all, if few."""
+        names = sorted(known)
+        nearest = nearest_name(option, names)
+        if nearest is not None:
+            hint = f" Did you mean {nearest!r}?"
         elif len(names) <= _FEW_OPTIONS:
-            hint = f"; it has {', '.join(names.values())}"
+            hint = f" Known options: {', '.join(names)}."
         else:
             hint = ""
         return cls(where=where, option=option, hint=hint)
 
 
 class BadOption(Invalid):
+    """The value of an option or a setting is invalid: correct it."""
+
     code = "bad_option"
-    template = "{option} = {value!r}: {reason}"
+    template = "Invalid option {option} = {value!r}: {reason}."
 
 
 class NotInstalled(Invalid):
-    """Packages of an extra are missing in this installation; `hint` says how to get them."""
+    """Packages of an extra are not installed; `hint` says how to install them."""
 
     code = "not_installed"
-    template = "{what} needs packages that are not installed ({missing}): {hint}"
+    template = "Packages needed for {what} are not installed ({missing}): {hint}."
 
 
 class BrokerAlive(Invalid):
+    """Another broker serves the root: use it, stop it, or replace it."""
+
     code = "broker_alive"
     template = (
-        "root {root} is served already, by {leader}: use that one, stop it first, or replace it"
-        " with --take-over"
+        "Root {root} already has a broker: {leader}. Use that broker, stop it first, or replace"
+        " it with --take-over."
     )
 
 
 class RootNotWritable(Invalid):
+    """The process may not write below the root: grant it the rights, or use another root."""
+
     code = "root_not_writable"
-    template = "root {root} is not writable: {reason}"
+    template = (
+        "Root {root} is not writable: {reason}. Grant this process write access, or use another"
+        " root."
+    )
 
 
 class FormatTooNew(Invalid):
+    """A newer sparklog wrote the root: upgrade this one."""
+
     code = "format_too_new"
     template = (
-        "root {root} is of format version {found}; this sparklog knows up to {known}: upgrade it"
+        "Root {root} has format version {found}, and this sparklog reads versions up to {known}:"
+        " upgrade sparklog."
     )
 
 
 class NotARoot(Invalid):
+    """The folder or bucket is not a sparklog root; `advice` says what to do."""
+
     code = "not_a_root"
-    template = "{root} is no sparklog root ({reason}); start a broker on it first"
+    template = "{root} is not a sparklog root ({reason}): {advice}."
+
+    def __init__(self, *, advice: str = "start a broker on it first", **facts: Any) -> None:
+        super().__init__(advice=advice, **facts)
+
+
+class RootNotEmpty(Invalid):
+    """A folder that is not yet a root holds files of another program; `found` names some."""
+
+    code = "root_not_empty"
+    template = "{root} is not a sparklog root and is not empty: it holds {found}. {advice}."
+
+    def __init__(self, *, advice: str = _EMPTY_ROOT_ADVICE, **facts: Any) -> None:
+        super().__init__(advice=advice, **facts)
 
 
 class WrongCluster(Invalid):
-    """What is heard at the address that a root's broker gave is a broker of another root."""
+    """The broker at the address that a root names serves another root: correct the address."""
 
     code = "wrong_cluster"
     template = (
-        "{root} is cluster {expected}, but the broker at {address} serves cluster {found}, {served}"
+        "Root {root} is cluster {expected}, but the broker at {address} serves cluster {found},"
+        " {served}. Correct flight.advertised of the root's broker."
     )
 
 
 class WrongPort(Invalid):
+    """The address is not a Flight port: use the broker's Flight address."""
+
     code = "wrong_port"
-    template = "{address} is not a Flight port: {reason}"
+    template = "{address} is not a Flight port: {reason}."
 
 
 class BadRequest(Invalid):
+    """The request is malformed: correct it."""
+
     code = "bad_request"
     template = "{reason}"
 
 
 class GroupRefused(Invalid):
-    """`error` is Kafka's name for the reason."""
+    """The group's coordinator refuses a request; `error` is Kafka's name for the reason."""
 
     code = "group_refused"
-    template = "group {group!r}: {error}{hint}"
+    template = "Group {group!r} refuses the request: {error}{hint}."
 
 
 class OutOfOrderSequence(Invalid):
+    """A producer skipped or repeated a sequence number: create a new producer."""
+
     code = "out_of_order_sequence"
     template = (
-        "{topic}-{partition}: producer {producer_id} sent sequence {found}, expected {expected}"
+        "Producer {producer_id} sent sequence {found} to {topic}-{partition}, where {expected}"
+        " comes next. Create a new producer."
     )
 
 
@@ -372,67 +531,98 @@ class OutOfOrderSequence(Invalid):
 
 
 class BrokerFenced(Fenced):
-    """`successor` describes the broker that took over, where that is known."""
+    """A newer broker has taken over: stop this one. `successor` describes it, if known."""
 
     code = "broker_fenced"
-    template = "broker {broker} (epoch {epoch}) was replaced by {successor}"
+    template = "Broker {broker} (epoch {epoch}) was replaced by {successor}, and stops."
 
     def __init__(self, *, successor: str = "a newer broker", **facts: Any) -> None:
         super().__init__(successor=successor, **facts)
 
 
 class PublisherFenced(Fenced):
+    """A newer broker publishes the table: stop."""
+
     code = "publisher_fenced"
     template = (
-        "the table of {topic}-{partition} ends at {found}, beyond {end}: a newer broker writes it"
+        "The table of {topic}-{partition} ends at offset {found}, beyond {end}: a newer broker"
+        " writes it, and this one stops."
     )
 
 
 class ProducerFenced(Fenced):
+    """A newer instance of the producer has taken over: stop this one."""
+
     code = "producer_fenced"
-    template = "producer {producer_id} epoch {epoch} was replaced by epoch {current}"
+    template = (
+        "Epoch {epoch} of producer {producer_id} was replaced by epoch {current}. Stop this"
+        " producer."
+    )
 
 
 class MemberFenced(Fenced):
-    """The group went on without this member, or another process has its place: join anew."""
+    """The group has removed this member, or another process has replaced it: join again."""
 
     code = "member_fenced"
-    template = "group {group!r} has gone on without member {member_id!r}: {error}"
+    template = "Group {group!r} no longer has member {member_id!r} ({error}). Join again."
 
 
 # ------------------------------------------------------------------------------ corrupt
 
 
 class CorruptObject(Corrupt):
+    """A stored object fails a check; `advice` says what to do."""
+
     code = "corrupt_object"
-    template = "{path}: {check}"
+    template = "{path} is damaged: {check}. {advice}."
+
+    def __init__(self, *, advice: str = "Restore it from a backup", **facts: Any) -> None:
+        super().__init__(advice=advice, **facts)
 
 
 class MissingObject(Corrupt):
+    """A stored object that is referred to does not exist: restore it."""
+
     code = "missing_object"
-    template = "{path} should exist and does not; {reason}"
+    template = "{path} is missing: {reason}. Restore it from a backup."
 
 
 class ForeignTable(Corrupt):
+    """Another engine changed a topic's table so that sparklog cannot use it: undo the change."""
+
     code = "foreign_table"
-    template = "the table of topic {topic!r} was changed so that sparklog cannot use it: {reason}"
+    template = (
+        "The table of topic {topic!r} was changed so that sparklog cannot use it: {reason}. Undo"
+        " the change."
+    )
 
 
 class CorruptRecord(Corrupt):
+    """A stored record cannot be decoded."""
+
     code = "corrupt_record"
-    template = "{what} is not encoded as it should be: {reason}"
+    template = "Cannot decode {what}: {reason}. It is damaged, or a newer version wrote it."
 
 
 class DataLoss(Corrupt):
+    """Records that a reader has still to read no longer exist: start from an offset that does."""
+
     code = "data_loss"
-    template = "{topic}-{partition}: offsets {start} to {end} are gone: {reason}"
+    template = "Offsets {start} to {end} of {topic}-{partition} no longer exist: {reason}."
+
+
+def nearest_name(name: str, known: Iterable[str]) -> str | None:
+    """Returns the name in `known` that is most similar to `name`, or None if none is."""
+    names = {each.lower(): each for each in sorted(known)}
+    nearest = difflib.get_close_matches(name.lower(), names, n=1)
+    return names[nearest[0]] if nearest else None
 
 
 def bare(error: _Error) -> _Error:
-    """The error itself, without the frames that it came through.
+    """Returns the error without its traceback, cause and context.
 
-    They keep all that was worked on in them, a refused batch and what came out of it, for as long
-    as the error is kept; and where a frame keeps the error in turn, until Python looks for cycles.
+    They refer to the frames that raised it, and these to a refused batch and its decoded form. A
+    frame that refers to the error closes a cycle, which Python frees late.
     """
     error.__traceback__ = error.__cause__ = error.__context__ = None
     return error
@@ -446,7 +636,7 @@ def _all_codes(root: type[SparklogError]) -> dict[str, type[SparklogError]]:
 
 
 def revive(code: str, facts: dict[str, Any]) -> SparklogError:
-    """The error that a peer reported as `(code, facts)`; an unknown code keeps its facts."""
+    """Returns the error that a peer reported; an unknown code keeps its facts as text."""
     known = _all_codes(SparklogError).get(code, SparklogError)
     try:
         return known(**facts)

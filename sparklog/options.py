@@ -1,9 +1,9 @@
-"""How a log and its object store are named: by options, by addresses, by the environment.
+"""Options that name a log and its object store: keywords, addresses, the environment.
 
-Everybody who asks the environment for a log asks here. The options of Spark's readers and writers
-are text by name, in whatever case Spark hands them on. One that nobody knows is refused by name,
-with the nearest that exists. `storage.*` goes to the object store as it is. The root is an option
-too: `root`, the path given to `load` or `save`, or the environment's `SPARKLOG_ROOT`.
+All environment variables that name a log are read here. Options of Spark's readers and writers are
+strings by name, in any case. An unknown option is refused by name, with the nearest known one.
+`storage.*` is passed to the object store as it is. The root is an option too: `root`, the path
+given to `load` or `save`, or the variable `SPARKLOG_ROOT`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparklog import errors
 ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
 BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
 STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
-"""Of the variables that are options of an object store, such as `SPARKLOG_STORAGE_AWS_REGION`."""
+"""Prefix of variables for object store options, such as `SPARKLOG_STORAGE_AWS_REGION`."""
 
 _STORAGE: Final = "storage."
 _KAFKA: Final = "kafka."
@@ -42,7 +42,7 @@ _UNIT_SECONDS: Final = {
 }
 _SCHEMES_WITHOUT_OPTIONS: Final = ("file", "memory")
 
-# What Kubernetes puts into every container for a service named sparklog, or sparklog-flight.
+# Variables that Kubernetes sets in every container for a service named sparklog or sparklog-flight.
 _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
 
 
@@ -50,13 +50,13 @@ _SERVICE_LINK: Final = re.compile(r"_SERVICE_(HOST|PORT)(_|$)|_PORT_\d+_(TCP|UDP
 
 
 def is_address(text: str, *, lowest_port: int = 1) -> bool:
-    """Whether `text` is one `host:port`, an IPv6 host in brackets."""
+    """Returns true if `text` is one `host:port`, with an IPv6 host in brackets."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and lowest_port <= int(found[1]) <= 65_535
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only its own host reaches it, an unspecified address such as `0.0.0.0` included."""
+    """Returns true for loopback and unspecified addresses such as `0.0.0.0`."""
     host = address.rpartition(":")[0].strip("[]")
     try:
         numbers = ipaddress.ip_address(host)
@@ -65,25 +65,36 @@ def is_loopback(address: str) -> bool:
     return numbers.is_loopback or numbers.is_unspecified
 
 
-def check_bootstrap(option: str, value: str) -> str:
-    """`value`, the one address of a broker. Raises `BadOption`, which calls it `option`."""
-    if not is_address(value):
-        reason = "expected the address of one broker, host:port; any of them knows the others"
-        raise errors.BadOption(option=option, value=value, reason=reason)
-    return value
+def is_bootstrap(text: str) -> bool:
+    """Returns True if `text` is one `host:port`, or several separated by commas."""
+    return all(is_address(each.strip()) for each in text.split(","))
+
+
+def check_bootstrap(option: str, value: str | Iterable[object]) -> str:
+    """Returns the addresses of one or several brokers as `host:port,host:port`.
+
+    Raises `BadOption`, which names `option`, if a part is not an address.
+    """
+    parts = value.split(",") if isinstance(value, str) else list(value)
+    addresses = [each.strip() for each in parts if isinstance(each, str)]
+    if not parts or len(addresses) < len(parts) or not all(map(is_address, addresses)):
+        reason = "expected host:port, or several of these separated by commas"
+        shown = value if isinstance(value, str) else repr(parts)
+        raise errors.BadOption(option=option, value=shown, reason=reason)
+    return ",".join(addresses)
 
 
 def check_root(option: str, value: str, hint: str = "") -> str:
-    """`value`, the root of a log: a folder or a URI.
+    """Returns `value`, the root of a log: a folder or a URI.
 
-    Raises `BadOption`, which calls it `option`, for what looks like an address or the name of a
-    host, and for `~`, which nobody has expanded: it would become a folder of that name. A folder
-    that exists is a root, however it is named.
+    Raises `BadOption` for `option` if the value looks like an address or a host name, or begins
+    with an unexpanded `~`, which would become a folder of that name. An existing folder is accepted
+    under any name.
 
     Args:
-        option: as the user named it.
-        value: what was given.
-        hint: what the user may have meant, such as " did you mean --bootstrap?"
+        option: the option as the user named it.
+        value: its value.
+        hint: a suggestion for the user, such as " did you mean --bootstrap?"
     """
     if _looks_like_an_address(value) and not Path(value).exists():
         reason = (
@@ -93,7 +104,7 @@ def check_root(option: str, value: str, hint: str = "") -> str:
         raise errors.BadOption(option=option, value=value, reason=reason)
     if value.partition("/")[0] == "~" and not Path(value).exists():
         reason = (
-            "only a shell knows ~ as the home folder, and where a word begins with it: write the"
+            "only a shell expands ~ to the home folder, and only at the start of a word: write the"
             f" path in full. For a new folder of that name write ./{value}"
         )
         raise errors.BadOption(option=option, value=value, reason=reason)
@@ -110,7 +121,7 @@ def _looks_like_an_address(text: str) -> bool:
 
 
 def _is_host(text: str) -> bool:
-    """Whether `text` can only be meant as a host: an IP address, or localhost."""
+    """Returns true if `text` can only be a host: an IP address, or localhost."""
     try:
         ipaddress.ip_address(text.strip("[]"))
     except ValueError:
@@ -126,11 +137,11 @@ def storage_options(
 ) -> dict[str, str]:
     """The options of the root's object store, lower-case: `given`, else as the environment says.
 
-    A folder has no options: what the environment says is meant for the bucket of another log.
+    A folder has no options: those of the environment are meant for the bucket of another log.
 
     Args:
         root: a folder or a URI.
-        given: what was asked for; it goes before the environment, name by name.
+        given: explicit options; each takes precedence over the environment.
         environment: None: this process's own.
     """
     options = {name.lower(): value for name, value in (given or {}).items()}
@@ -151,7 +162,7 @@ def _storage_of(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_service_link(variable: str, value: str) -> bool:
-    """Whether Kubernetes has set this variable, for a service that is named like us."""
+    """Returns true if Kubernetes set this variable, for a service named like sparklog."""
     linked = _SERVICE_LINK.search(variable) is not None
     return linked or (variable.endswith("_PORT") and "://" in value)
 
@@ -159,18 +170,18 @@ def is_service_link(variable: str, value: str) -> bool:
 # ------------------------------------------------------------------------------ of Spark
 
 
-class Options:
-    """What one reader or writer was given, under the options' right names.
+class ConnectorOptions:
+    """Options of one reader or writer, by their canonical names.
 
     Args:
-        where: who was given them, as an error shall call it.
-        given: as Spark hands them on.
-        known: the options that there are, besides `root`, `path` and `storage.*`.
-        kafka: options of Spark's Kafka connector without a meaning here, besides `kafka.*`: a query
-            that moves over may bring them, and is told.
+        where: the reader or writer, as errors name it.
+        given: the options as Spark passes them.
+        known: the names of all options, besides `root`, `path` and `storage.*`.
+        kafka: options of Spark's Kafka connector without an effect here, besides `kafka.*`: a
+            query that was moved may keep them, with a warning.
 
     Raises:
-        errors.UnknownOption: one is not known.
+        errors.UnknownOption: an option is unknown.
     """
 
     def __init__(
@@ -200,7 +211,9 @@ class Options:
 
     @property
     def moved(self) -> str | None:
-        """One line on what has no effect here, for a query that came from Spark's Kafka source."""
+        """Returns a message about ineffective options, for a query moved from Spark's Kafka
+        source.
+        """
         if not self._moved:
             return None
         hints = (f"{name}{_INSTEAD.get(name.lower(), '')}" for name in sorted(self._moved))
@@ -228,7 +241,7 @@ class Options:
 
     @property
     def names_storage(self) -> bool:
-        """Whether options of an object store were given."""
+        """Returns true if options of an object store are set."""
         return bool(self._storage)
 
     @property
@@ -294,7 +307,7 @@ class Options:
         return value.lower()
 
     def names(self, name: str) -> tuple[str, ...]:
-        """What stands between commas, each once."""
+        """Returns the unique names of a comma-separated list."""
         parts = (part.strip() for part in (self._values.get(name) or "").split(","))
         return tuple(dict.fromkeys(part for part in parts if part))
 

@@ -1,9 +1,9 @@
-"""A broker's settings: one frozen value, made once at the start and handed down.
+"""The settings of a broker: one frozen value, built at the start.
 
-The command line goes before the environment, that before the file, that before the default. A key
-stands at the top or in one table, its unit last in its name; in the environment `writer.linger_ms`
-is `SPARKLOG_WRITER_LINGER_MS`. A name that is not known and a value out of bounds are errors that
-name what the user wrote, never a silent default. `conf/broker.toml` lists every key and why.
+The command line overrides the environment, which overrides the file, which overrides the defaults.
+A key is at the top level or in one table, and its name ends with its unit. In the environment,
+`writer.linger_ms` is `SPARKLOG_WRITER_LINGER_MS`. An unknown name or a value out of bounds is an
+error with the name that the user wrote. `conf/broker.toml` documents every key.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SpaceBytes = Annotated[int, Meta(ge=0, le=limits.SPACE_MAX_BYTES)]
 _Count = Annotated[int, Meta(ge=1, le=limits.COUNT_MAX)]
 _Milliseconds = Annotated[int, Meta(ge=1, le=limits.INT32_MAX)]
 _Interval = Annotated[float, Meta(gt=0, le=limits.INTERVAL_MAX_SECONDS)]
-# Writers go by the default, so that a sweeper may only be more patient.
+# Publishers assume the default, so that a sweeper may wait longer but not less.
 _OrphanGrace = Annotated[float, Meta(ge=limits.ORPHAN_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
 _Grace = Annotated[float, Meta(ge=0, le=limits.GRACE_MAX_SECONDS)]
-# Readers count on the least: a shorter grace would remove objects before they look again.
+# Readers rely on the minimum: a shorter grace would remove objects before they look again.
 _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=limits.GRACE_MAX_SECONDS)]
 
 
@@ -47,7 +47,7 @@ _TrimGrace = Annotated[float, Meta(ge=limits.TRIM_GRACE_SECONDS, le=limits.GRACE
 
 
 class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Arrow Flight door; addresses are `host:port`, an empty `advertised` means `listen`."""
+    """The Arrow Flight listener. Addresses are `host:port`; no `advertised` means `listen`."""
 
     listen: str = "127.0.0.1:8815"
     advertised: str = ""
@@ -55,7 +55,7 @@ class FlightSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The Kafka protocol's door; an empty `listen` leaves it closed."""
+    """The Kafka listener; an empty `listen` disables it."""
 
     listen: str = "127.0.0.1:9092"
     advertised: str = ""
@@ -66,7 +66,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From a record's arrival to its ack."""
+    """The write-ahead log: from the arrival of a record to its ack."""
 
     flush_max_bytes: _BufferBytes = limits.FLUSH_MAX_BYTES
     linger_ms: Annotated[int, Meta(ge=-1, le=limits.LINGER_MAX_MS)] = -1
@@ -78,14 +78,14 @@ class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     trim_grace_seconds: _TrimGrace = limits.TRIM_GRACE_SECONDS
 
     def linger_ms_on(self, *, local: bool) -> int:
-        """The linger to use, -1 resolved: a put is cheap on a local root and dear on a store."""
+        """Returns the linger; -1 becomes 0 on a local root, and more where a put is expensive."""
         if self.linger_ms >= 0:
             return self.linger_ms
         return 0 if local else limits.FLUSH_LINGER_REMOTE_MS
 
 
 class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From the write-ahead log into the topics' tables; what may wait is of all topics together."""
+    """Publishing to the topics' tables. Bounds apply to all topics together."""
 
     interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
     publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
@@ -94,13 +94,13 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class HotTailSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The newest records, in memory for consumers that keep up."""
+    """The newest records, kept in memory for consumers that keep up."""
 
     bytes: _SpaceBytes = limits.HOT_TAIL_BYTES
 
 
 class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Compaction, retention, checkpoints and sweeping."""
+    """Compaction, retention, table checkpoints and the removal of files."""
 
     enabled: bool = True
     interval_seconds: _Interval = limits.JANITOR_INTERVAL_SECONDS
@@ -115,7 +115,7 @@ class JanitorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a topic starts with."""
+    """Defaults of new topics."""
 
     auto_create: bool = True
     default_partitions: Annotated[int, Meta(ge=1, le=limits.PARTITIONS_PER_TOPIC)] = (
@@ -125,9 +125,9 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Consumer groups; Kafka has these names with `group.` before them.
+    """Consumer groups, under Kafka's names without their prefix `group.`.
 
-    The defaults are Kafka's, but for the initial rebalance delay, which is that of the
+    The defaults are Kafka's, except for the initial rebalance delay: it is 0, as in the
     configuration that Kafka ships for development.
     """
 
@@ -143,7 +143,7 @@ class GroupSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When a broker counts as dead, and when it goes by itself (`idle_exit_seconds` 0: never)."""
+    """Heartbeats, takeover and the exit of an idle broker (`idle_exit_seconds` 0: never)."""
 
     heartbeat_seconds: _Interval = limits.HEARTBEAT_SECONDS
     dead_after_seconds: _Interval = limits.DEAD_AFTER_SECONDS
@@ -151,7 +151,7 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The broker's own log lines: in `file`, or on standard error where that is empty."""
+    """The broker's log lines: in `file`, or on standard error if it is empty."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
     format: Literal["auto", "console", "json"] = "auto"
@@ -159,7 +159,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a broker is told; `storage` goes to the object store as it is, secrets included."""
+    """All settings of a broker. `storage` goes to the object store unchanged, secrets included."""
 
     root: str = ""
     id: Annotated[int, Meta(ge=0, le=limits.BROKER_ID_MAX)] = 0
@@ -182,7 +182,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def _known_keys() -> dict[str, Any]:
-    """The type of every key, by its dotted name; `storage` is free and has none."""
+    """Returns the type of every key by its dotted name; `storage` is free and has none."""
     keys: dict[str, Any] = {}
     for field in msgspec.structs.fields(BrokerSettings):
         if isinstance(field.default, msgspec.Struct):
@@ -209,19 +209,19 @@ def load_settings(
     *,
     defaults: Mapping[str, Any] | None = None,
 ) -> BrokerSettings:
-    """The settings of a broker, from the weakest source to the strongest.
+    """Returns the settings of a broker, merged from all sources.
 
     Args:
         file: a TOML file in the form of `conf/broker.toml`, or None.
-        environment: variables; of those that begin with `SPARKLOG_` only settings are read.
+        environment: variables; of those that begin with `SPARKLOG_`, settings are read.
         overrides: the command line's values by dotted name (`"writer.linger_ms"`), as text or
-            typed; None is an option that was not given.
-        defaults: by dotted name, what goes before the usual defaults and behind all else.
+            typed; None means that the option was not given.
+        defaults: values by dotted name that replace the built-in defaults.
 
     Raises:
-        errors.UnknownOption: a name that is no setting, with the nearest one that is.
-        errors.BadOption: a file that cannot be read, a value of the wrong type or out of bounds,
-            no root, or two values that contradict each other.
+        errors.UnknownOption: a name is not that of a setting; the error has the most similar one.
+        errors.BadOption: a file cannot be read, a value has the wrong type or is out of bounds,
+            the root is missing, or two values contradict each other.
     """
     values: dict[str, Any] = dict(defaults or {})
     if file is not None:
@@ -253,7 +253,7 @@ def _from_file(file: Path) -> dict[str, Any]:
         if top not in _TABLES:
             values[top] = _checked(top, top, entry, strict=True)
         elif not isinstance(entry, dict):
-            raise errors.BadOption(option=top, value=entry, reason=f"expected a table, [{top}]")
+            raise errors.BadOption(option=top, value=entry, reason=f"write it as a table, [{top}]")
         else:
             for key, value in entry.items():
                 name = f"{top}.{key}"
@@ -292,7 +292,7 @@ def _is_known(name: str) -> bool:
 
 
 def _resembles_setting(variable: str) -> bool:
-    # The prefix is the project's, not only the broker's, so a stranger is let pass; a slip is not.
+    # Other programs of the project use the prefix too: only names like a setting's are refused.
     of_table = any(variable.startswith(f"{_PREFIX}{table.upper()}_") for table in _TABLES)
     bare = [known.removeprefix(_PREFIX) for known in _VARIABLES]
     slip = difflib.get_close_matches(variable.removeprefix(_PREFIX), bare, n=1, cutoff=0.8)
@@ -303,7 +303,7 @@ def _resembles_setting(variable: str) -> bool:
 
 
 def _checked(shown: str, name: str, value: Any, *, strict: bool) -> Any:
-    """`value` as the type of the key `name`; an error calls it `shown`, as the user did."""
+    """Returns `value` as the type of the key `name`; an error calls it `shown`, as the user did."""
     kind = _KEYS.get(name, str)
     try:
         return msgspec.convert(value, kind, strict=strict)
@@ -326,22 +326,24 @@ def _expectation(kind: Any) -> str:
 
 
 _ANYWHERE = {"", "0.0.0.0", "::"}
-"""Hosts to listen at, and not to come to."""
+"""Hosts to listen on that no client can connect to."""
 
 
 def _check_together(settings: BrokerSettings) -> None:
     if not settings.root:
         raise errors.BadOption(
-            option="root", value="", reason="name a folder, or an s3://, gs:// or az:// address"
+            option="root",
+            value="",
+            reason="name a folder, or an s3://, gs:// or az:// address",
         )
-    check_root("root", settings.root, " Addresses to listen at are kafka.listen and flight.listen.")
+    check_root("root", settings.root, " Addresses to listen on are kafka.listen and flight.listen.")
     _check_address("flight.listen", settings.flight.listen, lowest_port=0)
     if settings.kafka.listen:
         _check_address("kafka.listen", settings.kafka.listen, lowest_port=0)
     if settings.kafka.listen == settings.flight.listen and not settings.flight.listen.endswith(
         ":0"
     ):
-        reason = "flight.listen is the same; each listener needs a port of its own"
+        reason = "flight.listen has the same address; give each listener its own port"
         raise errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
     for option, lowest_port in (("flight.advertised", 0), ("kafka.advertised", 1)):
         address = attrgetter(option)(settings)
@@ -352,7 +354,7 @@ def _check_together(settings: BrokerSettings) -> None:
         raise errors.BadOption(
             option="kafka.listen",
             value=settings.kafka.listen,
-            reason="clients cannot be told such an address; name theirs as kafka.advertised, too",
+            reason="clients cannot connect to this host; set kafka.advertised to one that they can",
         )
 
     for low, high in _NOT_ABOVE:
@@ -367,7 +369,7 @@ def _check_together(settings: BrokerSettings) -> None:
             option="liveness.dead_after_seconds",
             value=liveness.dead_after_seconds,
             reason="must be at least twice liveness.heartbeat_seconds"
-            f" = {liveness.heartbeat_seconds}, or one late heartbeat is a death",
+            f" = {liveness.heartbeat_seconds}, or one late heartbeat counts as a death",
         )
 
 

@@ -1,7 +1,7 @@
-"""Status of a root or an address: which broker leads it, as what it runs, and how its topics are.
+"""Status of a root or an address: the broker that leads it, its process, and its topics.
 
-The broker itself is asked where it answers. Where it does not, the root's metadata and its last
-heartbeat say which one it was, and whether it is alive.
+The broker itself is asked first. If it does not answer, the root's metadata and the last heartbeat
+show which broker it was, and whether it is alive.
 """
 
 from __future__ import annotations
@@ -12,67 +12,70 @@ from collections.abc import Callable
 
 import msgspec
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
 from sparklog.client.connection import Connection
 from sparklog.clock import Clock
+from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
-from sparklog.storage.liveness import Leader, State, Watch
-from sparklog.storage.meta import MetaStore
+from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS = 10.0
 
 
-class Led(enum.StrEnum):
-    """Whether a broker leads the root."""
+class LeaderStatus(enum.StrEnum):
+    """State of the broker that leads a root, or was the last to."""
 
     SERVED = "served"
     SILENT = "silent"
     """A broker is alive, and does not answer from here."""
     STOPPED = "stopped"
-    """The last broker left in good order."""
+    """The last broker stopped in good order."""
     DIED = "died"
-    """The last broker ended without a goodbye; the next one to start recovers."""
+    """The last broker ended without stopping in good order; the next one recovers."""
     NEVER = "never"
     """No broker has led it yet."""
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """What is known; as JSON it is what `sparklog status --json` prints."""
+class StatusReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Status in the form that `sparklog status --json` prints."""
 
-    state: Led
+    state: LeaderStatus
     root: str
     cluster_id: str
-    broker: wire.BrokerInfo | None = None
+    broker: flight_messages.BrokerInfo | None = None
     """The broker that leads, or was the last to."""
     uptime_seconds: float | None = None
     topics: int = 0
     partitions: int = 0
     unpublished_bytes: int | None = None
-    """None where no broker said."""
-    held_back: list[wire.HeldBack] = []
+    """None if no broker answered."""
+    held_back: list[flight_messages.HeldBack] = []
     reason: str = ""
-    """Why a broker that is alive did not answer."""
+    """The reason why a live broker did not answer."""
 
 
-def of_address(address: str) -> Report:
-    """Of the broker at `host:port`. Raises `BrokerUnavailable` and `WrongPort`."""
+def of_address(address: str) -> StatusReport:
+    """Returns the status of the broker at `host:port`. Raises `BrokerUnavailable`, `WrongPort`."""
     return _served(_ask(address))
 
 
-def of_root(store: Store, clock: Clock, *, waits: Callable[[Leader, float], object]) -> Report:
-    """Of a root; changes nothing.
+def of_root(
+    store: Store, clock: Clock, *, waits: Callable[[Leader, float], object]
+) -> StatusReport:
+    """Returns the status of a root, and changes nothing.
 
-    `waits` is called where it takes time to see whether a broker is alive. Raises `NotARoot`,
-    `FormatTooNew`, `CorruptObject`, and what the store raises.
+    `waits` is called if it takes time to see whether a broker is alive. Raises `NotARoot`,
+    `FormatTooNew`, `CorruptObject`, and the errors of the store.
     """
-    meta = MetaStore(store, clock=clock)
+    meta = MetadataStore(store, clock=clock)
     cluster_id = meta.open(create=False).cluster_id
     metadata = meta.reload()
-    watch = Watch(store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS)
+    watch = LeaderWatch(store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS)
     found = watch.look(metadata)
     reason = ""
-    if found is not None and found.state is not State.DEAD:
+    if found is not None and found.state is not LeaderState.DEAD:
         try:
             status = _ask(found.leader.flight)
             if status.cluster_id == cluster_id and status.broker.epoch == found.leader.epoch:
@@ -84,35 +87,35 @@ def of_root(store: Store, clock: Clock, *, waits: Callable[[Leader, float], obje
             there = found.leader.process.host
             if there != socket.gethostname() and is_loopback(found.leader.flight):
                 reason = f"it listens at {found.leader.flight}, which only host {there!r} reaches"
-        found = watch.settle(waits=waits)
+        found = watch.settle(on_wait=waits)
     leader = found.leader if found is not None else None
-    state = Led.NEVER
+    state = LeaderStatus.NEVER
     if found is not None:
-        state = Led.SILENT
-        if found.state is State.DEAD:
-            state = Led.STOPPED if found.leader.stopped else Led.DIED
-    return Report(
+        state = LeaderStatus.SILENT
+        if found.state is LeaderState.DEAD:
+            state = LeaderStatus.STOPPED if found.leader.stopped else LeaderStatus.DIED
+    return StatusReport(
         state=state,
         root=store.uri,
         cluster_id=cluster_id,
         broker=None if leader is None else _as_recorded(leader),
         topics=len(metadata.topics),
         partitions=sum(len(topic.partitions) for topic in metadata.topics.values()),
-        reason=reason if state is Led.SILENT else "",
+        reason=reason if state is LeaderStatus.SILENT else "",
     )
 
 
-def _ask(address: str) -> wire.Status:
+def _ask(address: str) -> flight_messages.BrokerStatus:
     with Connection.to(address) as connection:
-        status: wire.Status = connection.channel().action(
-            "status", wire.Empty(), timeout_seconds=_ANSWER_SECONDS
+        status: flight_messages.BrokerStatus = connection.channel().action(
+            "status", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
         )
     return status
 
 
-def _served(status: wire.Status) -> Report:
-    return Report(
-        state=Led.SERVED,
+def _served(status: flight_messages.BrokerStatus) -> StatusReport:
+    return StatusReport(
+        state=LeaderStatus.SERVED,
         root=status.root,
         cluster_id=status.cluster_id,
         broker=status.broker,
@@ -124,9 +127,9 @@ def _served(status: wire.Status) -> Report:
     )
 
 
-def _as_recorded(leader: Leader) -> wire.BrokerInfo:
+def _as_recorded(leader: Leader) -> flight_messages.BrokerInfo:
     heartbeat = leader.heartbeat
-    return wire.BrokerInfo(
+    return flight_messages.BrokerInfo(
         broker=leader.broker,
         epoch=leader.epoch,
         address=leader.flight,

@@ -1,4 +1,4 @@
-"""What every test may ask for: a Spark session that knows Delta; and how Hypothesis runs.
+"""Fixtures of all tests: a Spark session with Delta, and the profiles of Hypothesis.
 
 Consumer groups check their invariant after each event here.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
-from sparklog.broker.groups import Group
+from sparklog.broker.groups.group import Group
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,11 +25,17 @@ hypothesis.settings.load_profile("sparklog")
 Group.checks_itself = True
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that need Spark go to one worker of xdist, so that a run pays for one session."""
+    """Gives the tests that need Spark to two workers of xdist at most.
+
+    Those of the session are one group, so that a run pays for one session. Those that run programs
+    of their own are the other: all of them together would take longer than the rest of the run.
+    """
     for item in items:
         if item.get_closest_marker("spark"):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+            shares = isinstance(item, pytest.Function) and "spark" in item.fixturenames
+            item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-programs"))
 
 
 @pytest.fixture(scope="session", autouse=True)

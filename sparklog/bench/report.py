@@ -1,4 +1,4 @@
-"""What a measure is told, what it answers, and how that is shown."""
+"""Options, results and display of measurements."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import numpy as np
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class BenchOptions:
     """`scale` below 1 makes everything shorter, for a look; figures to quote are at 1."""
 
     folder: Path
-    """Where roots are made; on the disk that is to be measured."""
+    """Folder for roots, on the disk to be measured."""
     seconds: float = 10.0
     rows: int = 20_000_000
     versions: int = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """One line of the report. `target` says what is expected, `met` whether it is reached."""
+class Measurement:
+    """One line of the report: `target` is the expected value, `met` whether it is reached."""
 
     name: str
     value: str
@@ -35,7 +35,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Times:
-    """Durations in seconds, to be told as milliseconds."""
+    """Durations in seconds, shown as milliseconds."""
 
     seconds: list[float] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ def _processor() -> str:
     return names[0] if names else platform.machine()
 
 
-def markdown(figures: Iterable[Figure]) -> str:
+def markdown(figures: Iterable[Measurement]) -> str:
     """The report as a table for docs."""
     rows = ["| what | at least | measured | |", "|---|---|---|---|"]
     for each in figures:

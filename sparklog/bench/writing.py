@@ -1,4 +1,4 @@
-"""How fast records are acked: one by one, in bulk, for a while, and from a plain Python loop."""
+"""Ack rates of records: single ones, bulk, sustained, and from a plain Python loop."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.bench.broker import BrokerProcess, FreshRoot
-from sparklog.bench.report import Figure, Options, Times
+from sparklog.bench.report import BenchOptions, Measurement, Times
 from sparklog.client.log import Log
 from sparklog.limits import MIB
 from sparklog.storage.objects import open_store
@@ -28,8 +28,8 @@ def values(rows: int, *, seed: int = 0) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
-def disk(options: Options) -> list[Figure]:
-    """What the disk under the figures takes for a durable object; nothing of the log is in it."""
+def disk(options: BenchOptions) -> list[Measurement]:
+    """Measures a durable write on the disk itself, without the log."""
     figures = []
     with FreshRoot(options.folder) as root:
         store = open_store(str(root))
@@ -42,7 +42,7 @@ def disk(options: Options) -> list[Figure]:
                 times.add(time.perf_counter() - began)
             rate = size / times.ms(50) / 1e3
             figures.append(
-                Figure(
+                Measurement(
                     name=f"the disk itself: one new durable object of {size / 1e3:,.0f} kB",
                     value=str(times),
                     detail=f"{rate:,.0f} MB/s" if size > MIB else "",
@@ -51,7 +51,7 @@ def disk(options: Options) -> list[Figure]:
     return figures
 
 
-def latency(options: Options) -> list[Figure]:
+def latency(options: BenchOptions) -> list[Measurement]:
     """One record, sent and acked, in turn."""
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("latency", partitions=4)
@@ -66,7 +66,7 @@ def latency(options: Options) -> list[Figure]:
                 times.add(time.perf_counter() - began)
     met = times.ms(50) <= 0.8 and times.ms(99) <= 3.0
     return [
-        Figure(
+        Measurement(
             name="one record, sent and acked in turn",
             value=str(times),
             target="p50 ≤ 0.8 ms, p99 ≤ 3 ms",
@@ -108,7 +108,7 @@ def in_streams(log: Log, topic: str, until: Callable[[int], bool]) -> tuple[int,
     return sum(acked), time.perf_counter() - began
 
 
-def burst(options: Options) -> list[Figure]:
+def burst(options: BenchOptions) -> list[Measurement]:
     """Four streams of 10,000-row batches: acked rows a second of a burst."""
     share = options.rows // STREAMS
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
@@ -116,7 +116,7 @@ def burst(options: Options) -> list[Figure]:
         rows, seconds = in_streams(log, "burst", lambda sent: sent >= share)
     rate = rows / seconds
     return [
-        Figure(
+        Measurement(
             name=f"4 streams, batches of 10,000: acked in a burst of {rows / 1e6:.0f} M rows",
             value=f"{rate / 1e6:.2f} M rows/s",
             target="3.5 M rows/s",
@@ -126,8 +126,8 @@ def burst(options: Options) -> list[Figure]:
     ]
 
 
-def sustained(options: Options) -> list[Figure]:
-    """The same for six times as long, counted until all is in the table."""
+def sustained(options: BenchOptions) -> list[Measurement]:
+    """Measures bulk sends for six times as long, until every record is in the table."""
     length = options.seconds * 6
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
         log.create_topic("sustained", partitions=4)
@@ -138,7 +138,7 @@ def sustained(options: Options) -> list[Figure]:
         seconds = acked_seconds + time.perf_counter() - began
     rate = rows / seconds
     return [
-        Figure(
+        Measurement(
             name=f"the same, sustained for {length:.0f} s, all in the table at the end",
             value=f"{rate / 1e6:.2f} M rows/s",
             target="2 M rows/s",
@@ -148,7 +148,7 @@ def sustained(options: Options) -> list[Figure]:
     ]
 
 
-def send(options: Options) -> list[Figure]:
+def send(options: BenchOptions) -> list[Measurement]:
     """`producer.send`, one record a call, from one Python thread."""
     value = bytes(VALUE_BYTES)
     with FreshRoot(options.folder) as root, BrokerProcess(root) as broker, broker.connect() as log:
@@ -169,7 +169,7 @@ def send(options: Options) -> list[Figure]:
             assert future.result().offset >= 0
     rate = count / seconds
     return [
-        Figure(
+        Measurement(
             name="record-at-a-time `producer.send` from one Python thread",
             value=f"{rate / 1e3:.0f} k records/s acked",
             target="250 k records/s",

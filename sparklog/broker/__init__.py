@@ -1,1 +1,1 @@
-"""The broker: orders records, makes them durable, publishes them, and serves them through doors."""
+"""The broker: orders records, makes them durable, publishes them, and serves clients."""

@@ -1,9 +1,8 @@
-"""The agent: builds a broker in order, runs its threads, and takes it down in reverse.
+"""The agent builds a broker in order, runs its threads, and stops it in reverse.
 
-Five threads beside the doors' own: the publisher, which has others write its larger files, the
-WAL's keeper, the janitor, the groups' coordinator, and the heartbeat, which also notices that a
-newer broker has taken over.
-What ends the writer ends the broker.
+Beside the threads of the listeners there are five: the publisher, which has a pool write its larger
+files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which also notices
+that a newer broker has taken over. An error that ends the writer ends the broker.
 """
 
 from __future__ import annotations
@@ -14,63 +13,67 @@ import gc
 import importlib.abc
 import importlib.util
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
 
 import pyarrow as pa
 import structlog
 
-from sparklog import errors, limits, wire
-from sparklog.broker import lease as leases
+from sparklog import errors, limits
 from sparklog.broker import ports
-from sparklog.broker.confirming import Confirmer
-from sparklog.broker.coordinator import Coordinator
-from sparklog.broker.core import Core, TopicDefaults
-from sparklog.broker.flight import FlightDoor
-from sparklog.broker.hot import HotTail
-from sparklog.broker.janitor import Janitor
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
+from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.flight.listener import FlightListener
+from sparklog.broker.flight.streams import StreamBounds
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.heap import HeapTrimmer
+from sparklog.broker.log import takeover
+from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.janitor import Janitor
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
+from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.logging import configure
-from sparklog.broker.partitions import Ledger
-from sparklog.broker.publisher import Publisher
-from sparklog.broker.publishing import Publishing
-from sparklog.broker.retrying import ENDS_THE_BROKER, Backoff
-from sparklog.broker.streams import StreamBounds
-from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
-from sparklog.broker.writer import Writer, WriterLimits
 from sparklog.clock import Clock, SystemClock
+from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
-from sparklog.storage.liveness import Heartbeat, State, Watch, write_heartbeat
-from sparklog.storage.meta import BrokerKind, MetaStore
+from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write_heartbeat
+from sparklog.storage.metadata import BrokerKind, MetadataStore
 from sparklog.storage.objects import PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 from sparklog.version import VERSION
 
 if TYPE_CHECKING:
-    from sparklog.broker.kafka.door import KafkaDoor
+    from sparklog.broker.kafka.listener import KafkaListener
 
 KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
-"""Those of the extra `broker`, which the Kafka listener needs."""
+"""Packages of the extra `broker`, which the Kafka listener needs."""
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
-_KEEP_TICK_SECONDS = 0.5
+_WAL_TICK_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
-_SLOW_SECONDS = 1.0
+_SLOW_SECONDS = 3.0
 _LEAVING_SECONDS = 0.7
-"""So long a broker may keep its ports after it has said that it has stopped."""
+"""Time in which a broker closes its ports after it has marked its heartbeat as stopped."""
 _SWITCH_INTERVAL_SECONDS = 0.001
-"""Python's own is 5 ms: too long for an ack that waits while the publisher computes."""
+"""Python's default of 5 ms is too long for an ack that waits while the publisher computes."""
 
 
 class Agent:
-    """One broker in this process. `start` returns when it serves; `stop` when it has left."""
+    """One broker in this process. `start` returns once it serves, `stop` once it has stopped."""
 
     def __init__(
         self,
@@ -80,24 +83,27 @@ class Agent:
         clock: Clock | None = None,
         kind: BrokerKind = BrokerKind.STANDING,
         take_over: bool = False,
-        watch: Watch | None = None,
+        allow_non_empty: bool = False,
+        watch: LeaderWatch | None = None,
     ) -> None:
-        """A broker that has not started.
+        """Creates a broker that has not started.
 
         Args:
-            settings: all that it is told.
-            store: of the root; None: as the settings say.
-            clock: None: the machine's own.
+            settings: the broker's settings.
+            store: the root's store; None: the one that the settings name.
+            clock: None: the machine's clock.
             kind: how it is started: a standing broker takes over from the other kinds.
-            take_over: replace the live leader of the root, whatever it is.
-            watch: what has been seen of the leader so far; None: nothing.
+            take_over: replace the live leader of the root, whatever its kind.
+            allow_non_empty: also make a root of a folder that holds files of other programs.
+            watch: earlier observations of the leader; None: none.
         """
         self.settings = settings
         self.kind = kind
         self._take_over = take_over
+        self._allow_non_empty = allow_non_empty
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
-        self._watch = watch or Watch(
+        self._watch = watch or LeaderWatch(
             self._store,
             clock=self._clock,
             dead_after_seconds=settings.liveness.dead_after_seconds,
@@ -105,66 +111,77 @@ class Agent:
         self._stopping = threading.Event()
         self._stopped = threading.Event()
         self._publish_now = threading.Event()
-        self._ending = threading.Lock()
-        """Held by whoever takes the broker down."""
-        self._beating = threading.Lock()
-        self._said_goodbye = False
+        self._stop_lock = threading.Lock()
+        """Held by the thread that stops the broker."""
+        self._heartbeat_lock = threading.Lock()
+        self._is_marked_stopped = False
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(
             limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
             thread_name_prefix="sparklog-files",
         )
-        self._core: Core | None = None
-        self._door: FlightDoor | None = None
-        self._kafka: KafkaDoor | None = None
+        self._broker: Broker | None = None
+        self._flight_listener = ports.BoundPort("flight.listen", settings.flight.listen)
+        self._kafka_listener = (
+            ports.BoundPort("kafka.listen", settings.kafka.listen)
+            if settings.kafka.listen
+            else None
+        )
+        self._flight: FlightListener | None = None
+        self._kafka: KafkaListener | None = None
         self.failure: BaseException | None = None
-        """Why the broker stopped by itself."""
+        """The error that stopped the broker, if it stopped by itself."""
 
     # -------------------------------------------------------------------------- starting
 
     def start(self) -> None:
-        """Takes the root, recovers, and serves.
+        """Takes over the root, recovers, and serves.
 
-        Raises `BrokerAlive`, `RootNotWritable`, `FormatTooNew`, `CorruptObject`, `MissingObject`,
-        `ForeignTable`, `BrokerFenced`, `NotInstalled`, and `BadOption` where an address to listen
-        at is taken, or is none of this machine's.
+        Raises `BrokerAlive`, `NotARoot`, `RootNotEmpty`, `RootNotWritable`, `FormatTooNew`,
+        `CorruptObject`, `MissingObject`, `ForeignTable`, `BrokerFenced`, `NotInstalled`, and
+        `BadOption` where the address of a listener is taken, or not one of this machine.
         """
         settings, store, clock = self.settings, self._store, self._clock
         began = clock.monotonic()
         _check_installed(settings.kafka)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
-        listen = ports.with_port(settings.flight.listen)
-        self.address = _advertised(settings.flight.advertised, listen)
-        self._check_ports(listen)
-        if settings.kafka.listen:
-            _compile_loops()  # before the root is taken: whoever leads it until then goes on
-        self._meta = MetaStore(store, clock=clock)
-        self._lease = leases.acquire(
-            store,
-            self._meta,
-            broker=settings.id,
-            flight=self.address,
-            clock=clock,
-            dead_after_seconds=settings.liveness.dead_after_seconds,
-            kind=self.kind,
-            process=this_process(),
-            take_over=self._take_over,
-            watch=self._watch,
-        )
         try:
-            with contextlib.suppress(errors.Retriable, PutUnresolved):  # the next one follows
-                self._beat()
-            # Recovery may take longer than a silent broker is taken for alive.
-            self._run("heartbeat", self._heartbeat_loop)
-            leased_at = clock.monotonic()
-            self._serve(listen)
+            self._bind_ports()
+            self.address = _advertised(settings.flight.advertised, self._flight_listener.address)
+            if settings.kafka.listen:
+                _compile_loops()  # while the present leader of the root still serves
+            self._meta = MetadataStore(store, clock=clock)
+            self._leadership = takeover.acquire(
+                store,
+                self._meta,
+                broker=settings.id,
+                flight=self.address,
+                clock=clock,
+                dead_after_seconds=settings.liveness.dead_after_seconds,
+                kind=self.kind,
+                process=this_process(),
+                take_over=self._take_over,
+                allow_non_empty=self._allow_non_empty,
+                watch=self._watch,
+            )
+        except BaseException:
+            self._close_ports()
+            raise
+        try:
+            with contextlib.suppress(errors.Retriable, PutUnresolved):  # another one follows
+                self._write_heartbeat()
+            # Recovery may take longer than a broker without heartbeats counts as alive.
+            self._start_thread("heartbeat", self._heartbeat_loop)
+            leading_since = clock.monotonic()
+            self._start_serving()
             with contextlib.suppress(errors.Retriable, PutUnresolved):
-                self._beat()  # where its listeners are
+                self._write_heartbeat()  # with the addresses of its listeners
         except BaseException as error:
             self._stopping.set()
-            self._say_goodbye()
-            self._close_doors()
-            explained = self._explained(error)
+            self._mark_stopped()
+            self._close()
+            self._stopped.set()
+            explained = self._with_successor(error)
             if explained is not error:
                 raise explained from error
             raise
@@ -172,109 +189,117 @@ class Agent:
             "serving",
             version=VERSION,
             root=store.uri,
-            broker=self._lease.broker,
-            epoch=self._lease.epoch,
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
             kind=self.kind.value,
             flight=self.address,
             kafka=self.kafka_address or None,
             took_seconds=round(clock.monotonic() - began, 3),
-            recovery_seconds=round(clock.monotonic() - leased_at, 3),
+            recovery_seconds=round(clock.monotonic() - leading_since, 3),
         )
 
-    def _addresses(self, listen: str) -> list[tuple[str, str]]:
-        """The setting and `host:port` of every listener."""
-        found = [("flight.listen", listen), ("kafka.listen", self.settings.kafka.listen)]
-        return [(option, address) for option, address in found if address]
+    def _ports(self) -> list[ports.BoundPort]:
+        found = (self._flight_listener, self._kafka_listener)
+        return [each for each in found if each is not None]
 
-    def _check_ports(self, listen: str) -> None:
-        """Raises `BadOption` for a port that another program holds, while nothing is changed yet.
+    def _bind_ports(self) -> None:
+        """Binds the ports. Raises `BadOption` for one that another program holds.
 
-        A live broker of this root holds its own: whether it is replaced, the lease decides.
+        The root has not been changed then. A port that the live leader of this root holds is bound
+        later, once that broker has been replaced and has closed it.
         """
-        for option, address in self._addresses(listen):
-            try:
-                ports.check_free(option, address, patience_seconds=0.0)
-            except errors.BadOption:
-                if ports.port_of(address) in self._ports_of_leader():
-                    continue
-                ports.check_free(option, address, patience_seconds=_LEAVING_SECONDS)
+        for each in self._ports():
+            if not each.try_bind() and each.port not in self._ports_of_leader():
+                each.bind(patience_seconds=_LEAVING_SECONDS)
+        kafka = self._kafka_listener
+        if kafka is not None and kafka.overlaps(self._flight_listener):
+            reason = "flight.listen has the same port; each listener needs one of its own"
+            raise errors.BadOption(
+                option="kafka.listen", value=self.settings.kafka.listen, reason=reason
+            )
 
-    def _described(self) -> wire.BrokerInfo:
+    def _broker_info(self) -> flight_messages.BrokerInfo:
         process = this_process()
-        return wire.BrokerInfo(
-            broker=self._lease.broker,
-            epoch=self._lease.epoch,
+        return flight_messages.BrokerInfo(
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
             address=self.address,
             kafka=self.kafka_address,
             kind=self.kind,
             version=VERSION,
             host=process.host,
             pid=process.pid,
-            started_us=self._meta.current.brokers[self._lease.broker].started_us,
+            started_us=self._meta.current.brokers[self._leadership.broker].started_us,
             log=self.settings.log.file,
         )
 
     def _ports_of_leader(self) -> set[int]:
-        """Where the root's leader listens, unless it is known dead."""
+        """Returns the ports of the root's leader, unless it is known to be dead."""
         found = self._watch.look()
-        if found is None or found.state is State.DEAD:
+        if found is None or found.state is LeaderState.DEAD:
             return set()
         heartbeat = found.leader.heartbeat
-        told = (found.leader.flight, heartbeat.kafka if heartbeat is not None else "")
-        return {ports.port_of(address) for address in told if address}
+        addresses = (found.leader.flight, heartbeat.kafka if heartbeat is not None else "")
+        return {ports.port_of(address) for address in addresses if address}
 
-    def _serve(self, listen: str) -> None:
-        tables: dict[str, Table] = {}
+    def _start_serving(self) -> None:
+        tables: dict[str, TopicTable] = {}
         metadata = self._meta.current
-        ledger = leases.recover(self._store, metadata, self._lease, tables, clock=self._clock)
-        for topic in ledger.topics():
+        partition_table = takeover.recover(
+            self._store, metadata, self._leadership, tables, clock=self._clock
+        )
+        for topic in partition_table.topics():
             if topic.held_back is not None:
                 _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
-        core = self._build(ledger, tables)
+        broker = self._build_broker(partition_table, tables)
         self._writer.open()
-        for option, address in self._addresses(listen):
-            # A broker that has just been replaced needs a moment to leave them.
-            ports.check_free(
-                option, address, patience_seconds=self.settings.liveness.dead_after_seconds
-            )
-        groups = Coordinator(core, settings=self.settings.groups, clock=self._clock)
+        # A broker that has just been replaced needs a moment to close its ports.
+        patience_seconds = self.settings.liveness.dead_after_seconds
+        for each in self._ports():
+            each.bind(patience_seconds=patience_seconds)
+        groups = Coordinator(broker, settings=self.settings.groups, clock=self._clock)
         try:
-            if self.settings.kafka.listen:
-                self._kafka = _kafka_door(core, groups, self.settings.kafka)
+            if (kafka := self._kafka_listener) is not None:
+                listening = kafka.listen(patience_seconds=patience_seconds)
+                address = self.settings.kafka.advertised or kafka.address
+                self._kafka = _kafka_server(broker, groups, listening, address, self.settings.kafka)
                 self._kafka.start()
-            # Known before the Flight door opens: its first client may ask for it.
-            core.serving = self._described()
-            self._core, self._door = core, self._flight_door(core, groups, listen)
+            # Set before the Flight listener opens: its first client may ask for it.
+            broker.serving = self._broker_info()
+            listening = self._flight_listener.listen(patience_seconds=patience_seconds)
+            self._broker, self._flight = broker, self._flight_server(broker, groups, listening)
         except BaseException:
-            core.close()  # or else those that wait in it would keep the Kafka door from closing
+            broker.close()  # requests that wait would keep the Kafka listener from closing
             raise
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
-        self._run("publisher", self._publish_loop)
-        self._run("wal-keeper", self._keep_loop)
-        self._run("groups", lambda: self._coordinate(groups))
+        self._start_thread("publisher", self._publish_loop)
+        self._start_thread("wal-cleaner", self._wal_loop)
+        self._start_thread("groups", lambda: self._groups_loop(groups))
         if self.settings.janitor.enabled:
-            self._run("janitor", self._janitor_loop)
+            self._start_thread("janitor", self._janitor_loop)
 
-    def _flight_door(self, core: Core, groups: Coordinator, listen: str) -> FlightDoor:
-        return FlightDoor(
-            core,
+    def _flight_server(
+        self, broker: Broker, groups: Coordinator, listening: socket.socket
+    ) -> FlightListener:
+        return FlightListener(
+            broker,
             groups,
-            listen,
-            bounds=StreamBounds(
-                streams=self.settings.flight.max_streams,
-                message_bytes=_message_bytes(self.settings.writer.max_batch_bytes),
-            ),
+            listening,
+            bounds=StreamBounds(streams=self.settings.flight.max_streams),
+            max_batch_bytes=self.settings.writer.max_batch_bytes,
         )
 
-    def _build(self, ledger: Ledger, tables: dict[str, Table]) -> Core:
+    def _build_broker(
+        self, partition_table: PartitionTable, tables: dict[str, TopicTable]
+    ) -> Broker:
         settings, store, clock = self.settings, self._store, self._clock
         writer = settings.writer
-        self._ledger = ledger
+        self._partition_table = partition_table
         self._appender = wal.Appender(
             store,
-            broker=self._lease.broker,
-            epoch=self._lease.epoch,
+            broker=self._leadership.broker,
+            epoch=self._leadership.epoch,
             clock=clock,
             stopping=self._stopping.is_set,
         )
@@ -282,7 +307,7 @@ class Agent:
         self._writer = Writer(
             store,
             self._appender,
-            self._ledger,
+            self._partition_table,
             self._hot,
             clock=clock,
             bounds=WriterLimits(
@@ -297,27 +322,38 @@ class Agent:
             ),
         )
         self._publisher = Publisher(
-            store, self._ledger, self._hot, clock=clock, tables=tables.values(), pool=self._pool
-        )
-        self._keeper = WalKeeper(
             store,
-            MetaStore(store, clock=clock),
-            self._lease,
-            self._appender,
-            self._ledger,
-            self._writer,
-            confirm=Confirmer(store, self._ledger, self._publisher).confirm,
+            self._partition_table,
+            self._hot,
             clock=clock,
-            bounds=KeeperLimits(
+            tables=tables.values(),
+            pool=self._pool,
+        )
+        self._wal_cleaner = WalCleaner(
+            store,
+            MetadataStore(store, clock=clock),
+            self._leadership,
+            self._appender,
+            self._partition_table,
+            self._writer,
+            confirm=Confirmer(
+                store,
+                self._partition_table,
+                self._publisher,
+                clock=clock,
+                after_seconds=limits.CONFIRM_AFTER_SECONDS,
+            ).confirm,
+            clock=clock,
+            bounds=WalCleanerLimits(
                 checkpoint_every_seconds=writer.checkpoint_every_seconds,
                 trim_grace_seconds=writer.trim_grace_seconds,
             ),
         )
-        core = Core(
+        broker = Broker(
             store,
             self._meta,
-            self._lease,
-            self._ledger,
+            self._leadership,
+            self._partition_table,
             self._writer,
             self._publisher,
             self._hot,
@@ -329,38 +365,47 @@ class Agent:
             ),
             settings=settings,
         )
-        self._publishing = Publishing(
+        self._publishing = PublishLoop(
             self._publisher,
-            self._ledger,
+            self._partition_table,
             settings=settings.publisher,
-            check_lease=self._check_lease,
-            published_more=self._writer.published_more,
+            check_leadership=self._check_leadership,
+            on_published=self._writer.notify_published,
             clock=clock,
             retry_seconds=_RETRY_SECONDS,
         )
-        core.publish_now = self._publish_now.set
-        self._janitor = Janitor(store, self._ledger, settings.janitor, clock=clock, bury=core.bury)
-        return core
+        broker.publishing.publish_now = self._publish_now.set
+        self._janitor = Janitor(
+            store,
+            self._partition_table,
+            settings.janitor,
+            clock=clock,
+            finish_deletion=broker.topics.finish_deletion,
+            settle_doubts=broker.topics.settle_doubts,
+        )
+        return broker
 
-    def _check_lease(self) -> None:
+    def _check_leadership(self) -> None:
         """Raises `BrokerFenced` where a newer broker has taken over."""
-        leases.check_lease(MetaStore(self._store, clock=self._clock).reload(), self._lease)
+        takeover.check_leadership(
+            MetadataStore(self._store, clock=self._clock).reload(), self._leadership
+        )
 
-    def _run(self, name: str, loop: Callable[[], None]) -> None:
-        thread = threading.Thread(target=self._guarded, args=(loop,), name=f"sparklog-{name}")
+    def _start_thread(self, name: str, loop: Callable[[], None]) -> None:
+        thread = threading.Thread(target=self._run_guarded, args=(loop,), name=f"sparklog-{name}")
         thread.daemon = True
         thread.start()
         self._threads.append(thread)
 
-    def _guarded(self, loop: Callable[[], None]) -> None:
+    def _run_guarded(self, loop: Callable[[], None]) -> None:
         try:
             loop()
         except BaseException as error:
-            self._fail(error)
+            self._on_failure(error)
 
     @property
     def kafka_address(self) -> str:
-        """Where Kafka clients are told to come; empty where that door is closed."""
+        """The address advertised to Kafka clients; empty without a Kafka listener."""
         return self._kafka.address if self._kafka is not None else ""
 
     # -------------------------------------------------------------------------- loops
@@ -371,18 +416,18 @@ class Agent:
             self._publish_now.clear()
             self._publishing.tick()
 
-    def _keep_loop(self) -> None:
-        self._repeat("the write-ahead log's upkeep", _KEEP_TICK_SECONDS, self._keep)
+    def _wal_loop(self) -> None:
+        self._repeat("the write-ahead log's cleaning", _WAL_TICK_SECONDS, self._clean_wal)
 
-    def _keep(self) -> None:
-        self._keeper.tick()
-        ticket = self._keeper.carry()
-        if ticket is not None:
-            self._writer.wait(ticket)
+    def _clean_wal(self) -> None:
+        self._wal_cleaner.tick()
+        pending = self._wal_cleaner.carry()
+        if pending is not None:
+            self._writer.wait(pending)
 
     def _repeat(self, what: str, seconds: float, work: Callable[[], None]) -> None:
-        """Does it time and again; what goes wrong is tried again, unless it ends the broker."""
-        backoff = Backoff(self._clock, first_seconds=_RETRY_SECONDS)
+        """Repeats `work`, also after errors, except those that end the broker."""
+        backoff, failures = RetrySchedule(self._clock, first_seconds=_RETRY_SECONDS), FailureLog()
         while not self._stopping.wait(seconds):
             if backoff.is_waiting(what):
                 continue
@@ -391,14 +436,19 @@ class Agent:
             except ENDS_THE_BROKER:
                 raise
             except (errors.Retriable, errors.OutcomeUnknown) as error:
-                _log.warning(f"{what} waits", reason=str(error))
+                if failures.is_new(what, str(error)):
+                    _log.warning(f"{what} waits", reason=str(error))
             except Exception as error:
-                _log.error(f"{what} failed", reason=str(error) or repr(error))
+                reason = str(error) or repr(error)
+                if failures.is_new(what, reason):
+                    _log.error(f"{what} failed", reason=reason)
                 backoff.failed(what)
             else:
                 backoff.succeeded(what)
+                if failures.recovered(what):
+                    _log.info(f"{what} works again")
 
-    def _coordinate(self, groups: Coordinator) -> None:
+    def _groups_loop(self, groups: Coordinator) -> None:
         try:
             while not self._stopping.is_set():
                 try:
@@ -406,54 +456,69 @@ class Agent:
                 except ENDS_THE_BROKER:
                     raise
                 except Exception as error:
-                    _log.error("a group is left alone", reason=str(error) or repr(error))
+                    _log.error("an event of a group failed", reason=str(error) or repr(error))
                     self._stopping.wait(_GROUPS_TICK_SECONDS)
         finally:
             groups.close()
 
     def _janitor_loop(self) -> None:
         self._repeat(
-            "the tables' upkeep",
+            "the tables' maintenance",
             self.settings.janitor.interval_seconds,
             lambda: self._janitor.tick(should_stop=self._stopping.is_set),
         )
 
     def _heartbeat_loop(self) -> None:
         liveness = self.settings.liveness
-        watch = MetaStore(self._store, clock=self._clock)
+        watch = MetadataStore(self._store, clock=self._clock)
         busy_at, calls = time.monotonic(), -1
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
-                # The file is our successor's as well, if it has our id.
-                leases.check_lease(watch.reload(), self._lease)
-                self._beat()
+                # A successor with our id writes the same heartbeat file.
+                takeover.check_leadership(watch.reload(), self._leadership)
+                self._write_heartbeat()
             except ENDS_THE_BROKER:
                 raise
             except Exception as error:
                 _log.warning("no heartbeat", reason=str(error) or repr(error))
-            if self._core is None or self._door is None:
+            if self._broker is None or self._flight is None:
                 continue
-            if self._core.failure is not None:
-                raise self._core.failure
-            if self._door.calls != calls or self._door.open_calls:
-                busy_at, calls = time.monotonic(), self._door.calls
+            if self._broker.failure is not None:
+                raise self._broker.failure
+            if self._flight.calls != calls or self._flight.open_calls:
+                busy_at, calls = time.monotonic(), self._flight.calls
             idle_seconds = time.monotonic() - busy_at
-            if liveness.idle_exit_seconds and idle_seconds > liveness.idle_exit_seconds:
+            is_idle = 0 < liveness.idle_exit_seconds < idle_seconds
+            if is_idle and not self._requests_publication():
                 reason = f"no client for {idle_seconds:.0f} s"
-                leave = functools.partial(self.stop, reason=reason)
-                threading.Thread(target=leave, name="sparklog-leave").start()
+                stop = functools.partial(self.stop, reason=reason)
+                threading.Thread(target=stop, name="sparklog-stop").start()
                 return
 
-    def _beat(self, *, stopped: bool = False) -> None:
-        with self._beating:
-            if self._said_goodbye:
-                return  # a beat that comes late would call us alive
-            self._said_goodbye = stopped
+    def _requests_publication(self) -> bool:
+        """Requests publication of all records that can be published; returns false if none wait.
+
+        A large batch takes longer than a stop may, and the next broker would begin it again.
+        """
+        waiting = [
+            each for each in self._partition_table.waiting() if each.waiting and not each.held_back
+        ]
+        for topic in waiting:
+            self._publisher.request(topic)
+        if waiting:
+            self._publish_now.set()
+        return bool(waiting)
+
+    def _write_heartbeat(self, *, stopped: bool = False) -> None:
+        with self._heartbeat_lock:
+            if self._is_marked_stopped:
+                return  # a late heartbeat would report this broker as alive
+            self._is_marked_stopped = stopped
             write_heartbeat(
                 self._store,
                 Heartbeat(
-                    broker=self._lease.broker,
-                    epoch=self._lease.epoch,
+                    broker=self._leadership.broker,
+                    epoch=self._leadership.epoch,
                     flight=self.address,
                     at_us=self._clock.now_us(),
                     monotonic_seconds=self._clock.monotonic(),
@@ -461,20 +526,23 @@ class Agent:
                     kafka=self.kafka_address,
                     version=VERSION,
                     log=self.settings.log.file,
-                    newest_sequence=self._ledger.applied_sequence if self._core else -1,
+                    newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
                     stopped=stopped,
                 ),
             )
 
-    def _say_goodbye(self) -> None:
-        """Tells others not to wait for us, unless one of them has taken over."""
+    def _mark_stopped(self) -> None:
+        """Marks the heartbeat as stopped, so that no broker waits for this one.
+
+        Does nothing if a newer broker has taken over.
+        """
         try:
-            leases.check_lease(self._meta.reload(), self._lease)
-            self._beat(stopped=True)
+            takeover.check_leadership(self._meta.reload(), self._leadership)
+            self._write_heartbeat(stopped=True)
         except errors.BrokerFenced:
             pass
         except Exception as error:
-            _log.warning("left without a word", reason=str(error) or repr(error))
+            _log.warning("stopped without marking the heartbeat", reason=str(error) or repr(error))
 
     # -------------------------------------------------------------------------- stopping
 
@@ -485,77 +553,86 @@ class Agent:
             raise self.failure
         return stopped
 
-    def _fail(self, error: BaseException) -> None:
+    def _on_failure(self, error: BaseException) -> None:
         if self._stopping.is_set():
             return
-        error = self._explained(error)
+        error = self._with_successor(error)
         self.failure = error
         if isinstance(error, errors.BrokerFenced) and self.kind is BrokerKind.EMBEDDED:
-            _log.warning("this program goes on as a client", reason=str(error))
+            _log.warning("this program continues as a client", reason=str(error))
         else:
             _log.error("the broker stops", reason=str(error) or repr(error))
-        if self._core is not None:  # or else `start` is under way, and meets the same error
+        if self._broker is not None:  # otherwise `start` is running, and meets the same error
             self._writer.fail(error)
-            threading.Thread(target=self._halt, name="sparklog-halt").start()
+            threading.Thread(target=self._stop_after_failure, name="sparklog-failed").start()
 
-    def _explained(self, error: BaseException) -> BaseException:
-        """A fence does not say whose it is; the metadata, which changed before it, does."""
+    def _with_successor(self, error: BaseException) -> BaseException:
+        """Adds to `BrokerFenced` the successor, which the metadata names and a fence does not."""
         if isinstance(error, errors.BrokerFenced):
-            with contextlib.suppress(Exception):  # whatever hinders it, the broker must stop
+            with contextlib.suppress(Exception):  # the broker must stop in any case
                 try:
-                    leases.check_lease(
-                        MetaStore(self._store, clock=self._clock).reload(), self._lease
+                    takeover.check_leadership(
+                        MetadataStore(self._store, clock=self._clock).reload(), self._leadership
                     )
-                except errors.BrokerFenced as named:
-                    return named
+                except errors.BrokerFenced as explained:
+                    return explained
         return error
 
-    def _halt(self) -> None:
-        """Leaves at once, for a reason that leaves no choice."""
-        with self._ending:
+    def _stop_after_failure(self) -> None:
+        """Stops at once after a failure."""
+        with self._stop_lock:
             if not self._stopped.is_set():
                 self._stopping.set()
-                self._say_goodbye()
-                self._close_doors()
-                _log.info("stopped", reason=str(self.failure), root=self._store.uri)
+                self._finish(str(self.failure))
 
-    def stop(self, reason: str = "it was told to") -> None:
-        """Leaves in good order: refuses new records, publishes all, trims, and says goodbye.
+    def stop(self, reason: str = "stop was called") -> None:
+        """Stops in order: refuses new records, publishes all, trims, and marks the heartbeat.
 
-        `reason` is for the log.
+        `reason` is logged.
         """
-        with self._ending:
-            if self._stopped.is_set() or self._core is None:
+        with self._stop_lock:
+            if self._stopped.is_set() or self._broker is None:
                 return
             self._stopping.set()
             _log.info("stopping", reason=reason, root=self._store.uri)
-            self._writer.close(errors.BrokerClosing(broker=self._lease.broker))
+            self._writer.close(errors.BrokerClosing(broker=self._leadership.broker))
             for thread in self._threads:
                 if thread is not threading.current_thread():
                     thread.join()
             try:
                 self._publish_everything()
-                self._keeper.checkpoint()
-                self._keeper.tick()
+                self._wal_cleaner.checkpoint()
+                self._wal_cleaner.tick()
             except Exception as error:
-                _log.warning("left without publishing everything", reason=str(error))
+                _log.warning("stopped without publishing everything", reason=str(error))
             finally:
-                self._say_goodbye()
-                self._close_doors()
-                _log.info("stopped", reason=reason, root=self._store.uri)
+                self._finish(reason)
 
-    def _close_doors(self) -> None:
-        if self._core is not None:
-            self._core.close()
-        for door in (self._kafka, self._door):
-            if door is not None:
-                door.close()
+    def _finish(self, reason: str) -> None:
+        try:
+            self._mark_stopped()
+            self._close()
+            _log.info("stopped", reason=reason, root=self._store.uri)
+        finally:
+            # Last: the process may end as soon as it is set, and take this thread with it.
+            self._stopped.set()
+
+    def _close(self) -> None:
+        if self._broker is not None:
+            self._broker.close()
+        for listener in (self._kafka, self._flight):
+            if listener is not None:
+                listener.close()
+        self._close_ports()
         self._pool.shutdown()
-        self._stopped.set()
+
+    def _close_ports(self) -> None:
+        for each in self._ports():
+            each.close()
 
     def _publish_everything(self) -> None:
         deadline = self._clock.monotonic() + limits.STOP_SECONDS
-        for topic in self._ledger.topics():
+        for topic in self._partition_table.topics():
             while any(each.unpublished for each in topic.partitions):
                 if self._clock.monotonic() > deadline or not self._publishing.publish(topic):
                     break
@@ -571,13 +648,8 @@ class Agent:
 # ------------------------------------------------------------------------------ addresses
 
 
-def _message_bytes(max_batch_bytes: int) -> int:
-    """Bytes that a Flight client may send without a message being whole, by the largest batch."""
-    return 2 * max_batch_bytes + limits.FLIGHT_WINDOW_BYTES
-
-
 def _advertised(advertised: str, listen: str) -> str:
-    """The address that clients are told; its port 0 stands for the port that was taken."""
+    """Returns the address for clients; port 0 of `advertised` means the port that was bound."""
     host, _, port = advertised.rpartition(":")
     return f"{host}:{ports.port_of(listen)}" if port == "0" else advertised or listen
 
@@ -597,7 +669,7 @@ def _check_installed(settings: KafkaSettings) -> None:
 
 
 def _compile_loops() -> None:
-    """Has the loops over Kafka's records compiled, which else the first client would wait for."""
+    """Compiles the loops over Kafka's records, so that the first client does not wait for it."""
     began = time.monotonic()
     slow = threading.Timer(
         _SLOW_SECONDS,
@@ -608,22 +680,22 @@ def _compile_loops() -> None:
     slow.daemon = True
     slow.start()
     try:
-        from sparklog import loopcache, recordbatch, recordloops
+        from sparklog.formats import kernel_cache, record_batch, record_kernels
 
-        unkept = recordbatch.compile_loops()
+        unsaved = record_batch.compile_loops()
     finally:
         slow.cancel()
     seconds = round(time.monotonic() - began, 1)
-    folder = recordloops.CACHE
-    if folder is None or unkept is not None:
+    folder = record_kernels.CACHE
+    if folder is None or unsaved is not None:
         _log.warning(
             "the loops over Kafka's records cannot be kept, and are compiled at each start: set"
             " NUMBA_CACHE_DIR to a folder that this user can write",
             folder=str(folder),
-            reason=str(unkept) if unkept is not None else "no folder can be written",
+            reason=str(unsaved) if unsaved is not None else "no folder can be written",
             seconds=seconds,
         )
-    elif loopcache.is_temporary(folder):
+    elif kernel_cache.is_temporary(folder):
         _log.warning(
             "the loops over Kafka's records are kept in a temporary folder, because neither the"
             " installation nor the user's cache can be written: set NUMBA_CACHE_DIR to another",
@@ -634,14 +706,20 @@ def _compile_loops() -> None:
         _log.info("compiled the loops over Kafka's records", folder=str(folder), seconds=seconds)
 
 
-def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> KafkaDoor:
-    from sparklog.broker.kafka.door import KafkaDoor
+def _kafka_server(
+    broker: Broker,
+    groups: Coordinator,
+    listening: socket.socket,
+    address: str,
+    settings: KafkaSettings,
+) -> KafkaListener:
+    from sparklog.broker.kafka.listener import KafkaListener
 
-    return KafkaDoor(
-        core,
+    return KafkaListener(
+        broker,
         groups,
-        settings.listen,
-        advertised=settings.advertised,
+        listening,
+        address=address,
         request_max_bytes=settings.request_max_bytes,
         memory_bytes=settings.memory_bytes,
         max_connections=settings.max_connections,
@@ -649,50 +727,73 @@ def _kafka_door(core: Core, groups: Coordinator, settings: KafkaSettings) -> Kaf
     )
 
 
-def run_broker(settings: BrokerSettings, *, take_over: bool = False) -> None:
-    """A broker as the whole process: says one line when it serves, leaves on SIGTERM or SIGINT.
+def run_broker(
+    settings: BrokerSettings, *, take_over: bool = False, allow_non_empty: bool = False
+) -> None:
+    """Runs a broker as the whole process: prints a line once it serves, stops on SIGTERM or SIGINT.
 
-    With `take_over` it replaces a live broker. Raises what `Agent.start` and `Agent.wait` raise.
+    `take_over` and `allow_non_empty` are as for `Agent`. Raises what `Agent.start` and `Agent.wait`
+    raise.
     """
     log_file = configure(settings.log)
-    _keep_pandas_out()
+    _block_pandas()
     # A broker that leaves when it is idle was started on demand, and gives way to any other.
     kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
-    agent = Agent(settings, kind=kind, take_over=take_over)
+    agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
 
-    def leave(received: int, _frame: object) -> None:
+    def stop_on_signal(received: int, _frame: object) -> None:
         stop = functools.partial(agent.stop, reason=signal.Signals(received).name)
-        threading.Thread(target=stop, name="sparklog-leave").start()
+        threading.Thread(target=stop, name="sparklog-stop").start()
 
-    agent.start()
-    for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, leave)
+    def stop_early(received: int, _frame: object) -> None:
+        _on_signals(signal.SIG_IGN)
+        raise _StoppedEarly(signal.Signals(received).name)
+
+    _on_signals(stop_early)
+    try:
+        agent.start()
+        _on_signals(stop_on_signal)
+    except _StoppedEarly as reason:  # a start may take long, and the next broker waits for the mark
+        agent.stop(reason=str(reason))
+        _log.info("stopped before it served", reason=str(reason), root=settings.root)
+        return
     if log_file is not None:
         log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
     served = f"sparklog broker {settings.id} serves {settings.root}{kafka}"
-    _forget_what_stays()
+    _freeze_objects()
     sys.stdout.write(f"{served}, Flight at {agent.address}\n")
     sys.stdout.flush()
-    while not agent.wait(1.0):
-        pass  # a wait without an end would keep signals from being handled
+    heap = HeapTrimmer.of_glibc()
+    while not agent.wait(1.0):  # a wait without a timeout would block the handling of signals
+        if heap is not None:
+            heap.tick(time.monotonic())
 
 
-def _forget_what_stays() -> None:
-    """Takes what is there by now out of the collector's sight: modules, for the most part.
+class _StoppedEarly(BaseException):
+    """Raised by a signal that arrives while the broker starts."""
 
-    It would go over half a million objects that never go, for a tenth of a second, in the middle of
-    somebody's ack.
+
+def _on_signals(handle: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+    for each in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(each, handle)
+
+
+def _freeze_objects() -> None:
+    """Exempts the present objects, most of them of modules, from garbage collection.
+
+    The collector would visit half a million objects that live as long as the process, for a tenth
+    of a second, and delay an ack by it.
     """
     gc.collect()
     gc.freeze()
 
 
-def _keep_pandas_out() -> None:
-    """Lets pyarrow find that there is no pandas, in this process that never needs it.
+def _block_pandas() -> None:
+    """Keeps pyarrow from importing pandas, which this process never needs.
 
-    Otherwise its first scalar imports pandas: a second of computing in the middle of somebody's
-    ack, and 60 MB. pyarrow looks once.
+    Otherwise its first scalar imports pandas, which takes 60 MB and delays an ack by a second.
+    pyarrow tries once.
     """
     if "pandas" not in sys.modules:
         sys.meta_path.insert(0, _NoPandas())

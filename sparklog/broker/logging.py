@@ -1,7 +1,8 @@
 """The broker's log lines: on standard error or in a file, coloured for people or JSON for machines.
 
-A file is bounded: when it has grown to `limits.LOG_FILE_BYTES` it becomes `<name>.1`, which becomes
-`<name>.2`, and the oldest goes. A logger must not stop a broker, so what cannot be written is lost.
+A log file is bounded: once it reaches `limits.LOG_FILE_BYTES` it is renamed to `<name>.1`, which is
+renamed to `<name>.2`, and the oldest is removed. A logger must not stop a broker, so lines that
+cannot be written are lost.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from sparklog.settings import LogSettings
 
 
 def configure(settings: LogSettings) -> LogFile | None:
-    """For a process that is a broker, or holds one and has not configured structlog itself.
+    """Configures structlog, in a process that has not configured it itself.
 
     Returns the log file, if there is one. Raises `BadOption` where it cannot be written.
     """
@@ -43,7 +44,7 @@ def configure(settings: LogSettings) -> LogFile | None:
         wrapper_class=structlog.make_filtering_bound_logger(
             logging.getLevelNamesMapping()[settings.level.upper()]
         ),
-        # Looked up for each line: a program that holds a broker may change its standard error.
+        # Looked up for each line: a program with an embedded broker may replace its standard error.
         logger_factory=lambda *_: structlog.PrintLogger(cast("TextIO", in_file or sys.stderr)),
         cache_logger_on_first_use=False,
     )
@@ -51,7 +52,7 @@ def configure(settings: LogSettings) -> LogFile | None:
 
 
 class LogFile:
-    """A text file that is appended to, of bounded size. Thread-safe."""
+    """A text file of bounded size for appending. Thread-safe."""
 
     def __init__(self, path: Path) -> None:
         """Raises `BadOption` where it cannot be opened for writing."""
@@ -69,6 +70,7 @@ class LogFile:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, text: str) -> int:
+        """Appends text, and starts a new file where this one would grow too large."""
         data = text.encode("utf-8", "backslashreplace")
         with self._lock, contextlib.suppress(OSError):
             if os.fstat(self._file).st_size + len(data) > limits.LOG_FILE_BYTES:
@@ -77,13 +79,13 @@ class LogFile:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Does nothing: `write` does not buffer."""
 
     def _rotate(self) -> None:
         for number in range(limits.LOG_FILES_KEPT - 1, 0, -1):
             with contextlib.suppress(FileNotFoundError):
                 self._numbered(number).rename(self._numbered(number + 1))
-        # Another process may have done so just now; then its new file is moved, and nothing lost.
+        # Another process may have just rotated them; its new file is renamed, and nothing is lost.
         with contextlib.suppress(FileNotFoundError):
             self._path.rename(self._numbered(1))
         old = self._file
@@ -96,6 +98,6 @@ class LogFile:
         return self._path.with_name(f"{self._path.name}.{number}")
 
     def take_stderr(self) -> None:
-        """Sends to the file what this process, libraries included, writes to standard error."""
+        """Redirects the standard error of this process, libraries included, to the file."""
         self._holds_stderr = True
         os.dup2(self._file, 2)

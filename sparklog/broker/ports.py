@@ -1,6 +1,14 @@
-"""Addresses to listen at: given a port, and tried before a listener relies on them.
+"""Ports of the listeners: bound before the broker takes over its root, listening once it serves.
 
-gRPC silently shares a port that another process listens on, so an address is bound here first.
+A socket that is bound and does not listen refuses connections, as if there were no broker yet.
+
+- An explicit port is bound with SO_REUSEADDR. Linux lets several such sockets have one port while
+  none of them listens, so the root's metadata decides between two brokers that start at the same
+  time. `bind` fails where a program listens already, and only one of several bound sockets gets to
+  listen; for a moment, two may hinder each other.
+- A port that the system chooses (port 0) is bound without the option: no other program can bind it.
+  The option is set later, because without it the port could not be bound again for a minute after
+  its last connections have ended.
 """
 
 from __future__ import annotations
@@ -8,71 +16,146 @@ from __future__ import annotations
 import errno
 import socket
 import time
+from collections.abc import Callable
 from typing import Final
 
-from sparklog import errors
+from sparklog import errors, limits
 
-_LOOK_SECONDS: Final = 0.05
-_ELSEWHERE: Final = {
-    "flight.listen": "--flight HOST:PORT",
-    "kafka.listen": "--kafka HOST:PORT, or --kafka '' for no Kafka listener",
+_RETRY_SECONDS: Final = 0.05
+_UNSPECIFIED: Final = ("0.0.0.0", "::")
+"""The unspecified addresses of IPv4 and IPv6, which stand for all addresses."""
+_OPTIONS: Final = {
+    "flight.listen": "--flight HOST:PORT, or SPARKLOG_FLIGHT_LISTEN",
+    "kafka.listen": "--kafka HOST:PORT, '' for no Kafka listener; in a program, kafka= of connect",
 }
 
 
-def with_port(listen: str) -> str:
-    """`listen`, with a port that is free now where it asks for any (port 0)."""
-    host, _, port = listen.rpartition(":")
-    if port != "0":
-        return listen
-    with _bound(listen) as probe:
-        return f"{host}:{probe.getsockname()[1]}"
+class BoundPort:
+    """The socket of one listener, from `bind` over `listen` to `close`.
+
+    Args:
+        option: the setting that names the address, for errors.
+        listen: `host:port`, an IPv6 host in brackets; port 0 takes a free one.
+    """
+
+    def __init__(self, option: str, listen: str) -> None:
+        self.option = option
+        self._listen = listen
+        self._host, _, port = listen.rpartition(":")
+        self.port = int(port)
+        """0 until a port is bound, where any port was requested."""
+        self._socket: socket.socket | None = None
+
+    @property
+    def address(self) -> str:
+        """`host:port`, with the port that was bound."""
+        return f"{self._host}:{self.port}"
+
+    def try_bind(self) -> bool:
+        """Binds the socket if it is not bound; returns false if another program listens there.
+
+        Raises `BadOption` for an address that this machine does not have.
+        """
+        return self._taken_error(self._bind) is None
+
+    def bind(self, *, patience_seconds: float) -> None:
+        """Binds the socket if it is not bound.
+
+        Raises `BadOption` where another program still listens there after `patience_seconds`, and
+        for an address that this machine does not have.
+        """
+        self._retry(self._bind, patience_seconds)
+
+    def overlaps(self, other: BoundPort) -> bool:
+        """Returns true if both are bound and only one of them can listen."""
+        if self._socket is None or other._socket is None or self.port != other.port:
+            return False
+        if self._socket.family != other._socket.family:
+            return False
+        hosts = {each.getsockname()[0] for each in (self._socket, other._socket)}
+        return len(hosts) == 1 or not hosts.isdisjoint(_UNSPECIFIED)
+
+    def listen(self, *, patience_seconds: float) -> socket.socket:
+        """Returns the socket, listening; its user, or `close`, or both close it.
+
+        Raises `BadOption` as `bind` does: a program that was bound to the port at the same time may
+        have been faster.
+        """
+        self._retry(self._bind_and_listen, patience_seconds)
+        assert self._socket is not None
+        return self._socket
+
+    def close(self) -> None:
+        """Closes the socket, if there is one."""
+        if self._socket is not None:
+            self._socket.close()
+
+    # ---------------------------------------------------------------------- the socket
+
+    def _bind(self) -> None:
+        if self._socket is None:
+            self._socket = _bound(self._host, self.port)
+            self.port = self._socket.getsockname()[1]
+
+    def _bind_and_listen(self) -> None:
+        self._bind()
+        assert self._socket is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self._socket.listen(limits.LISTEN_BACKLOG)
+
+    def _retry(self, attempt: Callable[[], None], patience_seconds: float) -> None:
+        deadline = time.monotonic() + patience_seconds
+        while (error := self._taken_error(attempt)) is not None:
+            if time.monotonic() >= deadline:
+                raise self._refusal(error) from error
+            time.sleep(_RETRY_SECONDS)
+
+    def _taken_error(self, attempt: Callable[[], None]) -> OSError | None:
+        """Returns the error if another program has the port, or None if the attempt succeeds."""
+        try:
+            attempt()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return error
+            raise self._refusal(error) from error
+        return None
+
+    def _refusal(self, error: OSError) -> errors.BadOption:
+        other = f"listen at another address ({_OPTIONS.get(self.option, 'the option')})"
+        if error.errno == errno.EADDRINUSE:
+            reason = f"another program listens there; stop it, or {other}"
+        elif isinstance(error, socket.gaierror):
+            reason = f"the host {self._host!r} is unknown on this machine; {other}"
+        elif error.errno == errno.EADDRNOTAVAIL:
+            reason = f"{self._host} is not an address of this machine; {other}"
+        else:
+            reason = f"{error.strerror or error}; {other}"
+        return errors.BadOption(option=self.option, value=self._listen, reason=reason)
 
 
 def port_of(address: str) -> int:
-    """Of a `host:port`."""
+    """Returns the port of a `host:port`."""
     return int(address.rpartition(":")[2])
 
 
-def check_free(option: str, listen: str, *, patience_seconds: float) -> None:
-    """Raises `BadOption`, which calls it `option`, where nobody can listen at `listen`.
+def _bound(host: str, port: int) -> socket.socket:
+    """Returns a socket that is bound and does not listen. Raises `OSError`.
 
-    A port that is taken is tried again for `patience_seconds`.
+    A name with addresses of both versions means that of IPv4, and an IPv6 address accepts no
+    connections of IPv4.
     """
-    deadline = time.monotonic() + patience_seconds
-    while True:
-        try:
-            _bound(listen).close()
-            return
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or time.monotonic() >= deadline:
-                reason = _reason(option, listen, error)
-                raise errors.BadOption(option=option, value=listen, reason=reason) from error
-        time.sleep(_LOOK_SECONDS)
-
-
-def _reason(option: str, listen: str, error: OSError) -> str:
-    elsewhere = _ELSEWHERE.get(option, "another address")
-    if error.errno == errno.EADDRINUSE:
-        return f"another program listens there; stop it, or listen elsewhere ({elsewhere})"
-    host = listen.rpartition(":")[0]
-    if isinstance(error, socket.gaierror):
-        return f"the host {host!r} is not known here; listen elsewhere ({elsewhere})"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{host} is no address of this machine; listen elsewhere ({elsewhere})"
-    return f"{error.strerror or error}; listen elsewhere ({elsewhere})"
-
-
-def _bound(listen: str) -> socket.socket:
-    """A socket that has the address for the moment. Raises OSError."""
-    host, _, port = listen.rpartition(":")
-    bare = host.strip("[]")
-    infos = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)
-    # As the listeners do for a name that stands for addresses of both versions.
-    family, kind, _, _, place = min(infos, key=lambda info: info[0] != socket.AF_INET)
-    found = socket.socket(family, kind)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        found.bind(place)
+        infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:  # from the codec of host names
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+    family, kind, _, _, address = min(infos, key=lambda info: info[0] != socket.AF_INET)
+    found = socket.socket(family, kind)
+    try:
+        if port:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            found.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        found.bind(address)
     except OSError:
         found.close()
         raise

@@ -1,94 +1,80 @@
-"""The publishing of all topics: each when it is due, and none waits for one that cannot be.
-
-Whatever goes wrong with a topic's table, its files or its records holds back that topic: its name
-and the reason are in the log, and it is tried again, less and less often. Only the end of the
-broker's epoch, and a disk that has failed to flush, end the broker.
-"""
+"""Waiting until the tables hold all acked records."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import structlog
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from sparklog import errors
-from sparklog.broker.partitions import Ledger, Topic
-from sparklog.broker.publisher import Publisher
-from sparklog.broker.retrying import ENDS_THE_BROKER, Backoff
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.publisher import Publisher
 from sparklog.clock import Clock
-from sparklog.settings import PublisherSettings
+from sparklog.formats.flight_messages import PublishNow
 
-_log = structlog.get_logger("sparklog.broker")
+Goal: TypeAlias = tuple[Topic, Sequence[int]]
+"""A topic, and the offset below which each of its partitions has to be published."""
+
+_POLL_SECONDS = 0.005
 
 
-class Publishing:
-    """One caller at a time."""
+class PublishWaiter:
+    """Asks for topics to be published next, and waits for it."""
 
     def __init__(
         self,
+        partition_table: PartitionTable,
         publisher: Publisher,
-        ledger: Ledger,
         *,
-        settings: PublisherSettings,
-        check_lease: Callable[[], None],
-        published_more: Callable[[], None],
         clock: Clock,
-        retry_seconds: float,
+        check_open: Callable[[], None],
     ) -> None:
-        """`check_lease` raises `BrokerFenced` where a newer broker has taken over.
-
-        `published_more` is told of every commit.
-        """
+        """`check_open` raises `BrokerClosing` once the broker closes."""
+        self._partition_table = partition_table
         self._publisher = publisher
-        self._ledger = ledger
-        self._published_more = published_more
-        self._settings = settings
-        self._check_lease = check_lease
-        self._backoff = Backoff(clock, first_seconds=retry_seconds)
+        self._clock = clock
+        self._check_open = check_open
+        self.publish_now: Callable[[], None] = lambda: None
+        """Asks the publishing thread to begin at once; set by the owner of that thread."""
 
-    def tick(self) -> None:
-        """One commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
-        due = self._publisher.due(
-            interval_seconds=self._settings.interval_seconds,
-            publish_bytes=self._settings.publish_bytes,
-        )
-        for topic in due:
-            if self._backoff.is_waiting(topic.topic_id):
-                continue
-            if not self.publish(topic):
-                self._backoff.failed(topic.topic_id)
-                self._backoff.keep({each.topic_id for each in self._ledger.waiting()})
+    def publish(self, request: PublishNow) -> None:
+        """Returns once the tables hold everything that was acked before the call.
 
-    def publish(self, topic: Topic) -> bool:
-        """One commit; False where it failed, and should be tried again later."""
-        try:
-            self._publish(topic)
-        except ENDS_THE_BROKER:
-            raise
-        except Exception as error:
-            reason = str(error) or repr(error)
-            if topic.held_back != reason:
-                _log.error("cannot publish", topic=topic.name, reason=reason)
-            topic.held_back = reason
-            return False
-        self._backoff.succeeded(topic.topic_id)
-        if topic.held_back is not None:
-            _log.info("publishing again", topic=topic.name)
-            topic.held_back = None
-        self._published_more()
-        return True
+        Raises `UnknownTopic`, and what `wait` raises.
+        """
+        topics = self._partition_table.topics()
+        if request.topics is not None:
+            topics = [self._partition_table.topic(name) for name in request.topics]
+        goals = [(topic, [each.end for each in topic.partitions]) for topic in topics]
+        self.wait(goals, request.timeout_seconds)
 
-    def _publish(self, topic: Topic) -> None:
-        try:
-            self._publisher.publish(topic)
-        except errors.PublisherFenced as ahead:
-            # A newer broker is in the metadata before it writes a table. Where there is none,
-            # somebody has moved the table's `txn`, and records from here on would be lost.
-            self._check_lease()
-            reason = (
-                f"partition {ahead.partition} ends at {ahead.found} in the table, and at"
-                f" {ahead.end} in the log: another engine has moved its txn"
-            )
-            moved = errors.ForeignTable(topic=topic.name, reason=reason)
-            self._ledger.block(topic, topic.partition(ahead.partition), moved, end=ahead.end)
-            raise moved from ahead
+    def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
+        """Returns once every goal is reached. Raises `TimedOut` and `BrokerClosing`."""
+        deadline = self._clock.monotonic() + timeout_seconds
+        while behind := self.behind(goals):
+            if self._clock.monotonic() > deadline:
+                raise publish_timed_out(behind, timeout_seconds)
+            self._clock.sleep(_POLL_SECONDS)
+
+    def behind(self, goals: Sequence[Goal]) -> list[Topic]:
+        """Returns the topics whose goal is not reached, and asks for them to be published next.
+
+        Raises `BrokerClosing`.
+        """
+        self._check_open()
+        behind = [topic for topic, ends in goals if not self._is_reached(topic, ends)]
+        for topic in behind:
+            self._publisher.request(topic)
+        if behind:
+            self.publish_now()
+        return behind
+
+    def _is_reached(self, topic: Topic, ends: Sequence[int]) -> bool:
+        if self._partition_table.by_id(topic.topic_id) is not topic:
+            return True  # it was deleted
+        return all(each.published >= end for each, end in zip(topic.partitions, ends, strict=False))
+
+
+def publish_timed_out(behind: Sequence[Topic], timeout_seconds: float) -> errors.TimedOut:
+    """Returns the error for topics that were not published in time, with why they are held back."""
+    reasons = [f"; {each.name}: {each.held_back}" for each in behind if each.held_back]
+    return errors.TimedOut(what="publishing" + "".join(reasons), timeout_seconds=timeout_seconds)

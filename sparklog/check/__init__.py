@@ -1,6 +1,6 @@
-"""A checker of Kafka brokers: clients at work, all that they saw, and what in it must not be.
+"""A checker of Kafka brokers: runs clients, records their observations, and reports anomalies.
 
-`driving` runs producers, consumers and groups against any broker, `history` keeps what each of them
-was told, `analysis` finds in it what a log may not do, `report` shows it. The kinds of findings are
-those of Jepsen's workload for Kafka, and some of the groups' own.
+`driving` runs producers, consumers and groups against any broker, `history` records the answers
+that they receive, `analysis` finds anomalies in them, `report` shows these. The kinds of anomalies
+are those of Jepsen's workload for Kafka, and some for consumer groups.
 """

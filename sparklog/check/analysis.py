@@ -1,11 +1,11 @@
-"""What a history must not show; pure, and a few sorts for however many operations.
+"""Finds anomalies in a history. Pure; the cost is a few sorts of the operations.
 
-The log is pieced together from what was acked and what was read: at each place (partition and
-offset) a value. From it follows what was lost, doubled, moved or reordered; from the order of each
-consumer's reads what it was skipped or given twice; from times what came too early, or went back.
+The log is reconstructed from acks and reads: one value for each partition and offset. It shows
+lost, duplicate, moved and reordered records. The order of each consumer's reads shows skipped and
+repeated records, and times show reads that came too early and offsets that moved back.
 
-Source of most kinds: Jepsen's `jepsen.tests.kafka`. A kind that begins with `int-` is seen inside
-one poll, the same without it between two polls of a consumer.
+Source of most kinds: Jepsen's `jepsen.tests.kafka`. A kind with the prefix `int-` occurs within one
+poll, the kind without it between two polls of a consumer.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ KINDS: Final[dict[str, str]] = {
     "poll-skip": "records between two polls were left out",
     "group-skip": "a group has committed beyond records that none of its members was given",
     "commit-went-back": "a committed offset is below one that was acked before",
-    "phantom-commit": "a committed offset that nobody has committed",
-    "stale-end": "the log's end is told below a record that was acked before",
-    "end-went-back": "the log's end is told below what had been told before",
+    "phantom-commit": "a committed offset that no client has committed",
+    "stale-end": "the reported log end is below a record that was acked before",
+    "end-went-back": "the reported log end is below one reported before",
 }
-"""What can be found, and what it means."""
+"""Kinds of anomalies, with their meanings."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class Anomaly:
     """One kind of what must not be, how often, and the first few."""
 
     kind: str
@@ -79,19 +79,19 @@ class Finding:
         return KINDS[self.kind]
 
 
-def analyse(history: History) -> list[Finding]:
+def analyse(history: History) -> list[Anomaly]:
     """All findings, in the order of `KINDS`."""
     log = _Log(history)
     found = {each.kind: each for check in _CHECKS for each in check(log)}
     return [found[kind] for kind in KINDS if kind in found]
 
 
-def _finding(kind: str, wrong: Mask | Rows, told: Callable[[int], str]) -> Iterator[Finding]:
+def _finding(kind: str, wrong: Mask | Rows, told: Callable[[int], str]) -> Iterator[Anomaly]:
     """A finding of the rows where something is `wrong`, or none."""
     rows = np.flatnonzero(wrong) if wrong.dtype == np.bool_ else wrong
     if len(rows):
         examples = tuple(told(int(row)) for row in rows[:_EXAMPLES])
-        yield Finding(kind=kind, count=len(rows), examples=examples)
+        yield Anomaly(kind=kind, count=len(rows), examples=examples)
 
 
 def place_of(partition: Column, offset: Column) -> Column:
@@ -123,7 +123,7 @@ def _distinct(values: Column) -> Column:
 
 
 def _is_in(values: Column, others: Column) -> Mask:
-    """Whether each value is one of the others."""
+    """Returns, for each value, whether it is among the others."""
     if not len(others):
         return np.zeros(len(values), np.bool_)
     known = _distinct(others)
@@ -133,7 +133,7 @@ def _is_in(values: Column, others: Column) -> Mask:
 
 
 class _Log:
-    """What is in the log, as far as anybody was told."""
+    """The log, as far as clients have observed it."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -147,17 +147,17 @@ class _Log:
         self.has_final = len(final) > 0
         everybody = np.ones(len(reads), np.bool_)
         self.final = _is_in(reads.consumer, final) if self.has_final else everybody
-        """Reads of whoever read everything; of all, where there was no such consumer."""
+        """Reads of consumers that read everything; of all consumers, if there is no such one."""
         self.places, self.values = _unique_pairs(
             np.concatenate([self.ack_places, self.read_places]),
             np.concatenate([self.ack_values, reads.value]),
         )
-        """Every place and value that were told together, sorted by place."""
+        """Every observed pair of offset and value, sorted by partition and offset."""
         self.known = _distinct(self.places)
         """All places that hold a record."""
 
     def known_between(self, after: Column, before: Column) -> Column:
-        """How many records are known to be between two places."""
+        """Returns the number of known records between two offsets."""
         first = np.searchsorted(self.known, after, "right")
         return np.searchsorted(self.known, before, "left") - first
 
@@ -165,7 +165,7 @@ class _Log:
 # ------------------------------------------------------------------------------ the log
 
 
-def _lost(log: _Log) -> Iterator[Finding]:
+def _lost(log: _Log) -> Iterator[Anomaly]:
     sends, reads = log.history.sends, log.history.reads
     missing = (sends.status == ACKED) & ~_is_in(sends.value, reads.value[log.final])
     last = _last_read(log)
@@ -198,7 +198,7 @@ def _last_read(log: _Log) -> Column:
     return last
 
 
-def _places(log: _Log) -> Iterator[Finding]:
+def _places(log: _Log) -> Iterator[Anomaly]:
     same_place = log.places[1:] == log.places[:-1]
     places, values = log.places, log.values
     yield from _finding(
@@ -249,7 +249,7 @@ def _pair_keys(log: _Log, values: Column, places: Column) -> Column:
     return keys
 
 
-def _partitions(log: _Log) -> Iterator[Finding]:
+def _partitions(log: _Log) -> Iterator[Anomaly]:
     sends = log.history.sends
     order = np.argsort(sends.value, kind="stable")
     at = np.searchsorted(sends.value[order], log.values)
@@ -266,7 +266,7 @@ def _partitions(log: _Log) -> Iterator[Finding]:
     )
 
 
-def _records(log: _Log) -> Iterator[Finding]:
+def _records(log: _Log) -> Iterator[Anomaly]:
     sends, reads = log.history.sends, log.history.reads
 
     def told(row: int) -> str:
@@ -284,7 +284,7 @@ def _records(log: _Log) -> Iterator[Finding]:
     yield from _finding("future-read", log.is_ours & (reads.at_us < started), told)
 
 
-def _order(log: _Log) -> Iterator[Finding]:
+def _order(log: _Log) -> Iterator[Anomaly]:
     sends = log.history.sends
     is_placed = (sends.status == ACKED) & (sends.offset >= 0)
     value, partition, offset = (
@@ -328,7 +328,7 @@ def _order(log: _Log) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------ polls
 
 
-def _polls(log: _Log) -> Iterator[Finding]:
+def _polls(log: _Log) -> Iterator[Anomaly]:
     reads = log.history.reads
     order = np.argsort(reads.session, kind="stable")
     session, poll, place = reads.session[order], reads.poll[order], log.read_places[order]
@@ -350,7 +350,7 @@ def _polls(log: _Log) -> Iterator[Finding]:
     yield from _finding("poll-skip", skipped & ~one_poll, told)
 
 
-def _gaps(log: _Log) -> Iterator[Finding]:
+def _gaps(log: _Log) -> Iterator[Anomaly]:
     known = _distinct(log.read_places[log.final]) if log.has_final else log.known[:0]
     same = _partition(known[1:]) == _partition(known[:-1])
     yield from _finding(
@@ -369,7 +369,7 @@ def _gaps(log: _Log) -> Iterator[Finding]:
 # ------------------------------------------------------------------------------ groups
 
 
-def _groups(log: _Log) -> Iterator[Finding]:
+def _groups(log: _Log) -> Iterator[Anomaly]:
     history = log.history
     commits, fetches, reads = history.commits, history.fetches, history.reads
     group_of = np.full(int(history.consumers.consumer.max(initial=0)) + 1, NO_GROUP, np.int64)
@@ -389,7 +389,7 @@ def _groups(log: _Log) -> Iterator[Finding]:
             skipped += [(int(group), int(place)) for place in missing[:_EXAMPLES]]
     if skipped:
         examples = tuple(f"group {group}: {_shown_place(place)}" for group, place in skipped)
-        yield Finding(kind="group-skip", count=count, examples=examples[:_EXAMPLES])
+        yield Anomaly(kind="group-skip", count=count, examples=examples[:_EXAMPLES])
 
     key = place_of(commits.group * _PARTITIONS + commits.partition, np.zeros(1, np.int64))
     wanted = place_of(fetches.group * _PARTITIONS + fetches.partition, np.zeros(1, np.int64))
@@ -437,7 +437,7 @@ def _highest_before(
     return found
 
 
-def _ends(log: _Log) -> Iterator[Finding]:
+def _ends(log: _Log) -> Iterator[Anomaly]:
     sends, ends = log.history.sends, log.history.ends
     acked = (sends.status == ACKED) & (sends.offset >= 0)
     least = _highest_before(

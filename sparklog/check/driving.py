@@ -48,11 +48,13 @@ _POLL_SECONDS: Final = 0.1
 _LOOK_SECONDS: Final = 0.2
 _REQUEST_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 3.0
+_LEAVING_SECONDS: Final = 5.0
+"""Time that an interrupted run waits for its clients, and again for the deletion of its topic."""
 _CORRELATION: Final = 0x5350_4C47
 _ASK_VERSIONS: Final = struct.pack(">ihhih", 10, 18, 0, _CORRELATION, -1)
 """ApiVersions in version 0, which every Kafka broker answers."""
 _VERSIONS_START: Final = struct.pack(">iih", 0, _CORRELATION, 0)
-"""How the answer begins: its length, which differs, the same number, and no error."""
+"""Start of the answer: its length, which differs, the correlation id, and no error."""
 _BURST: Final = 50
 _QUEUED: Final = 20_000
 """Records of a producer that may wait for their acks."""
@@ -60,7 +62,7 @@ _QUEUED: Final = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Who does what, and for how long."""
+    """Numbers of clients, and the duration of a run."""
 
     bootstrap: str
     seconds: float = 10.0
@@ -76,13 +78,14 @@ class Workload:
     patience_seconds: float = 60.0
     seed: int = 0
     keep_topic: bool = False
+    """Also when it is interrupted."""
     client: dict[str, Any] = field(default_factory=dict)
     """Further settings of librdkafka, for all clients."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """What a run has recorded."""
+class RunResult:
+    """The recorded history of a run."""
 
     topic: str
     history: History
@@ -91,13 +94,15 @@ class Outcome:
 
 
 Tell = Callable[[str, float, int, int], None]
-"""Told now and then: what goes on, how much of the time is over (0 to 1), records acked, read."""
+"""Called now and then with the activity, the elapsed part (0 to 1), and records acked and read."""
 
 
-def drive(workload: Workload, tell: Tell, ended: threading.Event | None = None) -> Outcome:
+def drive(workload: Workload, tell: Tell, ended: threading.Event | None = None) -> RunResult:
     """Runs the workload until its time is over, or `ended` is set.
 
-    Raises `NotInstalled`, `BrokerUnavailable`, `BadOption`.
+    Where it is interrupted, the topic is deleted (unless `keep_topic`), in some seconds at most; a
+    note of the exception says whether it was. Raises `NotInstalled`, `BrokerUnavailable`,
+    `BadOption`.
     """
     return _Run(workload, tell, ended or threading.Event()).run()
 
@@ -109,6 +114,9 @@ class _Run:
         self.kafka = _library()
         self.id = secrets.token_bytes(8)
         self.topic = f"{workload.topic_prefix}-{self.id.hex()}"
+        self.is_abandoned = False
+        """Returns true if no producer waits for an ack."""
+        self._threads: list[threading.Thread] = []
         self.sending_ends = threading.Event()
         self.reading_ends = threading.Event()
         self.problems: list[str] = []
@@ -118,9 +126,9 @@ class _Run:
         self._tell = tell
         self._recorders: list[Recorder] = []
         self._progress: dict[int, dict[int, int]] = {}
-        """Of each member of a group: position by partition."""
+        """Positions of each member of a group, by partition."""
         self.ends: dict[int, int] = {}
-        """Where each partition ends after the last send."""
+        """End offsets of the partitions after the last send."""
 
     # ---------------------------------------------------------------------- what clients use
 
@@ -167,6 +175,7 @@ class _Run:
 
         thread = threading.Thread(target=run, name=f"sparklog-check-{name}", daemon=True)
         thread.start()
+        self._threads.append(thread)
         return thread
 
     def positions(self, group: int) -> dict[int, int]:
@@ -174,10 +183,28 @@ class _Run:
 
     # ---------------------------------------------------------------------- the run
 
-    def run(self) -> Outcome:
+    def run(self) -> RunResult:
+        _probe(self.workload.bootstrap)
+        try:
+            self._create_topic()
+            return self._drive()
+        except KeyboardInterrupt as interrupt:
+            self._abandon()
+            interrupt.add_note(remove_topic(self.workload, self.topic))
+            raise
+
+    def _abandon(self) -> None:
+        """Ends all clients, and waits for them for a moment."""
+        self.is_abandoned = True
+        self.sending_ends.set()
+        self.reading_ends.set()
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+
+    def _drive(self) -> RunResult:
         workload = self.workload
         chance = random.Random(workload.seed)
-        self._create_topic()
         senders = [
             _Sender(self, number, random.Random(chance.random()))
             for number in range(workload.producers)
@@ -194,27 +221,25 @@ class _Run:
         reading = [self.guarded(f"consumer {each.number}", each.run) for each in readers]
         reading.append(self.guarded("watcher", self._watch))
         began = time.monotonic()
+        while (over := time.monotonic() - began) < workload.seconds:
+            self._tell("clients at work", over / workload.seconds, self.acked, self.read)
+            if self._ended.wait(_LOOK_SECONDS):
+                break
+        self.sending_ends.set()
+        self._tell("waiting for the last acks", 1.0, self.acked, self.read)
+        for thread in sending:
+            thread.join()
         try:
-            while (over := time.monotonic() - began) < workload.seconds:
-                self._tell("clients at work", over / workload.seconds, self.acked, self.read)
-                if self._ended.wait(_LOOK_SECONDS):
-                    break
+            self._finish()
         finally:
-            self.sending_ends.set()
-            self._tell("waiting for the last acks", 1.0, self.acked, self.read)
-            for thread in sending:
-                thread.join()
-            try:
-                self._finish()
-            finally:
-                self.reading_ends.set()
-                for thread in reading:
-                    thread.join(workload.patience_seconds)
+            self.reading_ends.set()
+        for thread in reading:
+            thread.join(workload.patience_seconds)
         last = _Loner(self, len(readers), chance, is_final=True)
         self._tell("reading everything once more", 1.0, self.acked, self.read)
         last.read_everything()
         history = joined(self._recorders)
-        return Outcome(topic=self.topic, history=history, problems=tuple(self.problems))
+        return RunResult(topic=self.topic, history=history, problems=tuple(self.problems))
 
     def _finish(self) -> None:
         """Waits until the groups have read, and committed, what there is."""
@@ -251,7 +276,7 @@ class _Run:
         return int(found[0]), int(found[1])
 
     def _watch(self) -> None:
-        """Looks at where partitions end, as somebody who works out a lag does."""
+        """Observes the end offsets of partitions, as a lag monitor does."""
         recorder = self.recorder()
         consumer = self.kafka.Consumer(self.settings(group_id=f"{self.topic}-watch"))
         try:
@@ -267,7 +292,6 @@ class _Run:
     # ---------------------------------------------------------------------- the topic
 
     def _create_topic(self) -> None:
-        _probe(self.workload.bootstrap)
         from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient(self.settings())
@@ -282,16 +306,30 @@ class _Run:
             ) from error
 
 
-def delete_topic(workload: Workload, topic: str) -> None:
-    """Best effort: a topic that stays is told to nobody but its owner."""
+def remove_topic(workload: Workload, topic: str) -> str:
+    """Deletes the topic of a run and its groups, unless it is kept. Returns a line about it."""
+    if workload.keep_topic:
+        return f"topic {topic} is kept"
     kafka = _library()
     from confluent_kafka.admin import AdminClient
 
     admin = AdminClient(
         {"bootstrap.servers": workload.bootstrap, "log_level": 0, **workload.client}
     )
-    with contextlib.suppress(kafka.KafkaException):
-        admin.delete_topics([topic])[topic].result(_REQUEST_SECONDS)
+    try:
+        admin.delete_topics([topic])[topic].result(_LEAVING_SECONDS)
+    except (kafka.KafkaException, TimeoutError) as error:
+        reason = _reason(error) or f"no answer in {_LEAVING_SECONDS:g} s"
+        return f"topic {topic} may still be there, delete it yourself: {reason}"
+    groups = [_group_id(topic, group) for group in range(workload.groups)]
+    for each in admin.delete_consumer_groups(groups, request_timeout=_LEAVING_SECONDS).values():
+        with contextlib.suppress(kafka.KafkaException):  # it is empty, and will expire
+            each.result()
+    return f"topic {topic} is deleted"
+
+
+def _group_id(topic: str, group: int) -> str:
+    return f"{topic}-{group}"
 
 
 # ------------------------------------------------------------------------------ producers
@@ -397,7 +435,11 @@ class _Sender:
 
     def _close(self) -> None:
         """All that was sent is decided then: acked, refused, or given up."""
-        self._producer.flush(self._run.workload.patience_seconds + _REQUEST_SECONDS)
+        patience_seconds = self._run.workload.patience_seconds + _REQUEST_SECONDS
+        deadline = time.monotonic() + patience_seconds
+        while self._producer.flush(_LOOK_SECONDS) and time.monotonic() < deadline:
+            if self._run.is_abandoned:
+                self._producer.purge()
         for value, (partition, started) in self._undecided.items():
             self._recorder.sends.add(
                 value, partition, UNKNOWN, NO_OFFSET, NO_OFFSET, started, _now_us()
@@ -514,7 +556,7 @@ class _Loner(_Reader):
             run.settings(
                 group_id=f"{run.topic}-alone-{self.number}",
                 enable_auto_commit=False,
-                # Where it may not go on it is set back, which then shows in what it was given.
+                # An offset out of range resets it, which then shows in its reads.
                 auto_offset_reset="earliest",
                 fetch_queue_backoff_ms=5,
             )
@@ -546,7 +588,7 @@ class _Member(_Reader):
         while not run.reading_ends.is_set():
             consumer = run.kafka.Consumer(
                 run.settings(
-                    group_id=f"{run.topic}-{self.group}",
+                    group_id=_group_id(run.topic, self.group),
                     enable_auto_commit=False,
                     auto_offset_reset="earliest",
                     session_timeout_ms=10_000,

@@ -1,4 +1,4 @@
-"""What clients of a log saw: columns of int64, however many operations there were.
+"""Observations of a log's clients: columns of int64, for any number of operations.
 
 Times are microseconds of one monotonic clock. A value is a number: the producer that sent it in its
 upper bits, how many it had sent before in its lower ones. Each thread has a `Rows` of its own for
@@ -41,7 +41,7 @@ def value_of(producer: int, sequence: int) -> int:
 class Rows:
     """Rows of one table, as they happen."""
 
-    def __init__(self, table: type[Table]) -> None:
+    def __init__(self, table: type[HistoryTable]) -> None:
         self._table = table
         self._width = len(fields(table))  # type: ignore[arg-type]
         self._cells = array("q")
@@ -59,7 +59,7 @@ class Rows:
         return self._table(*(np.ascontiguousarray(cells[:, at]) for at in range(self._width)))
 
 
-class Table:
+class HistoryTable:
     """Columns of the same length."""
 
     def __len__(self) -> int:
@@ -67,12 +67,12 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Sends(Table):
+class Sends(HistoryTable):
     """Records that producers sent, each producer's in their order."""
 
     value: Column
     partition: Column
-    """Where it was sent to,"""
+    """Target partition,"""
     status: Column
     acked_partition: Column
     """and where the broker said that it is,"""
@@ -83,7 +83,7 @@ class Sends(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Reads(Table):
+class Reads(HistoryTable):
     """Records that consumers were given, each consumer's in their order."""
 
     consumer: Column
@@ -100,7 +100,7 @@ class Reads(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Commits(Table):
+class Commits(HistoryTable):
     """Offsets that members of groups committed."""
 
     group: Column
@@ -112,8 +112,8 @@ class Commits(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Fetches(Table):
-    """Committed offsets that members of groups were told; `NO_OFFSET`: there is none."""
+class Fetches(HistoryTable):
+    """Committed offsets that members of groups were given; `NO_OFFSET`: there is none."""
 
     group: Column
     partition: Column
@@ -123,8 +123,8 @@ class Fetches(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Ends(Table):
-    """Log start and end offsets that somebody was told."""
+class Ends(HistoryTable):
+    """Log start and end offsets that clients were given."""
 
     partition: Column
     start: Column
@@ -134,7 +134,7 @@ class Ends(Table):
 
 
 @dataclass(frozen=True, slots=True)
-class Consumers(Table):
+class Consumers(HistoryTable):
     """One row for each consumer, by its number."""
 
     consumer: Column
@@ -164,7 +164,7 @@ class History:
         return int(np.count_nonzero(self.sends.status == ACKED))
 
 
-TABLES: Final[dict[str, type[Table]]] = {
+TABLES: Final[dict[str, type[HistoryTable]]] = {
     "sends": Sends,
     "reads": Reads,
     "commits": Commits,
@@ -175,7 +175,7 @@ TABLES: Final[dict[str, type[Table]]] = {
 
 
 class Recorder:
-    """What one thread sees."""
+    """Observations of one thread."""
 
     def __init__(self) -> None:
         self.sends = Rows(Sends)
@@ -187,12 +187,12 @@ class Recorder:
 
 
 def joined(recorders: Iterable[Recorder]) -> History:
-    """What all threads have seen."""
+    """Observations of all threads."""
     several = list(recorders)
     return History(**{name: _stacked(name, table, several) for name, table in TABLES.items()})
 
 
-def _stacked(name: str, table: type[Table], recorders: list[Recorder]) -> Any:
+def _stacked(name: str, table: type[HistoryTable], recorders: list[Recorder]) -> Any:
     parts = [getattr(each, name).columns() for each in recorders]
     columns = [
         np.concatenate([getattr(part, column.name) for part in parts] or [np.empty(0, np.int64)])

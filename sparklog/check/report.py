@@ -1,15 +1,15 @@
-"""What a check has found, for people and for programs."""
+"""The result of a check, for people and for programs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparklog.check.analysis import Finding
+from sparklog.check.analysis import Anomaly
 from sparklog.check.history import History
 
 
-def verdict(findings: Sequence[Finding], problems: Sequence[str], history: History) -> str:
+def verdict(findings: Sequence[Anomaly], problems: Sequence[str], history: History) -> str:
     """ "clean", "findings", or "incomplete" where not all was seen and nothing was found in it."""
     if findings:
         return "findings"
@@ -17,9 +17,9 @@ def verdict(findings: Sequence[Finding], problems: Sequence[str], history: Histo
 
 
 def as_json(
-    findings: Sequence[Finding], problems: Sequence[str], history: History, topic: str
+    findings: Sequence[Anomaly], problems: Sequence[str], history: History, topic: str
 ) -> Mapping[str, Any]:
-    """The same as values of JSON."""
+    """Returns the result as JSON values."""
     return {
         "verdict": verdict(findings, problems, history),
         "topic": topic,
@@ -42,7 +42,7 @@ def as_json(
 
 
 def show(
-    findings: Sequence[Finding], problems: Sequence[str], history: History, topic: str
+    findings: Sequence[Anomaly], problems: Sequence[str], history: History, topic: str
 ) -> None:
     """Prints it, as wide as the terminal is."""
     from rich import box

@@ -1,13 +1,13 @@
-"""SQL that makes topics' tables known to a catalog: Spark's own, a Hive metastore, Unity Catalog.
+"""SQL that registers topics' tables in a catalog: Spark's own, a Hive metastore, Unity Catalog.
 
-Rules of this room:
+Rules:
 
-- A table is registered where it stands. Nothing is copied or written, and dropping it from the
-  catalog leaves the topic as it is.
-- Most catalogs want names of letters, digits and underscores only, and do not tell case apart. So
-  what else a topic's name has becomes an underscore, as in the names of Kafka's metrics, and topics
-  that would have one name are refused.
-- Names stand in backticks always, since a topic may have the name of a keyword.
+- A table is registered at its location. No data is copied or written, and dropping the table from
+  the catalog leaves the topic unchanged.
+- Most catalogs allow letters, digits and underscores in names, and ignore case. Other characters of
+  a topic's name become underscores, as in the names of Kafka's metrics. Topics that would get the
+  same name are an error.
+- Names are always in backticks, since a topic may have the name of a keyword.
 """
 
 from __future__ import annotations
@@ -23,51 +23,54 @@ VIEW_SUFFIX: Final = "_text"
 
 _NOT_IN_NAMES: Final = re.compile(r"[^a-zA-Z0-9_]")
 _NOT_FOR_SPARK: Final = ("az", "azure", "memory")
-"""Schemes of stores that Spark has other names for, or none."""
+"""URI schemes that Spark does not know, or knows by another name."""
 
 
 def table_names(topics: Sequence[str]) -> dict[str, str]:
-    """A name for the table of each topic. Raises `BadOption` where two would have the same."""
+    """Returns a table name for each topic. Raises `BadOption` if two would have the same."""
     taken: dict[str, str] = {}
     names = {}
     for topic in topics:
         name = _NOT_IN_NAMES.sub("_", topic)
         other = taken.setdefault(name.lower(), topic)
         if other != topic:
-            reason = f"its table would be named {name}, as that of {other}; name one with --name"
+            reason = f"its table would be named {name}, like that of {other!r}; use --name for one"
             raise errors.BadOption(option="topic", value=topic, reason=reason)
         names[topic] = name
     return names
 
 
 def location(table_uri: str, *, root: str | None = None) -> str:
-    """Where Spark finds a table, of which the broker says `table_uri`.
+    """Returns the URI at which Spark finds the table whose URI at the broker is `table_uri`.
 
     Args:
-        root: the root as Spark names it, if that is not how the broker does: `s3a://bucket/log`.
+        table_uri: as the broker reports it.
+        root: the root in Spark's notation, if it differs from the broker's: `s3a://bucket/log`.
 
-    Raises `BadOption` for a store that Spark has another name for.
+    Raises:
+        errors.BadOption: Spark has another notation for the store, and `root` is not given.
     """
     if root is not None:
         folder, topic = table_uri.split("/")[-2:]
         return f"{root.rstrip('/')}/{folder}/{topic}"
     scheme = table_uri.partition("://")[0]
     if scheme in _NOT_FOR_SPARK:
-        reason = f"Spark knows no {scheme}://; say how it names the root"
+        reason = f"Spark does not read {scheme}://; give the root in Spark's notation"
         raise errors.BadOption(option="--spark-root", value=None, reason=reason)
-    # Spark decodes nothing, and takes a path to the letter.
+    # Spark does not decode percent escapes in a path.
     return f"file://{unquote(table_uri[len('file://') :])}" if scheme == "file" else table_uri
 
 
 def statements(
     topic: str, location: str, table: Sequence[str], *, with_view: bool = False
 ) -> list[str]:
-    """What registers a topic's table; no columns, since the table itself tells them.
+    """Returns SQL that registers a topic's table, without columns: Delta reads them from its log.
 
     Args:
-        location: the table's URI, as Spark has it.
-        table: its name in parts: catalog and schema, if given, and its own.
-        with_view: also a view that has key and value as text, and the topic's name.
+        topic: its name, as text in the view.
+        location: the URI of the table in Spark's notation.
+        table: the parts of its name: catalog and schema, if given, and the table's own.
+        with_view: add a view with key and value as text, and the topic's name.
     """
     *where, name = table
     register = (

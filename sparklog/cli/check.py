@@ -1,4 +1,4 @@
-"""`sparklog check`: whether a Kafka broker keeps what it says, by clients that remember it all."""
+"""`sparklog check`: checks a Kafka broker by the history that its clients have seen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from sparklog.cli.shared import ExitCode
+from sparklog.cli.shared import ExitCode, JsonOption
 
-_Tell: TypeAlias = Callable[[str, float, int, int], None]
+_Report: TypeAlias = Callable[[str, float, int, int], None]
 
 
 def check(
@@ -19,57 +19,76 @@ def check(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="The address of a Kafka broker, ours or any other; several with commas between.",
+            help="The address of any Kafka broker; several are separated by commas.",
             show_default=False,
         ),
     ] = None,
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long clients are at work.")] = 10.0,
-    producers: Annotated[int, typer.Option(min=1, max=64, help="How many send.")] = 3,
-    consumers: Annotated[int, typer.Option(min=0, max=64, help="How many read alone.")] = 2,
-    groups: Annotated[int, typer.Option(min=0, max=16, help="How many groups read.")] = 1,
-    members: Annotated[int, typer.Option(min=1, max=16, help="Of each group.")] = 2,
-    partitions: Annotated[int, typer.Option(min=1, max=1_000, help="Of the topic.")] = 4,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", min=1.0, help="How long the clients run.")
+    ] = 10.0,
+    producers: Annotated[
+        int, typer.Option(metavar="N", min=1, max=64, help="The number of producers, 1 to 64.")
+    ] = 3,
+    consumers: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=0, max=64, help="The number of consumers without a group, 0 to 64."
+        ),
+    ] = 2,
+    groups: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, max=16, help="The number of consumer groups, 0 to 16."),
+    ] = 1,
+    members: Annotated[
+        int, typer.Option(metavar="N", min=1, max=16, help="The members of each group, 1 to 16.")
+    ] = 2,
+    partitions: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, max=1_000, help="The partitions of the topic, 1 to 1000."),
+    ] = 4,
     rate: Annotated[
-        float, typer.Option(min=1.0, help="Records a second that a producer sends at most.")
+        float, typer.Option(metavar="N", min=1.0, help="The most records per second of a producer.")
     ] = 5_000.0,
     topic_prefix: Annotated[
-        str, typer.Option(help="Of the topic's name, which ends in random digits.")
+        str,
+        typer.Option(metavar="NAME", help="The prefix of the topic's name; random digits follow."),
     ] = "sparklog-check",
     keep_topic: Annotated[
-        bool, typer.Option("--keep-topic", help="Do not delete it, even if nothing was found.")
+        bool, typer.Option("--keep-topic", help="Keep the topic even if no anomaly is found.")
     ] = False,
     history: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write what clients saw to this file.", show_default=False
+            metavar="FILE",
+            help="Write the history of the clients to this file.",
+            show_default=False,
         ),
     ] = None,
     replay: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Drive nothing; analyse what --history wrote.",
+            help="Analyse a history that --history wrote, without running clients.",
             exists=True,
             dir_okay=False,
             show_default=False,
         ),
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="For programs: one line of JSON.")
-    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Check a Kafka broker: producers, consumers and groups work on it, and remember all they see.
+    """Check a Kafka broker by the history of its clients.
 
-    Finds lost, doubled, moved, reordered and skipped records, and commits that went back. Makes a
-    topic of its own, and deletes it again if nothing was found. Ends with 1 for any finding.
+    The command runs producers, consumers and groups, and analyses their history. It finds lost,
+    duplicate, moved, reordered and skipped records, and commits that went backwards.
+    It creates a topic, and deletes it if no anomaly is found. It exits with 1 for any anomaly.
 
     Example: sparklog check --bootstrap 127.0.0.1:9092 --seconds 30
     """
     if (bootstrap is None) == (replay is None):
-        raise typer.BadParameter("give --bootstrap, or --replay to analyse a history again")
+        raise typer.BadParameter("give either --bootstrap, or --replay to analyse a history")
     from sparklog.check import report
     from sparklog.check.analysis import analyse
-    from sparklog.check.driving import Workload, delete_topic, drive
+    from sparklog.check.driving import Workload, drive, remove_topic
     from sparklog.check.history import load, save
 
     topic = ""
@@ -88,16 +107,23 @@ def check(
             partitions=partitions,
             rate=rate,
             topic_prefix=topic_prefix,
+            keep_topic=keep_topic,
         )
-        with _meter() as tell:
-            outcome = drive(workload, tell)
-            topic, problems, seen = outcome.topic, outcome.problems, outcome.history
-            if history is not None:
-                save(seen, history)
-            tell("analysing", 1.0, seen.acked, len(seen.reads))
-            findings = analyse(seen)
-        if not findings and not keep_topic:
-            delete_topic(workload, topic)
+        try:
+            with _meter() as show_progress:
+                outcome = drive(workload, show_progress)
+                topic, problems, seen = outcome.topic, outcome.problems, outcome.history
+                if history is not None:
+                    save(seen, history)
+                show_progress("analysing", 1.0, seen.acked, len(seen.reads))
+                findings = analyse(seen)
+        except KeyboardInterrupt as interrupt:
+            notes = getattr(interrupt, "__notes__", [])
+            state = notes[0] if notes else remove_topic(workload, topic) if topic else "no topic"
+            typer.echo(f"sparklog: interrupted; {state}", err=True)
+            raise
+        if not findings:
+            remove_topic(workload, topic)
     if as_json:
         import msgspec
 
@@ -109,8 +135,8 @@ def check(
 
 
 @contextlib.contextmanager
-def _meter() -> Iterator[_Tell]:
-    """A bar on standard error, if that is a terminal."""
+def _meter() -> Iterator[_Report]:
+    """Yields a function that updates a progress bar on standard error, if it is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -126,8 +152,8 @@ def _meter() -> Iterator[_Tell]:
     )
     task = progress.add_task("", total=1.0, acked=0, read=0)
 
-    def tell(what: str, over: float, acked: int, read: int) -> None:
+    def show_progress(what: str, over: float, acked: int, read: int) -> None:
         progress.update(task, description=what, completed=over, acked=acked, read=read)
 
     with progress:
-        yield tell
+        yield show_progress

@@ -1,7 +1,12 @@
-"""`sparklog consume`: a topic's records to standard output."""
+"""`sparklog consume`: writes a topic's records to standard output.
+
+In a group the command commits only records that it has written. Where it ends by Ctrl-C, it commits
+the batches that were written as a whole, so that the next command repeats at most the last one.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from collections.abc import Iterator
@@ -10,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sparklog import errors
 from sparklog.cli.formats import OutputFormat
 from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, WaitOption, open_log
 
@@ -17,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from sparklog.client import Consumer, Log
-    from sparklog.client.reading import Point
+    from sparklog.client.consumer.reading import Point
 
 
 def consume(
@@ -27,54 +33,85 @@ def consume(
         typer.Option(
             "--from",
             metavar="POINT",
-            help="earliest, latest, an offset, or a time in ISO 8601 (UTC without a zone), which"
-            " is the first record that is not older.",
+            help="Where to start: earliest, latest, an offset, or a time in ISO 8601 (UTC without"
+            " a zone), which starts at the first record that is not older. In a group this"
+            " applies to partitions without a committed offset.",
         ),
     ] = "earliest",
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Wait for more, until Ctrl-C.")
+        bool, typer.Option("--follow", "-f", help="Wait for new records until Ctrl-C.")
     ] = False,
     max_records: Annotated[
         int | None,
-        typer.Option("--max", "-n", min=0, help="Stop after so many.", show_default=False),
+        typer.Option(
+            "--max",
+            "-n",
+            metavar="N",
+            min=0,
+            help="Stop after this many records.",
+            show_default=False,
+        ),
     ] = None,
     output: Annotated[
         OutputFormat,
         typer.Option(
-            help="text: values as they are, a line each. jsonl: an object each, a line each."
-            " arrow: an IPC stream of all columns."
+            metavar="FORMAT",
+            help="text: values unchanged, one per line. jsonl: a JSON object per record and line."
+            " arrow: an Arrow IPC stream of all columns.",
         ),
     ] = OutputFormat.TEXT,
     partition: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Only this one; may be given several times.", show_default=False),
+        typer.Option(
+            metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
+        ),
     ] = None,
-    keys: Annotated[bool, typer.Option("--keys", help="Also keys.")] = False,
-    headers: Annotated[bool, typer.Option("--headers", help="Also headers.")] = False,
+    group: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Join this consumer group: read the partitions that it assigns, from its"
+            " committed offsets, and commit.",
+            show_default=False,
+        ),
+    ] = None,
+    keys: Annotated[bool, typer.Option("--keys", help="Print keys, too.")] = False,
+    headers: Annotated[bool, typer.Option("--headers", help="Print headers, too.")] = False,
     metadata: Annotated[
-        bool, typer.Option("--metadata", help="Also partition, offset and timestamp.")
+        bool, typer.Option("--metadata", help="Print partition, offset and timestamp, too.")
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Print a topic's records; ends at the last one that stands now, unless told to follow.
+    """Print the records of a topic.
 
-    Within a partition they come in order; what is asked for beside the value stands before it.
+    The command ends at the present end of the topic, unless --follow is given. The records of a
+    partition come in order. Keys, headers and metadata precede the value. In
+    jsonl, a value that is a JSON object or array is printed as JSON, and any other as a string.
 
-    Example: sparklog consume flights --from 2013-06-01 --keys --max 10 --root ./data
+    Example: sparklog consume flights --from 2013-06-01 --max 10 --root ./data
     """
     point = _point(start)
     if output is OutputFormat.ARROW and sys.stdout.isatty():
-        raise typer.BadParameter("an Arrow stream is nothing for a terminal; redirect it")
+        raise typer.BadParameter("an Arrow stream is binary: redirect standard output")
+    if group is not None and partition:
+        raise typer.BadParameter("--partition and --group exclude each other: a group assigns them")
     columns = None if output is OutputFormat.ARROW else _columns(keys, headers, metadata)
-    with (
-        open_log(root, bootstrap, wait) as log,
-        _consumer(log, topic, point, partition, follow=follow, columns=columns) as consumer,
-    ):
+    with open_log(root, bootstrap, wait) as log:
         from sparklog.cli.writing import write
 
-        write(_up_to(consumer, max_records), sys.stdout.buffer, output)
+        if group is None:
+            with _consumer(log, topic, point, partition, follow=follow, columns=columns) as alone:
+                write(_up_to(alone, max_records), sys.stdout.buffer, output)
+            return
+        with log.consumer(topic, start=point, follow=follow, group=group) as member:
+            batches = _GroupBatches(member, topic, columns, max_records)
+            try:
+                write(batches, sys.stdout.buffer, output)
+            except KeyboardInterrupt:
+                batches.commit_written()
+                raise
 
 
 def _consumer(
@@ -94,7 +131,7 @@ def _consumer(
         start={topic: {**dict.fromkeys(others, "latest"), **dict.fromkeys(partitions, point)}},
         follow=follow,
         columns=columns,
-        metadata_age_seconds=math.inf,  # partitions that are added later are others, too
+        metadata_age_seconds=math.inf,  # ignore partitions that are added later
     )
     if follow and others:
         consumer.pause(topic, *others)
@@ -109,7 +146,9 @@ def _point(text: str) -> Point:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        reason = f"--from: {text!r} is not earliest, latest, an offset, or a time in ISO 8601"
+        reason = (
+            f"--from {text!r} is invalid: use earliest, latest, an offset, or a time in ISO 8601"
+        )
         raise typer.BadParameter(reason) from None
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
@@ -132,3 +171,41 @@ def _up_to(consumer: Consumer, max_records: int | None) -> Iterator[pa.RecordBat
             left -= batch.num_rows
             if left <= 0:
                 return
+
+
+class _GroupBatches:
+    """The batches of a member of a group, and the offsets after those that are written.
+
+    A batch counts as written when the next one is asked for.
+    """
+
+    def __init__(
+        self, consumer: Consumer, topic: str, columns: list[str] | None, max_records: int | None
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._columns = columns
+        self._left = math.inf if max_records is None else max_records
+        self._written: dict[tuple[str, int], int] = {}
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        batches = self._consumer.batches() if self._left else iter(())
+        for whole in batches:
+            batch = whole.slice(0, int(min(self._left, whole.num_rows)))
+            partition = batch.column("partition")[0].as_py()
+            next_offset = batch.column("offset")[-1].as_py() + 1
+            if batch.num_rows < whole.num_rows:  # the group continues after the last one printed
+                self._consumer.seek(self._topic, partition, next_offset)
+            yield batch if self._columns is None else batch.select(self._columns)
+            self._written[self._topic, partition] = next_offset
+            self._left -= batch.num_rows
+            if not self._left:
+                return
+
+    def commit_written(self) -> None:
+        """Commits after the written batches of the partitions that the member still has."""
+        with contextlib.suppress(errors.SparklogError):
+            assigned = set(self._consumer.assignment)
+            written = {each: at for each, at in self._written.items() if each in assigned}
+            if written:
+                self._consumer.commit(written)

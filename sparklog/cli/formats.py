@@ -1,4 +1,4 @@
-"""What `produce` reads and `consume` writes, by name only: `--help` is to load nothing heavy."""
+"""Names of the formats that `produce` reads and `consume` writes; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _ENDINGS: Final = {
 
 
 def format_of(name: str) -> InputFormat:
-    """What a file is by the ending of its name; text if that tells nothing."""
+    """Returns the format for the suffix of a file's name; text for an unknown suffix."""
     return _ENDINGS.get(name.rpartition(".")[2].lower(), InputFormat.TEXT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fields:
-    """Which fields of a record are its key and its time."""
+    """Names of the fields that are a record's key and timestamp."""
 
     key: str | None = None
     timestamp: str | None = None

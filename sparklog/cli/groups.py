@@ -1,4 +1,4 @@
-"""`sparklog groups`: look at consumer groups and their lag, set where they go on, delete them."""
+"""`sparklog groups`: lists, describes, resets and deletes consumer groups."""
 
 from __future__ import annotations
 
@@ -13,33 +13,46 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 import typer
 
 from sparklog import errors
-from sparklog.cli.shared import BootstrapOption, RootOption, WaitOption, open_log, print_columns
-
-if TYPE_CHECKING:
-    from sparklog import wire
-    from sparklog.client import Log
-    from sparklog.client.reading import Point
-
-app = typer.Typer(
-    no_args_is_help=True, help="List, describe, reset and delete consumer groups and their offsets."
+from sparklog.cli.shared import (
+    CANNOT_ASK,
+    BootstrapOption,
+    Command,
+    JsonOption,
+    RootOption,
+    WaitOption,
+    YesOption,
+    open_log,
+    print_columns,
 )
 
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one line of JSON.")]
-GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", show_default=False)]
+if TYPE_CHECKING:
+    from sparklog.client import Log
+    from sparklog.client.consumer.reading import Point
+    from sparklog.formats import flight_messages
 
-_Place: TypeAlias = tuple[str, int]
-_Topics: TypeAlias = "dict[str, wire.TopicInfo]"
-_NOTHING: Final = "-"
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, describe, reset and delete consumer groups.",
+)
+
+GroupArgument = Annotated[
+    str, typer.Argument(metavar="GROUP", help="The name of the group.", show_default=False)
+]
+
+_TopicPartition: TypeAlias = tuple[str, int]
+_Topics: TypeAlias = "dict[str, flight_messages.TopicInfo]"
+_NONE: Final = "-"
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_groups(
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Name all groups, with their members, their topics and how far they are behind in all.
+    """List all groups with their members, topics and total lag.
 
     Example: sparklog groups list --root ./data
     """
@@ -58,8 +71,8 @@ def list_groups(
                     row["group"],
                     row["state"],
                     row["members"],
-                    row["protocol"] or _NOTHING,
-                    ",".join(row["topics"]) or _NOTHING,
+                    row["protocol"] or _NONE,
+                    ",".join(row["topics"]) or _NONE,
                     row["lag"],
                 )
                 for row in rows
@@ -68,20 +81,20 @@ def list_groups(
     )
 
 
-@app.command()
+@app.command(cls=Command)
 def describe(
     group: GroupArgument,
     members: Annotated[
-        bool, typer.Option("--members", help="Its members, and what each of them has.")
+        bool, typer.Option("--members", help="Show the members and their partitions.")
     ] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Show how far a group is in each partition, how far behind, and who reads it.
+    """Show a group's committed offset, lag and member for each partition.
 
-    The lag is in records, as far as offsets tell; behind is how long the first of them has waited.
+    The lag is a difference of offsets. The column "behind" is the age of the first unread record.
 
     Example: sparklog groups describe billing --root ./data
     """
@@ -105,74 +118,78 @@ def describe(
         _print_parts(info, parts)
 
 
-@app.command()
+@app.command(cls=Command)
 def reset(
     group: GroupArgument,
     topic: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TOPIC[:P,P…]",
-            help="Of this topic, or of some of its partitions; may be given several times.",
+            help="Reset this topic, or some of its partitions; repeat it for more topics.",
             show_default=False,
         ),
     ] = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="Of every partition that it has committed.")
+        bool, typer.Option("--all-topics", help="Reset every partition with a committed offset.")
     ] = False,
     to_earliest: Annotated[
-        bool, typer.Option("--to-earliest", help="To the log start: everything again.")
+        bool, typer.Option("--to-earliest", help="To the log start: read all records again.")
     ] = False,
     to_latest: Annotated[
-        bool, typer.Option("--to-latest", help="To the end: skip what there is.")
+        bool, typer.Option("--to-latest", help="To the end: skip all existing records.")
     ] = False,
     to_current: Annotated[
         bool,
         typer.Option(
-            "--to-current", help="To what is committed, or the end where nothing is; for --export."
+            "--to-current",
+            help="To the committed offset, or to the end if there is none. For --export.",
         ),
     ] = False,
     to_offset: Annotated[
-        int | None, typer.Option(min=0, help="To this offset.", show_default=False)
+        int | None, typer.Option(metavar="N", min=0, help="To this offset.", show_default=False)
     ] = None,
     to_time: Annotated[
         str | None,
         typer.Option(
             metavar="TIME",
-            help="To the first record that is not older: ISO 8601 (UTC without a zone), or"
-            " milliseconds since 1970.",
+            help="To the first record that is not older than this time: ISO 8601 (UTC without a"
+            " zone), or milliseconds since 1970.",
             show_default=False,
         ),
     ] = None,
     shift_by: Annotated[
         int | None,
         typer.Option(
-            metavar="N", help="So many on from what is committed, or back.", show_default=False
+            metavar="N",
+            help="Forward from the committed offset by this number, or back if it is negative.",
+            show_default=False,
         ),
     ] = None,
     from_file: Annotated[
         Path | None,
         typer.Option(
             metavar="CSV",
-            help="To what a file says, lines of topic,partition,offset as --export prints them.",
+            help="To the offsets in a file with lines of topic,partition,offset, as by --export.",
             show_default=False,
         ),
     ] = None,
     execute: Annotated[
-        bool, typer.Option("--execute", help="Do it; without this it is only shown.")
+        bool, typer.Option("--execute", help="Commit the offsets; by default they are only shown.")
     ] = False,
     export: Annotated[
-        bool, typer.Option("--export", help="Print topic,partition,offset lines, for --from-file.")
+        bool,
+        typer.Option("--export", help="Print lines of topic,partition,offset for --from-file."),
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Set where a group without members goes on; shows it first, and does it with --execute.
+    """Set the committed offsets of a group without members; --execute commits them.
 
-    An offset outside of what exists becomes the log start, or the end. A group that does not exist
-    yet is made.
+    An offset outside the log becomes the log start or the end. A group that does not exist is
+    created.
 
-    Example: sparklog groups reset billing --topic orders --to-earliest --execute --root ./data
+    Example: sparklog groups reset audit --topic orders --to-latest --root ./data
     """
     targets: dict[str, _Target | None] = {
         "--to-earliest": _point("earliest") if to_earliest else None,
@@ -185,9 +202,11 @@ def reset(
     }
     chosen = [target for target in targets.values() if target is not None]
     if len(chosen) != 1:
-        raise typer.BadParameter(f"give one of {', '.join(targets)}")
+        raise typer.BadParameter(f"give exactly one of {', '.join(targets)}")
     if from_file is not None and (topic or all_topics):
-        raise typer.BadParameter("--from-file names the partitions itself")
+        raise typer.BadParameter(
+            "--from-file already names the partitions: omit --topic and --all-topics"
+        )
     if from_file is None and bool(topic) == all_topics:
         raise typer.BadParameter("give --topic or --all-topics")
     scope = _scope(topic or ())
@@ -196,12 +215,12 @@ def reset(
         committed = log.group_offsets(group)
         topics: _Topics = {}
         if from_file is None:
-            wanted = sorted(committed) if all_topics else _places(log, scope, topics)
+            wanted = sorted(committed) if all_topics else _partitions_of(log, scope, topics)
         else:
             wanted = []
         if all_topics and not wanted:
             raise errors.BadRequest(
-                reason=f"group {group!r} has committed nothing: name topics with --topic"
+                reason=f"Group {group!r} has no committed offsets: name topics with --topic."
             )
         changes = _clamped(log, committed, chosen[0](log, wanted, committed, topics), topics)
         if export:
@@ -210,37 +229,40 @@ def reset(
             _print_changes(changes)
         if execute:
             log.commit_group_offsets(
-                group, {each.place: each.to for each in changes if each.to is not None}
+                group, {each.partition: each.to for each in changes if each.to is not None}
             )
             typer.echo(f"{group}: reset", err=True)
         else:
-            typer.echo("nothing has been changed: give --execute to do it", err=True)
+            typer.echo("nothing is changed; --execute commits these offsets", err=True)
 
 
-@app.command()
+@app.command(cls=Command)
 def delete(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", show_default=False)],
+    groups: Annotated[
+        list[str],
+        typer.Argument(metavar="GROUP...", help="The names of groups.", show_default=False),
+    ],
     offsets_of: Annotated[
         str | None,
         typer.Option(
             metavar="TOPIC",
-            help="Only what is committed of this topic; the group stays.",
+            help="Delete only the committed offsets of this topic; keep the group.",
             show_default=False,
         ),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Delete groups without members, with all that they have committed; asks first.
+    """Delete groups without members and their committed offsets, after confirmation.
 
     Example: sparklog groups delete billing --yes --root ./data
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("there is nobody to ask: give --yes")
-        what = f" what is committed of {offsets_of} by" if offsets_of else ""
+            raise typer.BadParameter(CANNOT_ASK)
+        what = f" the offsets of {offsets_of} committed by" if offsets_of else ""
         typer.confirm(f"Delete{what} {', '.join(groups)}?", abort=True)
     with open_log(root, bootstrap, wait) as log:
         for group in groups:
@@ -258,7 +280,7 @@ def delete(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A group in one partition."""
+    """The progress of a group in one partition."""
 
     topic: str
     partition: int
@@ -266,9 +288,9 @@ class _Part:
     start: int
     end: int
     lag: int | None
-    """Records that it has still to read, as far as offsets tell."""
+    """The number of offsets that are not yet read."""
     behind_seconds: float | None
-    """Since the time of the first of them; None where that is not known."""
+    """The age of the first unread record; None if it is unknown."""
     member: str = ""
     client: str = ""
     host: str = ""
@@ -293,19 +315,19 @@ def _summary(log: Log, group: str, topics: _Topics) -> dict[str, Any]:
     }
 
 
-def _group(log: Log, group: str) -> wire.GroupInfo:
-    """As it is, or as nothing where there is no such group."""
-    from sparklog import wire
+def _group(log: Log, group: str) -> flight_messages.GroupInfo:
+    """Returns the group, or an empty one if it does not exist."""
+    from sparklog.formats import flight_messages
 
     try:
         return log.describe_group(group)
     except errors.GroupRefused as error:
         if error.error != "GROUP_ID_NOT_FOUND":
             raise
-        return wire.GroupInfo(group=group, state="Dead")
+        return flight_messages.GroupInfo(group=group, state="Dead")
 
 
-def _parts(log: Log, info: wire.GroupInfo) -> list[_Part]:
+def _parts(log: Log, info: flight_messages.GroupInfo) -> list[_Part]:
     offsets = log.group_offsets(info.group)
     owners = {place: each for each in info.members for place in _assigned(each)}
     topics: _Topics = {}
@@ -337,9 +359,9 @@ def _parts(log: Log, info: wire.GroupInfo) -> list[_Part]:
     return parts
 
 
-def _behind(log: Log, info: wire.TopicInfo, partition: int, first: int) -> float | None:
-    """Seconds since the time of the first record from `first` on; None: it is gone."""
-    from sparklog.client.reading import read_range
+def _behind(log: Log, info: flight_messages.TopicInfo, partition: int, first: int) -> float | None:
+    """Returns the age in seconds of the first record from `first` on; None: it is deleted."""
+    from sparklog.client.consumer.reading import read_range
 
     end = info.partitions[partition].end
     if first >= end:
@@ -348,19 +370,19 @@ def _behind(log: Log, info: wire.TopicInfo, partition: int, first: int) -> float
     batches = read_range(log.connection, info, partition, start=first, end=end, columns=columns)
     try:
         batch = next(batches, None)
-    except errors.OffsetOutOfRange:  # retention was faster
+    except errors.OffsetOutOfRange:  # retention removed it meanwhile
         return None
     finally:
         batches.close()
     if batch is None:
         return None
-    then_us = batch.column("timestamp")[0].value
-    return max(log.connection.clock.now_us() - then_us, 0) / 1e6
+    timestamp_us = batch.column("timestamp")[0].value
+    return max(log.connection.clock.now_us() - timestamp_us, 0) / 1e6
 
 
-def _assigned(member: wire.GroupMember) -> list[_Place]:
-    """What the group gave it; nothing where its bytes are those of another kind of group."""
-    from sparklog.client.assign import decode_assignment
+def _assigned(member: flight_messages.GroupMember) -> list[_TopicPartition]:
+    """Returns the member's partitions; none if the assignment is not that of a consumer."""
+    from sparklog.client.consumer.assignors import decode_assignment
 
     try:
         return decode_assignment(member.assignment)
@@ -368,7 +390,7 @@ def _assigned(member: wire.GroupMember) -> list[_Place]:
         return []
 
 
-def _member(member: wire.GroupMember) -> dict[str, Any]:
+def _member(member: flight_messages.GroupMember) -> dict[str, Any]:
     return {
         "member": member.member_id,
         "instance": member.instance_id,
@@ -378,14 +400,16 @@ def _member(member: wire.GroupMember) -> dict[str, Any]:
     }
 
 
-def _known(log: Log, topics: _Topics, topic: str) -> wire.TopicInfo:
+def _known(log: Log, topics: _Topics, topic: str) -> flight_messages.TopicInfo:
     if topic not in topics:
         topics[topic] = log.describe(topic)
     return topics[topic]
 
 
-def _partition(log: Log, topics: _Topics, place: _Place) -> wire.PartitionInfo | None:
-    """None: it was deleted, and a member still has it."""
+def _partition(
+    log: Log, topics: _Topics, place: _TopicPartition
+) -> flight_messages.PartitionInfo | None:
+    """Returns None for a deleted partition, which a member may still have."""
     topic, number = place
     try:
         partitions = _known(log, topics, topic).partitions
@@ -399,24 +423,28 @@ def _partition(log: Log, topics: _Topics, place: _Place) -> wire.PartitionInfo |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    place: _Place
+    partition: _TopicPartition
     current: int | None
     to: int | None
-    """None: it stays as it is."""
+    """The new offset; None: unchanged."""
     note: str = ""
 
 
+_Offsets: TypeAlias = "dict[_TopicPartition, int | None]"
 _Target: TypeAlias = (
-    "Callable[[Log, list[_Place], Mapping[_Place, int], _Topics], dict[_Place, int | None]]"
+    "Callable[[Log, list[_TopicPartition], Mapping[_TopicPartition, int], _Topics], _Offsets]"
 )
-"""Where the partitions shall go on; None: there is no telling."""
+"""Returns the new offset of each partition; None: it has none."""
 
 
 def _point(point: Point) -> _Target:
     def target(
-        log: Log, wanted: list[_Place], _committed: Mapping[_Place, int], topics: _Topics
-    ) -> dict[_Place, int | None]:
-        from sparklog.client.reading import offsets_of
+        log: Log,
+        wanted: list[_TopicPartition],
+        _committed: Mapping[_TopicPartition, int],
+        topics: _Topics,
+    ) -> dict[_TopicPartition, int | None]:
+        from sparklog.client.consumer.reading import offsets_of
 
         points: dict[str, dict[int, Point]] = defaultdict(dict)
         for topic, partition in wanted:
@@ -433,8 +461,11 @@ def _point(point: Point) -> _Target:
 
 
 def _current(
-    log: Log, wanted: list[_Place], committed: Mapping[_Place, int], topics: _Topics
-) -> dict[_Place, int | None]:
+    log: Log,
+    wanted: list[_TopicPartition],
+    committed: Mapping[_TopicPartition, int],
+    topics: _Topics,
+) -> dict[_TopicPartition, int | None]:
     latest = _point("latest")(log, wanted, committed, topics)
     return {place: committed.get(place, latest[place]) for place in wanted}
 
@@ -446,23 +477,26 @@ def _to_time(text: str) -> _Target:
     try:
         when = utc(moment_us(text))
     except (ValueError, OverflowError):
-        reason = f"--to-time: {text!r} is no time in ISO 8601, nor milliseconds"
+        reason = f"--to-time {text!r} is invalid: use a time in ISO 8601, or milliseconds"
         raise typer.BadParameter(reason) from None
     return _point(when)
 
 
 def _shifted(by: int) -> _Target:
     def target(
-        _log: Log, wanted: list[_Place], committed: Mapping[_Place, int], _topics: _Topics
-    ) -> dict[_Place, int | None]:
+        _log: Log,
+        wanted: list[_TopicPartition],
+        committed: Mapping[_TopicPartition, int],
+        _topics: _Topics,
+    ) -> dict[_TopicPartition, int | None]:
         return {place: committed[place] + by if place in committed else None for place in wanted}
 
     return target
 
 
 def _from_file(file: Path) -> _Target:
-    """Raises a usage error where the file is not what it should be."""
-    found: dict[_Place, int | None] = {}
+    """Raises a usage error if the file is missing or malformed."""
+    found: dict[_TopicPartition, int | None] = {}
     try:
         with file.open(newline="") as lines:
             for number, row in enumerate(csv.reader(lines), 1):
@@ -472,25 +506,25 @@ def _from_file(file: Path) -> _Target:
                         found[topic, int(partition)] = int(offset)
                     except ValueError:
                         raise typer.BadParameter(
-                            f"{file}: line {number} is not topic,partition,offset"
+                            f"{file}, line {number}: expected topic,partition,offset"
                         ) from None
     except FileNotFoundError:
-        raise typer.BadParameter(f"there is no file {str(file)!r}") from None
+        raise typer.BadParameter(f"file {str(file)!r} does not exist") from None
 
-    def target(*_: object) -> dict[_Place, int | None]:
+    def target(*_: object) -> dict[_TopicPartition, int | None]:
         return found
 
     return target
 
 
 def _scope(given: Iterable[str]) -> dict[str, set[int]]:
-    """By topic the partitions; none: all of them."""
+    """Returns the partitions by topic; an empty set means all."""
     scope: dict[str, set[int]] = {}
     for text in given:
         topic, colon, partitions = text.partition(":")
         words = [word.strip() for word in partitions.split(",")] if colon else []
         if not topic or not all(word.isdecimal() for word in words):
-            raise typer.BadParameter(f"expected TOPIC or TOPIC:P,P, not {text!r}")
+            raise typer.BadParameter(f"--topic {text!r} is invalid: use TOPIC or TOPIC:P,P")
         numbers = {int(word) for word in words}
         if topic in scope and not (numbers and scope[topic]):
             scope[topic] = set()
@@ -499,7 +533,9 @@ def _scope(given: Iterable[str]) -> dict[str, set[int]]:
     return scope
 
 
-def _places(log: Log, scope: Mapping[str, set[int]], topics: _Topics) -> list[_Place]:
+def _partitions_of(
+    log: Log, scope: Mapping[str, set[int]], topics: _Topics
+) -> list[_TopicPartition]:
     return [
         (topic, partition)
         for topic, numbers in scope.items()
@@ -509,11 +545,11 @@ def _places(log: Log, scope: Mapping[str, set[int]], topics: _Topics) -> list[_P
 
 def _clamped(
     log: Log,
-    committed: Mapping[_Place, int],
-    found: Mapping[_Place, int | None],
+    committed: Mapping[_TopicPartition, int],
+    found: Mapping[_TopicPartition, int | None],
     topics: _Topics,
 ) -> list[_Change]:
-    """Raises `UnknownTopic`, `UnknownPartition`."""
+    """Limits offsets to the log. Raises `UnknownTopic`, `UnknownPartition`."""
     changes = []
     for place, wanted in sorted(found.items()):
         topic, partition = place
@@ -525,25 +561,25 @@ def _clamped(
         known = partitions[partition]
         to, note = wanted, ""
         if wanted is None:
-            note = "nothing is committed to shift from"
+            note = "no committed offset to shift from"
         elif wanted < known.start:
             to, note = known.start, f"{wanted} is below the log start"
         elif wanted > known.end:
             to, note = known.end, f"{wanted} is beyond the end"
-        changes.append(_Change(place=place, current=committed.get(place), to=to, note=note))
+        changes.append(_Change(partition=place, current=committed.get(place), to=to, note=note))
     return changes
 
 
 def _check_empty(log: Log, group: str) -> None:
-    """Raises `GroupRefused` where members would overwrite what is set, and refuse it anyway."""
+    """Raises `GroupRefused` if the group has members, which would overwrite the offsets."""
     info = _group(log, group)
     if info.members:
-        who = ", ".join(
+        clients = ", ".join(
             sorted({f"{each.client_id} at {each.client_host or '?'}" for each in info.members})
         )
         hint = (
-            f": it has {_count(len(info.members), 'member')} ({who}); stop them, or wait until the"
-            " sessions of those that are gone time out, and try again"
+            f": it has {_count(len(info.members), 'member')} ({clients}); stop them, or wait until"
+            " the sessions of dead ones time out, and try again"
         )
         raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint)
 
@@ -557,7 +593,7 @@ def _print_json(value: Any) -> None:
     typer.echo(msgspec.json.encode(value))
 
 
-def _print_parts(info: wire.GroupInfo, parts: Iterable[_Part]) -> None:
+def _print_parts(info: flight_messages.GroupInfo, parts: Iterable[_Part]) -> None:
     _print_group(info)
     heading = (
         *("topic", "partition", "committed", "end", "lag", "behind"),
@@ -567,27 +603,27 @@ def _print_parts(info: wire.GroupInfo, parts: Iterable[_Part]) -> None:
         (
             each.topic,
             each.partition,
-            _or_nothing(each.committed),
+            _or_none(each.committed),
             each.end,
-            _or_nothing(each.lag),
+            _or_none(each.lag),
             _duration(each.behind_seconds),
-            each.member or _NOTHING,
-            each.client or _NOTHING,
-            each.host or _NOTHING,
+            each.member or _NONE,
+            each.client or _NONE,
+            each.host or _NONE,
         )
         for each in parts
     ]
     print_columns([heading, *rows])
 
 
-def _print_members(info: wire.GroupInfo) -> None:
+def _print_members(info: flight_messages.GroupInfo) -> None:
     _print_group(info)
     rows = [
         (
             each.member_id,
-            each.instance_id or _NOTHING,
-            each.client_id or _NOTHING,
-            each.client_host or _NOTHING,
+            each.instance_id or _NONE,
+            each.client_id or _NONE,
+            each.client_host or _NONE,
             _listed(_assigned(each)),
         )
         for each in info.members
@@ -595,36 +631,35 @@ def _print_members(info: wire.GroupInfo) -> None:
     print_columns([("member", "instance", "client", "host", "partitions"), *rows])
 
 
-def _print_group(info: wire.GroupInfo) -> None:
+def _print_group(info: flight_messages.GroupInfo) -> None:
     typer.echo(f"group     {info.group}")
     typer.echo(f"state     {info.state}")
-    typer.echo(f"protocol  {info.protocol or _NOTHING}")
+    typer.echo(f"protocol  {info.protocol or _NONE}")
     typer.echo(f"members   {len(info.members)}")
 
 
 def _print_changes(changes: Iterable[_Change]) -> None:
     rows = [
-        (*each.place, _or_nothing(each.current), _or_nothing(each.to), each.note)
-        for each in changes
+        (*each.partition, _or_none(each.current), _or_none(each.to), each.note) for each in changes
     ]
     print_columns([("topic", "partition", "committed", "new", ""), *rows])
 
 
 def _export(changes: Iterable[_Change]) -> None:
     rows = csv.writer(sys.stdout, lineterminator="\n")
-    rows.writerows((*each.place, each.to) for each in changes if each.to is not None)
+    rows.writerows((*each.partition, each.to) for each in changes if each.to is not None)
 
 
-def _listed(places: Iterable[_Place]) -> str:
+def _listed(places: Iterable[_TopicPartition]) -> str:
     by_topic: dict[str, list[str]] = defaultdict(list)
     for topic, partition in places:
         by_topic[topic].append(str(partition))
-    return " ".join(f"{topic}:{','.join(each)}" for topic, each in by_topic.items()) or _NOTHING
+    return " ".join(f"{topic}:{','.join(each)}" for topic, each in by_topic.items()) or _NONE
 
 
 def _duration(seconds: float | None) -> str:
     if seconds is None:
-        return _NOTHING
+        return _NONE
     if seconds < 60:
         return f"{seconds:.3g}s"
     minutes, whole_seconds = divmod(int(seconds), 60)
@@ -635,8 +670,8 @@ def _duration(seconds: float | None) -> str:
     return f"{hours}h {minutes}m" if hours else f"{minutes}m {whole_seconds}s"
 
 
-def _or_nothing(value: int | None) -> str:
-    return _NOTHING if value is None else str(value)
+def _or_none(value: int | None) -> str:
+    return _NONE if value is None else str(value)
 
 
 def _count(number: int, what: str) -> str:

@@ -1,4 +1,4 @@
-"""The commands around a log: its broker, the doctor, the benchmarks, the version."""
+"""The commands `broker`, `doctor`, `bench` and `version`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def broker(
         str | None,
         typer.Option(
             metavar="URI",
-            help=f"A folder, or s3://…, gs://…, az://…; made if need be. Or {ROOT_VARIABLE}.",
+            help="The root of the log: a folder, or s3://…, gs://…, az://…. It is created if it"
+            f" does not exist. Default: {ROOT_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
@@ -27,7 +28,7 @@ def broker(
         typer.Option(
             "--id",
             metavar="N",
-            help="Which broker of the cluster. Or SPARKLOG_ID.",
+            help="The id of the broker in the cluster. Default: SPARKLOG_ID, or 0.",
             show_default=False,
         ),
     ] = None,
@@ -35,7 +36,8 @@ def broker(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where the Arrow Flight door listens; port 0 is any. Or SPARKLOG_FLIGHT_LISTEN.",
+            help="The address of the Flight listener; port 0 takes a free one. Default:"
+            " SPARKLOG_FLIGHT_LISTEN, or 127.0.0.1:8815.",
             show_default=False,
         ),
     ] = None,
@@ -43,7 +45,8 @@ def broker(
         str | None,
         typer.Option(
             metavar="HOST:PORT",
-            help="Where the Kafka door listens; '' closes it. Or SPARKLOG_KAFKA_LISTEN.",
+            help="The address of the Kafka listener; '' disables it. Default:"
+            " SPARKLOG_KAFKA_LISTEN, or 127.0.0.1:9092.",
             show_default=False,
         ),
     ] = None,
@@ -51,7 +54,7 @@ def broker(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Settings, as in conf/broker.toml; the environment and options go before them.",
+            help="A file like conf/broker.toml; options and the environment override it.",
             exists=True,
             dir_okay=False,
             show_default=False,
@@ -61,14 +64,22 @@ def broker(
         bool,
         typer.Option(
             "--take-over",
-            help="Replace a broker that serves the root, which stops. Brokers that programs"
-            " started for themselves are replaced without it.",
+            help="Replace the broker that serves the root; it stops. Brokers that programs run for"
+            " themselves are replaced without this option.",
+        ),
+    ] = False,
+    allow_non_empty: Annotated[
+        bool,
+        typer.Option(
+            "--allow-non-empty",
+            help="Create the root in a folder that holds other files. Needed only once.",
         ),
     ] = False,
 ) -> None:
-    """Run a broker until SIGTERM or Ctrl-C, which it takes for a request to leave in good order.
+    """Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.
 
-    It refuses to start while another broker serves the root, unless --take-over is given.
+    It refuses to start while another broker serves the root, unless --take-over is given, and in a
+    folder that is neither empty nor a root, unless --allow-non-empty is given.
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
@@ -81,7 +92,11 @@ def broker(
         "flight.listen": flight,
         "kafka.listen": kafka,
     }
-    run_broker(load_settings(config, os.environ, given), take_over=take_over)
+    run_broker(
+        load_settings(config, os.environ, given),
+        take_over=take_over,
+        allow_non_empty=allow_non_empty,
+    )
 
 
 def doctor(
@@ -89,20 +104,20 @@ def doctor(
         str | None,
         typer.Option(
             metavar="URI",
-            help=f"Also look at this root; writes below its doctor/, and removes it again."
-            f" Or {ROOT_VARIABLE}.",
+            help="Also check this root, by writing and removing files below its doctor/. Default:"
+            f" {ROOT_VARIABLE}.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Check this machine, and a root: one line for each check, with what to do about it.
+    """Check this machine and a root: one line per check, with advice.
 
-    Ends with 3 if a check failed; a warning is none.
+    Exits with 3 if a check failed. A warning is not a failure.
 
     Example: sparklog doctor --root ./data
     """
     from sparklog.clock import SystemClock
-    from sparklog.doctor import State, examine_machine, examine_root
+    from sparklog.doctor import CheckState, examine_machine, examine_root
     from sparklog.storage.objects import open_store
 
     findings = examine_machine(os.environ)
@@ -112,7 +127,7 @@ def doctor(
         findings = chain(findings, examine_root(store, SystemClock()))
     failed = False
     for finding in findings:
-        failed |= finding.state is State.FAIL
+        failed |= finding.state is CheckState.FAIL
         state = typer.style(f"{finding.state:<5}", **_STYLES[finding.state])
         advice = f": {finding.advice}" if finding.advice else ""
         typer.echo(f"{state} {finding.check:<16} {finding.found}{advice}")
@@ -128,18 +143,20 @@ _STYLES: Final[dict[str, dict[str, Any]]] = {
 
 
 PASS_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
-"""For a command whose arguments are another's."""
+"""The context settings of a command that passes its arguments on."""
 
 
 def bench(context: typer.Context) -> None:
-    """Measure what this machine gives: `sparklog bench --help` lists the benchmarks.
+    """Run benchmarks on this machine.
+
+    `sparklog bench --help` lists them.
 
     Example: sparklog bench latency
     """
     try:
         from sparklog.bench import app
     except ImportError as missing:
-        typer.echo(f"sparklog: the benchmarks are not here ({missing})", err=True)
+        typer.echo(f"sparklog: The benchmarks are not installed ({missing}).", err=True)
         raise typer.Exit(ExitCode.FAILED) from None
     app(context.args, prog_name="sparklog bench")
 
@@ -167,8 +184,8 @@ def common(
             "--version",
             callback=_print_version,
             is_eager=True,
-            help="Print the version, and no more.",
+            help="Print the version and exit.",
         ),
     ] = False,
 ) -> None:
-    """What may be said before any command; its help is the program's."""
+    """Options of the program itself; the program's help replaces this text."""

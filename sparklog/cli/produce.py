@@ -1,4 +1,4 @@
-"""`sparklog produce`: files, or standard input, into a topic."""
+"""`sparklog produce`: sends files or standard input to a topic."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from sparklog.client import Producer, TableFuture
 
 _STDIN: Final = Path("-")
-_OF_LINES: Final = (InputFormat.JSONL, InputFormat.TEXT)
-_Place: TypeAlias = "tuple[_Input, int]"
-"""An input and the number of a line of it."""
+_LINE_FORMATS: Final = (InputFormat.JSONL, InputFormat.TEXT)
+_Position: TypeAlias = "tuple[_Input, int]"
+"""An input and a line number in it."""
 
 
 def produce(
@@ -37,7 +37,7 @@ def produce(
         list[Path] | None,
         typer.Argument(
             metavar="FILE",
-            help="One after the other; - or nothing is standard input.",
+            help="Files to send, in order; - or none is standard input.",
             show_default=False,
         ),
     ] = None,
@@ -45,30 +45,33 @@ def produce(
         InputFormat | None,
         typer.Option(
             "--format",
-            help="jsonl and text: a line is a value. csv and parquet: a row is, as a JSON object;"
-            " but the files of a topic's own table are taken for the records that they are."
-            " Without it, by the ending of the file's name; standard input is text, and jsonl where"
-            " a field is named.",
+            metavar="FORMAT",
+            help="jsonl, text: each line is a value. csv, parquet: each row becomes a JSON object;"
+            " files of a topic's table are read as records. Default: by the suffix of the file's"
+            " name; standard input is text, or jsonl with --key-field or --timestamp-field.",
             show_default=False,
         ),
     ] = None,
     key_field: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The field whose text is the key.", show_default=False),
+        typer.Option(metavar="NAME", help="The field that is the key.", show_default=False),
     ] = None,
     timestamp_field: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="The field that is the record's time: ISO 8601 (UTC without a zone), or"
-            " milliseconds since 1970. Without it, the time of arrival.",
+            help="The field that is the timestamp: ISO 8601 (UTC without a zone), or milliseconds"
+            " since 1970. Default: the time of arrival.",
             show_default=False,
         ),
     ] = None,
     partition: Annotated[
         int | None,
         typer.Option(
-            min=0, help="All records to this one, whatever their keys.", show_default=False
+            metavar="N",
+            min=0,
+            help="Send all records to this partition, whatever their keys.",
+            show_default=False,
         ),
     ] = None,
     from_line: Annotated[
@@ -76,8 +79,8 @@ def produce(
         typer.Option(
             metavar="N",
             min=1,
-            help="Begin at this line, counted from 1, of one file of lines: where an earlier"
-            " command has stopped.",
+            help="Start at this line, counted from 1, of a single file of lines: where an earlier"
+            " command stopped.",
             show_default=False,
         ),
     ] = None,
@@ -85,8 +88,8 @@ def produce(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Append lines of JSON that cannot be sent to this file, and go on; without it the"
-            " first of them ends the command.",
+            help="Append invalid lines of JSON to this file, and continue. By default the first one"
+            " ends the command.",
             show_default=False,
         ),
     ] = None,
@@ -94,11 +97,12 @@ def produce(
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Send the records of files to a topic; done when all of them are acked, so durable.
+    """Send records from files to a topic.
 
-    Where it ends early, it says from which line on to go on, so that no record is sent twice.
+    The command waits until all records are durable. If it stops early, it prints the line from
+    which to continue, so that no record is sent twice.
 
-    Example: sparklog produce flights flights.jsonl --key-field carrier --root ./data
+    Example: sparklog produce flights a.jsonl --key-field carrier --root ./data
     """
     fields = Fields(key=key_field, timestamp=timestamp_field)
     from sparklog.cli.reading import Lines
@@ -111,7 +115,7 @@ def produce(
         if skip_bad is not None:
             lines.bad = stack.enter_context(skip_bad.open("ab"))
         log = stack.enter_context(open_log(root, bootstrap, wait))
-        log.describe(topic)  # a wrong name is told before anything is read
+        log.describe(topic)  # report a wrong name before reading anything
         producer = stack.enter_context(log.producer())
         meter = stack.enter_context(_Meter(inputs))
         acks = _Acks()
@@ -120,23 +124,23 @@ def produce(
             for batch in reader.batches(meter):
                 table = batch if partition is None else _placed(batch, partition)
                 acks.send(producer, topic, table, reader.at)
-                reader.handed_on()
+                reader.mark_sent()
             acks.wait_for_all()
         except (errors.SparklogError, OSError) as error:
             acks.count_the_rest()
-            error.add_note(f"{acks.records:,} records were acked{reader.advice(acks, error)}")
+            error.add_note(reader.summary(acks, error))
             raise
         except KeyboardInterrupt:
             acks.count_the_rest()
-            reader.forget_what_was_not_handed_on()
-            advice = reader.advice(acks, None)
-            typer.echo(f"sparklog: {acks.records:,} records were acked{advice}", err=True)
+            reader.drop_unsent()
+            typer.echo(f"sparklog: {reader.summary(acks, None)}", err=True)
             raise
+    _check_begin(inputs[0], from_line, lines.count)
     seconds = time.monotonic() - began
-    typer.echo(f"{acks.records:,} records acked in {seconds:.1f} s", err=True)
+    typer.echo(f"{_count(acks.records, 'record')} acked in {seconds:.1f} s", err=True)
     if lines.bad_count:
-        left = f"{lines.bad_count:,} line{'' if lines.bad_count == 1 else 's'}"
-        typer.echo(f"{left} left out, and written to {skip_bad}", err=True)
+        skipped = _count(lines.bad_count, "invalid line")
+        typer.echo(f"{skipped} skipped and written to {skip_bad}", err=True)
 
 
 # ------------------------------------------------------------------------------ in
@@ -147,7 +151,7 @@ class _Input:
     path: Path
     kind: InputFormat
     is_guessed: bool
-    """Nobody has said its format."""
+    """The format was not given, but derived from the name."""
 
     @property
     def name(self) -> str:
@@ -168,60 +172,78 @@ class _Input:
 
 def _input(file: Path, kind: InputFormat | None, fields: Fields) -> _Input:
     if file.is_dir():
-        raise typer.BadParameter(f"{str(file)!r} is a folder; name the files in it")
+        raise typer.BadParameter(f"{str(file)!r} is a folder: name the files in it")
     if file != _STDIN and not file.exists():
-        raise typer.BadParameter(f"there is no file {str(file)!r}")
+        raise typer.BadParameter(f"file {str(file)!r} does not exist")
     found = _Input(path=file, kind=kind or _kind(file, fields), is_guessed=kind is None)
     if found.kind is InputFormat.TEXT and fields != Fields():
-        raise typer.BadParameter(f"text has no fields; say what {found.name} is by --format")
+        raise typer.BadParameter(f"text has no fields: give the format of {found.name} by --format")
     if fields.key is not None and fields.key == fields.timestamp:
-        raise typer.BadParameter("--key-field and --timestamp-field are the same field")
+        raise typer.BadParameter("--key-field and --timestamp-field name the same field")
     return found
 
 
 def _kind(file: Path, fields: Fields) -> InputFormat:
-    """Of an input of which nobody has said it; what comes in has no name, but text no fields."""
+    """Returns the format of an input by its name; standard input with fields is JSON."""
     if file == _STDIN and fields != Fields():
         return InputFormat.JSONL
     return format_of(file.name)
 
 
 def _check_lines(inputs: list[_Input], from_line: int | None, skip_bad: Path | None) -> None:
-    """Raises a usage error where an option has no lines to be about."""
+    """Raises a usage error for an option of lines if the input is of another format."""
     if from_line is not None:
         if len(inputs) > 1:
-            raise typer.BadParameter("--from-line is for one file; send the others after it")
-        if inputs[0].kind not in _OF_LINES:
-            raise typer.BadParameter(f"--from-line is for lines, not for {inputs[0].kind}")
+            raise typer.BadParameter("--from-line allows a single file: send the others afterwards")
+        if inputs[0].kind not in _LINE_FORMATS:
+            raise typer.BadParameter(
+                f"--from-line requires a format of lines, not {inputs[0].kind}"
+            )
     if skip_bad is not None:
         if not any(each.kind is InputFormat.JSONL for each in inputs):
-            raise typer.BadParameter("--skip-bad is for lines of JSON (--format jsonl)")
+            raise typer.BadParameter("--skip-bad requires lines of JSON (--format jsonl)")
         for each in inputs:
             if each.path != _STDIN and skip_bad.exists() and skip_bad.samefile(each.path):
-                raise typer.BadParameter(f"--skip-bad: {str(skip_bad)!r} is the file to be sent")
+                raise typer.BadParameter(
+                    f"--skip-bad {str(skip_bad)!r} is an input: name another file"
+                )
+
+
+def _check_begin(given: _Input, from_line: int | None, count: int | None) -> None:
+    """Raises `BadRequest` if --from-line is beyond the input, so that nothing was sent.
+
+    The line after the last one is allowed: a command may have stopped at the very end.
+    """
+    if from_line is None or count is None or from_line <= count:
+        return
+    length = f"{given.name} ends with line {count:,}" if count else f"{given.name} is empty"
+    if from_line > count + 1:
+        reason = f"{length}, so --from-line {from_line:,} is beyond it. Nothing was sent."
+        raise errors.BadRequest(reason=reason)
+    typer.echo(f"{length}: nothing is left to send", err=True)
 
 
 class _Reader:
-    """Reads the inputs one after the other, and knows how far it has come."""
+    """Reads the inputs in order, and tracks the lines that are read and sent."""
 
     def __init__(self, inputs: list[_Input], fields: Fields, lines: Lines) -> None:
         self._inputs = inputs
         self._fields = fields
         self._lines = lines
         self._current = inputs[0]
-        self._handed_on = lines.first
+        self._sent_up_to = lines.first
 
-    def handed_on(self) -> None:
-        """What was read so far is sent."""
-        self._handed_on = self._lines.next
+    def mark_sent(self) -> None:
+        """Notes that all lines read so far are sent."""
+        self._sent_up_to = self._lines.next
 
-    def forget_what_was_not_handed_on(self) -> None:
-        """After an interrupt, which may come between reading and sending."""
-        self._lines.next = self._handed_on
+    def drop_unsent(self) -> None:
+        """Goes back to the lines that are sent: an interrupt may come before sending."""
+        self._lines.next = self._sent_up_to
 
     @property
-    def at(self) -> _Place:
-        """Where the batch begins that came last."""
+    def at(self) -> _Position:
+        """The start of the last batch."""
         return self._current, self._lines.at
 
     def batches(self, meter: _Meter) -> Iterator[pa.RecordBatch]:
@@ -229,7 +251,7 @@ class _Reader:
 
         for each in self._inputs:
             self._current = each
-            self._lines.at = self._lines.next = self._handed_on = self._lines.first
+            self._lines.at = self._lines.next = self._sent_up_to = self._lines.first
             with each.open() as stream:
                 for batch in read(
                     stream,
@@ -243,21 +265,38 @@ class _Reader:
                     meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
             meter.next_input()
 
-    def advice(self, acks: _Acks, error: BaseException | None) -> str:
-        """How to go on without sending a record twice, as far as that is known."""
+    def summary(self, acks: _Acks, error: BaseException | None) -> str:
+        """Returns how many records are acked, and how to continue without duplicates."""
         current, line = acks.unacked or (self._current, self._lines.next)
-        if current.kind not in _OF_LINES:
+        is_at_start = current is self._inputs[0] and line == self._lines.first
+        if acks.unacked is None and not acks.records and is_at_start:
+            remedy = self._remedy(error, " Correct the line")
+            return f"Nothing was sent.{remedy}{'.' if remedy else ''}"
+        were = "was" if acks.records == 1 else "were"
+        advice = self._advice(acks, current, line, error)
+        return f"{_count(acks.records, 'record')} {were} acked{advice}."
+
+    def _remedy(self, error: BaseException | None, first: str) -> str:
+        """Returns `first` and the other remedy if a line is invalid."""
+        if isinstance(error, errors.BadRequest) and self._lines.is_line_wrong:
+            return f"{first}, or write invalid lines to a file by --skip-bad FILE"
+        return ""
+
+    def _advice(self, acks: _Acks, current: _Input, line: int, error: BaseException | None) -> str:
+        if current.kind not in _LINE_FORMATS:
             return ""
         where = f" of {current.name}" if len(self._inputs) > 1 else ""
         if acks.unacked:
             return (
-                f"; all lines before {line}{where} are among them, of those from it on perhaps"
-                f" some: --from-line {line} sends all of these"
+                f": all lines before {line}{where}, and perhaps some from there on;"
+                f" --from-line {line} sends these again"
             )
-        told = f"; these are all lines before {line}{where}: go on by --from-line {line}"
-        if isinstance(error, errors.BadRequest) and self._lines.is_line_wrong:
-            told += " once it is corrected, or write bad lines elsewhere by --skip-bad FILE"
-        return told
+        remedy = self._remedy(error, " after correcting the line")
+        return f": all lines before {line}{where}; continue by --from-line {line}{remedy}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
@@ -273,50 +312,52 @@ def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
 
 
 class _Acks:
-    """What is sent and not yet acked; a refusal is heard as soon as it is first in the line."""
+    """Batches in flight, in order; a failure is raised when its batch is the first of them."""
 
     def __init__(self) -> None:
         self.records = 0
-        """How many are acked."""
-        self.unacked: _Place | None = None
-        """Where the first batch begins of which not all was acked."""
-        self._waiting: deque[tuple[TableFuture, int, _Place]] = deque()
+        """The number of acked records."""
+        self.unacked: _Position | None = None
+        """The start of the first batch that is not acked as a whole."""
+        self._in_flight: deque[tuple[TableFuture, int, _Position]] = deque()
 
-    def send(self, producer: Producer, topic: str, table: pa.RecordBatch, place: _Place) -> None:
+    def send(
+        self, producer: Producer, topic: str, table: pa.RecordBatch, position: _Position
+    ) -> None:
         try:
             future = producer.send_table(topic, table)
         except (errors.SparklogError, KeyboardInterrupt):
-            self.unacked = self.unacked or place
+            self.unacked = self.unacked or position
             raise
-        self.add(future, table.num_rows, place)
+        self.add(future, table.num_rows, position)
 
-    def add(self, future: TableFuture, rows: int, place: _Place) -> None:
-        self._waiting.append((future, rows, place))
-        while self._waiting and self._waiting[0][0].done():
+    def add(self, future: TableFuture, rows: int, position: _Position) -> None:
+        self._in_flight.append((future, rows, position))
+        while self._in_flight and self._in_flight[0][0].done():
             self._take()
 
     def wait_for_all(self) -> None:
-        while self._waiting:
+        while self._in_flight:
             self._take()
 
     def count_the_rest(self) -> None:
-        """After a failure: what else is acked counts, however much more failed."""
-        while self._waiting:
+        """Counts the remaining acks after a failure, and ignores further failures."""
+        while self._in_flight:
             with contextlib.suppress(errors.SparklogError):
                 self._take()
 
     def _take(self) -> None:
-        future, rows, place = self._waiting.popleft()
+        future, rows, position = self._in_flight.popleft()
         try:
             future.result()
         except (errors.SparklogError, KeyboardInterrupt):
-            self.unacked = self.unacked or place
+            self.unacked = self.unacked or position
             raise
         self.records += rows
 
 
 class _Meter:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, if it is a terminal and no person types the input."""
 
     def __init__(self, inputs: list[_Input]) -> None:
         from rich.console import Console
@@ -329,6 +370,7 @@ class _Meter:
         )
 
         console = Console(stderr=True)
+        is_typed = any(each.path == _STDIN for each in inputs) and sys.stdin.isatty()
         sizes = [each.size_bytes for each in inputs]
         self._sizes = iter(sizes)
         self._before_bytes = 0
@@ -339,7 +381,7 @@ class _Meter:
             TransferSpeedColumn(),
             TimeElapsedColumn(),
             console=console,
-            disable=not console.is_terminal,
+            disable=is_typed or not console.is_terminal,
             transient=True,
         )
         total = None if None in sizes else sum(size or 0 for size in sizes)

@@ -1,16 +1,17 @@
-"""Files as batches of records, ready for `Producer.send_table`.
+"""Reading of files as batches of records for `Producer.send_table`.
 
-Rules of this room:
+Rules:
 
-- A line of text or of JSON *is* the value, byte for byte; a row of CSV or Parquet becomes a JSON
-  object. Only a Parquet file that has nothing but a record's own columns is taken for records.
-- Key and time of a record are copied from fields of it, which stay in the value. A number is its
-  own digits as a key, and milliseconds since 1970 as a time; a time without a zone is UTC.
-- A line of JSON is checked before it is sent. Where one is wrong, all lines before it are handed
-  on and none after it, or it is written elsewhere: going on at that line sends nothing twice.
-- A field that is named must be in every record; where it is null, so is the key, and the time is
-  that of arrival.
-- What comes from a pipe is handed on as it comes: nobody waits for a block to fill.
+- A line of text or JSON is the value, byte for byte. A row of CSV or Parquet becomes a JSON object.
+  Only a Parquet file whose columns are all those of records is read as records.
+- Key and timestamp are copied from fields, which stay in the value. A number is a key by its
+  digits, and a timestamp in milliseconds since 1970. A time without a zone is UTC.
+- A line of JSON is checked before it is sent. At an invalid line, either all lines before it are
+  yielded and none after it, so that a command can continue there without duplicates; or the line
+  is written to a file.
+- Each record must have the named fields. A null key field gives a null key, and a null timestamp
+  field the time of arrival.
+- Input from a pipe is yielded as it arrives, without waiting for a full block.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ import pyarrow.parquet as pq
 
 from sparklog import errors, limits
 from sparklog.cli.formats import Fields, InputFormat
-from sparklog.cli.jsonrows import json_rows, json_values, loose_values
+from sparklog.cli.json_rows import json_rows, json_values, loose_values
 from sparklog.client.times import timestamp_us
-from sparklog.record import PAYLOAD_SCHEMA, ROW_SCHEMA, TIMESTAMP
+from sparklog.formats.record import PAYLOAD_SCHEMA, ROW_SCHEMA, TIMESTAMP
 
 _READ_BYTES: Final = limits.MIB
 _START_BYTES: Final = 4 * limits.KIB
 _EXCERPT_BYTES: Final = 80
-_CALLED: Final = {
+_FORMAT_NAMES: Final = {
     InputFormat.JSONL: "lines of JSON",
     InputFormat.TEXT: "lines of text",
     InputFormat.CSV: "CSV",
@@ -46,19 +47,21 @@ _CALLED: Final = {
 
 @dataclass(slots=True)
 class Lines:
-    """Which lines of an input are read, how far reading has come, and what becomes of bad ones."""
+    """The range of lines to read, the progress of reading, and the file for invalid lines."""
 
     first: int = 1
-    """Lines before it are passed over."""
+    """Lines before this one are skipped."""
     at: int = 1
-    """The first line of the batch that was handed on last."""
+    """The first line of the last batch."""
     next: int = 1
-    """The first line that is not handed on yet."""
+    """The line after the last batch."""
+    count: int | None = None
+    """The number of lines of the input, once its end is read."""
     bad: BinaryIO | None = None
-    """Where lines that cannot be sent are written; None: the first of them is an error."""
+    """The file for invalid lines; None: the first one is an error."""
     bad_count: int = 0
     is_line_wrong: bool = False
-    """A line ended the reading, which `bad` would have taken; not the input as a whole."""
+    """An invalid line, which `bad` would take, has ended the reading."""
 
 
 def read(
@@ -70,19 +73,19 @@ def read(
     is_guessed: bool = False,
     lines: Lines | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `record.PAYLOAD_SCHEMA`'s columns, perhaps with `partition`, in order.
+    """Yields batches with columns of `record.PAYLOAD_SCHEMA`, and possibly `partition`, in order.
 
     Args:
-        stream: what is read.
+        stream: the input.
         kind: its format.
-        fields: which fields are key and time.
-        name: of the input, for errors.
-        is_guessed: nobody has said the format: what cannot be lines of text is no text.
-        lines: which lines, of a format that has lines; it is kept up to date.
+        fields: the fields that are key and timestamp.
+        name: the name of the input for errors.
+        is_guessed: the format was derived from the name: refuse input that is not text as text.
+        lines: the lines to read, in a format of lines; updated while reading.
 
     Raises:
-        errors.BadRequest: the content is not what `kind` says, or lacks a field; the reason names
-            the place. All that comes before that place in a format of lines was handed on.
+        errors.BadRequest: the content does not have the format `kind`, or lacks a field; the reason
+            names the position. In a format of lines, all before that position was yielded.
     """
     lines = lines or Lines()
     lines.at = lines.next = lines.first
@@ -98,14 +101,14 @@ def read(
                 yield from _read_csv(stream, fields)
             case InputFormat.PARQUET:
                 yield from _read_parquet(stream, fields)
-    except (_Wrong, pa.ArrowInvalid, pa.ArrowNotImplementedError) as wrong:
-        raise errors.BadRequest(reason=f"{name}: {wrong}") from wrong
+    except (_BadInput, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise errors.BadRequest(reason=f"{name}: {error}") from error
 
 
 def moment_us(moment: str | int) -> int:
-    """Microseconds since 1970 of ISO 8601, or of milliseconds; a time without a zone is UTC.
+    """Returns microseconds since 1970 for ISO 8601 or milliseconds; UTC without a zone.
 
-    Raises ValueError where it is neither, or outside the years 1 to 9999.
+    Raises ValueError for other text, and outside the years 1 to 9999.
     """
     if isinstance(moment, str):
         if moment.removeprefix("-").isdecimal():
@@ -116,8 +119,8 @@ def moment_us(moment: str | int) -> int:
     return timestamp_us(moment)
 
 
-class _Wrong(Exception):
-    """What is wrong with the input, and where."""
+class _BadInput(Exception):
+    """A defect of the input, with its position."""
 
 
 # ------------------------------------------------------------------------------ beginnings
@@ -140,7 +143,7 @@ _PARQUET: Final = b"PAR1"
 
 
 def _start_of(stream: BufferedIOBase) -> bytes:
-    """Its first bytes, which stay to be read."""
+    """Returns the first bytes of the stream without consuming them."""
     if hasattr(stream, "peek"):
         start: bytes = stream.peek(_START_BYTES)
         return start
@@ -150,24 +153,26 @@ def _start_of(stream: BufferedIOBase) -> bytes:
 
 
 def _check_start(start: bytes, kind: InputFormat, is_guessed: bool) -> None:
-    """Raises `_Wrong` for what cannot be lines of text, or only after something is done to it."""
+    """Raises `_BadInput` if the input is not lines of text, or must be converted first."""
     if kind is InputFormat.TEXT and not is_guessed:
-        return  # byte for byte, whatever they are
+        return  # any bytes are allowed
     for mark, encoding in _OTHER_MARKS.items():
         if start.startswith(mark):
-            convert = f"convert it to UTF-8 first, as by iconv -f {encoding} -t UTF-8"
-            raise _Wrong(f"it begins with a byte order mark of {encoding}: {convert}")
+            convert = f"convert it to UTF-8, for example by iconv -f {encoding} -t UTF-8"
+            raise _BadInput(f"it begins with a byte order mark of {encoding}: {convert}")
     if start.startswith(_UTF8_MARK) and kind is not InputFormat.CSV:
-        without = "leave it out, as by tail -c +4"
-        raise _Wrong(f"it begins with a byte order mark, which is in no line's value: {without}")
+        without = "remove it, for example by tail -c +4"
+        raise _BadInput(
+            f"it begins with a byte order mark, which would become part of a value: {without}"
+        )
     for magic, (compression, command) in _COMPRESSED.items():
         if start.startswith(magic):
-            raise _Wrong(f"it is a file compressed by {compression}: send the output of {command}")
+            raise _BadInput(f"it is compressed by {compression}: send the output of {command}")
     if start.startswith(_PARQUET):
-        raise _Wrong("it is a Parquet file: say so by --format parquet")
+        raise _BadInput("it is a Parquet file: give --format parquet")
     if b"\0" in start:
-        advice = "; --format text sends its lines as they are" if is_guessed else ""
-        raise _Wrong(f"it is a binary file, not {_CALLED[kind]}{advice}")
+        advice = "; --format text sends its lines unchanged" if is_guessed else ""
+        raise _BadInput(f"it is a binary file, not {_FORMAT_NAMES[kind]}{advice}")
 
 
 # ------------------------------------------------------------------------------ lines
@@ -183,9 +188,9 @@ def _read_text(stream: BufferedIOBase, lines: Lines) -> Iterator[pa.RecordBatch]
 def _read_jsonl(stream: BufferedIOBase, fields: Fields, lines: Lines) -> Iterator[pa.RecordBatch]:
     parse = _line_parser(fields)
     for begin, block in _blocks_of_lines(stream, lines):
-        check = _nothing if _is_utf8(block) else bytes.decode
+        check = _accept if _is_utf8(block) else bytes.decode
         rows = _Rows()
-        wrong = None
+        failure = None
         lines.at = lines.next = begin
         for number, line in enumerate(_split(block), begin):
             lines.next = number
@@ -197,7 +202,7 @@ def _read_jsonl(stream: BufferedIOBase, fields: Fields, lines: Lines) -> Iterato
             except (msgspec.MsgspecError, ValueError) as error:
                 if lines.bad is None:
                     lines.is_line_wrong = True
-                    wrong = _Wrong(f"line {number}: {error}: {_excerpt(line)}")
+                    failure = _BadInput(f"line {number}: {error}: {_excerpt(line)}")
                     break
                 lines.bad.write(line + b"\n")
                 lines.bad_count += 1
@@ -207,8 +212,8 @@ def _read_jsonl(stream: BufferedIOBase, fields: Fields, lines: Lines) -> Iterato
             lines.next += 1
         if rows.values:
             yield rows.payload()
-        if wrong is not None:
-            raise wrong
+        if failure is not None:
+            raise failure
 
 
 def _is_utf8(block: bytes) -> bool:
@@ -219,7 +224,7 @@ def _is_utf8(block: bytes) -> bool:
     return True
 
 
-def _nothing(_: bytes) -> None:
+def _accept(_: bytes) -> None:
     pass
 
 
@@ -230,7 +235,7 @@ def _excerpt(line: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Columns under construction; keys and times stay empty where no field is asked for."""
+    """Columns under construction; keys and timestamps stay empty without their fields."""
 
     values: list[bytes] = field(default_factory=list)
     keys: list[bytes | None] = field(default_factory=list)
@@ -247,7 +252,7 @@ class _Rows:
 
 
 def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None]:
-    """Checks a line, and appends its key and time; what else is in it is not built."""
+    """Returns a function that checks a line and appends its key and timestamp."""
     wanted = [
         (name, kind, field)
         for name, kind, field in (
@@ -273,7 +278,7 @@ def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None]:
 
     def parse(line: bytes, rows: _Rows) -> None:
         found = decode(line)
-        # Both before either is kept: a line that is wrong leaves no half of itself.
+        # Both are parsed before either is appended, so that an invalid line adds nothing.
         micros = _moment_us(found.timestamp) if has_timestamp else None
         key = _raw_key(found.key) if has_key else None
         if has_timestamp:
@@ -285,30 +290,31 @@ def _line_parser(fields: Fields) -> Callable[[bytes, _Rows], None]:
 
 
 def _blocks_of_lines(stream: BufferedIOBase, lines: Lines) -> Iterator[tuple[int, bytes]]:
-    """(number of its first line, whole lines without the last one's end), as they come.
+    """Yields (number of the first line, lines without the last line end), as they arrive.
 
-    The last line may lack an end.
+    The last line of the input may lack a line end.
     """
     number = 1
     for block in _whole_lines(stream):
         count = block.count(b"\n") + 1
-        passed = min(max(lines.first - number, 0), count)
-        if passed < count:
-            yield number + passed, block.split(b"\n", passed)[passed] if passed else block
+        skipped = min(max(lines.first - number, 0), count)
+        if skipped < count:
+            yield number + skipped, block.split(b"\n", skipped)[skipped] if skipped else block
         number += count
+    lines.count = number - 1
 
 
 def _whole_lines(stream: BufferedIOBase) -> Iterator[bytes]:
-    begun: list[bytes] = []
+    partial: list[bytes] = []
     while data := stream.read1(_READ_BYTES):
         whole, end, rest = data.rpartition(b"\n")
         if not end:
-            begun.append(data)
+            partial.append(data)
             continue
-        yield b"".join((*begun, whole))
-        begun = [rest] if rest else []
-    if begun:
-        yield b"".join(begun)
+        yield b"".join((*partial, whole))
+        partial = [rest] if rest else []
+    if partial:
+        yield b"".join(partial)
 
 
 def _split(block: bytes) -> list[bytes]:
@@ -339,7 +345,7 @@ def _read_csv(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch
         stream,
         read_options=pyarrow.csv.ReadOptions(block_size=_READ_BYTES),
         parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True),
-        # As text, because a guess from the first block may be wrong in the second.
+        # As text, because a type inferred from the first block may not fit the second.
         convert_options=pyarrow.csv.ConvertOptions(
             default_column_type=pa.string(), strings_can_be_null=True, null_values=[""]
         ),
@@ -372,7 +378,7 @@ def _read_parquet(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordB
 
 
 def _holds_records(schema: pa.Schema) -> bool:
-    """Whether the rows are records already, as in the files of a topic's own table."""
+    """Returns whether the rows are records, as in the files of a topic's table."""
     if "value" not in schema.names or not set(schema.names) <= set(ROW_SCHEMA.names):
         return False
     kind = schema.field("value").type
@@ -382,7 +388,7 @@ def _holds_records(schema: pa.Schema) -> bool:
 def _check_fields(schema: pa.Schema, fields: Fields) -> None:
     for column in (fields.key, fields.timestamp):
         if column is not None and column not in schema.names:
-            raise _Wrong(f"no column {column!r}; there is {', '.join(schema.names)}")
+            raise _BadInput(f"it has no column {column!r}, but {', '.join(schema.names)}")
 
 
 def _rows_as_records(
@@ -414,7 +420,7 @@ def _moment_column(column: pa.Array, first: int) -> pa.Array:
         try:
             micros.append(_moment_us(moment))
         except (ValueError, errors.SparklogError) as error:
-            raise _Wrong(f"row {number}: {error}") from error
+            raise _BadInput(f"row {number}: {error}") from error
     return pa.array(micros, pa.int64()).view(TIMESTAMP)
 
 

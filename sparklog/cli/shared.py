@@ -1,25 +1,29 @@
-"""What all commands share: how they reach a log, what they print, and how they end.
+"""The parts that all commands share: connecting to a log, help texts, messages and exit codes.
 
-Rules of this room:
+Rules:
 
-- Whatever ends a command becomes an exit code here, and nowhere else; what sparklog, its store or
-  the operating system reports is one line on standard error, never a traceback.
-- Results go to standard output, all else to standard error. Colours and bars are for terminals.
-- Modules of commands import nothing heavy at the top, so that `--help` is quick.
+- Every failure becomes an exit code here, and nowhere else. Errors of sparklog, its store and the
+  operating system are printed as one line on standard error, never as a traceback.
+- Results go to standard output, all else to standard error. Colours and progress bars are for
+  terminals.
+- Modules of commands import nothing heavy at the top, so that a command starts quickly.
+- Help is plain text for 80 columns: an option shows the name of its value, not a type.
 """
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import inspect
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from sparklog import errors
 from sparklog.options import (
@@ -42,20 +46,59 @@ class ExitCode(enum.IntEnum):
     UNHEALTHY = 3
     NO_BROKER = 4
     INTERRUPTED = 130
-    """As a shell reports Ctrl-C,"""
+    """By Ctrl-C, as shells report it."""
     PIPE_CLOSED = 141
-    """and a reader that has gone."""
+    """The reader of a pipe has exited, as shells report it."""
 
 
 EXIT_CODES: Final = (
-    "Exit codes: 0 all went well; 1 sparklog refused or failed, and said why; 2 the command line is"
-    " wrong; 3 doctor or status found a problem; 4 status found no broker; 130 interrupted by"
-    " Ctrl-C; 141 the reader of a pipe is gone."
+    "Exit codes: 0 success; 1 an error, which is printed, or an anomaly found by check; 2 a usage"
+    " error; 3 doctor or status found a problem; 4 status found no broker; 130 interrupted by"
+    " Ctrl-C; 141 the reader of a pipe has exited."
 )
 
 
+_EXAMPLE: Final = "Example: "
+_TYPE: Final = re.compile(r" <.*>$")
+_BOUNDS: Final = r"(?:[-\d.]+<=?x(?:<=?[-\d.]+)?|x[<>]=?[-\d.]+|required)"
+_VALUE_RANGE: Final = re.compile(rf" *\[{_BOUNDS}(?:; {_BOUNDS})?\]$|; {_BOUNDS}(?=[;\]])")
+"""The bounds that Typer appends to a help text, which states them where they matter."""
+
+
+class Command(TyperCommand):
+    """A command whose help is plain text, with its example on a line of its own."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [
+            piece.replace("{", "").replace("}", "") for piece in super().collect_usage_pieces(ctx)
+        ]
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002 - click's signature
+        text, _, example = inspect.cleandoc(self.help or "").partition(_EXAMPLE)
+        for paragraph in filter(None, text.split("\n\n")):
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(" ".join(paragraph.split()))
+        if example:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write(f"{'':>{formatter.current_indent}}{_EXAMPLE}{example}\n")
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for title, kind in (("Arguments", "argument"), ("Options", "option")):
+            rows = [
+                (_TYPE.sub("", name), _VALUE_RANGE.sub("", text))
+                for each in self.get_params(ctx)
+                if each.param_type_name == kind
+                for name, text in filter(None, [each.get_help_record(ctx)])
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
 class Commands(TyperGroup):
-    """The group of all commands, which turns what they raise into exit codes."""
+    """The group of all commands, which turns errors into exit codes."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _with_wait_seconds(args))
@@ -80,28 +123,31 @@ class Commands(TyperGroup):
 
 
 def _store_errors() -> tuple[type[Exception], ...]:
-    """What a store raises of its own; a store that was not loaded has raised nothing."""
+    """Returns the stores' own exceptions; none if no store is loaded."""
     objects = sys.modules.get("sparklog.storage.objects")
     names = ("ObjectExists", "ObjectMissing", "PutUnresolved", "SyncFailed")
     return () if objects is None else tuple(getattr(objects, name) for name in names)
 
 
 def _outside_errors() -> tuple[type[Exception], ...]:
-    """What is reported by others than sparklog, and is no fault of its code."""
+    """Returns exceptions that other parties cause, rather than a defect of sparklog."""
     return (OSError, *_store_errors())
 
 
 def complain(error: BaseException) -> None:
-    """Says in one line what is wrong, with what was noted about it on the way up."""
-    words = str(error)
+    """Prints an error and its notes, which are sentences, as one line on standard error."""
+    message = str(error)
     if isinstance(error, _store_errors()):
-        words = ": ".join([type(error).__name__, *map(str, error.args)])
-    told = "; ".join([words, *getattr(error, "__notes__", [])])
-    typer.echo(f"sparklog: {' '.join(told.split())}", err=True)
+        message = ": ".join([type(error).__name__, *map(str, error.args)])
+    notes = getattr(error, "__notes__", [])
+    if notes and not message.endswith((".", "?")):
+        message += "."
+    line = " ".join(" ".join([message, *notes]).split())
+    typer.echo(f"sparklog: {line}", err=True)
 
 
 def _silence_output() -> None:
-    """Python flushes standard output once more at its end, and would complain then."""
+    """Redirects standard output to nowhere, because Python flushes it again as it exits."""
     with contextlib.suppress(OSError, ValueError):  # a test's output has no descriptor
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stdout.fileno())
@@ -118,9 +164,9 @@ RootOption = Annotated[
     str | None,
     typer.Option(
         metavar="URI",
-        help="The log's root: a folder, or s3://…, gs://…, az://…. Its live broker is used, or one"
-        f" is started for the time of the command. Or {ROOT_VARIABLE}. Options of its store come"
-        f" from {STORAGE_PREFIX}<OPTION>.",
+        help="The root of the log: a folder, or s3://…, gs://…, az://…. The command uses its live"
+        f" broker, or runs one while it lasts. Default: {ROOT_VARIABLE}. Options of the object"
+        f" store come from {STORAGE_PREFIX}<OPTION>.",
         show_default=False,
     ),
 ]
@@ -129,8 +175,8 @@ BootstrapOption = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT",
-        help=f"The Flight address of a broker, instead of a root. Or {BOOTSTRAP_VARIABLE}, which"
-        f" goes before {ROOT_VARIABLE}.",
+        help=f"The Flight address of a broker, instead of a root. Default: {BOOTSTRAP_VARIABLE},"
+        f" which takes precedence over {ROOT_VARIABLE}.",
         show_default=False,
     ),
 ]
@@ -141,23 +187,29 @@ WaitOption = Annotated[
         "--wait",
         metavar="[SECONDS]",
         min=0.0,
-        help="With --bootstrap: wait so long for a broker to answer there, and say so; without a"
-        f" number, {_WAIT_SECONDS:g} s. Without the option, a closed port is an error at once.",
+        help="With --bootstrap: wait up to this long for a broker to answer, instead of failing at"
+        f" once. Without a number, {_WAIT_SECONDS:g} s.",
         show_default=False,
     ),
 ]
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
+CANNOT_ASK: Final = "standard input is not a terminal, so the command cannot ask: give --yes"
+
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The name of the topic.", show_default=False)
+]
 
 
 def _with_wait_seconds(arguments: Sequence[str]) -> list[str]:
-    """`--wait` may stand without a number, which Typer's options cannot."""
+    """Adds the default number to a `--wait` without one, which Typer does not support."""
     found = list(arguments)
-    for place, word in enumerate(found):
+    for index, word in enumerate(found):
         if word == "--":
             break
-        if word == _WAIT and not _is_number(found[place + 1 : place + 2]):
-            found[place] = f"{_WAIT}={_WAIT_SECONDS:g}"
+        if word == _WAIT and not _is_number(found[index + 1 : index + 2]):
+            found[index] = f"{_WAIT}={_WAIT_SECONDS:g}"
     return found
 
 
@@ -172,23 +224,24 @@ def _is_number(words: Sequence[str]) -> bool:
 def open_log(
     root: str | None, bootstrap: str | None, wait_seconds: float | None, *, create: bool = False
 ) -> Iterator[Log]:
-    """The log that the command line or the environment names.
+    """Opens the log that the command line or the environment names.
 
     Args:
         root: a folder or a URI.
         bootstrap: the address of a broker.
         wait_seconds: how long to wait for a broker at `bootstrap`; None: not at all.
-        create: an empty or missing root becomes one; else it is refused, so that a slip of the pen
-            does not make a root.
+        create: make a root of an empty or missing folder. Otherwise it is an error, so that a
+            misspelt path does not become a root.
 
     Raises:
         typer.BadParameter: no log is named, or two are, or there is nothing to wait for.
-        errors.SparklogError: connecting failed.
+        errors.SparklogError: connecting failed. An `UnknownTopic` that the caller raises gets a
+            note with the most similar topic.
     """
     root, bootstrap = log_target(root, bootstrap)
     if bootstrap is None and wait_seconds is not None:
         raise typer.BadParameter(
-            f"{_WAIT} is for --bootstrap; with --root, a broker is started where none runs"
+            f"{_WAIT} needs --bootstrap: with --root, the command starts a broker if none runs"
         )
     if bootstrap is not None:
         from sparklog.client.connection import Connection
@@ -201,20 +254,33 @@ def open_log(
         if not create:
             _check_root(root)
         from sparklog.broker.logging import configure
-        from sparklog.session import connect
+        from sparklog.connecting import connect
         from sparklog.settings import LogSettings
 
-        # What an embedded broker has to say must not come among the results.
+        # The log lines of an embedded broker must not mix with the results.
         configure(LogSettings(level="warning"))
         log = connect(root)
     with log:
-        yield log
+        try:
+            yield log
+        except errors.UnknownTopic as error:
+            _note_nearest_topic(log, error)
+            raise
+
+
+def _note_nearest_topic(log: Log, error: errors.UnknownTopic) -> None:
+    try:
+        nearest = errors.nearest_name(error.topic, log.topics())
+    except errors.SparklogError:
+        return
+    if nearest is not None:
+        error.add_note(f"Did you mean {nearest!r}?")
 
 
 def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
-    """Returns when a broker has answered. Raises `BrokerUnavailable`, `WrongPort`."""
+    """Waits until a broker answers. Raises `BrokerUnavailable`, `WrongPort`."""
     deadline = time.monotonic() + wait_seconds
-    is_told = False
+    is_announced = False
     while True:
         try:
             log.connection.channel()
@@ -222,17 +288,17 @@ def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
         except errors.BrokerUnavailable as error:
             if time.monotonic() >= deadline:
                 if not wait_seconds:
-                    error.add_note(f"{_WAIT} waits for it")
+                    error.add_note(f"To wait for it, give {_WAIT}.")
                 raise
-            if not is_told:
+            if not is_announced:
                 waiting = f"waiting up to {wait_seconds:g} s for a broker at {bootstrap}"
                 typer.echo(f"sparklog: {waiting} ({error.reason})", err=True)
-                is_told = True
+                is_announced = True
         time.sleep(_LOOK_SECONDS)
 
 
 def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
-    """The one of both that counts; the command line goes before the environment."""
+    """Returns the one of root and bootstrap to use; the command line overrides the environment."""
     if root and bootstrap:
         raise typer.BadParameter("give --root or --bootstrap, not both")
     if not root and not bootstrap:
@@ -240,7 +306,8 @@ def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str
         root = None if bootstrap else os.environ.get(ROOT_VARIABLE)
     if not root and not bootstrap:
         raise typer.BadParameter(
-            f"which log? give --root or --bootstrap, or set {ROOT_VARIABLE} or {BOOTSTRAP_VARIABLE}"
+            f"no log is named: give --root or --bootstrap, or set {ROOT_VARIABLE} or"
+            f" {BOOTSTRAP_VARIABLE}"
         )
     if root:
         check_root("--root", root, f" Did you mean --bootstrap {root}?")
@@ -249,17 +316,17 @@ def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str
 
 def _check_root(root: str) -> None:
     from sparklog.clock import SystemClock
-    from sparklog.storage.meta import MetaStore
+    from sparklog.storage.metadata import MetadataStore
     from sparklog.storage.objects import open_store
 
-    MetaStore(open_store(root, storage_options(root)), clock=SystemClock()).open(create=False)
+    MetadataStore(open_store(root, storage_options(root)), clock=SystemClock()).open(create=False)
 
 
 # ------------------------------------------------------------------------------ words
 
 
 def config_pairs(given: Iterable[str]) -> dict[str, str]:
-    """`key=value` each. Raises a usage error for anything else."""
+    """Parses `key=value` texts. Raises a usage error for anything else."""
     pairs = {}
     for text in given:
         key, equals, value = text.partition("=")
@@ -270,7 +337,7 @@ def config_pairs(given: Iterable[str]) -> dict[str, str]:
 
 
 def print_columns(rows: Sequence[Sequence[object]]) -> None:
-    """Rows of words in columns as wide as they need; the first row is the heading."""
+    """Prints rows as columns as wide as their longest text; the first row is the heading."""
     texts = [[str(word) for word in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
     for row in texts:

@@ -1,24 +1,24 @@
-"""`sparklog status`: which broker leads a log, and how its topics are."""
+"""`sparklog status`: shows the broker of a log and the state of its topics."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from sparklog.cli.shared import BootstrapOption, ExitCode, RootOption, log_target
+from sparklog.cli.shared import BootstrapOption, ExitCode, JsonOption, RootOption, log_target
 from sparklog.options import check_bootstrap, storage_options
 
 if TYPE_CHECKING:
-    from sparklog.status import Report
+    from sparklog.status import StatusReport
     from sparklog.storage.liveness import Leader
 
 _HELD_BACK_SHOWN: Final = 20
 _WORDS: Final = {
     "served": "served",
-    "silent": "a broker is alive and does not answer from here",
-    "stopped": "no broker; the last one stopped in good order",
-    "died": "no broker; the last one ended without a goodbye, and the next one recovers",
+    "silent": "a broker is alive but does not answer from here",
+    "stopped": "no broker; the last one shut down cleanly",
+    "died": "no broker; the last one crashed, and the next one recovers",
     "never": "no broker yet",
 }
 
@@ -26,12 +26,13 @@ _WORDS: Final = {
 def status(
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
-    """Show which broker leads a log, its process and addresses, and how its topics are.
+    """Show the broker of a log and the state of its topics.
 
-    Starts no broker. Ends with 0 where a broker serves the log and can publish all topics, with 3
-    where topics are held back or a live broker does not answer, and with 4 where there is none.
+    The command starts no broker. Exits with 0 if a broker serves the log and can publish all
+    topics, with 3 if topics are held back or a live broker does not answer, and with 4 if there is
+    no broker.
 
     Example: sparklog status --root ./data
     """
@@ -47,7 +48,7 @@ def status(
     raise typer.Exit(_exit_code(report))
 
 
-def _report(root: str | None, bootstrap: str | None) -> Report:
+def _report(root: str | None, bootstrap: str | None) -> StatusReport:
     from sparklog.clock import SystemClock
     from sparklog.status import of_address, of_root
     from sparklog.storage.liveness import describe
@@ -59,19 +60,20 @@ def _report(root: str | None, bootstrap: str | None) -> Report:
     clock = SystemClock()
 
     def waits(leader: Leader, seconds: float) -> None:
-        who = describe(leader, now_us=clock.now_us())
-        typer.echo(f"sparklog: waiting up to {seconds:g} s to see whether {who} is alive", err=True)
+        broker = describe(leader, now_us=clock.now_us())
+        waiting = f"waiting up to {seconds:g} s to see whether {broker} is alive"
+        typer.echo(f"sparklog: {waiting}", err=True)
 
     return of_root(open_store(root, storage_options(root)), clock, waits=waits)
 
 
-def _exit_code(report: Report) -> ExitCode:
+def _exit_code(report: StatusReport) -> ExitCode:
     if report.state == "served":
         return ExitCode.UNHEALTHY if report.held_back else ExitCode.OK
     return ExitCode.UNHEALTHY if report.state == "silent" else ExitCode.NO_BROKER
 
 
-def _lines(report: Report) -> list[tuple[str, str]]:
+def _lines(report: StatusReport) -> list[tuple[str, str]]:
     lines = [
         ("root", report.root),
         ("cluster", report.cluster_id),
@@ -97,7 +99,7 @@ def _lines(report: Report) -> list[tuple[str, str]]:
     return lines
 
 
-def _age(report: Report) -> str:
+def _age(report: StatusReport) -> str:
     from sparklog.storage.liveness import age
 
     if report.uptime_seconds is None:

@@ -1,4 +1,4 @@
-"""`sparklog topics`: make, look at, change, trim and delete topics."""
+"""`sparklog topics`: creates, lists, describes, changes, trims and deletes topics."""
 
 from __future__ import annotations
 
@@ -10,49 +10,60 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from sparklog import errors
-from sparklog.broker.topicconfig import described
+from sparklog.broker.config.topic_config import described
 from sparklog.cli.shared import (
+    CANNOT_ASK,
     BootstrapOption,
+    Command,
+    JsonOption,
     RootOption,
     TopicArgument,
     WaitOption,
+    YesOption,
     config_pairs,
     open_log,
     print_columns,
 )
 
 if TYPE_CHECKING:
-    from sparklog import wire
     from sparklog.client import Log
+    from sparklog.formats import flight_messages
 
 app = typer.Typer(
-    no_args_is_help=True, help="Create, list, describe, change, compact, trim and delete topics."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Create, list, describe, change, compact, trim and delete topics.",
 )
 
-_KEYS: Final = "\n\n".join(["Keys of a topic's config:", *described()])
-
-JsonOption = Annotated[bool, typer.Option("--json", help="For programs: one line of JSON.")]
+_KEYS: Final = "\n\n".join(["Keys of a topic's configuration:", *described()])
 
 
-@app.command(epilog=_KEYS)
+@app.command(cls=Command, epilog=_KEYS)
 def create(
     topic: TopicArgument,
     partitions: Annotated[
         int | None,
-        typer.Option(min=1, help="How many; without it the broker's default.", show_default=False),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="The number of partitions. Default: the broker's topics.default_partitions.",
+            show_default=False,
+        ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Of the topic; may be given several times."),
+        typer.Option(
+            metavar="KEY=VALUE", help="A key of the topic's configuration; repeat it for more."
+        ),
     ] = None,
     if_absent: Annotated[
-        bool, typer.Option("--if-absent", help="No error if the topic exists already.")
+        bool, typer.Option("--if-absent", help="Succeed if the topic already exists.")
     ] = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Make a topic, and its root too if there is none yet.
+    """Create a topic, and its root if it does not exist.
 
     Example: sparklog topics create flights --partitions 4 --root ./data
     """
@@ -61,40 +72,43 @@ def create(
         info = log.create_topic(topic, partitions, pairs, if_absent=if_absent)
     typer.echo(f"{info.topic}: {_partitions(info)}")
     for difference in _differences(info, partitions, pairs):
-        typer.echo(f"sparklog: warning: {topic} exists already, {difference}", err=True)
+        typer.echo(f"sparklog: warning: topic {topic!r} already exists, {difference}", err=True)
 
 
 def _differences(
-    info: wire.TopicInfo, partitions: int | None, config: Mapping[str, str]
+    info: flight_messages.TopicInfo, partitions: int | None, config: Mapping[str, str]
 ) -> Iterator[str]:
-    """How a topic that was there already is not what was asked for."""
+    """Describes how an existing topic differs from the requested one."""
     count = len(info.partitions)
     if partitions is not None and count < partitions:
         add = f"sparklog topics add-partitions {info.topic} {partitions}"
-        yield f"with {count} partitions, not {partitions}; more are added by: {add}"
+        yield f"with {count} partitions, not {partitions}; to add some: {add}"
     elif partitions is not None and count > partitions:
-        yield f"with {count} partitions, not {partitions}; there is no way to fewer"
+        yield f"with {count} partitions, not {partitions}; partitions cannot be removed"
     for key, value in config.items():
         found = info.config.get(key)
         if found != value:
             set_it = f"sparklog topics alter {info.topic} --set {key}={value}"
-            what = "without" if found is None else f"with {key}={found}, not"
-            yield f"{what} {key}={value}; it is set by: {set_it}"
+            state = "without" if found is None else f"with {key}={found}, not"
+            yield f"{state} {key}={value}; to set it: {set_it}"
 
 
-@app.command("list")
+@app.command("list", cls=Command)
 def list_topics(
+    internal: Annotated[
+        bool, typer.Option("--internal", help="Include topics that brokers write for themselves.")
+    ] = False,
     as_json: JsonOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Name all topics, one a line.
+    """List the names of all topics, one per line.
 
     Example: sparklog topics list --root ./data
     """
     with open_log(root, bootstrap, wait) as log:
-        names = log.topics()
+        names = log.topics(internal=internal)
     if as_json:
         import msgspec
 
@@ -104,7 +118,7 @@ def list_topics(
             typer.echo(name)
 
 
-@app.command()
+@app.command(cls=Command)
 def describe(
     topic: TopicArgument,
     as_json: JsonOption = False,
@@ -112,7 +126,7 @@ def describe(
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Show a topic's partitions with their offsets, its config and its Delta table.
+    """Show a topic's partitions and offsets, its configuration and its Delta table.
 
     Example: sparklog topics describe flights --root ./data
     """
@@ -126,34 +140,47 @@ def describe(
         _print_topic(info)
 
 
-@app.command()
+@app.command(cls=Command)
 def ddl(
-    topics: Annotated[list[str] | None, typer.Argument(metavar="TOPIC", show_default=False)] = None,
-    all_topics: Annotated[bool, typer.Option("--all", help="All topics that there are.")] = False,
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="TOPIC", help="The names of topics.", show_default=False),
+    ] = None,
+    all_topics: Annotated[bool, typer.Option("--all", help="Print SQL for all topics.")] = False,
     catalog: Annotated[
-        str | None, typer.Option(help="Of the table; needs --schema.", show_default=False)
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The catalog of the table; requires --schema.",
+            show_default=False,
+        ),
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option(help="Of the table; without it the session's own.", show_default=False),
+        typer.Option(
+            metavar="NAME",
+            help="The schema of the table. Default: the session's.",
+            show_default=False,
+        ),
     ] = None,
     name: Annotated[
         str | None,
         typer.Option(
-            help="Of the table, for one topic; without it the topic's, where all but letters,"
-            " digits and underscores are underscores.",
+            metavar="NAME",
+            help="The name of the table, for a single topic. Default: the topic's name, in which"
+            " underscores replace all but letters, digits and underscores.",
             show_default=False,
         ),
     ] = None,
     view: Annotated[
         bool,
-        typer.Option("--view", help="Also a view NAME_text, with key and value as text."),
+        typer.Option("--view", help="Also create a view NAME_text with key and value as text."),
     ] = False,
     spark_root: Annotated[
         str | None,
         typer.Option(
             metavar="URI",
-            help="The root as Spark names it, if that is another name: s3a://bucket/log,"
+            help="The root in Spark's notation, if it differs: s3a://bucket/log,"
             " abfss://container@account.dfs.core.windows.net/log.",
             show_default=False,
         ),
@@ -162,21 +189,21 @@ def ddl(
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Print SQL that makes topics' tables known to a catalog of Spark or Databricks.
+    """Print SQL that registers topics' tables in a catalog of Spark or Databricks.
 
-    Nothing is copied: a table stays where it is, and DROP TABLE leaves the topic untouched.
+    No data is copied, and DROP TABLE leaves the topic untouched.
 
-    Example: sparklog topics ddl orders --catalog main --schema events --root s3://bucket/log
+    Example: sparklog topics ddl orders --schema events --root s3://bucket/log
     """
     from sparklog.cli.catalog import location, statements, table_names
 
     chosen = list(dict.fromkeys(topics or ()))
     if bool(chosen) == all_topics:
-        raise typer.BadParameter("name topics, or give --all")
+        raise typer.BadParameter("no topic is named: name some, or give --all")
     if catalog and not schema:
-        raise typer.BadParameter("--catalog needs --schema")
+        raise typer.BadParameter("--catalog requires --schema")
     if name and len(chosen) != 1:
-        raise typer.BadParameter("--name is for one topic")
+        raise typer.BadParameter("--name allows a single topic only")
     with open_log(root, bootstrap, wait) as log:
         infos = [log.describe(topic) for topic in (log.topics() if all_topics else chosen)]
     names = {chosen[0]: name} if name else table_names([info.topic for info in infos])
@@ -187,24 +214,24 @@ def ddl(
         typer.echo("\n".join(statements(info.topic, at, table, with_view=view)))
 
 
-@app.command(epilog=_KEYS)
+@app.command(cls=Command, epilog=_KEYS)
 def alter(
     topic: TopicArgument,
     config: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A new value; may be given several times."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Set a key; repeat it for more."),
     ] = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY", help="Back to the default; may be given several times."),
+        typer.Option(metavar="KEY", help="Restore the default of a key; repeat it for more."),
     ] = None,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Change a topic's config.
+    """Change a topic's configuration.
 
-    Example: sparklog topics alter flights --set message.timestamp.type=LogAppendTime --root ./data
+    Example: sparklog topics alter orders --set retention.ms=3600000 --root ./data
     """
     changes: dict[str, str | None] = {**config_pairs(config or ())}
     twice = changes.keys() & set(unset or ())
@@ -218,17 +245,19 @@ def alter(
     typer.echo(f"{info.topic}: {_config(info)}")
 
 
-@app.command("add-partitions")
+@app.command("add-partitions", cls=Command)
 def add_partitions(
     topic: TopicArgument,
     partitions: Annotated[
-        int, typer.Argument(metavar="TOTAL", min=1, help="How many there are to be then.")
+        int, typer.Argument(metavar="TOTAL", min=1, help="The new total number of partitions.")
     ],
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Give a topic more partitions. Records stay where they are; keys may go elsewhere from now on.
+    """Add partitions to a topic.
+
+    Existing records stay in their partitions; new records of a key may go to another one.
 
     Example: sparklog topics add-partitions flights 8 --root ./data
     """
@@ -237,16 +266,17 @@ def add_partitions(
     typer.echo(f"{info.topic}: {_partitions(info)}")
 
 
-@app.command()
+@app.command(cls=Command)
 def compact(
     topic: TopicArgument,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Merge the small files of a topic's table now; a broker does so in time by itself.
+    """Merge the small files of a topic's table now, which brokers also do by themselves.
 
-    Where cleanup.policy is compact, records that a later one of their key supersedes go as well.
+    If cleanup.policy is compact, this also removes records that a later record of their key
+    supersedes.
 
     Example: sparklog topics compact flights --root ./data
     """
@@ -255,14 +285,14 @@ def compact(
     typer.echo(f"{info.topic}: {info.table_files} file{'' if info.table_files == 1 else 's'}")
 
 
-@app.command()
+@app.command(cls=Command)
 def trim(
     topic: TopicArgument,
     before: Annotated[
         str | None,
         typer.Option(
             metavar="OFFSET",
-            help="The first that stays; or latest, to delete all that there are now.",
+            help="Delete records below this offset; latest deletes all existing records.",
             show_default=False,
         ),
     ] = None,
@@ -270,45 +300,47 @@ def trim(
         str | None,
         typer.Option(
             metavar="TIME",
-            help="In ISO 8601, UTC without a zone: the first record that is not older stays, and"
-            " all after it.",
+            help="Delete records before the first one that is not older than this time, in ISO"
+            " 8601; UTC without a zone.",
             show_default=False,
         ),
     ] = None,
     partition: Annotated[
         list[int] | None,
-        typer.Option(min=0, help="Only this one; may be given several times.", show_default=False),
+        typer.Option(
+            metavar="N", min=0, help="Only this partition; repeat it for more.", show_default=False
+        ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show where the log would start.")
+        bool, typer.Option("--dry-run", help="Only show the new start offsets.")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Delete a topic's oldest records, for good; shows what would go, and asks first.
+    """Delete a topic's oldest records permanently, after confirmation.
 
-    The log starts later then, for every reader; offsets stay as they are.
+    The log of each partition then starts later, for all readers. Offsets do not change.
 
-    Example: sparklog topics trim flights --before-time 2013-06-01 --dry-run --root ./data
+    Example: sparklog topics trim flights --before-time 2013-06-01 --root ./data
     """
     if (before is None) == (before_time is None):
         raise typer.BadParameter("give --before or --before-time")
     point = _offset(before) if before is not None else _time(before_time or "")
     if not yes and not dry_run and not sys.stdin.isatty():
-        raise typer.BadParameter("there is nobody to ask: give --yes")
+        raise typer.BadParameter(CANNOT_ASK)
     with open_log(root, bootstrap, wait) as log:
         info = log.describe(topic)
         if isinstance(point, int) and not partition and len(info.partitions) > 1:
-            raise typer.BadParameter(f"{topic} has {_partitions(info)}: give --partition")
+            raise typer.BadParameter(f"{topic!r} has {_partitions(info)}: give --partition")
         starts = _starts(log, info, point, sorted(set(partition or range(len(info.partitions)))))
         _print_starts(info, starts)
         count = sum(start - info.partitions[number].start for number, start in starts.items())
         if dry_run or not count:
             return
         if not yes:
-            typer.confirm(f"Delete {_offsets(count)} of {topic}, for good?", abort=True)
+            typer.confirm(f"Delete {_offsets(count)} of {topic} permanently?", abort=True)
         log.delete_records(topic, starts)
     typer.echo(f"{topic}: {_offsets(count)} deleted")
 
@@ -316,25 +348,27 @@ def trim(
 def _offset(text: str) -> int | str:
     if text == "latest" or text.isdecimal():
         return text if text == "latest" else int(text)
-    raise typer.BadParameter(f"--before: {text!r} is not an offset, nor latest")
+    raise typer.BadParameter(f"--before {text!r} is invalid: use an offset, or latest")
 
 
 def _time(text: str) -> datetime:
     try:
         when = datetime.fromisoformat(text)
     except ValueError:
-        raise typer.BadParameter(f"--before-time: {text!r} is not a time in ISO 8601") from None
+        raise typer.BadParameter(
+            f"--before-time {text!r} is invalid: use a time in ISO 8601"
+        ) from None
     return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 def _starts(
-    log: Log, info: wire.TopicInfo, point: int | str | datetime, partitions: list[int]
+    log: Log, info: flight_messages.TopicInfo, point: int | str | datetime, partitions: list[int]
 ) -> dict[int, int]:
-    """Where the partitions that were named are to start; none starts earlier than it does.
+    """Returns the new start offset of each partition, which is never below the present one.
 
     Raises `UnknownPartition`, and `OffsetOutOfRange` for an offset beyond the end.
     """
-    from sparklog.client.reading import offsets_of
+    from sparklog.client.consumer.reading import offsets_of
 
     found = offsets_of(log.connection, info, dict.fromkeys(partitions, point))
     for number, offset in found.items():
@@ -346,21 +380,21 @@ def _starts(
     return {number: max(offset, info.partitions[number].start) for number, offset in found.items()}
 
 
-@app.command()
+@app.command(cls=Command)
 def delete(
     topic: TopicArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: YesOption = False,
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
 ) -> None:
-    """Delete a topic with all its records; asks first.
+    """Delete a topic with all its records, after confirmation.
 
     Example: sparklog topics delete flights --yes --root ./data
     """
     if not yes:
         if not sys.stdin.isatty():
-            raise typer.BadParameter("there is nobody to ask: give --yes")
+            raise typer.BadParameter(CANNOT_ASK)
         typer.confirm(f"Delete {topic} and all its records?", abort=True)
     with open_log(root, bootstrap, wait) as log:
         log.delete_topic(topic)
@@ -370,7 +404,7 @@ def delete(
 # ------------------------------------------------------------------------------ words
 
 
-def _print_topic(info: wire.TopicInfo) -> None:
+def _print_topic(info: flight_messages.TopicInfo) -> None:
     typer.echo(f"topic   {info.topic}")
     typer.echo(f"id      {info.topic_id}")
     typer.echo(f"config  {_config(info)}")
@@ -384,7 +418,7 @@ def _print_topic(info: wire.TopicInfo) -> None:
     print_columns([heading, *rows])
 
 
-def _print_starts(info: wire.TopicInfo, starts: Mapping[int, int]) -> None:
+def _print_starts(info: flight_messages.TopicInfo, starts: Mapping[int, int]) -> None:
     heading = ("partition", "start", "new start", "end")
     known = info.partitions
     rows = [(number, known[number].start, to, known[number].end) for number, to in starts.items()]
@@ -395,10 +429,10 @@ def _offsets(count: int) -> str:
     return f"{count:,} offset{'' if count == 1 else 's'}"
 
 
-def _partitions(info: wire.TopicInfo) -> str:
+def _partitions(info: flight_messages.TopicInfo) -> str:
     count = len(info.partitions)
     return f"{count} partition{'' if count == 1 else 's'}"
 
 
-def _config(info: wire.TopicInfo) -> str:
+def _config(info: flight_messages.TopicInfo) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(info.config.items())) or "defaults"

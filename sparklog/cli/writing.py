@@ -1,10 +1,13 @@
-"""Records as lines or as an Arrow stream, a batch at a time: nothing is done for each record.
+"""Records as lines or as an Arrow stream, written batch by batch.
 
-Rules of this room:
+Rules:
 
-- Text is for people, and for pipes of lines: bytes as they are, tabs between, null is empty.
-- A line of JSON tells all apart: null from empty, and bytes that are no UTF-8 from text.
-- Every batch is flushed, because somebody may be waiting for it.
+- Text is for people and for pipes of lines: bytes unchanged, separated by tabs; null is empty.
+- A line of JSON is unambiguous. Null differs from empty text. A value that is a JSON object or
+  array is JSON, and any other is a string, so that the bytes `null` differ from a tombstone. Bytes
+  that are not UTF-8 are `{"base64":"…"}`; a value that is such an object itself is a string.
+- Only values that look like JSON take Python code per record; all else is done by column.
+- Each batch is flushed, because a reader may wait for it.
 """
 
 from __future__ import annotations
@@ -12,20 +15,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, BinaryIO, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog.cli.formats import OutputFormat
-from sparklog.cli.jsonrows import iso_times, json_rows, json_values
-from sparklog.record import ROW_SCHEMA
+from sparklog.cli.json_rows import iso_times, json_rows, json_values
+from sparklog.formats.record import ROW_SCHEMA
 
 _TAB: Final = pa.scalar(b"\t")
 _NEWLINE: Final = pa.scalar(b"\n")
 _NOTHING: Final = pa.scalar(b"")
+_JSON_START: Final = r"^[ \t\r\n]*[\[{]"
+_LINE_BREAKS: Final = bytes.maketrans(b"\r\n", b"  ")
+
+_check_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 def write(batches: Iterable[pa.RecordBatch], out: BinaryIO, output: OutputFormat) -> None:
-    """Writes every batch as it comes. Its columns are of `record.ROW_SCHEMA`, for Arrow all."""
+    """Writes each batch at once. Its columns are of `record.ROW_SCHEMA`; all of them for Arrow."""
     if output is OutputFormat.ARROW:
         with pa.ipc.new_stream(out, ROW_SCHEMA) as writer:
             for batch in batches:
@@ -71,11 +79,36 @@ def _json_lines(batch: pa.RecordBatch) -> pa.Array:
 def _json_column(name: str, column: pa.Array) -> pa.Array:
     if name == "headers" and column.null_count < len(column):
         return _json_headers(column)
-    return json_values(column)
+    return _json_documents(column) if name == "value" else json_values(column)
+
+
+def _json_documents(column: pa.Array) -> pa.Array:
+    """Returns values as JSON: objects and arrays unchanged, all others as `json_values`."""
+    texts = json_values(column)
+    looks_like_json = pc.fill_null(pc.match_substring_regex(column, _JSON_START), False)
+    if not looks_like_json.true_count:
+        return texts
+    documents = [
+        _json_document(value) if candidate else None
+        for value, candidate in zip(column.to_pylist(), looks_like_json.to_pylist(), strict=True)
+    ]
+    return pc.coalesce(pa.array(documents, pa.string()), texts)
+
+
+def _json_document(value: bytes) -> str | None:
+    """Returns the value on one line, or None if it is not JSON in UTF-8, or is a base64 object."""
+    try:
+        text = value.translate(_LINE_BREAKS).decode()  # only whitespace of JSON has line breaks
+        _check_json(value)
+        if b'"base64"' in value and msgspec.json.decode(value).keys() == {"base64"}:
+            return None
+    except (UnicodeDecodeError, msgspec.DecodeError, AttributeError):
+        return None
+    return text
 
 
 def _json_headers(column: pa.Array) -> pa.Array:
-    """A list of `{"key":…,"value":…}` each, as a topic may have the same header twice."""
+    """Returns a JSON list of `{"key":…,"value":…}` per row, since a header may occur twice."""
     flat = column.flatten()
     objects = json_rows([json_values(each) for each in flat.flatten()], ["key", "value"])
     rows = pa.ListArray.from_arrays(_offsets(column), objects, mask=column.is_null())
@@ -85,13 +118,13 @@ def _json_headers(column: pa.Array) -> pa.Array:
 
 
 def _offsets(column: pa.Array) -> pa.Array:
-    """Of the lists in what `flatten` gives, which leaves out what nulls cover."""
+    """Returns the offsets of the lists in the flattened column, which lacks the rows of nulls."""
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     ends = pc.cumulative_sum(lengths)
     return pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
 
 
 def _content(lines: pa.Array) -> memoryview:
-    """The bytes of all `lines`, which stand one after the other already."""
+    """Returns the bytes of all `lines`, which are contiguous."""
     size = pc.sum(pc.binary_length(lines)).as_py() or 0
     return memoryview(lines.buffers()[2] or b"")[:size]

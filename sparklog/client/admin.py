@@ -1,14 +1,18 @@
-"""Topics and the cluster: each method is one action of `wire`, with Python's types."""
+"""Administration of topics, groups and the cluster, by the actions of `flight_messages`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sparklog import errors, wire
+from sparklog import errors
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
-from sparklog.client.reading import TopicPartition, check_offsets
+from sparklog.client.consumer.assignors import decode_assignment
+from sparklog.client.consumer.reading import TopicPartition, check_offsets
+from sparklog.client.lag import GroupLag, PartitionLag
+from sparklog.formats import flight_messages
+from sparklog.formats.record import INTERNAL_TOPICS
 
 _ALL_RECORDS: Final = -1
 """As Kafka's DeleteRecords has it."""
@@ -17,10 +21,10 @@ _DELETION_SECONDS: Final = 60.0
 
 
 class Admin:
-    """What can be asked of a cluster besides records.
+    """Administration of a cluster.
 
-    Every method raises `BrokerUnavailable` if no broker answered in time, and `OutcomeUnknown` if
-    an answer was lost and the change may have been made.
+    Each method raises `BrokerUnavailable` if no broker answers in time, and `OutcomeUnknown` if an
+    answer was lost and the change may have been made.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -33,19 +37,21 @@ class Admin:
         config: Mapping[str, Any] | None = None,
         *,
         if_absent: bool = False,
-    ) -> wire.TopicInfo:
-        """Creates a topic, or describes the one that is there already `if_absent`.
+    ) -> flight_messages.TopicInfo:
+        """Creates a topic, and returns its description.
 
         Args:
-            topic: 1 to 249 of `[a-zA-Z0-9._-]`.
-            partitions: None: the broker's default.
-            config: Kafka's names for a topic, such as `message.timestamp.type`.
-            if_absent: do not refuse a topic that exists.
+            topic: a name of 1 to 249 letters, digits, '.', '_' and '-'.
+            partitions: their number; None: the broker's default.
+            config: values by Kafka's names of topic configuration, such as `retention.ms`.
+            if_absent: return the description of a topic that exists already, unchanged.
 
         Raises:
-            errors.TopicExists, errors.BadTopicName, errors.BadPartitionCount, errors.BadOption
+            errors.TopicExists: the topic exists, and `if_absent` is False.
+            errors.BadTopicName, errors.BadPartitionCount: the name or the number is invalid.
+            errors.UnknownOption, errors.BadOption: a name or value of `config` is invalid.
         """
-        request = wire.CreateTopic(
+        request = flight_messages.CreateTopic(
             topic=arguments.topic(topic),
             partitions=-1 if partitions is None else arguments.whole("partitions", partitions),
             config={
@@ -54,81 +60,87 @@ class Admin:
             },
             if_absent=arguments.flag("if_absent", if_absent),
         )
-        created: wire.TopicInfo = self.connection.action("topics.create", request)
+        created: flight_messages.TopicInfo = self.connection.action("topics.create", request)
         return created
 
-    def status(self) -> wire.Status:
-        """The broker that leads: its process, addresses and age, and how its topics are."""
-        found: wire.Status = self.connection.action("status")
+    def status(self) -> flight_messages.BrokerStatus:
+        """Returns the broker's process, addresses, uptime and the topics that it holds back."""
+        found: flight_messages.BrokerStatus = self.connection.action("status")
         return found
 
-    def topics(self) -> list[str]:
-        """The names of all topics, sorted."""
-        names: wire.TopicNames = self.connection.action("topics.list")
-        return sorted(names.topics)
+    def topics(self, *, internal: bool = False) -> list[str]:
+        """Returns the names of all topics, sorted.
 
-    def describe(self, topic: str) -> wire.TopicInfo:
-        """Partitions with their offsets and leaders, config and table. Raises `UnknownTopic`."""
-        request = wire.TopicName(topic=arguments.topic(topic))
-        info: wire.TopicInfo = self.connection.action("topics.describe", request)
+        Args:
+            internal: include the topics that brokers write for themselves, such as
+                `__consumer_offsets`.
+        """
+        arguments.flag("internal", internal)
+        found: flight_messages.TopicNames = self.connection.action("topics.list")
+        return sorted(name for name in found.topics if internal or name not in INTERNAL_TOPICS)
+
+    def describe(self, topic: str) -> flight_messages.TopicInfo:
+        """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`."""
+        request = flight_messages.TopicName(topic=arguments.topic(topic))
+        info: flight_messages.TopicInfo = self.connection.action("topics.describe", request)
         return info
 
-    def alter(self, topic: str, config: Mapping[str, Any]) -> wire.TopicInfo:
-        """Sets what has a value, and takes back to the default what is None.
+    def alter(self, topic: str, config: Mapping[str, Any]) -> flight_messages.TopicInfo:
+        """Sets configuration values of a topic; None restores a default.
 
-        Raises `UnknownTopic`, `BadOption`.
+        Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
         """
         changes = {
             name: None if value is None else _text(value) for name, value in _config(config).items()
         }
-        request = wire.AlterTopic(topic=arguments.topic(topic), config=changes)
-        info: wire.TopicInfo = self.connection.action("topics.alter", request)
+        request = flight_messages.AlterTopic(topic=arguments.topic(topic), config=changes)
+        info: flight_messages.TopicInfo = self.connection.action("topics.alter", request)
         return info
 
-    def add_partitions(self, topic: str, partitions: int) -> wire.TopicInfo:
-        """Makes it `partitions` in total; records stay where they are.
+    def add_partitions(self, topic: str, partitions: int) -> flight_messages.TopicInfo:
+        """Increases the number of partitions to `partitions`; records stay in theirs.
 
         Raises `UnknownTopic`, `BadPartitionCount`.
         """
-        request = wire.AddPartitions(
+        request = flight_messages.AddPartitions(
             topic=arguments.topic(topic), partitions=arguments.whole("partitions", partitions)
         )
-        info: wire.TopicInfo = self.connection.action("topics.add_partitions", request)
+        info: flight_messages.TopicInfo = self.connection.action("topics.add_partitions", request)
         return info
 
-    def compact(self, topic: str) -> wire.TopicInfo:
-        """Merges the small files of the topic's table now; the janitor does so in time by itself.
+    def compact(self, topic: str) -> flight_messages.TopicInfo:
+        """Merges small files of the topic's table now; the janitor does so periodically.
 
-        Where `cleanup.policy` is `compact`, records that a later one of their key supersedes go.
-        Raises `UnknownTopic`.
+        With `cleanup.policy=compact` it also removes records that a later one of their key
+        replaces. Raises `UnknownTopic`.
         """
-        name = wire.TopicName(topic=arguments.topic(topic))
+        name = flight_messages.TopicName(topic=arguments.topic(topic))
         return self.connection.action("topics.compact", name, timeout_seconds=600.0)
 
     def delete_records(
         self, topic: str, offsets: Mapping[int, int], *, timeout_seconds: float = 60.0
     ) -> dict[int, int]:
-        """Deletes, of each partition that is named, the records below its offset, for good.
+        """Deletes the records below an offset in each of the given partitions.
 
         Args:
-            topic: its `cleanup.policy` names `delete`, as it does unless it was told otherwise.
-            offsets: by partition; -1: all records that there are. One below the log start changes
-                nothing.
-            timeout_seconds: what is to be deleted is published first; `TimedOut` is raised, and
-                nothing deleted, where that takes longer.
+            topic: its `cleanup.policy` includes `delete`, the default.
+            offsets: by partition, the first offset to keep; -1: delete all records. An offset below
+                the log start has no effect.
+            timeout_seconds: for publishing the records first. If that takes longer, `TimedOut` is
+                raised and nothing is deleted.
 
         Returns:
-            Of each partition that was named the log start offset.
+            The log start offset of each of these partitions.
 
         Raises:
-            errors.UnknownTopic, errors.UnknownPartition: there is no such.
-            errors.OffsetOutOfRange: an offset beyond the end; nothing was deleted anywhere.
-            errors.PolicyViolation: the topic keeps the last record of each key.
-            errors.BadOption: an argument of another type, or a negative offset that is not -1.
+            errors.UnknownTopic, errors.UnknownPartition: the topic or partition does not exist.
+            errors.OffsetOutOfRange: an offset beyond the end; nothing was deleted.
+            errors.PolicyViolation: the topic is compacted only.
+            errors.BadOption: an argument of the wrong type, or a negative offset other than -1.
         """
         given = arguments.mapping("offsets", offsets, "{partition: offset}")
         timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
-        request = wire.DeleteRecords(
+        request = flight_messages.DeleteRecords(
             topic=arguments.topic(topic),
             offsets={
                 arguments.partition("offsets", partition): arguments.whole(
@@ -138,87 +150,150 @@ class Admin:
             },
             timeout_seconds=timeout_seconds,
         )
-        # The broker keeps the time of publishing; what is added is for the deletion itself.
-        answer: wire.LogStarts = self.connection.action(
+        # The broker applies the timeout to publishing; the extra time is for the deletion.
+        answer: flight_messages.LogStarts = self.connection.action(
             "records.delete", request, timeout_seconds=timeout_seconds + _DELETION_SECONDS
         )
         return answer.starts
 
     def delete_topic(self, topic: str) -> None:
-        """Raises `UnknownTopic`."""
-        self.connection.action("topics.delete", wire.TopicName(topic=arguments.topic(topic)))
+        """Deletes a topic and its table. Raises `UnknownTopic`."""
+        self.connection.action(
+            "topics.delete", flight_messages.TopicName(topic=arguments.topic(topic))
+        )
 
-    def groups(self) -> list[wire.GroupInfo]:
-        """All consumer groups, sorted by name, without their members."""
-        found: wire.GroupList = self.connection.action("groups.list")
+    def groups(self) -> list[flight_messages.GroupInfo]:
+        """Returns all consumer groups, sorted by name, without their members."""
+        found: flight_messages.GroupList = self.connection.action("groups.list")
         return sorted(found.groups, key=lambda each: each.group)
 
-    def describe_group(self, group: str) -> wire.GroupInfo:
-        """State and members; `client.assign` reads what they want and have.
-
-        Raises `GroupRefused` where there is no such group.
-        """
-        info: wire.GroupInfo = self.connection.action(
-            "groups.describe", wire.GroupName(group=arguments.text("group", group))
+    def describe_group(self, group: str) -> flight_messages.GroupInfo:
+        """Returns a group's state and members. Raises `GroupRefused` if it does not exist."""
+        info: flight_messages.GroupInfo = self.connection.action(
+            "groups.describe", flight_messages.GroupName(group=arguments.text("group", group))
         )
         return info
 
     def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        """The next offset that a group wants of each partition that it has committed any of.
+        """Returns the committed offset, the next to be read, by (topic, partition).
 
-        Nothing of topics that are gone, or where there is no such group.
+        Deleted topics are left out. The result is empty for a group that does not exist.
         """
-        request = wire.GroupName(group=arguments.text("group", group))
-        found: wire.GroupOffsets = self.connection.action("groups.offsets", request)
+        request = flight_messages.GroupName(group=arguments.text("group", group))
+        found: flight_messages.GroupOffsets = self.connection.action("groups.offsets", request)
         return {(each.topic, each.partition): each.offset for each in found.offsets}
 
+    def lag(self, group: str) -> GroupLag:
+        """Returns how far a group is behind the end of each partition.
+
+        Listed are the partitions of which the group has committed an offset, and those that are
+        assigned to its members. For a Spark query, `group` is its option `commitToGroup`.
+
+        Raises `GroupRefused` if the group does not exist.
+        """
+        info = self.describe_group(group)
+        committed = self.group_offsets(group)
+        partitions = committed.keys() | {
+            each for member in info.members for each in _assigned(member)
+        }
+        topics = {topic: self._partitions_of(topic) for topic in {each[0] for each in partitions}}
+        return GroupLag(
+            group=group,
+            state=info.state,
+            partitions=tuple(
+                _lag(topic, topics[topic][number], committed.get((topic, number)))
+                for topic, number in sorted(partitions)
+                if number < len(topics[topic])
+            ),
+        )
+
+    def _partitions_of(self, topic: str) -> list[flight_messages.PartitionInfo]:
+        """Returns none for a topic that was deleted while a member still has it."""
+        try:
+            return self.describe(topic).partitions
+        except errors.UnknownTopic:
+            return []
+
     def commit_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Sets where a group without members goes on; the group may be new.
+        """Commits offsets for a group without members; the group may be new.
 
         Args:
             group: its name.
             offsets: by (topic, partition), the next offset to be read.
 
         Raises:
-            errors.GroupRefused: it has members, or a partition does not exist; the others stand.
-            errors.BadOption: an argument of another type, or a negative offset; nothing was
+            errors.GroupRefused: the group has members; or a partition does not exist, and the
+                offsets of the others are committed.
+            errors.BadOption: an argument of the wrong type, or a negative offset; nothing was
                 committed.
         """
         arguments.text("group", group)
         wanted = [
-            wire.GroupOffset(topic=topic, partition=partition, offset=offset)
-            for (topic, partition), offset in check_offsets(offsets).items()
+            flight_messages.GroupOffset(
+                topic=topic, partition=partition, offset=wanted.offset, metadata=wanted.metadata
+            )
+            for (topic, partition), wanted in check_offsets(offsets).items()
         ]
         try:
-            self.connection.action("groups.commit", wire.CommitOffsets(group=group, offsets=wanted))
+            self.connection.action(
+                "groups.commit", flight_messages.CommitOffsets(group=group, offsets=wanted)
+            )
         except errors.MemberFenced as error:
             hint = ": it has members; stop them first"
             raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint=hint) from error
 
     def forget_group_offsets(self, group: str, partitions: Iterable[TopicPartition]) -> None:
-        """Takes back what a group has committed of these partitions.
+        """Deletes a group's committed offsets of these partitions.
 
-        Raises `GroupRefused` where there is no such group, or a member subscribes to the topic.
+        Raises `GroupRefused` if the group does not exist, or a member subscribes to the topic.
         """
         arguments.text("group", group)
         what = "a list of (topic, partition)"
         wanted = [
-            wire.GroupPartition(topic=topic, partition=number)
+            flight_messages.GroupPartition(topic=topic, partition=number)
             for topic, number in arguments.each(
                 "partitions", partitions, arguments.topic_partition, what
             )
         ]
-        self.connection.action("groups.forget", wire.ForgetOffsets(group=group, partitions=wanted))
+        self.connection.action(
+            "groups.forget", flight_messages.ForgetOffsets(group=group, partitions=wanted)
+        )
 
     def delete_group(self, group: str) -> None:
-        """With all that it has committed. Raises `GroupRefused`: it has members, or is none."""
-        arguments.text("group", group)
-        self.connection.action("groups.delete", wire.GroupName(group=group))
+        """Deletes a group and its offsets.
 
-    def cluster(self) -> wire.ClusterInfo:
-        """The cluster's id, root and brokers."""
-        info: wire.ClusterInfo = self.connection.action("cluster")
+        Raises `GroupRefused` if it has members or does not exist.
+        """
+        arguments.text("group", group)
+        self.connection.action("groups.delete", flight_messages.GroupName(group=group))
+
+    def cluster(self) -> flight_messages.ClusterInfo:
+        """Returns the cluster's id, root and brokers."""
+        info: flight_messages.ClusterInfo = self.connection.action("cluster")
         return info
+
+
+def _assigned(member: flight_messages.GroupMember) -> list[TopicPartition]:
+    """Returns the member's partitions; none for a member of another protocol than consumers'."""
+    try:
+        return decode_assignment(member.assignment)
+    except errors.CorruptRecord:
+        return []
+
+
+def _lag(
+    topic: str, partition: flight_messages.PartitionInfo, committed: int | None
+) -> PartitionLag:
+    lag = None
+    if committed is not None:
+        lag = max(partition.end - max(committed, partition.start), 0)
+    return PartitionLag(
+        topic=topic,
+        partition=partition.partition,
+        committed=committed,
+        end=partition.end,
+        lag=lag,
+    )
 
 
 def _config(given: Any) -> Mapping[str, Any]:
@@ -229,5 +304,5 @@ def _config(given: Any) -> Mapping[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """As Kafka writes a config value."""
+    """Returns a value as Kafka writes it in a configuration."""
     return str(value).lower() if isinstance(value, bool) else str(value)

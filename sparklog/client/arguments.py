@@ -1,20 +1,48 @@
-"""Arguments as programs give them, checked before anything is done with them.
+"""Checks of the arguments that programs give, made before a call has any effect.
 
-Each function returns the value in the one type that the code behind it takes, or raises `BadOption`
-with the argument's name, the value, and what was expected. numpy's numbers count as numbers; True
+Each check returns the value in the one type that the code behind it takes, or raises `BadOption`
+with the argument's name, the value and the expected form. numpy's numbers count as numbers; True
 and False do not.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import inspect
 import math
 import numbers
 import operator
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from sparklog import errors
-from sparklog.record import check_topic_name
+from sparklog.formats.record import check_topic_name
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def suggests_keywords(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+    """Makes the TypeError for an unknown keyword name the nearest parameter of `function`."""
+    known = [
+        name
+        for name, each in inspect.signature(function).parameters.items()
+        if each.kind is not each.POSITIONAL_ONLY and name != "self"
+    ]
+
+    @functools.wraps(function)
+    def call(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        for name in kwargs:
+            if name not in known:
+                nearest = difflib.get_close_matches(name.lower(), known, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(known)}"
+                raise TypeError(
+                    f"{function.__qualname__}() got an unexpected keyword argument {name!r}; {hint}"
+                )
+        return function(*args, **kwargs)
+
+    return call
 
 
 def whole(option: str, value: Any, *, least: int | None = None) -> int:
@@ -39,7 +67,7 @@ def number(
     above: float | None = None,
     may_be_infinite: bool = False,
 ) -> float:
-    """An int or float that is no NaN, from `least` up or `above` a bound."""
+    """An int or float, not NaN, from `least` up or greater than `above`."""
     bound = "" if least is None else f" from {least:g} up"
     if above is not None:
         bound = f" above {above:g}"
@@ -56,7 +84,7 @@ def number(
 
 
 def timeout(option: str, value: Any) -> float | None:
-    """Seconds to wait; None: as long as it takes. What is over already is 0."""
+    """Seconds to wait, at least 0; None: without limit."""
     if value is None or value == math.inf:
         return None
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
@@ -66,7 +94,7 @@ def timeout(option: str, value: Any) -> float | None:
 
 
 def flag(option: str, value: Any) -> bool:
-    """True or False, and nothing that only counts as one."""
+    """True or False; other values with a truth value are refused."""
     if not isinstance(value, bool):
         raise _bad(option, value, "expected True or False")
     return value
@@ -80,7 +108,7 @@ def text(option: str, value: Any) -> str:
 
 
 def texts(option: str, value: Any) -> list[str]:
-    """Several strs; one alone is not taken for its characters."""
+    """A list of strs; a single str is refused, and not split into its characters."""
     what = "expected a list of str"
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise _bad(option, value, what)
@@ -91,14 +119,14 @@ def texts(option: str, value: Any) -> list[str]:
 
 
 def function(option: str, value: Any) -> Any:
-    """Something that can be called, or None."""
+    """A callable, or None."""
     if value is not None and not callable(value):
         raise _bad(option, value, "expected a function, or None")
     return value
 
 
 def mapping(option: str, value: Any, what: str) -> Mapping[Any, Any]:
-    """`what`: its shape, for the error."""
+    """A mapping; `what` is its shape, for the error."""
     if not isinstance(value, Mapping):
         raise _bad(option, value, f"expected a dict, {what}")
     return value
@@ -110,7 +138,7 @@ def partition(option: str, value: Any) -> int:
 
 
 def topic(value: Any) -> str:
-    """The name of a topic; whether there is one, the broker knows. Raises `BadTopicName`."""
+    """A topic's name, which need not exist. Raises `BadTopicName`."""
     return value if isinstance(value, str) else check_topic_name(value)
 
 
@@ -122,7 +150,7 @@ def topic_partition(option: str, value: Any) -> tuple[str, int]:
 
 
 def each(option: str, value: Any, check: Callable[[str, Any], Any], what: str) -> list[Any]:
-    """Every one of several values, as `check` returns it."""
+    """A list of values, each as `check` returns it."""
     if not isinstance(value, Iterable) or isinstance(value, str | bytes):
         raise _bad(option, value, f"expected {what}")
     return [check(option, one) for one in value]
@@ -133,7 +161,7 @@ def _bad(option: str, value: Any, reason: str) -> errors.BadOption:
 
 
 def _shown(value: Any) -> Any:
-    """Errors travel as JSON, so what is no value of JSON is told by its looks."""
+    """The value as JSON holds it, because errors are sent as JSON: `repr` of all other types."""
     if isinstance(value, float) and not math.isfinite(value):
         return repr(value)
     return value if isinstance(value, str | int | float | bool | None) else repr(value)

@@ -1,30 +1,32 @@
-"""How a client reaches brokers: one channel per address, and what to do when one breaks.
+"""Connections of a client to brokers: one channel per address, retries, and errors.
 
-A channel that broke is dropped, never mended: the next call asks `resolve` again where the living
-broker is, so a session may open an embedded one, or find the one that took over. What a call means
-by "failed" is said by `sparklog.errors` alone; no Flight or gRPC error leaves this module.
+A broken channel is dropped. The next call asks `resolve` again for the address of the live broker,
+which may be an embedded one that is started then, or one that took over. All failures are errors of
+`sparklog.errors`; no Flight or gRPC error leaves this module.
 
-gRPC does not survive a fork while a channel is open: a child that used it would hang. So a child of
-such a process is refused by name; one whose parent had nothing open starts anew.
+gRPC does not survive a fork while a channel is open: a child that uses it hangs. Therefore a child
+of such a process gets an error; a child whose parent had no open channel opens its own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Self
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparklog import errors, limits, wire
-from sparklog.clock import Clock, SystemClock
+from sparklog import errors, limits
+from sparklog.clock import Clock, SystemClock, ThreadClock
+from sparklog.formats import flight_messages
 
 Resolve = Callable[[], str]
 
@@ -41,7 +43,7 @@ _HARMLESS: Final = frozenset(
         "topics.list",
     }
 )
-"""Actions whose effect nobody sees: asked again at will, and just unavailable if unanswered."""
+"""Actions without a visible effect: repeated freely, and `BrokerUnavailable` if unanswered."""
 
 _ONCE: Final = frozenset(
     {"groups.delete", "topics.create", "topics.add_partitions", "topics.delete"}
@@ -51,7 +53,7 @@ _ONCE: Final = frozenset(
 _OPTIONS: Final = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    # A frozen peer, or a cable pulled out, breaks the channel instead of blocking for ever.
+    # A peer that hangs or is cut off breaks the channel; otherwise calls would block forever.
     ("grpc.keepalive_time_ms", round(limits.KEEPALIVE_SECONDS * 1000)),
     ("grpc.keepalive_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
     ("grpc.http2.ping_timeout_ms", round(limits.KEEPALIVE_TIMEOUT_SECONDS * 1000)),
@@ -63,13 +65,13 @@ _OPTIONS: Final = [
 _HTTP2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
 _FRAME_HEADER_BYTES: Final = 9
 _SETTINGS_FRAME: Final = 4
-_WRONG_PORT: Final = wire.WRONG_PORT.encode()
+_WRONG_PORT: Final = flight_messages.WRONG_PORT.encode()
 _HINT_BYTES: Final = 300
-"""More than the rest of that line has."""
+"""More than the length of that line."""
 
 
 class Backoff:
-    """Growing waits between attempts; random, so that many clients do not come back in step."""
+    """Growing waits between attempts; random, so that many clients do not retry at one time."""
 
     def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
@@ -86,7 +88,7 @@ class Backoff:
 
 
 class Retry:
-    """Until when, and with what waits, something is tried again."""
+    """Deadline and waits of a call that is tried again."""
 
     def __init__(self, clock: Clock, timeout_seconds: float, backoff: Backoff) -> None:
         self._clock = clock
@@ -95,7 +97,7 @@ class Retry:
         self.reset()
 
     def reset(self) -> None:
-        """There was progress: the time begins anew."""
+        """Starts the time again, after progress."""
         self._deadline = self._clock.monotonic() + self._timeout_seconds
         self._backoff.reset()
 
@@ -104,7 +106,7 @@ class Retry:
         return max(self._deadline - self._clock.monotonic(), 0.001)
 
     def wait_or_raise(self, error: errors.SparklogError) -> None:
-        """Waits a little; raises `error` if trying again cannot help, or not in time."""
+        """Waits before the next attempt; raises `error` if that cannot help or would be late."""
         wait_seconds = self._backoff.next_seconds()
         if not may_pass(error) or wait_seconds >= self.left_seconds:
             raise error
@@ -115,33 +117,33 @@ class Retry:
 
 
 class Channel:
-    """A Flight client of one broker that says what `wire` says. Thread-safe, as Flight's is."""
+    """Flight client of one broker for `flight_messages`. Thread-safe, as Flight's client is."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self._flight = flight.FlightClient(f"grpc://{address}", generic_options=_OPTIONS)
 
     def action(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
-        """The reply of one attempt."""
-        _, reply_type = wire.ACTIONS[name]
+        """Returns the reply of one attempt."""
+        _, reply_type = flight_messages.ACTIONS[name]
         options = flight.FlightCallOptions(timeout=timeout_seconds)
-        action = flight.Action(name, wire.encode(request))
+        action = flight.Action(name, flight_messages.encode(request))
         try:
             results = list(self._flight.do_action(action, options))
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, self.address) from error
-        return wire.decode(reply_type, results[0].body)
+        return flight_messages.decode(reply_type, results[0].body)
 
     def append(self, topic: str, schema: pa.Schema) -> tuple[Any, Any]:
-        """Writer and reader of a new stream of batches; their errors are for `failure_of`."""
-        return self._flight.do_put(_command(wire.AppendStream(topic=topic)), schema)
+        """Returns writer and reader of a new stream of batches; `failure_of` converts errors."""
+        return self._flight.do_put(_command(flight_messages.AppendStream(topic=topic)), schema)
 
-    def read(self, ticket: wire.ReadTicket) -> Any:
-        """Reader of row batches; its errors are for `failure_of`."""
-        return self._flight.do_get(flight.Ticket(wire.encode(ticket)))
+    def read(self, ticket: flight_messages.ReadTicket) -> Any:
+        """Returns a reader of row batches; `failure_of` converts its errors."""
+        return self._flight.do_get(flight.Ticket(flight_messages.encode(ticket)))
 
-    def tail(self, request: wire.TailRequest) -> tuple[Any, Any]:
-        """Writer, which only ends the stream, and reader of row batches."""
+    def tail(self, request: flight_messages.TailRequest) -> tuple[Any, Any]:
+        """Returns a writer, which only ends the stream, and a reader of row batches."""
         return self._flight.do_exchange(_command(request))
 
     def close(self) -> None:
@@ -149,18 +151,17 @@ class Channel:
 
 
 def failure_of(error: BaseException, address: str) -> errors.SparklogError:
-    """What Flight raised, as the peer meant it.
+    """Converts an error of Flight to one of `sparklog.errors`.
 
-    A Flight error that carries an `ErrorReply` is that error; a transport that broke is
-    `BrokerUnavailable`; gRPC without Flight behind it is `WrongPort`; all else is a fault of the
-    peer, reported as it is.
+    A Flight error with an `ErrorReply` becomes that error; a broken transport `BrokerUnavailable`;
+    gRPC without Flight `WrongPort`; any other a `SparklogError` with the peer's message.
     """
     if isinstance(error, errors.SparklogError):
         return error
     reply = getattr(error, "extra_info", None)
     if reply:
         try:
-            return wire.decode(wire.ErrorReply, reply).exception()
+            return flight_messages.decode(flight_messages.ErrorReply, reply).exception()
         except errors.BadRequest:
             pass
     reason = str(error).partition(". gRPC client debug context")[0]
@@ -178,11 +179,11 @@ def failure_of(error: BaseException, address: str) -> errors.SparklogError:
 
 
 def _command(message: msgspec.Struct) -> Any:
-    return flight.FlightDescriptor.for_command(wire.encode(message))
+    return flight.FlightDescriptor.for_command(flight_messages.encode(message))
 
 
 def _probe(address: str, timeout_seconds: float) -> None:
-    """Raises `BrokerUnavailable` or `WrongPort` at once, where gRPC would wait and not say why."""
+    """Raises `BrokerUnavailable` or `WrongPort` at once, where gRPC would wait without a reason."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise errors.BadOption(option="address", value=address, reason="expected host:port")
@@ -210,8 +211,26 @@ def _probe(address: str, timeout_seconds: float) -> None:
     raise errors.WrongPort(address=address, reason=reason)
 
 
+def _first_that_answers(addresses: Sequence[str]) -> str:
+    """Raises `BrokerUnavailable`, or `WrongPort` if no address can become right by itself."""
+    failures: list[errors.SparklogError] = []
+    for address in addresses:
+        try:
+            _probe(address, limits.PROBE_TIMEOUT_SECONDS)
+            return address
+        except errors.SparklogError as error:
+            failures.append(error)
+    may_answer_later = any(isinstance(each, errors.Retriable) for each in failures)
+    kind = errors.BrokerUnavailable if may_answer_later else errors.WrongPort
+    reasons = (
+        f"{address}: {each.facts['reason']}"
+        for address, each in zip(addresses, failures, strict=True)
+    )
+    raise kind(address=",".join(addresses), reason="; ".join(reasons))
+
+
 def _unreached(error: OSError, host: str) -> str:
-    """What is wrong with an address, and what to do about it."""
+    """Returns why an address cannot be reached, and the remedy."""
     reason = error.strerror or str(error)
     if isinstance(error, socket.gaierror):
         return f"the host {host!r} is not known here ({reason}); check its spelling"
@@ -221,7 +240,7 @@ def _unreached(error: OSError, host: str) -> str:
 
 
 def _receive(peer: socket.socket, count: int) -> bytes:
-    """Up to `count` bytes: fewer where the peer closed, or broke off. Raises `TimeoutError`."""
+    """Returns `count` bytes, or fewer if the peer closes. Raises `TimeoutError`."""
     received = b""
     with contextlib.suppress(ConnectionError):
         while len(received) < count and (piece := peer.recv(count - len(received))):
@@ -236,23 +255,23 @@ class Connection:
     """Channels to a cluster's brokers, opened when needed. Thread-safe.
 
     Args:
-        resolve: gives `host:port` of a living broker; asked at first use, and again after a break.
-            What it raises reaches the caller, `Retriable` after the time for retries, and what is
-            none of our errors as the cause of a `SparklogError`.
+        resolve: returns `host:port` of a live broker; called at first use and after a break. Its
+            `SparklogError` reaches the caller, a `Retriable` one after the time for retries; any
+            other exception becomes the cause of a `SparklogError`.
         clock: for intervals and waits between attempts.
-        timeout_seconds: how long an action is tried again, unless the call says otherwise.
-        jitter: random numbers from 0 to 1 for the waits.
+        timeout_seconds: how long an action is tried again, unless the call gives a timeout.
+        jitter: returns random numbers from 0 to 1 for the waits.
     """
 
     def __init__(
         self,
         resolve: Resolve,
         *,
-        clock: Clock | None = None,
+        clock: ThreadClock | None = None,
         timeout_seconds: float = limits.ACTION_TIMEOUT_SECONDS,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.clock: Clock = clock or SystemClock()
+        self.clock: ThreadClock = clock or SystemClock()
         self._resolve = resolve
         self._timeout_seconds = timeout_seconds
         self._jitter = jitter
@@ -266,12 +285,19 @@ class Connection:
 
     @classmethod
     def to(cls, address: str, **options: Any) -> Connection:
-        """To the broker at `address`, `host:port`, for ever."""
-        return cls(lambda: address, **options)
+        """Returns a connection to the broker at a fixed address.
+
+        Several addresses, `host:port,host:port`, are tried in this order at first use and after a
+        break; the first that answers serves. If none answers, the error names them all.
+        """
+        addresses = address.split(",")
+        if len(addresses) == 1:
+            return cls(lambda: address, **options)
+        return cls(functools.partial(_first_that_answers, addresses), **options)
 
     @property
     def address(self) -> str:
-        """`host:port` of the broker in use; asks for one where there is none."""
+        """`host:port` of the broker in use, which is found first if necessary."""
         return self.channel().address
 
     def backoff(self) -> Backoff:
@@ -282,7 +308,7 @@ class Connection:
         return Retry(self.clock, seconds, self.backoff())
 
     def channel(self, broker: int = -1) -> Channel:
-        """To that broker, or to whichever `resolve` names where it is unknown (-1) or the only one.
+        """Returns a channel to a broker; if unknown (-1) or the only one, to that of `resolve`.
 
         Raises `BrokerUnavailable`, `WrongPort`, and what `resolve` raises.
         """
@@ -294,12 +320,12 @@ class Connection:
         channel = self._open_channel(broker)
         if channel is not None:
             return channel
-        # Finding and trying an address takes time; nobody who has a channel waits for that.
+        # Finding and probing an address takes time, for which calls on open channels do not wait.
         with self._opening:
             return self._open_channel(broker) or self._new_channel(broker)
 
     def broke(self, channel: Channel) -> None:
-        """Drops a channel that failed; others may still be in calls on it, so it ends by itself."""
+        """Drops a failed channel; it closes when the last call on it has ended."""
         with self._lock:
             if self._channels.get(channel.address) is channel:
                 self._forget(channel.address)
@@ -311,13 +337,13 @@ class Connection:
         *,
         timeout_seconds: float | None = None,
     ) -> Any:
-        """The reply struct that `wire.ACTIONS` names.
+        """Performs an action of `flight_messages.ACTIONS`, and returns its reply struct.
 
-        `Retriable` failures are tried again, but for `TimedOut`, which has taken its time already.
+        `Retriable` failures are tried again, except `TimedOut`, which has used its time already.
 
         Args:
-            name: one of `wire.ACTIONS`.
-            request: its request struct; may be left out where it is `wire.Empty`.
+            name: one of `flight_messages.ACTIONS`.
+            request: its request struct; None: `flight_messages.Empty`.
             timeout_seconds: for all attempts together.
 
         Raises:
@@ -332,7 +358,7 @@ class Connection:
             try:
                 channel = self.channel()
                 return channel.action(
-                    name, request or wire.Empty(), timeout_seconds=retry.left_seconds
+                    name, request or flight_messages.Empty(), timeout_seconds=retry.left_seconds
                 )
             except errors.SparklogError as error:
                 if channel is not None and is_of_the_broker(error):
@@ -341,7 +367,7 @@ class Connection:
                         lost = error
                 try:
                     if isinstance(error, errors.TimedOut):
-                        raise error  # the broker has tried for as long as it was told to
+                        raise error  # the broker has used the timeout of the request
                     retry.wait_or_raise(error)
                 except errors.SparklogError:
                     if lost is None or not _is_in_doubt(name, error):
@@ -351,9 +377,9 @@ class Connection:
                     ) from error
 
     def attempt(self, name: str, request: msgspec.Struct, *, timeout_seconds: float) -> Any:
-        """As `action`, but tried once: for who knows better when to try again.
+        """Performs an action once, for callers with retries of their own.
 
-        Raises whatever it failed with; `BrokerUnavailable` may mean that it had its effect.
+        Raises the failure; after `BrokerUnavailable` the action may have had its effect.
         """
         channel = self.channel()
         try:
@@ -363,19 +389,19 @@ class Connection:
                 self.broke(channel)
             raise
 
-    def learn_leaders(self, topic: wire.TopicInfo) -> None:
-        """Asks where the brokers are, if one that leads a partition of `topic` is not known."""
+    def learn_leaders(self, topic: flight_messages.TopicInfo) -> None:
+        """Fetches the brokers' addresses, unless those of the leaders of `topic` are known."""
         leaders = {each.leader for each in topic.partitions if each.leader >= 0}
         with self._lock:
             known = self._brokers.keys()
             if leaders <= known:
                 return
-        cluster: wire.ClusterInfo = self.action("cluster")
+        cluster: flight_messages.ClusterInfo = self.action("cluster")
         with self._lock:
             self._brokers = {each.broker: each.address for each in cluster.brokers}
 
     def close(self) -> None:
-        """Opens no more channels, and calls nobody; streams go on until their owners end them."""
+        """Refuses further calls; open streams continue until their owners end them."""
         with self._lock:
             self._closed = True
             channels = list(self._channels.values())
@@ -413,7 +439,7 @@ class Connection:
         return channel
 
     def _ask(self) -> str:
-        # It may open files and start a broker, and those who wait here know our errors alone.
+        # It may open files and start a broker; callers expect a `SparklogError` only.
         try:
             return self._resolve()
         except errors.SparklogError:
@@ -422,8 +448,8 @@ class Connection:
             raise errors.SparklogError(reason=f"no broker was found: {error!r}") from error
 
     def _address_of(self, broker: int) -> str | None:
-        # The only broker is reached at the address that was given: the one that it tells may be
-        # meant for others, behind a container's or a cloud's network.
+        # The only broker is used at the address that was given. The one that it advertises may be
+        # for other clients, for example behind the network of a container.
         alone = len(self._brokers) <= 1
         return self._home if alone else self._brokers.get(broker, self._home)
 
@@ -431,7 +457,7 @@ class Connection:
         self._channels.pop(address, None)
         if self._home == address:
             self._home = None
-        # Whoever led from there may lead from elsewhere now.
+        # The leader at that address may have moved.
         self._brokers = {}
 
     def _after_fork(self) -> Iterator[Channel]:
@@ -443,24 +469,24 @@ class Connection:
 
 
 def may_pass(failure: errors.SparklogError) -> bool:
-    """Whether the same request may succeed later."""
+    """Returns True if the same request may succeed later."""
     return isinstance(failure, errors.Retriable | errors.BrokerFenced)
 
 
 def is_of_the_broker(failure: errors.SparklogError) -> bool:
-    """Whether asking another broker, or this one over a new channel, may help."""
+    """Returns True if another broker, or a new channel to this one, may help."""
     return isinstance(
         failure, errors.BrokerUnavailable | errors.BrokerClosing | errors.BrokerFenced
     )
 
 
 def _is_in_doubt(name: str, last: errors.SparklogError) -> bool:
-    """Whether an action of which an answer was lost may have taken effect, though it failed now."""
+    """Returns True if an action with a lost answer may have taken effect, though it fails now."""
     return name in _ONCE if isinstance(last, errors.Invalid) else name not in _HARMLESS
 
 
 def _may_have_arrived(failure: errors.SparklogError) -> bool:
-    # Who says that it is closing answered, and did nothing; who was never reached did neither.
+    # A broker that answers that it closes has done nothing, nor has one that was not reached.
     unreached = "failed to connect" in str(failure)
     return isinstance(failure, errors.BrokerUnavailable) and not unreached
 
@@ -470,7 +496,7 @@ def _may_have_arrived(failure: errors.SparklogError) -> bool:
 _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 _forked = False
 _abandoned: list[Channel] = []
-"""A parent's channels in its child: kept, because destroying one would wait for its threads."""
+"""Channels of the parent process: kept, because destroying one waits for threads it lacks here."""
 
 
 def _after_fork_in_child() -> None:

@@ -1,13 +1,12 @@
-"""The log as a whole, which `sparklog.connect` gives: topics, producers, consumers, and tables.
+"""The log that `sparklog.connect` returns: topics, groups, producers, consumers and tables.
 
-Everything here blocks, in plain threads: it works in a notebook, where an event loop runs already.
+All calls block and use plain threads, so they work in a notebook, where an event loop runs already.
 """
 
 from __future__ import annotations
 
 import contextlib
 import html
-import inspect
 import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -17,36 +16,45 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
 from sparklog.client import arguments
 from sparklog.client.admin import Admin
 from sparklog.client.connection import Connection
-from sparklog.client.consumer import Consumer
-from sparklog.client.producer import Producer
-from sparklog.client.reading import (
+from sparklog.client.consumer.consumer import Consumer
+from sparklog.client.consumer.group_fetcher import OnPartitions
+from sparklog.client.consumer.reading import (
     Point,
+    Start,
     check_time,
     describe,
     offsets_of,
     read_range,
     wire_columns,
 )
-from sparklog.record import ROW_SCHEMA
+from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
+from sparklog.client.producer.batch import OnDelivery
+from sparklog.client.producer.producer import Partitioner, Producer
+from sparklog.client.serialize import Deserializer, Serializer
+from sparklog.display import html_table
+from sparklog.formats import flight_messages
+from sparklog.formats.record import INTERNAL_TOPICS, ROW_SCHEMA
 
 Points = Point | Mapping[int, Point]
 """A point for all partitions, or one for each of some."""
 
-_REPR_TIMEOUT_SECONDS = 1.0
+_REPR_SECONDS = 1.0
+"""Limit of all requests that one display in a notebook makes."""
+_REPR_TOPICS = 50
 _ANSWER_SECONDS = 5.0
 
 
 class Log(Admin):
-    """A cluster, as its client sees it.
+    """A client of one cluster, and the owner of the producers and consumers that it opens.
 
     Args:
         connection: to the brokers; closed with the log.
-        root: the URI that names the cluster, for people.
-        on_close: called last by `close`, such as to stop an embedded broker.
+        root: the root or address that was given; shown by `repr`.
+        on_close: called last by `close`, for example to stop an embedded broker.
     """
 
     def __init__(
@@ -59,26 +67,168 @@ class Log(Admin):
         super().__init__(connection)
         self.root = root
         self._on_close = on_close
-        self._made: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
+        self._clients: weakref.WeakSet[Producer | Consumer] = weakref.WeakSet()
 
     # -------------------------------------------------------------------------- records
 
-    def producer(self, **options: Any) -> Producer:
-        """A producer with these options of `Producer`. Raises `UnknownOption`, `BadOption`."""
-        _check_options("producer()", options, Producer)
-        producer = Producer(self.connection, **options)
-        self._made.add(producer)
+    @arguments.suggests_keywords
+    def producer(
+        self,
+        *,
+        linger_ms: float = limits.PRODUCER_LINGER_MS,
+        batch_rows: int = limits.PRODUCER_BATCH_ROWS,
+        batch_bytes: int = limits.PRODUCER_BATCH_BYTES,
+        buffer_bytes: int = limits.PRODUCER_BUFFER_BYTES,
+        max_block_seconds: float = limits.MAX_BLOCK_SECONDS,
+        delivery_timeout_seconds: float = limits.DELIVERY_TIMEOUT_SECONDS,
+        partitioner: Partitioner | None = None,
+        key_serializer: Serializer | None = None,
+        value_serializer: Serializer | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> Producer:
+        """Opens an idempotent producer, which any number of threads may share.
+
+        Args:
+            linger_ms: how long a record may wait for others of its batch, in milliseconds; 5 by
+                default. Waiting for a record's future sends its batch at once.
+            batch_rows: the most records of a batch; 10,000 by default.
+            batch_bytes: the most bytes of keys and values of a batch; 1 MiB by default.
+            buffer_bytes: the memory of records without an ack; 64 MiB by default. When it is full,
+                `send` waits.
+            max_block_seconds: how long `send` waits for memory, or for a broker that describes the
+                topic; 60 s by default.
+            delivery_timeout_seconds: how long a record may wait for its ack; 120 s by default.
+                After that its future raises `TimedOut` or `OutcomeUnknown`.
+            partitioner: returns the partition of a record without one, from its topic, its key
+                (bytes or None) and the number of partitions. None: murmur2 of the key, as in
+                Kafka's Java client; a batch without keys goes to one partition, in turn.
+            key_serializer: returns the bytes of a key that is not None.
+            value_serializer: returns the bytes of a value that is not None.
+            on_delivery: called for each record of `send` with (error or None, `RecordMetadata` or
+                None), on a thread of the producer.
+
+        Raises:
+            errors.BadOption: an argument has the wrong type or is out of range.
+            TypeError: an unknown keyword; the message names the nearest parameter.
+        """
+        producer = Producer(
+            self.connection,
+            linger_ms=linger_ms,
+            batch_rows=batch_rows,
+            batch_bytes=batch_bytes,
+            buffer_bytes=buffer_bytes,
+            max_block_seconds=max_block_seconds,
+            delivery_timeout_seconds=delivery_timeout_seconds,
+            partitioner=partitioner,
+            key_serializer=key_serializer,
+            value_serializer=value_serializer,
+            on_delivery=on_delivery,
+        )
+        self._clients.add(producer)
         return producer
 
-    def consumer(self, topics: str | Iterable[str] | re.Pattern[str], **options: Any) -> Consumer:
-        """A consumer of one or several topics, with these options of `Consumer`.
+    @arguments.suggests_keywords
+    def consumer(
+        self,
+        topics: str | Iterable[str] | re.Pattern[str] | None = None,
+        *,
+        start: Start = "earliest",
+        follow: bool = True,
+        columns: Iterable[str] | None = None,
+        max_poll_rows: int = limits.CONSUMER_POLL_ROWS,
+        buffer_bytes: int = limits.CONSUMER_BUFFER_BYTES,
+        key_deserializer: Deserializer | None = None,
+        value_deserializer: Deserializer | None = None,
+        metadata_age_seconds: float = limits.METADATA_AGE_SECONDS,
+        group: str | None = None,
+        auto_commit: bool = True,
+        auto_commit_seconds: float = limits.AUTO_COMMIT_SECONDS,
+        assignors: Iterable[str] = ("range", "roundrobin"),
+        instance_id: str | None = None,
+        client_id: str = "sparklog",
+        session_timeout_seconds: float = limits.SESSION_TIMEOUT_SECONDS,
+        heartbeat_seconds: float = limits.GROUP_HEARTBEAT_SECONDS,
+        max_poll_interval_seconds: float = limits.MAX_POLL_INTERVAL_SECONDS,
+        on_assign: OnPartitions | None = None,
+        on_revoke: OnPartitions | None = None,
+        on_lost: OnPartitions | None = None,
+    ) -> Consumer:
+        """Opens a consumer, alone or as a member of a group; it belongs to one thread.
 
-        With `group` it shares them with all members of that group, Kafka's consumers too. Raises
-        `UnknownOption`, and as `Consumer` does.
+        The group may have members that are Kafka's consumers.
+
+        Args:
+            topics: one name or several, which must exist; in a group also a compiled pattern, which
+                matches whole names. None: without a group, and `assign` names the partitions.
+            start: "earliest" (the default), "latest", an offset, a time (a datetime with a zone, or
+                ISO 8601), or one of these by partition: `{("t", 0): 12}` or `{"t": {0: 12}}`;
+                partitions that are not named begin at the earliest offset. In a group it counts
+                only where no valid offset is committed; "error" raises there.
+            follow: wait for new records without end (the default). False: end at the end offsets
+                of the time at which the consumer is opened or, in a group, gets the partition.
+            columns: the columns of a row to fetch; all by default. A `Record` has None for others.
+            max_poll_rows: the most records that one `poll` returns; 1,000 by default.
+            buffer_bytes: the memory for records that are read ahead; 32 MiB by default.
+            key_deserializer: returns a key from its bytes; a null key stays None.
+            value_deserializer: returns a value from its bytes; a tombstone stays None.
+            metadata_age_seconds: how often new partitions, and new topics of a pattern, are looked
+                for; 30 s by default.
+            group: the name of a consumer group, whose members share the partitions. None: the
+                consumer reads all partitions.
+            auto_commit: commit positions periodically and before partitions are revoked (the
+                default). False: only `commit` does.
+            auto_commit_seconds: the interval of these commits; 5 s by default.
+            assignors: how this member, as the leader of the group, assigns partitions, in order of
+                preference: "range", "roundrobin" and "cooperative-sticky". With the last one
+                alone, members keep reading the partitions that do not move (KIP-429).
+            instance_id: makes the consumer a static member (KIP-345), which keeps its partitions if
+                it comes back within the session timeout.
+            client_id: the name that `describe_group` and the broker's log show.
+            session_timeout_seconds: after this time without a heartbeat the group removes the
+                member; 45 s by default, within the bounds of the broker's settings.
+            heartbeat_seconds: the interval of heartbeats; 3 s by default.
+            max_poll_interval_seconds: after this time without a `poll` the consumer leaves the
+                group, and joins again at the next one; 300 s by default. A rebalance waits as long
+                for members to join.
+            on_assign: called with the partitions that the consumer gets; it may `seek` there.
+            on_revoke: called with the partitions that the consumer is about to lose; it may
+                `commit`.
+            on_lost: called with the partitions of a consumer that its group has removed, which
+                can commit nothing there any more. None: `on_revoke` is called.
+
+        Raises:
+            errors.UnknownTopic, errors.UnknownPartition: a topic or partition does not exist.
+            errors.OffsetOutOfRange: a start beyond the end of a partition, without `follow`.
+            errors.WrongSchema: a column that rows do not have.
+            errors.BadOption: an argument has the wrong type or is out of range, or is for members
+                of a group and `group` is None.
+            TypeError: an unknown keyword; the message names the nearest parameter.
         """
-        _check_options("consumer()", options, Consumer)
-        consumer = Consumer(self.connection, topics, **options)
-        self._made.add(consumer)
+        consumer = Consumer(
+            self.connection,
+            topics,
+            start=start,
+            follow=follow,
+            columns=columns,
+            max_poll_rows=max_poll_rows,
+            buffer_bytes=buffer_bytes,
+            key_deserializer=key_deserializer,
+            value_deserializer=value_deserializer,
+            metadata_age_seconds=metadata_age_seconds,
+            group=group,
+            auto_commit=auto_commit,
+            auto_commit_seconds=auto_commit_seconds,
+            assignors=assignors,
+            instance_id=instance_id,
+            client_id=client_id,
+            session_timeout_seconds=session_timeout_seconds,
+            heartbeat_seconds=heartbeat_seconds,
+            max_poll_interval_seconds=max_poll_interval_seconds,
+            on_assign=on_assign,
+            on_revoke=on_revoke,
+            on_lost=on_lost,
+        )
+        self._clients.add(consumer)
         return consumer
 
     def read(
@@ -88,24 +238,36 @@ class Log(Admin):
         end: Points | None = None,
         columns: Iterable[str] | None = None,
         partitions: Iterable[int] | None = None,
+        *,
+        values: ValueFormat = "bytes",
     ) -> pa.Table:
-        """The records of a topic as a table, in order of partition and offset.
+        """Reads records of a topic into a table, in order of partition and offset.
 
         Args:
             topic: must exist.
             start: the first offset, or a time (a datetime with a zone, or ISO 8601), or one of
                 these by partition; None: the earliest.
-            end: as `start`, and not included; None: what stands when the call is made.
-            columns: of `ROW_SCHEMA`, in the order wanted; None: all.
-            partitions: None: all.
+            end: as `start`, and not included; None: the end at the time of the call.
+            columns: the columns of a row, in the order wanted; None: all.
+            partitions: their numbers; None: all.
+            values: the type of the column `value`. "bytes": binary; "text": string; "json": the
+                type that holds all decoded values, a struct for objects. A tombstone is null.
 
         Raises:
-            errors.UnknownTopic, errors.UnknownPartition, errors.WrongSchema: there is no such.
-            errors.OffsetOutOfRange: start or end is outside what exists in a partition.
-            errors.BadOption: a start that is after the end.
+            errors.UnknownTopic, errors.UnknownPartition: the topic or partition does not exist.
+            errors.WrongSchema: a column that rows do not have; or JSON values without a common
+                type, such as a number in one record and a text in another.
+            errors.BadValue: a value is not UTF-8 or JSON; it names partition and offset.
+            errors.OffsetOutOfRange: start or end is outside a partition's offsets.
+            errors.BadOption: a start after the end.
         """
         names = ROW_SCHEMA.names if columns is None else arguments.texts("columns", columns)
         fetched = wire_columns(names)
+        if values not in VALUE_FORMATS:
+            reason = f"expected one of {', '.join(map(repr, VALUE_FORMATS))}"
+            raise errors.BadOption(option="values", value=repr(values), reason=reason)
+        decodes = values != "bytes" and "value" in names
+        reader = ValueReader(topic, values)
         if partitions is not None:
             what = "the numbers of partitions, as a list"
             partitions = arguments.each("partitions", partitions, arguments.partition, what)
@@ -116,21 +278,34 @@ class Log(Admin):
         for partition in wanted:
             _check_range(info, partition, starts[partition], ends[partition])
 
-        def read_partition(partition: int) -> list[pa.RecordBatch]:
-            first, last = starts[partition], ends[partition]
-            return list(
-                read_range(self.connection, info, partition, start=first, end=last, columns=fetched)
-            )
+        def read_partition(partition: int) -> tuple[list[pa.RecordBatch], list[Any]]:
+            batches, decoded = [], []
+            for batch in read_range(
+                self.connection,
+                info,
+                partition,
+                start=starts[partition],
+                end=ends[partition],
+                columns=fetched,
+            ):
+                if decodes:
+                    decoded += reader.decode(partition, batch)
+                batches.append(batch.select(names))
+            return batches, decoded
 
         with ThreadPoolExecutor(limits.READ_THREADS, "sparklog-read") as threads:
-            read = [batch for part in threads.map(read_partition, wanted) for batch in part]
+            read = list(threads.map(read_partition, wanted))
         schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
-        return pa.Table.from_batches([batch.select(names) for batch in read], schema)
+        table = pa.Table.from_batches([batch for part, _ in read for batch in part], schema)
+        if not decodes:
+            return table
+        column = reader.column([value for _, part in read for value in part])
+        return table.set_column(names.index("value"), "value", column)
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
-        """Of each partition the first record that is not older than `when`, or the end.
+        """Returns by partition the offset of the first record not older than `when`, or the end.
 
-        Raises `BadOption` where `when` is no datetime with a zone, nor a time in ISO 8601.
+        Raises `BadOption` if `when` is neither a datetime with a zone nor a time in ISO 8601.
         """
         when = check_time("when", when)
         info = describe(self.connection, arguments.topic(topic))
@@ -140,35 +315,35 @@ class Log(Admin):
     def flush_to_table(
         self, topics: str | Iterable[str] | None = None, *, timeout_seconds: float = 60.0
     ) -> None:
-        """Returns when all that was acked before is in the topics' Delta tables.
+        """Waits until all records acked so far are in the topics' Delta tables.
 
         Args:
-            topics: None: all.
-            timeout_seconds: `TimedOut` is raised after it; publishing goes on by itself.
+            topics: one name or several; None: all topics.
+            timeout_seconds: after it `TimedOut` is raised; publishing continues.
         """
         names = [topics] if isinstance(topics, str) else topics
         timeout_seconds = arguments.number("timeout_seconds", timeout_seconds, least=0)
-        request = wire.PublishNow(
+        request = flight_messages.PublishNow(
             topics=None if names is None else arguments.texts("topics", names),
             timeout_seconds=timeout_seconds,
         )
-        # The broker keeps the time; what is added is for its answer.
+        # The broker applies the timeout; the extra time is for its answer.
         self.connection.action(
             "publish.now", request, timeout_seconds=timeout_seconds + _ANSWER_SECONDS
         )
 
-    # -------------------------------------------------------------------------- the end
+    # -------------------------------------------------------------------------- closing
 
     def close(self) -> None:
         """Flushes and closes the producers, closes the consumers and the connection."""
         with contextlib.ExitStack() as stack:
-            # In reverse, and each one whatever becomes of the others.
+            # Clients first, the broker last; each is closed even if another one fails.
             if self._on_close is not None:
                 stack.callback(self._on_close)
                 self._on_close = None
             stack.callback(self.connection.close)
-            for made in list(self._made):
-                stack.callback(made.close)
+            for client in list(self._clients):
+                stack.callback(client.close)
 
     def __enter__(self) -> Self:
         return self
@@ -176,39 +351,38 @@ class Log(Admin):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -------------------------------------------------------------------------- for people
+    # -------------------------------------------------------------------------- display
 
     def __repr__(self) -> str:
         return f"Log({self.root!r})"
 
     def _repr_html_(self) -> str:
-        title = html.escape(repr(self))
+        deadline = self.connection.clock.monotonic() + _REPR_SECONDS
+        rows: list[tuple[object, ...]] = []
         try:
-            names = self.connection.action("topics.list", timeout_seconds=_REPR_TIMEOUT_SECONDS)
-            infos = [self.describe(name) for name in names.topics]
+            found = self.connection.action("topics.list", timeout_seconds=_REPR_SECONDS)
+            names = [name for name in sorted(found.topics) if name not in INTERNAL_TOPICS]
+            for name in names[:_REPR_TOPICS]:
+                left_seconds = deadline - self.connection.clock.monotonic()
+                if left_seconds <= 0:
+                    break
+                info = self.connection.action(
+                    "topics.describe",
+                    flight_messages.TopicName(topic=name),
+                    timeout_seconds=left_seconds,
+                )
+                count = sum(each.end - each.start for each in info.partitions)
+                rows.append((name, len(info.partitions), count))
         except errors.SparklogError as error:
-            return f"<b>{title}</b> {html.escape(str(error))}"
-        rows = "".join(
-            f"<tr><td>{html.escape(info.topic)}</td><td>{len(info.partitions)}</td>"
-            f"<td>{sum(each.end - each.start for each in info.partitions):,}</td></tr>"
-            for info in infos
-        )
-        return (
-            f"<b>{title}</b><table><tr><th>topic</th><th>partitions</th><th>records</th></tr>"
-            f"{rows}</table>"
-        )
-
-
-def _check_options(where: str, given: Iterable[str], made: type) -> None:
-    known = inspect.signature(made).parameters.keys() - {"connection", "topics"}
-    for option in given:
-        if option not in known:
-            raise errors.UnknownOption.among(where, option, known)
+            return f"<b>{html.escape(repr(self))}</b> {html.escape(str(error))}"
+        if len(rows) < len(names):
+            rows.append((f"… and {len(names) - len(rows):,} more", None, None))
+        return html_table(repr(self), ("topic", "partitions", "offsets"), rows)
 
 
 def _bounds(
     connection: Connection,
-    info: wire.TopicInfo,
+    info: flight_messages.TopicInfo,
     partitions: Iterable[int],
     given: Points | None,
     otherwise: Point,
@@ -218,7 +392,7 @@ def _bounds(
     return offsets_of(connection, info, dict.fromkeys(partitions, otherwise) | dict(points))
 
 
-def _check_range(info: wire.TopicInfo, partition: int, start: int, end: int) -> None:
+def _check_range(info: flight_messages.TopicInfo, partition: int, start: int, end: int) -> None:
     known = info.partitions[partition]
     for offset in (start, end):
         if not known.start <= offset <= known.end:

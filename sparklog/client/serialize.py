@@ -1,6 +1,6 @@
-"""From values to the bytes of a record and back. None is a null key or a tombstone: never passed.
+"""Serializers and deserializers: functions from values to the bytes of a record, and back.
 
-Any function from a value to bytes is a serializer, any from bytes to a value a deserializer.
+Any such function will do. They are not called for None, a null key or a tombstone.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ Deserializer = Callable[[bytes], Any]
 
 
 def json_serializer(value: Any) -> bytes:
-    """UTF-8 JSON; besides JSON's own types also datetimes, UUIDs, dataclasses and the like."""
+    """Returns JSON in UTF-8; also for datetimes, UUIDs, dataclasses and others of msgspec."""
     return msgspec.json.encode(value)
 
 
 def json_deserializer(data: bytes) -> Any:
-    """JSON's own types. Raises `msgspec.DecodeError` where it is no JSON."""
+    """Returns a value of JSON's types. Raises `msgspec.DecodeError` if the bytes are not JSON."""
     return msgspec.json.decode(data)
 
 
 def string_serializer(value: str) -> bytes:
-    """UTF-8."""
+    """Returns the text in UTF-8."""
     return value.encode()
 
 
 def string_deserializer(data: bytes) -> str:
-    """Raises `UnicodeDecodeError` where it is no UTF-8."""
+    """Returns the text of UTF-8 bytes. Raises `UnicodeDecodeError` for others."""
     return data.decode()

@@ -1,4 +1,4 @@
-"""Points in time as people and Kafka's clients give them, to and from microseconds since 1970."""
+"""Conversions of times between datetimes, texts, milliseconds, and microseconds since 1970."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DIGITS: Final = re.compile(r"[+-]?\d+", re.ASCII)
 
 
 def moment(text: str) -> datetime:
-    """The time that ISO 8601 writes so; UTC where it names no zone.
+    """Returns the time of a text in ISO 8601; UTC if it has no zone.
 
-    Raises ValueError for anything else. Digits alone are no time: they may be meant as an offset.
+    Raises ValueError for anything else, also for digits alone, which may be meant as an offset.
     """
     if _DIGITS.fullmatch(text.strip()):
         raise ValueError("a number is given as an int")
@@ -30,7 +30,7 @@ def moment(text: str) -> datetime:
 
 
 def datetime_us(when: datetime) -> int:
-    """Microseconds since 1970-01-01 UTC. Raises `BadOption` where `when` has no zone."""
+    """Returns microseconds since 1970-01-01 UTC. Raises `BadOption` if `when` has no zone."""
     if when.tzinfo is None:
         raise errors.BadOption(
             option="timestamp", value=str(when), reason="give it a time zone, such as datetime.UTC"
@@ -39,7 +39,7 @@ def datetime_us(when: datetime) -> int:
 
 
 def timestamp_us(when: Timestamp) -> int:
-    """Microseconds since 1970-01-01 UTC.
+    """Returns microseconds since 1970-01-01 UTC.
 
     Raises `WrongSchema` for another type, or outside the years 1 to 9999, which is all that
     Spark's TIMESTAMP holds; `BadOption` for a datetime without a zone.
@@ -63,5 +63,5 @@ def timestamp_us(when: Timestamp) -> int:
 
 
 def utc(micros: int) -> datetime:
-    """From microseconds since 1970-01-01 UTC, exactly."""
+    """Returns the datetime of microseconds since 1970-01-01 UTC, exactly."""
     return _EPOCH + timedelta(microseconds=micros)

@@ -27,7 +27,7 @@ _LEFT_BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "offset": ("bigint",),
     "timestampType": ("int",),
 }
-"""What a row of the source has besides: the log gives records their own."""
+"""Columns of a source that are ignored: the log gives records their own."""
 
 _PLAIN: Final = (
     types.BinaryType,
@@ -56,7 +56,7 @@ def check_columns(schema: StructType, *, as_json: bool, needs_topic: bool) -> No
     """
     for name, times in Counter(schema.names).items():
         if times > 1:
-            raise errors.WrongSchema(reason=f"column {name!r} stands {times} times")
+            raise errors.WrongSchema(reason=f"column {name!r} occurs {times} times")
     (_check_packed if as_json else _check_plain)(schema)
     if needs_topic:
         _check_topic(schema)

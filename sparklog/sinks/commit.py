@@ -1,7 +1,7 @@
-"""The end of a batch: one manifest decides what it is, and a broker appends what that names.
+"""The commit of a batch: one manifest decides its contents, and a broker appends them.
 
-Whoever commits a batch again, after any crash, comes to the same manifest and drives it once more;
-the broker knows the batch by its id and skips what stands.
+A repeated commit, after any crash, finds the same manifest and completes it; the broker recognises
+the batch by its id and skips one that was appended.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
 from sparklog.clock import SystemClock
+from sparklog.formats import flight_messages
 from sparklog.storage import manifest
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.objects import ObjectMissing, Store, open_store
@@ -33,34 +34,38 @@ def commit(
     sections: Sequence[Section],
     kind: BatchKind = BatchKind.NUMBERED,
 ) -> None:
-    """Makes the batch stand, whatever part of that an earlier run has done already.
+    """Appends the batch, including any part that an earlier run has left undone.
 
-    Raises `BadRequest` where the batch was given up, or stands in other topics; `Retriable` where
-    no broker could be reached, and `OutcomeUnknown`: commit again after these two.
+    Raises `BadRequest` if the batch was given up or is in other topics, `Retriable` if no broker
+    could be reached, and `OutcomeUnknown`: commit again after these two.
     """
     store = open_store(root, storage)
     attempt = _attempt(store, query, batch, sections)
     ours = Manifest(query=query, batch=batch, sections=tuple(sections), kind=kind, attempt=attempt)
     if not sections and not _stands(store, ours.path):
         return
-    standing = _decide(store, ours)
-    kept = {section.path for section in standing.sections} if standing else set()
+    decided = _decide(store, ours)
+    kept = {section.path for section in decided.sections} if decided else set()
     store.delete({section.path for section in sections} - kept)
-    if standing is not None:
-        _check_topics(ours, {section.topic for section in standing.sections})
-    if standing is None or standing.sections:
-        adopted: wire.Adopted = _connect(root, tuple(sorted(storage.items()))).connection.action(
-            "batches.adopt",
-            wire.Adopt(manifest=ours.path),
+    if decided is not None:
+        _check_topics(ours, {section.topic for section in decided.sections})
+    if decided is None or decided.sections:
+        appended_staged: flight_messages.AppendStagedReply = _connect(
+            root, tuple(sorted(storage.items()))
+        ).connection.action(
+            "batches.append_staged",
+            flight_messages.AppendStaged(manifest=ours.path),
             timeout_seconds=limits.SPARK_PATIENCE_SECONDS,
         )
-        if adopted.skipped:
-            _check_topics(ours, adopted.ranges)
-            _log.warning("batch %d of %s stands already, so it is not written again", batch, query)
+        if appended_staged.skipped:
+            _check_topics(ours, appended_staged.ranges)
+            _log.warning(
+                "batch %d of %s was appended before and is not written again", batch, query
+            )
 
 
 def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) -> int:
-    """The attempt that the sections were staged for. Raises `BadRequest` where that is two."""
+    """The attempt that the sections were staged for. Raises `BadRequest` if there are two."""
     attempts = {manifest.attempt_of(section.path) for section in sections}
     if len(attempts) > 1:
         raise errors.BadRequest(
@@ -71,10 +76,10 @@ def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) 
 
 
 def _decide(store: Store, ours: Manifest) -> Manifest | None:
-    """The manifest that stands; None where a sweeper's refusal does.
+    """Returns the manifest of the batch; None if a sweeper has refused it.
 
-    The refusal may be of a rerun that came to nothing, long after the batch was appended and its
-    manifest swept. Only the broker knows, so it is asked all the same, and refuses what is new.
+    The refusal may be of a failed rerun, long after the batch was appended and its manifest swept.
+    Only the broker knows, so it is asked anyway, and refuses a new batch.
     """
     try:
         return manifest.write(store, ours, SystemClock())
@@ -84,15 +89,16 @@ def _decide(store: Store, ours: Manifest) -> Manifest | None:
         raise
 
 
-def _check_topics(ours: Manifest, standing: Collection[str]) -> None:
-    """Raises `BadRequest` where the batch stands, and in none of the topics that we write to.
+def _check_topics(ours: Manifest, appended: Collection[str]) -> None:
+    """Raises `BadRequest` if the batch was appended, but to none of the topics of this write.
 
-    A rerun may deal its rows otherwise, but this is another query with a copy of the checkpoint.
+    A rerun may distribute its rows differently, but this is another query with a copy of the
+    checkpoint.
     """
     wanted = {section.topic for section in ours.sections}
-    if wanted and standing and wanted.isdisjoint(standing):
+    if wanted and appended and wanted.isdisjoint(appended):
         raise errors.BadRequest(
-            reason=f"batch {ours.batch} of query {ours.query} was written to {_named(standing)}"
+            reason=f"batch {ours.batch} of query {ours.query} was written to {_named(appended)}"
             f" before, and now goes to {_named(wanted)}: nothing of it was written. Two queries"
             " seem to share a checkpoint, or two writes a name: give this one its own"
         )
@@ -103,7 +109,7 @@ def _named(topics: Iterable[str]) -> str:
 
 
 def discard(root: str, storage: Mapping[str, str], sections: Iterable[Section]) -> None:
-    """Removes what was staged for a batch that nobody has tried to commit."""
+    """Removes the staged files of a batch whose commit was not tried."""
     open_store(root, storage).delete({section.path for section in sections})
 
 
@@ -118,6 +124,6 @@ def _stands(store: Store, path: str) -> bool:
 @functools.lru_cache(maxsize=4)
 def _connect(root: str, storage: tuple[tuple[str, str], ...]) -> Log:
     """Spark may use a worker process for many commits, or for one."""
-    from sparklog.session import connect  # tasks, which only stage, do not pay for it
+    from sparklog.connecting import connect  # tasks, which only stage, do not pay for it
 
     return connect(root, detached=True, storage_options=dict(storage))

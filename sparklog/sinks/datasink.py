@@ -1,12 +1,12 @@
-"""What Spark asks of a Python sink.
+"""The Python sink that Spark calls.
 
-Traps of Spark 4.2 that this room knows:
+Traps of Spark 4.2:
 
 - `commit` and `abort` run in another process than `write`, for a stream with a new writer: all that
   they need is in the tasks' messages.
 - A stream's query and batch are known only inside a task, by its local properties.
 - `abort` also follows a `commit` that failed, perhaps with an effect. So it removes staged files
-  only where a task has failed, because then nobody has tried to commit; the rest is the sweeper's.
+  only if a task has failed, because then no commit was tried; the sweeper removes the rest.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.clock import SystemClock
+from sparklog.formats.json_values import pack
 from sparklog.sinks import commit as commits
 from sparklog.sinks.columns import ROLES, check_columns
 from sparklog.sinks.foreach import QUERY_ID
-from sparklog.sinks.jsonvalues import pack
 from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
+from sparklog.spark_errors import sentence_first
 from sparklog.storage import manifest
 from sparklog.storage.manifest import Section, StagingWriter
-from sparklog.storage.meta import MetaStore
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
-from sparklog.workers import sentence_first
 
 try:
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
@@ -80,8 +80,8 @@ def stream_writer(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """Where rows go, and as what. `counts`: partitions of each topic when the write began."""
+class WriteTarget:
+    """Target and format of rows. `counts`: partitions of each topic when the write began."""
 
     root: str
     storage: Mapping[str, str]
@@ -90,13 +90,13 @@ class Target:
     as_json: bool = False
 
 
-def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> Target:
+def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> WriteTarget:
     if overwrite:
         reason = "a log is only appended to: use mode('append'), or outputMode 'append' or 'update'"
         raise errors.BadOption(option="mode", value="overwrite", reason=reason)
     check_columns(schema, as_json=options.as_json, needs_topic=options.topic is None)
     store = open_store(options.root, options.storage)
-    meta = MetaStore(store, clock=SystemClock())
+    meta = MetadataStore(store, clock=SystemClock())
     meta.open(create=False)
     topics = meta.reload().topics
     if options.topic is not None and options.topic not in topics:
@@ -104,7 +104,7 @@ def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> Target
     wanted = topics if options.topic is None else (options.topic,)
     if options.moved is not None:
         _tell(options.moved)
-    return Target(
+    return WriteTarget(
         root=store.uri,  # an executor may have another working folder
         storage=options.storage,
         topic=options.topic,
@@ -124,8 +124,8 @@ def _tell(note: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Staged(WriterCommitMessage):
-    """What one task staged, and for which batch."""
+class StagedTask(WriterCommitMessage):
+    """The staged sections of one task, and their batch."""
 
     query: str
     batch: int
@@ -136,7 +136,9 @@ class Staged(WriterCommitMessage):
         return msgspec.msgpack.decode(self.encoded, type=list[Section])
 
 
-def _stage(target: Target, query: str, batch: int, rows: Iterator[pa.RecordBatch]) -> Staged:
+def _stage(
+    target: WriteTarget, query: str, batch: int, rows: Iterator[pa.RecordBatch]
+) -> StagedTask:
     store = open_store(target.root, target.storage)
     staging = StagingWriter(
         store,
@@ -157,11 +159,11 @@ def _stage(target: Target, query: str, batch: int, rows: Iterator[pa.RecordBatch
     except BaseException:
         staging.discard()
         raise
-    return Staged(query=query, batch=batch, encoded=msgspec.msgpack.encode(sections))
+    return StagedTask(query=query, batch=batch, encoded=msgspec.msgpack.encode(sections))
 
 
 def _commit(
-    target: Target,
+    target: WriteTarget,
     messages: Sequence[WriterCommitMessage | None],
     kind: BatchKind = BatchKind.NUMBERED,
 ) -> None:
@@ -177,15 +179,15 @@ def _commit(
         )
 
 
-def _abort(target: Target, messages: Sequence[WriterCommitMessage | None]) -> None:
+def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
     staged = _staged(messages)
     if len(staged) < len(messages):
         sections = [section for each in staged for section in each.sections]
         commits.discard(target.root, target.storage, sections)
 
 
-def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
-    return [each for each in messages if isinstance(each, Staged)]
+def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
+    return [each for each in messages if isinstance(each, StagedTask)]
 
 
 # ------------------------------------------------------------------------------ writers
@@ -194,14 +196,14 @@ def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[Staged]:
 class BatchWriter(DataSourceArrowWriter):
     """One batch, of a query of its own unless the user has named both."""
 
-    def __init__(self, target: Target, query: str, batch: int, kind: BatchKind) -> None:
+    def __init__(self, target: WriteTarget, query: str, batch: int, kind: BatchKind) -> None:
         self._target = target
         self._query = query
         self._batch = batch
         self._kind = kind
 
     @sentence_first
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         return _stage(self._target, self._query, self._batch, iterator)
 
     @sentence_first
@@ -216,11 +218,11 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """A micro-batch, known by its query, topic and number, which all survive a restart."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriteTarget) -> None:
         self._target = target
 
     @sentence_first
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Staged:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> StagedTask:
         query, batch = _micro_batch()
         return _stage(self._target, to_topic(query, self._target.topic), batch, iterator)
 

@@ -1,8 +1,8 @@
-"""Each micro-batch of `foreachBatch` written once, also where Spark runs it again after a crash.
+"""Writes each micro-batch of `foreachBatch` once, even if Spark repeats it after a crash.
 
-What a write is known by is its name, the query's id and the number of the micro-batch. Spark keeps
-the id in the checkpoint: it stays when a query begins again where it was, and is another one when
-the checkpoint was deleted, so that batch numbers from 0 on are not taken for those that stand.
+A write is identified by its name, the query's id and the number of the micro-batch. Spark keeps the
+id in the checkpoint: it is the same when a query restarts, and another one after the checkpoint was
+deleted, so that its batches from 0 on are not taken for earlier ones.
 
 In classic Spark the id is a local property of the thread that calls the function. A function that
 runs in Spark Connect has no such thread, but may ask for the session's queries; it knows its own by
@@ -68,7 +68,7 @@ def foreach_batch(
     topic: str | None = None,
     **options: str,
 ) -> Callable[[DataFrame, int], None]:
-    """What `writeStream.foreachBatch` takes: it does nothing but `write_batch` with these."""
+    """Returns a function for `writeStream.foreachBatch` that calls `write_batch`."""
 
     def write(frame: DataFrame, batch_id: int) -> None:
         write_batch(
@@ -97,6 +97,6 @@ def _id_of(session: SparkSession, query_name: str) -> str:
         if query.name == query_name:
             return str(query.id)
     raise errors.BadRequest(
-        reason=f"no active query is named {query_name!r}: in Spark Connect only its name tells"
-        f" which one this is, so give it that, writeStream.queryName({query_name!r})"
+        reason=f"no active query is named {query_name!r}: in Spark Connect a query is found"
+        f" by its name only: set it by writeStream.queryName({query_name!r})"
     )

@@ -1,15 +1,15 @@
-"""What a write was asked for, checked before a task starts.
+"""Options of a write, validated before a task starts.
 
 | option | default | meaning |
 |---|---|---|
-| `topic` | the column `topic` | all rows go to this topic, whatever the column says |
+| `topic` | the column `topic` | the topic of all rows; takes precedence over the column |
 | `valueFormat` | `binary` | `binary`: the column `value` as it is; `json`: one JSON object of all columns but `key`, `topic`, `partition`, `headers` and `timestamp` |
-| `txnAppId` | none | batch only: a write of this name and of this `txnVersion` to a root, or to the topic, happens once, for as long as the topic lives |
-| `txnVersion` | none | batch only: a whole number from 0 up; both are set, or neither |
-| `idempotencyKey` | none | batch only: a write of this name to a root, or to the topic, happens once within 30 days; of a topic the newest 50,000 names are remembered |
-| `includeHeaders` | none | of Spark's Kafka connector, and not needed: the column `headers` is written where there is one |
+| `txnAppId` | none | batch only: a write with this name and `txnVersion` to a root, or to the topic, is applied once, for the lifetime of the topic |
+| `txnVersion` | none | batch only: a whole number from 0 up; set both or neither |
+| `idempotencyKey` | none | batch only: a write with this name to a root, or to the topic, is applied once within 30 days; the newest 50,000 names of a topic are remembered |
+| `includeHeaders` | none | accepted from Spark's Kafka connector without effect: a column `headers` is always written |
 
-Options `kafka.*` have no meaning here; a query that brings them is told so, and goes on.
+Options `kafka.*` have no effect; one warning says so.
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors
-from sparklog.options import Options
-from sparklog.record import check_topic_name
+from sparklog.formats.record import check_topic_name
+from sparklog.options import ConnectorOptions
 from sparklog.storage.snapshot import BatchKind
 
 _WHERE: Final = 'the sink format("sparklog")'
@@ -36,26 +36,26 @@ _VERSION_MAX: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """The options of one write, checked."""
+    """Validated options of one write."""
 
     root: str
     storage: Mapping[str, str]
     topic: str | None
     as_json: bool
     query: str | None
-    """What a batch write is known by, with `batch`, where the user has named it."""
+    """Identity of a batch write, together with `batch`, if the user has named it."""
     batch: int
     kind: BatchKind
     moved: str | None
-    """What to tell a query that came from Spark's Kafka sink."""
+    """Warning for a query with options of Spark's Kafka sink that have no effect, if any."""
 
 
 def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
-    """Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
-    options = Options(_WHERE, given, _KNOWN + _OF_SPARK if streaming else _KNOWN)
+    """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
+    options = ConnectorOptions(_WHERE, given, _KNOWN + _OF_SPARK if streaming else _KNOWN)
     if streaming:
         for name in _ONCE:
-            options.refuse(name, "a stream's batches are known by its checkpoint")
+            options.refuse(name, "the checkpoint identifies a stream's batches; remove the option")
     topic = options.get("topic")
     query, batch = _identity(options, topic)
     return SinkOptions(
@@ -70,16 +70,18 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     )
 
 
-def _identity(options: Options, topic: str | None) -> tuple[str | None, int]:
-    """Query and batch that the write is known by; the same for two topics means two batches."""
+def _identity(options: ConnectorOptions, topic: str | None) -> tuple[str | None, int]:
+    """Returns the query and batch that identify the write, apart for each topic."""
     app, version = options.get("txnAppId"), options.get("txnVersion")
     if app is None and version is None:
         return _query("idempotencyKey", options.get("idempotencyKey"), topic), 0
-    options.refuse("idempotencyKey", "txnAppId and txnVersion say already what the write is")
+    options.refuse(
+        "idempotencyKey", "txnAppId and txnVersion already identify the write; remove this option"
+    )
     if app is None or version is None:
         missing = "txnAppId" if app is None else "txnVersion"
         raise errors.BadOption(
-            option=missing, value=None, reason="set both, txnAppId and txnVersion, or neither"
+            option=missing, value=None, reason="set both txnAppId and txnVersion, or neither"
         )
     batch = options.whole("txnVersion")
     assert batch is not None
@@ -89,7 +91,7 @@ def _identity(options: Options, topic: str | None) -> tuple[str | None, int]:
     return _query("txnAppId", app, topic), batch
 
 
-def _kind(options: Options, *, streaming: bool) -> BatchKind:
+def _kind(options: ConnectorOptions, *, streaming: bool) -> BatchKind:
     if streaming or options.get("txnAppId") is not None:
         return BatchKind.NUMBERED
     return BatchKind.UNNAMED if options.get("idempotencyKey") is None else BatchKind.NAMED
@@ -99,20 +101,20 @@ def _query(option: str, name: str | None, topic: str | None) -> str | None:
     if name is None:
         return None
     if not _NAME.fullmatch(name):
-        reason = "expected up to 200 of [a-zA-Z0-9._-], no '.' first"
+        reason = "use 1–200 characters of letters, digits, '.', '_' and '-', not '.' first"
         raise errors.BadOption(option=option, value=name, reason=reason)
     return to_topic(name, topic)
 
 
 def to_topic(query: str, topic: str | None) -> str:
-    """The name of a query's batches that go to `topic`; None: each row says where it goes.
+    """Returns the name of a query's batches for `topic`, or for the topics of the rows if None.
 
-    Batches of one number for two topics are two batches: a checkpoint that was copied for a query
-    with another target must not meet the batches of the first.
+    Batches of one number for two topics are two batches: if a checkpoint is copied for a query with
+    another topic, its batches must not be taken for those of the first query.
     """
     if topic is None:
         return query
     name = f"{query}@{topic}"
     if len(name) <= _QUERY_LENGTH:
         return name
-    return f"{query}@@{hashlib.sha256(topic.encode()).hexdigest()[:32]}"  # no topic begins with @
+    return f"{query}@@{hashlib.sha256(topic.encode()).hexdigest()[:32]}"  # no topic has an @

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog import arrow, errors, limits
-from sparklog.partitioner import NO_KEY, parted, partitions_of, spread
-from sparklog.record import PAYLOAD_SCHEMA, check_record_sizes, conform_payload
+from sparklog.formats.partitioner import NO_KEY, parted, partitions_of, spread
+from sparklog.formats.record import PAYLOAD_SCHEMA, check_record_sizes, conform_payload
 
 
 def route(

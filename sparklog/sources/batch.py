@@ -1,4 +1,4 @@
-"""A batch read: everything between two positions, as of planning."""
+"""Batch read of the records between two positions that are fixed when it is planned."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from sparklog import errors
 from sparklog.sources import tasks
-from sparklog.sources.bounds import EARLIEST, LATEST
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import view_of
 from sparklog.sources.scan import Scan
-from sparklog.workers import rows_sentence_first, sentence_first
+from sparklog.sources.starting_offsets import EARLIEST, LATEST
+from sparklog.spark_errors import rows_sentence_first, sentence_first
 
 
 def planner_of(options: SourceOptions) -> Planner:
-    """A planner of what the options select."""
+    """Returns a planner for the selection of the options."""
     return Planner(
-        view_of(options.place), options.selection, fail_on_data_loss=options.fail_on_data_loss
+        view_of(options.location), options.selection, fail_on_data_loss=options.fail_on_data_loss
     )
 
 
 def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Position]:
-    """Where the batch begins and ends, as of the planner's last look.
+    """Returns the start and the end of the batch, as of the planner's last refresh.
 
     Raises what `Planner.resolve` raises, and `BadOption` for an end before the start.
     """
@@ -39,7 +39,7 @@ def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Positi
         for number, last in upto.offsets.items():
             first = start[name].offsets[number]
             if first > last:
-                reason = f"{name}-{number} would end before it starts, at {first}"
+                reason = f"it is before the start of {name}-{number}, offset {first}"
                 raise errors.BadOption(option="endingOffsets", value=last, reason=reason)
     return start, end
 
@@ -47,8 +47,8 @@ def range_of(planner: Planner, options: SourceOptions) -> tuple[Position, Positi
 class BatchReader(DataSourceReader):
     """Plans on the driver, reads on executors.
 
-    It takes no filters: Spark 4.2 keeps one plan for all frames that come from a `load()`, so what
-    one of them filters would be missing in the others.
+    It takes no filters: Spark 4.2 keeps one plan for all frames of a `load()`, so rows that one
+    frame filters out would be missing in the others (ADR 10).
     """
 
     def __init__(self, options: SourceOptions, scan: Scan) -> None:

@@ -1,4 +1,4 @@
-"""A log as a broker shows it from afar, over Flight, where the root is out of reach."""
+"""View of a log through a broker, over Flight, for hosts without access to the root."""
 
 from __future__ import annotations
 
@@ -7,21 +7,25 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
 from sparklog.client.connection import Connection
-from sparklog.client.reading import describe, read_range
+from sparklog.client.consumer.reading import describe, read_range
+from sparklog.formats import flight_messages
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
-from sparklog.storage.snapshot import RowGroup, Slice, Source
+from sparklog.storage.snapshot import ReadSource, RowGroup, Slice
 
 
 @functools.lru_cache(maxsize=4)
 def connection(bootstrap: str) -> Connection:
-    """One for all that a process asks of the broker."""
+    """Returns the process's connection to the broker."""
     return Connection.to(bootstrap)
 
 
 def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """The rows of a slice, in order; `columns` of `ROW_SCHEMA`, `offset` among them.
+    """Yields the rows of a slice, in order.
+
+    Args:
+        columns: of `ROW_SCHEMA`, with `offset`.
 
     Raises `TopicChanged`, `UnknownTopic`, `OffsetOutOfRange`, and `Retriable` after a while.
     """
@@ -35,20 +39,20 @@ def read(bootstrap: str, piece: Slice, columns: list[str]) -> Iterator[pa.Record
 
 
 class BrokerView:
-    """Asks a broker, over Flight."""
+    """View of a log that asks a broker."""
 
     poll_interval_seconds = limits.POLL_INTERVAL_REMOTE_SECONDS
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._infos: Mapping[str, wire.TopicInfo] = {}
+        self._infos: Mapping[str, flight_messages.TopicInfo] = {}
 
     def names(self) -> Collection[str]:
-        listed: wire.TopicNames = self._connection.action("topics.list")
+        listed: flight_messages.TopicNames = self._connection.action("topics.list")
         return listed.topics
 
-    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
-        del anew  # nothing is remembered
+    def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
+        del from_scratch  # nothing is remembered
         self._infos = {name: describe(self._connection, name) for name in choose(self.names())}
         return {
             name: TopicView(
@@ -68,27 +72,29 @@ class BrokerView:
                 partition=partition,
                 first=first,
                 end=end,
-                source=Source.BROKER,
+                source=ReadSource.BROKER,
             )
         ]
 
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
-        return [() for _ in slices]  # files are the broker's business
+        return [() for _ in slices]  # the broker reads the files
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
-        request = wire.OffsetsForTimes(topic=topic, timestamps_us={partition: timestamp_us})
-        found: wire.Offsets = self._connection.action("offsets.for_times", request)
+        request = flight_messages.OffsetsForTimes(
+            topic=topic, timestamps_us={partition: timestamp_us}
+        )
+        found: flight_messages.Offsets = self._connection.action("offsets.for_times", request)
         return None if found.offsets[partition] < 0 else found.offsets[partition]
 
     def committed(self, group: str) -> GroupOffsets | None:
-        name = wire.GroupName(group=group)
+        name = flight_messages.GroupName(group=group)
         try:
             self._connection.action("groups.describe", name)
         except errors.GroupRefused:
             return None
-        # The broker tells only of topics that are still those that the group has read. What has
-        # the name of one by now may be another than it was at our last look, which then counts.
-        found: wire.GroupOffsets = self._connection.action("groups.offsets", name)
+        # The broker returns offsets of existing topics only. A topic that was created again since
+        # the last refresh counts as the one of that refresh.
+        found: flight_messages.GroupOffsets = self._connection.action("groups.offsets", name)
         return {
             (each.topic, each.partition): Committed(self._infos[each.topic].topic_id, each.offset)
             for each in found.offsets

@@ -1,4 +1,4 @@
-"""What Spark asks of a Python source: a schema, a reader, a stream's reader."""
+"""Entry points of the Python source: schema, batch reader and stream reader."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.sources.batch import BatchReader, planner_of
+from sparklog.sources.compat import STREAMS_HAVE_LIMITS
 from sparklog.sources.options import parse
 from sparklog.sources.scan import ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
-from sparklog.sources.versions import STREAMS_HAVE_LIMITS
-from sparklog.workers import sentence_first
+from sparklog.spark_errors import sentence_first
 
 _log = logging.getLogger("sparklog.sources")
 
 
 @sentence_first
 def schema(given: Mapping[str, str]) -> str:
-    """The columns that the options ask for, as DDL; here a wrong option or topic is told first.
+    """Returns the columns of the options, as DDL.
+
+    Spark calls it first, so it is here that wrong options and missing topics are reported.
 
     Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`.
     """
@@ -32,7 +34,7 @@ def schema(given: Mapping[str, str]) -> str:
 
 @sentence_first
 def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceReader:
-    """Raises what `options.parse` raises, and `BadOption`."""
+    """Returns the batch reader. Raises what `options.parse` raises, and `BadOption`."""
     options = parse(given)
     options.check_batch()
     for note in options.batch_notes():
@@ -42,7 +44,7 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
 
 @sentence_first
 def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStreamReader:
-    """Raises nothing: a reader that refuses says why."""
+    """Returns the stream reader, or one that raises the error of wrong options when it is used."""
     try:
         options = parse(given)
         options.check_stream(has_limits=STREAMS_HAVE_LIMITS)

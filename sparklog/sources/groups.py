@@ -1,11 +1,11 @@
-"""A stream's progress, committed to a consumer group, so that its lag shows as any consumer's does.
+"""Progress of a stream, committed to a consumer group, so that tools show its lag.
 
-It is a report, for which a query must never wait, nor end: a thread of its own commits the newest
-position, one commit at a time, no oftener than every `GROUP_REPORT_SECONDS`. What fails is told
-once, and tried again. No broker is started for it: where none lives, the report waits for one.
+A query never waits for these commits and never fails because of them: a separate thread commits the
+newest position, one commit at a time, at most every `GROUP_REPORT_SECONDS`. A failure is logged
+once and retried. No broker is started for it: without a live broker, the report waits for one.
 
-Only what has changed is committed, and from time to time the rest, because offsets expire that
-nobody commits again.
+Only changed offsets are committed, and all of them from time to time, because offsets that are not
+committed again expire.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
+from sparklog.formats import flight_messages
 from sparklog.sources.offsets import Position
-from sparklog.sources.options import Place
+from sparklog.sources.options import LogLocation
 
 if TYPE_CHECKING:
     from sparklog.client.connection import Connection
@@ -28,18 +29,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("sparklog.sources")
 
 Progress: TypeAlias = Mapping[tuple[str, int], tuple[str, int]]
-"""By topic and partition: the topic's id, and the next offset to be read."""
+"""The topic's id and the next offset to read, by topic and partition."""
 
 
 class GroupReporter:
-    """Commits where a stream is. Its methods raise nothing.
+    """Commits the position of a stream. Its methods raise nothing.
 
     Args:
-        group: its name.
-        send: commits what it is given, or raises; called in a thread of the reporter's.
-        interval_seconds: from one commit to the next, at least.
-        retry_seconds: the same after one that has failed.
-        again_seconds: after so long all is committed, and not only what has changed.
+        group: name of the group.
+        send: commits its argument or raises; called in the reporter's thread.
+        interval_seconds: least time between two commits.
+        retry_seconds: least time after a failed commit.
+        again_seconds: interval at which all offsets are committed, also unchanged ones.
     """
 
     def __init__(
@@ -57,29 +58,29 @@ class GroupReporter:
         self._retry_seconds = retry_seconds
         self._again_seconds = again_seconds
         self._changed = threading.Condition()
-        self._told: Progress = {}
-        self._stands: dict[tuple[str, int], tuple[str, int]] = {}
-        """What the group has of us, and needs not to be told again yet."""
+        self._reported: Progress = {}
+        self._committed: dict[tuple[str, int], tuple[str, int]] = {}
+        """Offsets that the group has, and that need no commit yet."""
         self._again_at = time.monotonic() + again_seconds
         self._next_at = -float("inf")
         self._hurried = False
         self._failures = 0
         self._warned: set[str] = set()
-        """Codes of errors, since the last success."""
+        """Codes of the errors that were logged since the last success."""
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def tell(self, position: Position) -> None:
-        """The stream is there. Returns at once."""
+    def report(self, position: Position) -> None:
+        """Takes note of the stream's position. Returns at once."""
         with self._changed:
-            self._told = {
+            self._reported = {
                 (topic, number): (each.id, offset)
                 for topic, each in position.items()
                 for number, offset in each.offsets.items()
             }
             if time.monotonic() >= self._again_at:
                 self._again_at = time.monotonic() + self._again_seconds
-                self._stands.clear()
+                self._committed.clear()
             if self._closed or not self._due():
                 return
             if self._thread is None:
@@ -90,7 +91,7 @@ class GroupReporter:
             self._changed.notify_all()
 
     def flush(self, timeout_seconds: float) -> None:
-        """Commits now, and waits until what was told stands or an attempt has failed."""
+        """Commits now, and waits until the position is committed or an attempt has failed."""
         with self._changed:
             if self._thread is None:
                 return
@@ -102,14 +103,16 @@ class GroupReporter:
             )
 
     def close(self, timeout_seconds: float) -> None:
-        """Flushes, and ends the thread, but for an attempt that it is in."""
+        """Flushes and ends the thread, without waiting for a commit under way."""
         self.flush(timeout_seconds)
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
     def _due(self) -> Progress:
-        return {place: at for place, at in self._told.items() if self._stands.get(place) != at}
+        return {
+            place: at for place, at in self._reported.items() if self._committed.get(place) != at
+        }
 
     def _run(self) -> None:
         while (due := self._next()) is not None:
@@ -120,7 +123,7 @@ class GroupReporter:
                 error = failure
             with self._changed:
                 if error is None:
-                    self._stands.update(due)
+                    self._committed.update(due)
                     self._warned.clear()
                 else:
                     self._next_at = time.monotonic() + self._retry_seconds
@@ -129,7 +132,7 @@ class GroupReporter:
                 self._changed.notify_all()
 
     def _next(self) -> Progress | None:
-        """What is to be committed, once it is time to; None: that was all."""
+        """Waits until a commit is due, and returns it; returns None when the reporter is closed."""
         with self._changed:
             while not self._closed:
                 due = self._due()
@@ -148,11 +151,11 @@ class GroupReporter:
         self._warned.add(code)
         reason, advice = str(error), ""
         if isinstance(error, errors.MemberFenced):
-            reason = "it has members"
-            advice = " (stop them, or let commitToGroup name a group of the query's own)"
+            reason = "the group has members"
+            advice = " (stop them, or set commitToGroup to another group)"
         _log.warning(
-            "the query goes on, but where it is cannot be committed to group %r: %s%s;"
-            " trying again every %g s",
+            "the query's progress cannot be committed to group %r: %s%s; the query continues, and"
+            " the commit is retried every %g s",
             self._group,
             reason,
             advice,
@@ -163,21 +166,21 @@ class GroupReporter:
 # ------------------------------------------------------------------------------ by a broker
 
 
-def sender(place: Place, group: str) -> Callable[[Progress], None]:
-    """Commits to `group` through the broker at `place`, or whichever lives on its root.
+def sender(location: LogLocation, group: str) -> Callable[[Progress], None]:
+    """Returns a function that commits to `group` through the location's live broker.
 
-    What it returns raises what `Connection.action` raises: `BrokerUnavailable` at once where no
-    broker lives, `MemberFenced` where the group has members.
+    It raises the errors of `Connection.action`: `BrokerUnavailable` at once if no broker is live,
+    and `MemberFenced` if the group has members.
     """
     note = f"Spark on {socket.gethostname()}"
 
     def send(progress: Progress) -> None:
-        connection = _connection(place)
+        connection = _connection(location)
         ids = {
             topic: _topic_id(connection, topic) for topic in dict.fromkeys(t for t, _ in progress)
         }
         offsets = [
-            wire.GroupOffset(
+            flight_messages.GroupOffset(
                 topic=topic, partition=number, offset=offset, metadata=note, topic_id=topic_id
             )
             for (topic, number), (topic_id, offset) in progress.items()
@@ -186,7 +189,7 @@ def sender(place: Place, group: str) -> Callable[[Progress], None]:
         if offsets:
             connection.action(
                 "groups.commit",
-                wire.CommitOffsets(group=group, offsets=offsets),
+                flight_messages.CommitOffsets(group=group, offsets=offsets),
                 timeout_seconds=limits.GROUP_REPORT_TIMEOUT_SECONDS,
             )
 
@@ -194,11 +197,11 @@ def sender(place: Place, group: str) -> Callable[[Progress], None]:
 
 
 def _topic_id(connection: Connection, topic: str) -> str | None:
-    """None where there is no such topic any more."""
+    """Returns the topic's id, or None if the topic does not exist."""
     try:
-        info: wire.TopicInfo = connection.attempt(
+        info: flight_messages.TopicInfo = connection.attempt(
             "topics.describe",
-            wire.TopicName(topic=topic),
+            flight_messages.TopicName(topic=topic),
             timeout_seconds=limits.GROUP_REPORT_TIMEOUT_SECONDS,
         )
     except errors.UnknownTopic:
@@ -207,13 +210,13 @@ def _topic_id(connection: Connection, topic: str) -> str | None:
 
 
 @functools.lru_cache(maxsize=4)
-def _connection(place: Place) -> Connection:
-    """Made in the reporter's thread: what it loads takes a while."""
-    if place.bootstrap is not None:
+def _connection(location: LogLocation) -> Connection:
+    """Returns the connection; called in the reporter's thread, because its imports take a while."""
+    if location.bootstrap is not None:
         from sparklog.sources.brokers import connection
 
-        return connection(place.bootstrap)
-    from sparklog.session import visit
+        return connection(location.bootstrap)
+    from sparklog.connecting import visit
 
-    assert place.root is not None
-    return visit(place.root, storage_options=dict(place.storage))
+    assert location.root is not None
+    return visit(location.root, storage_options=dict(location.storage))

@@ -1,8 +1,8 @@
-"""Topics as one DataFrame whose bulk Spark reads by itself.
+"""Topics as one DataFrame whose published records Spark reads with Delta's own scan.
 
-What is published comes through Delta's own scan, with column pruning and filter pushdown; what is
-not, through `format("sparklog")`. Both are cut at the same offsets, so each record comes once, and
-the same rows come however often it is read and however far the table has moved on.
+Published records come through Delta's scan, with column pruning and filter pushdown; the others
+come through `format("sparklog")`. Both are cut at the same offsets, so each record comes once, and
+every evaluation has the same rows, however far the table has grown since.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Final
 
 from sparklog import errors
-from sparklog.sources import bounds, offsets
+from sparklog.sources import offsets, starting_offsets
 from sparklog.sources.batch import planner_of, range_of
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.options import SourceOptions, parse
@@ -27,27 +27,27 @@ _RANGE: Final = frozenset(
     for side in ("starting", "ending")
     for how in ("Offsets", "OffsetsByTimestamp", "Timestamp", "OffsetsByTimestampStrategy")
 ) | {"group.id", "groupoffsetreset"}
-"""Options that say from where to where."""
+"""Options that name the start or the end."""
 
 _FEW_PARTITIONS: Final = 64
-"""Spark compares with so many one after another in less time than it looks one up."""
+"""Up to this number, comparing one after another is faster in Spark than a lookup."""
 
 
 def dataframe(
     spark: SparkSession, root: str | None, topic: str | Iterable[str], **options: object
 ) -> DataFrame:
-    """The records that topics have now, in the columns of `format("sparklog")`.
+    """Returns the current records of topics, in the columns of `format("sparklog")`.
 
     Args:
         spark: a session with Delta, which can open the root's URI by itself.
-        root: a folder or URI; None: as `SPARKLOG_ROOT` says.
+        root: a folder or URI; None: `SPARKLOG_ROOT`.
         topic: a name, or several.
         options: of a batch read through `format("sparklog")`, such as `startingOffsets`,
             `endingTimestamp`, `includeHeaders`, `columns`.
 
-    The positions are those of the call. A topic that is deleted and created again needs another
-    call: Delta's scan knows the table by its path alone. Nor does it tell of a loss: records that
-    are deleted after the call are not in it.
+    Start and end are fixed by the call. After a topic is deleted and created again, call it again:
+    Delta's scan knows the table by its path only. It does not report a loss either: records that
+    are deleted after the call are missing.
 
     Raises what `format("sparklog")` raises, and `BadRequest` where the session has no Delta.
     """
@@ -56,14 +56,16 @@ def dataframe(
     if root is not None:
         given["root"] = str(root)
     if any(name.lower() == "subscribe" for name in given):
-        reason = "topics are named by the argument"
+        reason = "name the topics by the argument `topic`"
         raise errors.BadOption(option="subscribe", value=given["subscribe"], reason=reason)
     parsed = parse(given | {"subscribe": ",".join(names)})
     parsed.check_batch()
-    if parsed.place.root is None:
-        raise errors.BadOption(option="root", value=root, reason="Delta's scan needs the root")
+    if parsed.location.root is None:
+        raise errors.BadOption(
+            option="root", value=root, reason="Delta's scan needs the root, not a broker"
+        )
     if parsed.value_format != "binary":
-        reason = "Spark does that by itself here: from_json(CAST(value AS STRING), …)"
+        reason = "use Spark's own from_json(CAST(value AS STRING), …) here"
         raise errors.BadOption(option="valueFormat", value=parsed.value_format, reason=reason)
     planner = planner_of(parsed)
     planner.refresh()
@@ -85,20 +87,20 @@ def _text(value: object) -> str:
 def _published(
     spark: SparkSession, options: SourceOptions, name: str, start: TopicOffsets, end: TopicOffsets
 ) -> DataFrame:
-    """Delta's scan of the offsets from `start` to `end`."""
+    """Returns Delta's scan of the offsets from `start` to `end`."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as f
 
-    place = options.place
-    assert place.root is not None
-    uri = f"{open_store(place.root, dict(place.storage)).uri}/{table_folder(name)}"
+    location = options.location
+    assert location.root is not None
+    uri = f"{open_store(location.root, dict(location.storage)).uri}/{table_folder(name)}"
     try:
         table = spark.read.format("delta").load(uri)
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
             raise
         reason = (
-            "this session has no Delta: build it with delta.configure_spark_with_delta_pip, or"
+            "the session has no Delta: build it with delta.configure_spark_with_delta_pip, or"
             ' read through format("sparklog")'
         )
         raise errors.BadRequest(reason=reason) from error
@@ -108,7 +110,7 @@ def _published(
 
 
 def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
-    """Whether a row lies in its partition's range; the least and greatest bound skip files.
+    """Returns whether a row is in its partition's range; the outermost bounds skip files.
 
     A partition that was added since has no range, and so no rows here.
     """
@@ -120,8 +122,8 @@ def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
         if len(bounds_of) <= _FEW_PARTITIONS:
             cases = [(partition == number, _long(bounds_of[number])) for number in bounds_of]
             return reduce(lambda found, case: found.when(*case), cases[1:], f.when(*cases[0]))
-        places = range(max(bounds_of) + 1)
-        lookup = f.array(*(_long(bounds_of.get(number, 0)) for number in places))
+        numbers = range(max(bounds_of) + 1)
+        lookup = f.array(*(_long(bounds_of.get(number, 0)) for number in numbers))
         return f.try_element_at(lookup, partition + 1)
 
     inside = (offset < max(end.values())) & (offset < of_partition(end))
@@ -139,11 +141,13 @@ def _long(value: int) -> Column:
 def _tail(
     spark: SparkSession, given: Mapping[str, str], cut: Position, end: Position, names: list[str]
 ) -> DataFrame:
-    """What the table lacks, through the source."""
+    """Returns the records that are not published yet, through the source."""
     where = {
-        "assign": bounds.encode_partitions({name: list(cut[name].offsets) for name in names}),
-        "startingOffsets": bounds.encode({name: cut[name].offsets for name in names}),
-        "endingOffsets": bounds.encode({name: end[name].offsets for name in names}),
+        "assign": starting_offsets.encode_partitions(
+            {name: list(cut[name].offsets) for name in names}
+        ),
+        "startingOffsets": starting_offsets.encode({name: cut[name].offsets for name in names}),
+        "endingOffsets": starting_offsets.encode({name: end[name].offsets for name in names}),
     }
     kept = {name: value for name, value in given.items() if name.lower() not in _RANGE}
     return spark.read.format("sparklog").options(**kept, **where).load()

@@ -1,15 +1,15 @@
-"""Where a streaming query is: a position in every partition, and its form in the checkpoint.
+"""Position of a streaming query in every partition, and its form in the checkpoint.
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}}}
 
-The topic's id belongs to it: under another id the same numbers mean other records. Two equal
-positions are the same text, because Spark compares texts.
+It contains the topic's id, because offsets of another topic mean other records. Equal positions
+have equal texts, because Spark compares texts.
 
-The end of a query's first micro-batch also holds where that batch begins, by topic:
+The end of a query's first micro-batch also contains the start of that batch, by topic:
 
     {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "from": {"0": 20, "1": 40}}}
 
-Spark logs the end of a batch before it runs it, but never where the first one begins: for that it
+Spark logs the end of a batch before it runs it, but not the start of the first one: for that it
 asks the source again (ADR 19).
 """
 
@@ -24,14 +24,14 @@ from sparklog import errors
 
 
 class TopicOffsets(msgspec.Struct, frozen=True):
-    """The next offset to read of each partition that is read."""
+    """Next offset to read, for each partition that is read."""
 
     id: str
     offsets: Mapping[int, int]
 
 
 Position: TypeAlias = Mapping[str, TopicOffsets]
-"""By topic."""
+"""Offsets by topic."""
 
 
 class _Stored(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class _Stored(msgspec.Struct, frozen=True):
 
 
 def encode(position: Position) -> dict[str, Any]:
-    """The form that Spark keeps."""
+    """Returns the form that Spark stores."""
     return {
         topic: {"id": position[topic].id, "offsets": _encoded(position[topic].offsets)}
         for topic in sorted(position)
@@ -49,16 +49,18 @@ def encode(position: Position) -> dict[str, Any]:
 
 
 def encode_first(start: Position, end: Position) -> dict[str, Any]:
-    """The same of `end`, with the start of the batch that ends there.
+    """Returns the form of `end`, with the start of the batch that ends there.
 
-    A topic that `start` does not have, or has under another id, is read from its log start: so is
-    a partition that its `from` lacks.
+    A topic that `start` lacks or has under another id is read from its log start, and so is a
+    partition that is missing in its `from`.
     """
     stored = encode(end)
     for topic, each in stored.items():
         known = start.get(topic)
-        is_same = known is not None and known.id == each["id"]
-        each["from"] = _encoded(known.offsets) if known is not None and is_same else {}
+        if known is None or known.id != each["id"]:
+            each["from"] = {}
+        else:
+            each["from"] = _encoded(known.offsets)
     return stored
 
 
@@ -67,22 +69,22 @@ def _encoded(offsets: Mapping[int, int]) -> dict[str, int]:
 
 
 def decode(stored: Mapping[str, Any]) -> Position:
-    """Raises `BadRequest` for what `encode` has not made: another source's checkpoint."""
+    """Returns the position. Raises `BadRequest` for the checkpoint of another source."""
     return {topic: TopicOffsets(each.id, each.offsets) for topic, each in _decoded(stored).items()}
 
 
 def start_within(end: Mapping[str, Any]) -> Position | None:
-    """The start of the batch that ends there; None where only Spark knows it.
+    """Returns the start of the batch that ends there, or None if only Spark knows it.
 
     Raises what `decode` raises.
     """
     found = _decoded(end)
-    told = {
+    starts = {
         topic: TopicOffsets(each.id, each.begin)
         for topic, each in found.items()
         if each.begin is not None
     }
-    return told if found and len(told) == len(found) else None
+    return starts if found and len(starts) == len(found) else None
 
 
 def _decoded(stored: Mapping[str, Any]) -> Mapping[str, _Stored]:
@@ -90,12 +92,13 @@ def _decoded(stored: Mapping[str, Any]) -> Mapping[str, _Stored]:
         return msgspec.convert(stored, dict[str, _Stored], str_keys=True)
     except msgspec.ValidationError as error:
         raise errors.BadRequest(
-            reason=f"the query's checkpoint is not of this source: {error}: {stored}"
+            reason="the query's checkpoint was written by another source; use a new checkpoint:"
+            f" {error}: {stored}"
         ) from error
 
 
 def count(start: Position, end: Position) -> int:
-    """How many offsets lie between the two."""
+    """Returns the number of offsets between the two positions."""
     return sum(
         at - start[topic].offsets[number]
         for topic, each in end.items()
@@ -104,10 +107,10 @@ def count(start: Position, end: Position) -> int:
 
 
 def share(start: Position, end: Position, most: int) -> Position:
-    """As far from `start` towards `end` as about `most` offsets reach, by what each has waiting.
+    """Returns a position between `start` and `end` with about `most` offsets after `start`.
 
-    A partition with twice as many offsets waiting gets twice as many, and each that has some gets
-    one at least, so that none starves: as Spark's Kafka source does it (`rateLimit`).
+    They are shared in proportion to the backlog of each partition, with at least one for each that
+    has any, so that none starves, as in Spark's Kafka source (`rateLimit`).
     """
     total = count(start, end)
     if total <= most:
@@ -121,7 +124,7 @@ def share(start: Position, end: Position, most: int) -> Position:
 
 
 def clip(position: Position, low: Position, high: Position) -> Position:
-    """The same places, nowhere before `low` nor beyond `high`."""
+    """Returns `position`, limited to offsets from `low` to `high`."""
     return _moved(
         position,
         lambda topic, number, at: max(
@@ -131,7 +134,7 @@ def clip(position: Position, low: Position, high: Position) -> Position:
 
 
 def upto(start: Position, end: Position, target: Position) -> Position:
-    """`end`, but nowhere beyond `target`, nor before `start`; what the target lacks stays put."""
+    """Returns `end`, limited to `target`; partitions that the target lacks stay at `start`."""
 
     def limited(topic: str, number: int, last: int) -> int:
         first, goal = start[topic].offsets[number], target.get(topic)
@@ -143,7 +146,7 @@ def upto(start: Position, end: Position, target: Position) -> Position:
 
 
 def _moved(position: Position, to: Callable[[str, int, int], int]) -> Position:
-    """The same places, at other offsets."""
+    """Returns the same partitions with the offsets that `to` returns."""
     return {
         topic: TopicOffsets(
             each.id, {number: to(topic, number, at) for number, at in each.offsets.items()}

@@ -1,4 +1,4 @@
-"""What a read was asked for: the options of Spark's Kafka source under their own names, and ours.
+"""Options of a read: those of Spark's Kafka source under their own names, and ours.
 
 | option | default | meaning |
 |---|---|---|
@@ -7,25 +7,25 @@
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
 | `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
-| `group.id` | | with `startingOffsets` = `group`: the consumer group that has committed where to begin |
-| `groupOffsetReset` | `earliest` | where it has committed nothing: `earliest`, `latest`, or `error` |
-| `startingOffsetsByTimestamp` | | the same by time, in ms since 1970 UTC; goes before `startingOffsets` |
-| `startingTimestamp` | | one time for all partitions; goes before both |
-| `startingOffsetsByTimestampStrategy` | `error` | where no record is that late: `error`, or `latest` |
+| `group.id` | | with `startingOffsets` = `group`: the consumer group whose committed offsets are the start |
+| `groupOffsetReset` | `earliest` | the start of partitions without a committed offset: `earliest`, `latest`, or `error` |
+| `startingOffsetsByTimestamp` | | the start by time, in ms since 1970 UTC; takes precedence over `startingOffsets` |
+| `startingTimestamp` | | one time for all partitions; takes precedence over both |
+| `startingOffsetsByTimestampStrategy` | `error` | if no record is that late: `error`, or `latest` |
 | `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
-| `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions by what waits |
-| `minOffsetsPerTrigger` | | as many must wait before a micro-batch begins |
-| `maxTriggerDelay` | `15m` | after so long it begins with fewer |
-| `minPartitions` | by size | least number of tasks; where it is more than the partitions of a stream, these are cut |
+| `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions in proportion to their backlog |
+| `minOffsetsPerTrigger` | | number of waiting records that starts a micro-batch |
+| `maxTriggerDelay` | `15m` | time after which a micro-batch starts with fewer |
+| `minPartitions` | by size | least number of tasks; a stream with fewer partitions cuts them |
 | `maxRecordsPerPartition` | | most records of one task |
-| `failOnDataLoss` | `true` | whether records that are gone end the query |
-| `pollInterval` | object store, broker: `500ms`; folder: none | a stream looks no oftener for what is new |
+| `failOnDataLoss` | `true` | whether lost records end the query |
+| `pollInterval` | object store, broker: `500ms`; folder: none | shortest time between two looks of a stream for new records |
 | `commitToGroup` | | a stream commits its progress to this consumer group, so that its lag shows |
 | `includeHeaders` | `false` | adds the column `headers` |
-| `columns` | all but `headers` | only these columns: Spark never tells a Python source what it needs |
-| `valueFormat` | `binary` | what `value` is: `binary`, `string`, or `json`, read as `valueSchema` says |
-| `valueSchema` | | of the JSON objects, as DDL: `carrier STRING, delay INT` |
-| `badValues` | `null` | what a value that cannot be read becomes: `null`; `column`, its bytes in `_corrupt`; or `error` |
+| `columns` | all but `headers` | only these columns: Spark does not pass a query's columns to a Python source |
+| `valueFormat` | `binary` | type of `value`: `binary`, `string`, or `json`, a struct of `valueSchema` |
+| `valueSchema` | | fields of the JSON objects, as DDL: `carrier STRING, delay INT` |
+| `badValues` | `null` | result of a value that cannot be decoded: `null`; `column`, its bytes in `_corrupt`; or `error` |
 """  # noqa: E501 (a table)
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors, limits
-from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, Options, check_bootstrap
-from sparklog.sources import bounds, selection
-from sparklog.sources.bounds import Bound, Start
+from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
+from sparklog.sources import selection, starting_offsets
 from sparklog.sources.selection import Selection
+from sparklog.sources.starting_offsets import Bound, Start
 
 CORRUPT: Final = "_corrupt"
 COLUMNS: Final = (
@@ -53,10 +53,10 @@ COLUMNS: Final = (
     "headers",
     CORRUPT,
 )
-"""Of a row, in the order of Spark's Kafka source."""
+"""Columns of a row, in the order of Spark's Kafka source."""
 
 PARALLELISM_VARIABLE: Final = "SPARKLOG_PARALLELISM"
-"""How many tasks the cluster runs at the same time, as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
+"""Number of tasks that the cluster runs at a time, as `spark.executorEnv.SPARKLOG_PARALLELISM`."""
 
 _WHERE: Final = 'the source format("sparklog")'
 _ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
@@ -96,8 +96,8 @@ _OF_KAFKA: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where the log is: a root and the options of its store, or a broker's address."""
+class LogLocation:
+    """Location of a log: a root with the options of its store, or a broker's address."""
 
     root: str | None = None
     storage: tuple[tuple[str, str], ...] = ()
@@ -106,19 +106,19 @@ class Place:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """The options of one read, checked. What was not given, and has no default, is None."""
+    """Validated options of one read. An option without a value and without a default is None."""
 
-    place: Place
+    location: LogLocation
     selection: Selection
     starting: Start | None
     ending: Bound | None
     late_start_is_latest: bool
-    """A start by time that no record reaches: whether it means the end, or is refused."""
+    """True if a start time after the newest record is the end of the log, false if an error."""
     max_offsets_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_seconds: float
     parallelism: int
-    """How many tasks Spark runs at the same time, as far as anybody told."""
+    """Number of tasks that Spark runs at a time, as far as the environment says."""
     min_partitions: int | None
     max_records_per_partition: int | None
     fail_on_data_loss: bool
@@ -129,55 +129,59 @@ class SourceOptions:
     value_schema: str | None
     bad_values: str
     of_stream: tuple[str, ...]
-    """Options given that only a stream heeds."""
+    """Given options that apply to streams only."""
     of_batch: tuple[str, ...]
-    """Options given that only a batch may have."""
+    """Given options that apply to batches only."""
     moved: str | None
-    """What to tell a query that came from Spark's Kafka source."""
+    """Warning for a query with options of Spark's Kafka source that have no effect, if any."""
 
     def check_batch(self) -> None:
-        """Raises `BadOption` for a range that cannot hold a record, and what only a stream does."""
-        bounds.check_start_of_batch(self.starting)
-        bounds.check_end_of_batch(self.ending)
+        """Raises `BadOption` for an empty range, and for options of streams only."""
+        starting_offsets.check_start_of_batch(self.starting)
+        starting_offsets.check_end_of_batch(self.ending)
         if self.commit_to_group is not None:
-            reason = "a batch is read as often as it is evaluated, and never done; a stream commits"
+            reason = "only a stream commits its progress; remove the option from the batch read"
             raise _bad("commitToGroup", self.commit_to_group, reason)
 
     def check_stream(self, *, has_limits: bool = True) -> None:
-        """Raises `BadOption` for what only a batch has, and for limits where Spark knows none."""
+        """Raises `BadOption` for options of batches only, and for limits before Spark 4.2."""
         for option in self.of_batch:
-            reason = "a stream has no end; to read what there is, trigger(availableNow=True)"
+            reason = (
+                "a stream has no end; use trigger(availableNow=True) to read the available records"
+            )
             raise _bad(option, "set", reason)
         if self.of_stream and not has_limits:
-            raise _bad(self.of_stream[0], "set", "a Python source has limits since pyspark 4.2")
+            raise _bad(self.of_stream[0], "set", "limits of a stream need pyspark 4.2 or later")
 
     def batch_notes(self) -> list[str]:
-        """What a batch's user should be told, a line each."""
+        """Returns the warnings for a batch, a line each."""
         notes = [] if self.moved is None else [self.moved]
         if self.of_stream:
-            notes.append(f"a batch has no triggers: {', '.join(self.of_stream)} has no effect")
+            notes.append(
+                f"{', '.join(self.of_stream)} has no effect on a batch, which has no triggers"
+            )
         return notes
 
     def stream_notes(self) -> list[str]:
-        """What a stream's user should be told, a line each."""
+        """Returns the warnings for a stream, a line each."""
         return [] if self.moved is None else [self.moved]
 
 
 def parse(given: Mapping[str, str]) -> SourceOptions:
-    """Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
-    options = Options(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
+    """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
+    options = ConnectorOptions(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
     most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
-        reason = f"no micro-batch may have more than maxOffsetsPerTrigger = {most}"
+        reason = f"it must not be more than maxOffsetsPerTrigger = {most}"
         raise _bad("minOffsetsPerTrigger", least, reason)
     value_format, bad_values = _value(options)
     delay_seconds = options.seconds("maxTriggerDelay")
     strategy = options.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"))
     return SourceOptions(
-        place=_place(options),
+        location=_location(options),
         selection=selection.parse(options),
-        starting=bounds.starting(options),
-        ending=bounds.ending(options),
+        starting=starting_offsets.starting(options),
+        ending=starting_offsets.ending(options),
         late_start_is_latest=strategy == "latest",
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,
@@ -200,63 +204,72 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-def _place(options: Options) -> Place:
-    """An option goes before the environment, and there a root before an address."""
+def _location(options: ConnectorOptions) -> LogLocation:
+    """Returns the location: options take precedence over the environment, and there the root."""
     bootstrap, root = options.get("bootstrap"), options.named_root
     if bootstrap is not None:
         if root is not None or options.names_storage:
-            raise _bad("bootstrap", bootstrap, "read by the root, or by a broker: set only one")
-        return Place(bootstrap=check_bootstrap("bootstrap", bootstrap))
+            raise _bad("bootstrap", bootstrap, "set either the root or bootstrap, not both")
+        return LogLocation(bootstrap=check_bootstrap("bootstrap", bootstrap))
     if root is None and not os.environ.get(ROOT_VARIABLE):
         found = os.environ.get(BOOTSTRAP_VARIABLE)
         if found:
-            return Place(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
-    return Place(root=options.root, storage=tuple(sorted(options.storage.items())))
+            return LogLocation(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
+    return LogLocation(root=options.root, storage=tuple(sorted(options.storage.items())))
 
 
 def _parallelism() -> int:
-    """Spark tells a planner neither its executors nor its configuration, only its environment."""
-    told = os.environ.get(PARALLELISM_VARIABLE)
-    if told is None:
+    """Returns the number of tasks at a time, from the environment or the machine's cores.
+
+    A planner has no access to Spark's executors or configuration.
+    """
+    value = os.environ.get(PARALLELISM_VARIABLE)
+    if value is None:
         return os.cpu_count() or 1
-    if not told.isascii() or not told.isdecimal() or int(told) < 1:
-        raise _bad(PARALLELISM_VARIABLE, told, "expected a number from 1 up")
-    return int(told)
+    if not value.isascii() or not value.isdecimal() or int(value) < 1:
+        raise _bad(PARALLELISM_VARIABLE, value, "expected a whole number of at least 1")
+    return int(value)
 
 
-def _group(options: Options) -> str | None:
+def _group(options: ConnectorOptions) -> str | None:
     group = options.get("commitToGroup")
     if group is not None and not group.strip():
         raise _bad("commitToGroup", group, "expected the name of a consumer group")
     return group
 
 
-def _columns(options: Options, *, with_corrupt: bool) -> tuple[str, ...]:
+def _columns(options: ConnectorOptions, *, with_corrupt: bool) -> tuple[str, ...]:
     with_headers = options.flag("includeHeaders", default=False)
     extra = {"headers": with_headers, CORRUPT: with_corrupt}
     names = options.names("columns")
     if not names:
         return tuple(name for name in COLUMNS if extra.get(name, True))
-    options.refuse("includeHeaders", "columns are named already; name headers among them")
+    options.refuse("includeHeaders", "add headers to the option columns instead")
     for name in names:
         if name not in COLUMNS or (name == CORRUPT and not with_corrupt):
-            there = ", ".join(each for each in COLUMNS if each != CORRUPT or with_corrupt)
-            raise _bad("columns", name, f"a row has {there}")
+            valid = ", ".join(each for each in COLUMNS if each != CORRUPT or with_corrupt)
+            raise _bad("columns", name, f"use columns of {valid}")
     if CORRUPT in names and "value" not in names:
-        raise _bad("columns", CORRUPT, "name value too: these are the values that it could not be")
+        raise _bad(
+            "columns",
+            CORRUPT,
+            f"add value: {CORRUPT} holds the bytes of values that could not be decoded",
+        )
     return names
 
 
-def _value(options: Options) -> tuple[str, str]:
-    """Checked `valueFormat` and `badValues`."""
+def _value(options: ConnectorOptions) -> tuple[str, str]:
+    """Returns the validated `valueFormat` and `badValues`."""
     kind = options.one_of("valueFormat", ("binary", "string", "json"))
     if kind == "json" and not options.get("valueSchema"):
-        reason = "valueFormat = json needs the fields, such as 'carrier STRING, delay INT'"
+        reason = "valueFormat = json needs a schema, such as 'carrier STRING, delay INT'"
         raise _bad("valueSchema", options.get("valueSchema"), reason)
     if kind != "json":
-        options.refuse("valueSchema", "only valueFormat = json has one")
+        options.refuse("valueSchema", "it applies to valueFormat = json only")
     if kind == "binary":
-        options.refuse("badValues", "bytes are never bad; set valueFormat")
+        options.refuse(
+            "badValues", "binary values are never bad; set valueFormat to string or json"
+        )
     return kind, options.one_of("badValues", ("null", "column", "error"))
 
 

@@ -1,8 +1,9 @@
-"""What there is to read now, judged against where a query has been.
+"""Records to read, compared with the position of a query.
 
-Records that a query has not read and never will are a *loss*: by `failOnDataLoss` it ends the
-query, naming what is gone, or is logged, and the query goes on from what is left. Before a loss is
-believed everything is looked at anew, because a reader may for a moment see less than there is.
+Records that a query has not read and can no longer read are a *loss*. By `failOnDataLoss` a loss
+ends the query with an error that names the records, or it is logged and the query continues with
+the remaining ones. A loss is confirmed by a refresh from scratch, because a reader may for a moment
+see less than exists.
 """
 
 from __future__ import annotations
@@ -11,34 +12,34 @@ import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from sparklog import errors
-from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, OfGroup, Point, Start
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
-from sparklog.sources.views import TopicView, View
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, OfGroup, Point, Start
+from sparklog.sources.views import LogView, TopicView
 from sparklog.storage.snapshot import RowGroup, Slice
 
 _log = logging.getLogger("sparklog.sources")
 
 
 class Planner:
-    """Plans reads of what is selected. Belongs to one thread."""
+    """Plans reads of the selected topics. Not thread-safe."""
 
-    def __init__(self, view: View, selection: Selection, *, fail_on_data_loss: bool) -> None:
+    def __init__(self, view: LogView, selection: Selection, *, fail_on_data_loss: bool) -> None:
         self._view = view
         self._selection = selection
         self._fail_on_data_loss = fail_on_data_loss
         self._topics: Mapping[str, TopicView] = {}
         self._pending: frozenset[str] = frozenset()
-        """Topics that are not selected any more, but planned."""
-        self._told: set[str] = set()
+        """Topics that a plan needs, although they are no longer selected."""
+        self._logged_losses: set[str] = set()
         self.poll_interval_seconds = view.poll_interval_seconds
 
-    # -------------------------------------------------------------------------- what there is
+    # -------------------------------------------------------------------------- positions
 
-    def refresh(self, *, anew: bool = False) -> None:
-        """Looks again; `anew`: trusting nothing that is remembered.
+    def refresh(self, *, from_scratch: bool = False) -> None:
+        """Refreshes the view; `from_scratch` uses nothing that is cached.
 
-        A topic that does not exist is left out. Raises what else `View.refresh` raises.
+        A topic that does not exist is left out. Raises the other errors of `LogView.refresh`.
         """
         missing: set[str] = set()
 
@@ -49,17 +50,17 @@ class Planner:
 
         while True:
             try:
-                self._topics = self._view.refresh(choose, anew=anew)
+                self._topics = self._view.refresh(choose, from_scratch=from_scratch)
                 return
             except errors.UnknownTopic as error:
                 missing.add(error.topic)
 
     def check_topics(self) -> None:
-        """Raises `UnknownTopic` where one that was named does not exist, unless that is allowed."""
+        """Raises `UnknownTopic` if a named topic does not exist, unless losses are allowed."""
         self._check_named(self._topics)
 
     def check_names(self) -> None:
-        """As `check_topics`, before the first look and without its cost: no table is opened."""
+        """Checks as `check_topics`, but before the first refresh and without opening tables."""
         self._check_named(self._view.names())
 
     def _check_named(self, existing: Container[str]) -> None:
@@ -68,27 +69,28 @@ class Planner:
                 self._lose(errors.UnknownTopic(topic=name))
 
     def earliest(self) -> Position:
-        """The log start of every partition."""
+        """Returns the log start of every partition."""
         return self._position(lambda _, topic, number: topic.starts[number])
 
     def published(self) -> Position:
-        """Where the table of every partition ends."""
+        """Returns the end of the table for every partition."""
         return self._position(lambda _, topic, number: topic.published[number])
 
     def latest(self) -> Position:
-        """The high watermark of every partition."""
+        """Returns the high watermark of every partition."""
         return self._position(lambda _, topic, number: topic.ends[number])
 
     def resolve(
         self, option: str, given: Start | None, *, otherwise: int, late_is_latest: bool
     ) -> Position:
-        """The position that the user meant by `option`, or `otherwise` where nothing was given.
+        """Returns the position that `option` names, or `otherwise` if it is not given.
 
-        `late_is_latest`: a time that no record reaches means the end of the log.
+        Args:
+            late_is_latest: whether a time after the newest record means the end of the log.
 
-        Raises `BadOption` for a time that no record reaches, for a group that does not exist, and
-        where a bound by partition names other partitions than are read; `UnknownTopic`,
-        `OffsetOutOfRange` and `DataLoss`, unless losses are allowed.
+        Raises `BadOption` for such a time otherwise, for a group that does not exist, and if a
+        bound by partition names other partitions than are read; `UnknownTopic`, `OffsetOutOfRange`
+        and `DataLoss`, unless losses are allowed.
         """
         self.check_topics()
         if isinstance(given, OfGroup):
@@ -103,7 +105,7 @@ class Planner:
                 found = self._view.first_since(name, number, asked.timestamp_us)
                 if found is None and not late_is_latest:
                     raise _too_late(option, name, number, asked)
-                # What came since the last look is not read yet.
+                # Records since the last refresh are not read yet.
                 return topic.ends[number] if found is None else min(found, topic.ends[number])
             return self._offset(name, topic, number, asked)
 
@@ -113,8 +115,8 @@ class Planner:
         committed = self._view.committed(given.group)
         if committed is None:
             reason = (
-                "there is no such consumer group, or what it had committed has expired;"
-                " startingOffsets = earliest or latest needs none"
+                "the consumer group does not exist, or its offsets have expired; correct the"
+                " name, or use startingOffsets = earliest or latest"
             )
             raise errors.BadOption(option="group.id", value=given.group, reason=reason)
         if not all(
@@ -122,8 +124,8 @@ class Planner:
             for (name, number), each in committed.items()
             if self._selection.selects(name)
         ):
-            # The group may have read what came since the last look.
-            self.refresh(anew=True)
+            # The group may have read records that came since the last refresh.
+            self.refresh(from_scratch=True)
             self.check_topics()
         lacking = []
 
@@ -136,18 +138,18 @@ class Planner:
 
         position = self._position(point)
         if lacking:
-            reason = f"group {given.group!r} has committed nothing of {', '.join(lacking)}"
+            reason = f"group {given.group!r} has no committed offset for {', '.join(lacking)}"
             if given.otherwise is None:
                 raise errors.BadOption(option="groupOffsetReset", value="error", reason=reason)
             where = "start" if given.otherwise == EARLIEST else "end"
-            _log.warning("%s: read from the %s on, as groupOffsetReset says", reason, where)
+            _log.warning("%s: starting at the %s of the log (groupOffsetReset)", reason, where)
         return position
 
     def _check_names(self, option: str, bound: Mapping[str, Mapping[int, Point]]) -> None:
         read = {name: set(self._partitions(name)) for name in self._topics}
         if {name: set(places) for name, places in bound.items()} != read:
             wanted = {name: sorted(numbers) for name, numbers in read.items()}
-            reason = f"name all partitions that are read, and no others: {wanted}"
+            reason = f"name exactly the partitions that are read: {wanted}"
             shown = {name: sorted(places) for name, places in bound.items()}
             raise errors.BadOption(option=option, value=shown, reason=reason)
 
@@ -175,13 +177,13 @@ class Planner:
     def _partitions(self, name: str) -> Iterable[int]:
         return self._selection.partitions(name, len(self._topics[name].ends))
 
-    # -------------------------------------------------------------------------- what is left
+    # -------------------------------------------------------------------------- losses
 
     def reconcile(self, position: Position) -> Position:
-        """`position` as it can be read on from: every topic and partition that there is now.
+        """Returns `position` for the topics and partitions that exist now.
 
-        What is new begins at offset 0. Raises `UnknownTopic`, `TopicGone` and `DataLoss`,
-        unless losses are allowed.
+        New ones start at offset 0. Raises `UnknownTopic`, `TopicGone` and `DataLoss`, unless losses
+        are allowed.
         """
         if not all(
             self._holds(name, each.id, number, offset)
@@ -189,11 +191,10 @@ class Planner:
             if self._selection.selects(name)
             for number, offset in each.offsets.items()
         ):
-            self.refresh(anew=True)
+            self.refresh(from_scratch=True)
         for name, was in position.items():
             self._check_is_read(name, was)
-        if not self._topics.keys() | position.keys() >= set(self._selection.topics):
-            self.check_topics()
+        self._check_named({*self._topics, *position})
 
         def left(name: str, topic: TopicView, number: int) -> int:
             known = position.get(name)
@@ -204,10 +205,10 @@ class Planner:
         return self._position(left)
 
     def _check_is_read(self, name: str, was: TopicOffsets) -> None:
-        """Raises `TopicGone`, unless losses are allowed, where the query leaves its place."""
+        """Raises `TopicGone`, unless losses are allowed, if a topic or partition is gone."""
         topic = self._topics.get(name)
         if not self._selection.selects(name):
-            self._lose(_gone(name, was, "is not selected any more"))
+            self._lose(_gone(name, was, "is no longer selected"))
         elif topic is None:
             self._lose(_gone(name, was, "was deleted"))
         elif topic.id != was.id:
@@ -216,11 +217,11 @@ class Planner:
             read = set(self._partitions(name))
             dropped = {number: at for number, at in was.offsets.items() if number not in read}
             if dropped:
-                reason = f"is not read in partitions {sorted(dropped)} any more"
+                reason = f"is no longer read in partitions {sorted(dropped)}"
                 self._lose(_gone(name, TopicOffsets(was.id, dropped), reason))
 
     def _holds(self, name: str, topic_id: str, number: int, offset: int) -> bool:
-        """Whether that is a place in the log as it is known now."""
+        """Returns whether the offset exists in the log as of the last refresh."""
         topic = self._topics.get(name)
         return (
             topic is not None
@@ -233,26 +234,26 @@ class Planner:
         topic = self._topics[name]
         start, end = topic.starts[number], topic.ends[number]
         if offset < start:
-            self._lose_range(name, number, offset, start, "the log starts later now")
+            self._lose_range(name, number, offset, start, "the log now starts later")
         elif offset > end:
-            self._lose_range(name, number, end, offset, "the log ends before them")
+            self._lose_range(name, number, end, offset, "the log ends before these records")
         return min(max(offset, start), end)
 
     def _lose_range(self, name: str, number: int, first: int, end: int, reason: str) -> None:
-        hint = f"{reason}; failOnDataLoss=false goes on with what is left"
+        hint = f"{reason}; set failOnDataLoss=false to continue with the remaining records"
         self._lose(errors.DataLoss(topic=name, partition=number, start=first, end=end, reason=hint))
 
     def _lose(self, loss: errors.SparklogError) -> None:
         if self._fail_on_data_loss:
             raise loss
-        if str(loss) not in self._told:
-            self._told.add(str(loss))
-            _log.warning("%s; going on, because failOnDataLoss is false", loss)
+        if str(loss) not in self._logged_losses:
+            self._logged_losses.add(str(loss))
+            _log.warning("%s; the query continues, because failOnDataLoss is false", loss)
 
     # -------------------------------------------------------------------------- slices
 
     def slices(self, start: Position, end: Position) -> list[Slice]:
-        """All that lies between the positions, partition after partition.
+        """Returns the slices between the positions, partition after partition.
 
         Raises what `range` raises.
         """
@@ -273,7 +274,7 @@ class Planner:
     def range(
         self, name: str, topic_id: str, partition: int, first: int | None, end: int
     ) -> list[Slice]:
-        """Slices that hold what is left of the offsets; `first` None: from the log start.
+        """Returns slices of the remaining offsets; `first` None means the log start.
 
         Raises `TopicGone` and `DataLoss`, unless losses are allowed.
         """
@@ -282,7 +283,7 @@ class Planner:
             for offset in (end, first)
             if offset is not None
         ):
-            self.refresh(anew=True)
+            self.refresh(from_scratch=True)
         topic = self._topics.get(name)
         if topic is None or topic.id != topic_id:
             was = TopicOffsets(topic_id, {partition: first or 0})
@@ -294,7 +295,7 @@ class Planner:
         return self._view.slices(name, partition, low, high) if low < high else []
 
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
-        """The row groups of the one file of each slice; none where they are not known.
+        """Returns the row groups of the file of each slice, or none if they are unknown.
 
         Raises the `Retriable` errors of the store.
         """
@@ -307,7 +308,7 @@ def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:
 
 def _too_late(option: str, name: str, number: int, asked: AtTime) -> errors.BadOption:
     reason = (
-        f"no record of {name}-{number} is that late;"
-        " startingOffsetsByTimestampStrategy = latest would begin at its end"
+        f"no record of {name}-{number} is that late; to start at its end, set"
+        " startingOffsetsByTimestampStrategy = latest"
     )
     return errors.BadOption(option=option, value=asked.timestamp_us // 1000, reason=reason)

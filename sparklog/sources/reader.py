@@ -1,7 +1,7 @@
-"""Records of slices, in a task: from the root, or from a broker.
+"""Records of slices, read in a task from the root or from a broker.
 
-Names in a slice are hints. Where one is gone, compacted or trimmed since it was planned, the rest
-of the slice is planned anew here, and nobody notices.
+The names of objects in a slice are hints. If an object was compacted or trimmed since the slice was
+planned, the task plans the rest of the slice again.
 """
 
 from __future__ import annotations
@@ -14,99 +14,103 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.record import rows_of_run
-from sparklog.sources.options import Place
+from sparklog.formats.record import rows_of_run
+from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
-from sparklog.sources.views import RootView, View
+from sparklog.sources.views import LogView, RootView
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, open_store
 from sparklog.storage.read import read_slice
-from sparklog.storage.snapshot import Located, Slice, Source
+from sparklog.storage.snapshot import Located, ReadSource, Slice
 
 _GONE = (ObjectMissing, errors.OffsetOutOfRange, errors.TopicChanged, errors.UnknownTopic)
-"""What a task may find of a slice that was planned a while ago."""
+"""Errors of a slice whose objects are gone since it was planned."""
 
 Rows = Iterator[tuple[Slice, pa.RecordBatch]]
-"""Batches with the columns asked for, each with a slice that tells topic and partition."""
+"""Batches of the requested columns, each with a slice of its topic and partition."""
 
 
-def view_of(place: Place) -> View:
-    """Where planning looks."""
-    if place.bootstrap is not None:
-        from sparklog.sources import brokers  # Flight, which reading by the root never needs
+def view_of(location: LogLocation) -> LogView:
+    """Returns the view that plans are made from."""
+    if location.bootstrap is not None:
+        from sparklog.sources import (
+            brokers,  # imports Flight, which reading by the root does not need
+        )
 
-        return brokers.BrokerView(brokers.connection(place.bootstrap))
-    return RootView(_store(place), clock=SystemClock())
+        return brokers.BrokerView(brokers.connection(location.bootstrap))
+    return RootView(_store(location), clock=SystemClock())
 
 
 def read_slices(
-    place: Place, slices: Sequence[Slice], *, columns: list[str], fail_on_data_loss: bool
+    location: LogLocation, slices: Sequence[Slice], *, columns: list[str], fail_on_data_loss: bool
 ) -> Rows:
-    """The records of the slices, in their order.
+    """Yields the records of the slices, in their order.
 
     Args:
-        columns: of `ROW_SCHEMA`, `offset` among them: it tells how far we are.
-        fail_on_data_loss: as the option says.
+        columns: of `ROW_SCHEMA`, with `offset`.
+        fail_on_data_loss: the option of this name.
 
-    Raises `TopicGone` and `DataLoss` for what is gone for good, and what store and broker raise.
+    Raises `TopicGone` and `DataLoss` for lost records, and the errors of store and broker.
     """
     for run in _runs(slices):
-        yield from _read_run(place, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS)
+        yield from _read_run(location, run, columns, fail_on_data_loss, limits.REPLAN_ATTEMPTS)
 
 
 def _read_run(
-    place: Place,
+    location: LogLocation,
     run: Sequence[Slice],
     columns: list[str],
     fail_on_data_loss: bool,
     attempts: int,
 ) -> Rows:
-    """Rows of slices that follow one another; planned again where something is gone."""
+    """Yields the rows of consecutive slices, and plans again if an object is gone."""
     at = run[0].first
     try:
-        for batch in _batches(place, run, columns):
+        for batch in _batches(location, run, columns):
             if batch.num_rows:
                 yield run[0], batch
                 at = batch.column("offset")[-1].as_py() + 1
         return
     except _GONE as gone:
         if not attempts:
-            reason = f"planned {limits.REPLAN_ATTEMPTS} times, and each time it was named"
+            reason = f"it was named by each of {limits.REPLAN_ATTEMPTS} plans"
             path = gone.path if isinstance(gone, ObjectMissing) else str(gone)
             raise errors.MissingObject(path=path, reason=reason) from gone
-    left = _planner(place, run[0].topic, fail_on_data_loss)
-    left.refresh(anew=True)
+    left = _planner(location, run[0].topic, fail_on_data_loss)
+    left.refresh(from_scratch=True)
     again = left.range(run[0].topic, run[0].topic_id, run[0].partition, at, run[-1].end)
     for each in _runs(again):
-        yield from _read_run(place, each, columns, fail_on_data_loss, attempts - 1)
+        yield from _read_run(location, each, columns, fail_on_data_loss, attempts - 1)
 
 
-def _batches(place: Place, run: Sequence[Slice], columns: list[str]) -> Iterator[pa.RecordBatch]:
-    if run[0].source is Source.BROKER:
+def _batches(
+    location: LogLocation, run: Sequence[Slice], columns: list[str]
+) -> Iterator[pa.RecordBatch]:
+    if run[0].source is ReadSource.BROKER:
         from sparklog.sources import brokers
 
-        assert place.bootstrap is not None
-        return brokers.read(place.bootstrap, run[0], columns)
-    if run[0].source is Source.WAL:
-        return iter(_read_entries(_store(place), run))
-    return read_slice(_store(place), run[0], columns=columns, wants_all=True)
+        assert location.bootstrap is not None
+        return brokers.read(location.bootstrap, run[0], columns)
+    if run[0].source is ReadSource.WAL:
+        return iter(_read_entries(_store(location), run))
+    return read_slice(_store(location), run[0], columns=columns, wants_all=True)
 
 
 # ------------------------------------------------------------------------------ entries of the log
 
 
 def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
-    """Slices that are read in one go: neighbours in the log up to a batch of rows; a file alone.
+    """Yields slices that are read together: neighbours in the log up to a batch of rows, or a file.
 
-    What is joined is bounded in memory too: a column of it must not exceed what Arrow can hold.
+    Their bytes are bounded too, because a column of Arrow has at most 2 GiB.
     """
     run: list[Slice] = []
     size_bytes = 0
     for each in slices:
         more_bytes = 0 if each.entry is None else each.entry.entry.memory_bytes
         if run and not (
-            each.source is run[0].source is Source.WAL
+            each.source is run[0].source is ReadSource.WAL
             and (each.topic_id, each.partition) == (run[0].topic_id, run[0].partition)
             and each.first == run[-1].end
             and each.end - run[0].first <= limits.SCAN_BATCH_ROWS
@@ -121,7 +125,7 @@ def _runs(slices: Iterable[Slice]) -> Iterator[list[Slice]]:
 
 
 def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:
-    """Entries that follow one another, joined to as few batches as their columns allow."""
+    """Returns consecutive entries, joined to as few batches as their columns allow."""
     located = [piece.entry for piece in run if piece.entry is not None]
     read = functools.partial(_read_entry, store)
     one_by_one = store.is_local or len(located) == 1
@@ -142,18 +146,18 @@ def _read_entry(store: Store, located: Located) -> pa.RecordBatch:
 
 
 @functools.lru_cache(maxsize=4)
-def _store(place: Place) -> Store:
-    assert place.root is not None
-    return open_store(place.root, dict(place.storage))
+def _store(location: LogLocation) -> Store:
+    assert location.root is not None
+    return open_store(location.root, dict(location.storage))
 
 
 @functools.lru_cache(maxsize=4)
-def _planner(place: Place, topic: str, fail_on_data_loss: bool) -> Planner:
+def _planner(location: LogLocation, topic: str, fail_on_data_loss: bool) -> Planner:
     selection = Selection(topics=(topic,))
-    return Planner(view_of(place), selection, fail_on_data_loss=fail_on_data_loss)
+    return Planner(view_of(location), selection, fail_on_data_loss=fail_on_data_loss)
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    """An object store answers many small reads at once, and slowly one by one."""
+    """Returns the threads that read an object store, which is slow one request at a time."""
     return ThreadPoolExecutor(limits.READ_THREADS, thread_name_prefix="sparklog-read")

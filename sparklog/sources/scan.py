@@ -1,4 +1,4 @@
-"""What a task gives to Spark: the columns of a read, in Spark's own Arrow types."""
+"""Batches that a task gives to Spark: the columns of a read, in Spark's own Arrow types."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pyspark.sql.types import (
 )
 
 from sparklog import arrow, errors, limits
-from sparklog.sources.options import CORRUPT, Place, SourceOptions
+from sparklog.sources.compat import arrow_schema
+from sparklog.sources.options import CORRUPT, LogLocation, SourceOptions
 from sparklog.sources.reader import read_slices
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
-from sparklog.sources.versions import arrow_schema
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import Slice
 
@@ -40,14 +40,14 @@ _TYPES: Mapping[str, DataType] = {
     ),
     CORRUPT: BinaryType(),
 }
-"""As in Spark's Kafka source (`KafkaRecordToRowConverter`)."""
+"""Types of Spark's Kafka source (`KafkaRecordToRowConverter`)."""
 
-_MADE_HERE = ("topic", "partition", CORRUPT)
-"""Columns that are not read."""
+_COMPUTED = ("topic", "partition", CORRUPT)
+"""Columns that are not stored in the log's rows."""
 
 
 def ddl(options: SourceOptions) -> str:
-    """The columns that the options ask for, as DDL: Spark parses `valueSchema` with it."""
+    """Returns the columns of the options as DDL, so that Spark parses `valueSchema`."""
     values = {"json": f"STRUCT<{options.value_schema}>", "string": "STRING"}
     kinds = {name: kind.simpleString() for name, kind in _TYPES.items()}
     kinds["value"] = values.get(options.value_format, kinds["value"])
@@ -56,23 +56,23 @@ def ddl(options: SourceOptions) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scan:
-    """All that a task must know besides its slices."""
+    """Parameters of a task, besides its slices."""
 
-    place: Place
+    location: LogLocation
     schema: pa.Schema
-    """The columns wanted, in Spark's own Arrow types."""
+    """The requested columns, in Spark's own Arrow types."""
     values: ValueParser | None
-    """None: they stay bytes."""
+    """None if values stay bytes."""
     fail_on_data_loss: bool
 
     def batches(self, slices: Sequence[Slice]) -> Iterator[pa.RecordBatch]:
-        """Batches of `schema`, of `SCAN_BATCH_ROWS` at most, in the order of the slices.
+        """Yields batches of `schema`, of at most `SCAN_BATCH_ROWS`, in the order of the slices.
 
         Raises what `read_slices` raises, and `BadValue`.
         """
-        stored = [name for name in self.schema.names if name not in (*_MADE_HERE, "offset")]
+        stored = [name for name in self.schema.names if name not in (*_COMPUTED, "offset")]
         for piece, rows in read_slices(
-            self.place,
+            self.location,
             slices,
             columns=["offset", *stored],
             fail_on_data_loss=self.fail_on_data_loss,
@@ -81,7 +81,7 @@ class Scan:
                 yield self._shape(rows.slice(first, limits.SCAN_BATCH_ROWS), piece)
 
     def _shape(self, rows: pa.RecordBatch, piece: Slice) -> pa.RecordBatch:
-        made = {
+        computed = {
             "topic": functools.partial(_constant, piece.topic, rows.num_rows),
             "partition": functools.partial(_constant, piece.partition, rows.num_rows),
         }
@@ -90,26 +90,26 @@ class Scan:
         for field in self.schema:
             if field.name in parsed:
                 columns.append(parsed[field.name])
-            elif field.name in made:
-                columns.append(made[field.name](field.type))
+            elif field.name in computed:
+                columns.append(computed[field.name](field.type))
             else:
                 columns.append(rows.column(field.name))
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
     def _parsed(self, rows: pa.RecordBatch, piece: Slice) -> Mapping[str, pa.Array]:
-        """What values become, and the bad ones; nothing where they stay bytes."""
+        """Returns the decoded values and the bytes of bad ones; nothing if values stay bytes."""
         if self.values is None:
             return {}
 
-        def place(row: int) -> tuple[str, int, int]:
+        def locate(row: int) -> tuple[str, int, int]:
             return piece.topic, piece.partition, rows.column("offset")[row].as_py()
 
-        value, corrupt = self.values.parse(rows.column("value"), place)
+        value, corrupt = self.values.parse(rows.column("value"), locate)
         return {"value": value} if corrupt is None else {"value": value, CORRUPT: corrupt}
 
 
 def scan(options: SourceOptions, wanted: StructType) -> Scan:
-    """Raises `BadOption` where a schema asks for what rows do not have, or values cannot become."""
+    """Returns the scan. Raises `BadOption` for a schema that rows or values do not have."""
     values = None
     for field in wanted:
         if field.name == "value" and options.value_format != "binary":
@@ -117,11 +117,11 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
         elif _TYPES.get(field.name) != field.dataType or not _is_there(field.name, options):
             known = ", ".join(f"{name} {kind.simpleString()}" for name, kind in _TYPES.items())
             found = f"{field.name} {field.dataType.simpleString()}"
-            raise errors.BadOption(option="schema", value=found, reason=f"a row has {known}")
+            raise errors.BadOption(option="schema", value=found, reason=f"use columns of {known}")
     if values is None and CORRUPT in wanted.names:
-        raise errors.BadOption(option="schema", value=CORRUPT, reason="it comes beside value")
+        raise errors.BadOption(option="schema", value=CORRUPT, reason="add the column value")
     return Scan(
-        place=_absolute(options.place),
+        location=_absolute(options.location),
         schema=arrow_schema(wanted),
         values=values,
         fail_on_data_loss=options.fail_on_data_loss,
@@ -133,25 +133,25 @@ def _is_there(name: str, options: SourceOptions) -> bool:
 
 
 def _parser(options: SourceOptions, wanted: DataType) -> ValueParser:
-    made = ValueFormat(options.value_format)
-    if made is ValueFormat.JSON and isinstance(wanted, StructType):
+    value_format = ValueFormat(options.value_format)
+    if value_format is ValueFormat.JSON and isinstance(wanted, StructType):
         kind = json_type(wanted)
-    elif made is ValueFormat.STRING and wanted == StringType():
+    elif value_format is ValueFormat.STRING and wanted == StringType():
         kind = pa.string()
     else:
-        reason = f"valueFormat = {made} makes no {wanted.simpleString()}"
+        reason = f"valueFormat = {value_format} does not return {wanted.simpleString()}"
         raise errors.BadOption(option="schema", value="value", reason=reason)
-    return ValueParser(format=made, kind=kind, bad=BadValues(options.bad_values))
+    return ValueParser(format=value_format, kind=kind, bad=BadValues(options.bad_values))
 
 
-def _absolute(place: Place) -> Place:
-    """The same for an executor, which may have another working folder."""
-    if place.root is None:
-        return place
-    return replace(place, root=open_store(place.root, dict(place.storage)).uri)
+def _absolute(location: LogLocation) -> LogLocation:
+    """Returns the location with an absolute root: executors may have another working folder."""
+    if location.root is None:
+        return location
+    return replace(location, root=open_store(location.root, dict(location.storage)).uri)
 
 
 @functools.lru_cache(maxsize=16)
 def _constant(value: str | int, count: int, kind: pa.DataType) -> pa.Array:
-    """Most batches are of one length, so their constant columns are one array."""
+    """Returns a column of one value, cached because most batches have the same length."""
     return arrow.repeated(value, count, kind)

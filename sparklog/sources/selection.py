@@ -1,4 +1,4 @@
-"""Which topics and partitions a read is of: `subscribe`, `subscribePattern` or `assign`."""
+"""Topics and partitions of a read: `subscribe`, `subscribePattern` or `assign`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ from typing import Final
 import msgspec
 
 from sparklog import errors
-from sparklog.options import Options
-from sparklog.record import check_topic_name
+from sparklog.formats.record import INTERNAL_TOPICS, check_topic_name
+from sparklog.options import ConnectorOptions
 
-_WAYS: Final = ("subscribe", "subscribePattern", "assign")
-_INTERNAL: Final = ("__consumer_offsets", "__transaction_state")
+_OPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Topics by name or by pattern, and partitions where they are named too."""
+    """Topics by name or by pattern, and their partitions if those are named."""
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     assigned: Mapping[str, tuple[int, ...]] | None = None
 
     def names(self, existing: Iterable[str]) -> list[str]:
-        """The topics meant: those named, or those of `existing` that match, in order."""
+        """Returns the named topics, or those of `existing` that match the pattern, in order."""
         if self.pattern is None:
             return list(self.topics)
         return sorted(name for name in existing if self.selects(name))
 
     def selects(self, topic: str) -> bool:
-        """Whether the topic is meant, should it exist. Internal topics match no pattern."""
+        """Returns whether a topic of this name is selected. Internal topics match no pattern."""
         if self.pattern is None:
             return topic in self.topics
-        return topic not in _INTERNAL and re.fullmatch(self.pattern, topic) is not None
+        return topic not in INTERNAL_TOPICS and re.fullmatch(self.pattern, topic) is not None
 
     def partitions(self, topic: str, count: int) -> Iterable[int]:
-        """Those of the topic's `count` partitions that are meant. Raises `UnknownPartition`."""
+        """Returns the selected ones of `count` partitions. Raises `UnknownPartition`."""
         if self.assigned is None:
             return range(count)
         wanted = self.assigned[topic]
@@ -47,19 +46,19 @@ class Selection:
         return wanted
 
 
-def parse(options: Options) -> Selection:
-    """Raises `BadOption` unless exactly one of the three is given well, and `BadTopicName`."""
-    given = [way for way in _WAYS if options.get(way) is not None]
+def parse(options: ConnectorOptions) -> Selection:
+    """Returns the selection. Raises `BadOption` unless exactly one is given, and `BadTopicName`."""
+    given = [name for name in _OPTIONS if options.get(name) is not None]
     if len(given) != 1:
         option = given[1] if given else "subscribe"
-        reason = f"name what to read by exactly one of {', '.join(_WAYS)}"
+        reason = f"set exactly one of {', '.join(_OPTIONS)}"
         raise _bad(option, options.get(option), reason)
     value = options.get(given[0]) or ""
     match given[0]:
         case "subscribe":
             names = options.names("subscribe")
             if not names:
-                raise _bad("subscribe", value, "name topics, separated by commas")
+                raise _bad("subscribe", value, "expected names of topics, separated by commas")
             return Selection(topics=tuple(sorted(check_topic_name(name) for name in names)))
         case "subscribePattern":
             return Selection(pattern=_pattern(value))
@@ -72,7 +71,7 @@ def _pattern(value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise _bad("subscribePattern", value, f"no regular expression: {error}") from None
+        raise _bad("subscribePattern", value, f"it is not a regular expression: {error}") from None
     if not value:
         raise _bad("subscribePattern", value, "an empty pattern matches no topic")
     return value

@@ -1,17 +1,17 @@
-"""A stream's reader.
+"""Stream reader.
 
-Traps of Spark 4.2 that this room knows:
+It takes into account how Spark 4.2 calls a Python stream reader:
 
-- An error in `latestOffset` ends the query for good, so trouble that may pass is waited out there.
-- An idle query asks some eighty times a second, and each time costs more than a look of our own. So
-  an answer waits while it looks, longer the longer nothing came; but never long, because with two
-  sources in a query each waits for the other.
-- Spark pickles a reader before and after it plans, so what follows the log is made when needed.
-- Spark calls `commit` when it plans the next batch, so never for the last one. But a batch that
-  `latestOffset` starts from is done: the log of commits has it already.
-- Spark logs where a batch ends before it runs it, but of the first one not where it begins: when
-  that one is repeated, after a failure or a restart, it asks for the initial offset again, and the
-  end of the log, or a group, has moved on. So the end of the first batch holds its start as well.
+- An error in `latestOffset` ends the query for good, so the reader retries retriable errors itself.
+- An idle query calls `latestOffset` some eighty times a second, and each call costs more than a
+  look at the log. So a call waits for new records, longer the longer none came; but only briefly,
+  because the sources of one query wait for each other (ADR 9).
+- Spark pickles a reader before and after it plans, so the planner is created on first use.
+- Spark calls `commit` when it plans the next batch, and so never for the last one. But a batch that
+  `latestOffset` starts from is finished: it is in the log of commits.
+- Spark logs the end of a batch before it runs it, but not the start of the first batch: if that one
+  is repeated, it asks for the initial offset again, when the end of the log or a group has moved.
+  So the end of the first batch also contains its start (ADR 19).
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.batch import planner_of
-from sparklog.sources.bounds import LATEST
-from sparklog.sources.groups import GroupReporter, sender
-from sparklog.sources.offsets import Position
-from sparklog.sources.options import SourceOptions
-from sparklog.sources.planner import Planner
-from sparklog.sources.scan import Scan
-from sparklog.sources.versions import (
+from sparklog.sources.compat import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
 )
-from sparklog.workers import rows_sentence_first, sentence_first
+from sparklog.sources.groups import GroupReporter, sender
+from sparklog.sources.offsets import Position
+from sparklog.sources.options import SourceOptions
+from sparklog.sources.planner import Planner
+from sparklog.sources.scan import Scan
+from sparklog.sources.starting_offsets import LATEST
+from sparklog.spark_errors import rows_sentence_first, sentence_first
 
 _log = logging.getLogger("sparklog.sources")
 _T = TypeVar("_T")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream's planner: one long-lived object in one process of the driver's machine."""
+    """Planner of a stream: one long-lived object in one process on the driver's machine."""
 
     def __init__(self, options: SourceOptions, scan: Scan, clock: Clock | None = None) -> None:
         self._options = options
@@ -58,20 +58,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked_at = -float("inf")
         self._moved_at = self._clock.monotonic()
         self._triggered_at = -float("inf")
-        """When enough records waited last, or had waited for long enough."""
+        """Time of the last micro-batch that `minOffsetsPerTrigger` or `maxTriggerDelay` started."""
         self._target: Position | None = None
-        """Where a query that reads what is available now ends."""
+        """End of a query with `availableNow`."""
         self._initial: dict[str, Any] | None = None
         self._reporter: GroupReporter | None = None
         self._reporter_patience_seconds = limits.GROUP_REPORT_LAST_SECONDS
-        """For how long, in all, the end of a query may still wait for it."""
+        """Time that the end of the query may still wait for the reporter, in all."""
 
     # -------------------------------------------------------------------------- where it is
 
     @sentence_first
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 (Spark's name)
-        """Where the first micro-batch begins. Spark may ask more than once, and a group, or the end
-        of the log, may have moved on by then; after a restart, the end of that batch tells it.
+        """Returns the start of the first micro-batch.
+
+        It stays the same if Spark asks again, although a group or the end of the log has moved.
+        After a restart, the end of the first batch contains it.
         """
         options, planner = self._options, self._refreshed()
         if self._initial is None:
@@ -88,7 +90,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @sentence_first
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What Spark hands back to `latestOffset`, but for triggers that know no limits."""
+        """Returns the limit that Spark passes to `latestOffset` by default."""
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
@@ -107,7 +109,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._report(position, is_last=self._target is not None and end == position)
         if start == self._initial:
             return offsets.encode_first(position, end)
-        # Spark compares texts: another text of the same position would be another batch.
+        # Spark compares texts: a different text of the same position would start a batch.
         return start if end == position else offsets.encode(end)
 
     def _latest(self, position: Position, limit: ReadLimit) -> Position:
@@ -126,14 +128,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if self._planner is None else offsets.encode(self._planner.latest())
 
     def _advance(self, position: Position, limit: ReadLimit) -> Position:
-        """As far as the limits let; the same position while the store does not answer."""
+        """Returns the end by the limits, or `position` while the store does not answer."""
         planner = self._planner_of_query()
         if self._target is None and not self._is_time_to_look(planner, position):
             return position
         try:
             start = self._patiently(lambda: self._look(planner, position))
         except errors.Retriable as error:
-            if self._target is not None:  # to say that all was read would be wrong
+            if self._target is not None:  # the query must not end as if everything was read
                 raise
             _log.warning("%s; trying again", error)
             return position
@@ -145,9 +147,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.share(start, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
 
     def _is_due(self, start: Position, end: Position) -> bool:
-        """Whether enough records wait, or some have waited for long enough.
+        """Returns whether enough records wait, or `maxTriggerDelay` is over.
 
-        What is available now is read however little it is, so this is not asked for it.
+        It does not apply to `availableNow`, which reads everything.
         """
         least = self._options.min_offsets_per_trigger
         if least is None:
@@ -178,14 +180,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._reporter.close(limits.GROUP_REPORT_LAST_SECONDS)
 
     def _report(self, done: Position, *, is_last: bool = False) -> None:
-        """Tells the group, if there is one, that the query is there. Raises nothing."""
+        """Reports the position to the group of `commitToGroup`, if any. Raises nothing."""
         group = self._options.commit_to_group
         if group is None:
             return
         if self._reporter is None:
-            self._reporter = GroupReporter(group, sender(self._options.place, group))
-        self._reporter.tell(done)
-        if is_last:  # Spark may end this process as soon as it hears of it
+            self._reporter = GroupReporter(group, sender(self._options.location, group))
+        self._reporter.report(done)
+        if is_last:  # Spark may end this process as soon as this call returns
             began = self._clock.monotonic()
             self._reporter.flush(self._reporter_patience_seconds)
             waited_seconds = self._clock.monotonic() - began
@@ -198,7 +200,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         begin, last = offsets.start_within(end), offsets.decode(end)
         first = offsets.decode(start) if begin is None or start == end else begin
-        # A query that goes on after a restart plans before it has looked.
+        # After a restart, a query plans before it has refreshed.
         planner = self._refreshed() if self._planner is None else self._planner
         slices = self._patiently(lambda: planner.slices(first, last))
         packed = tasks.pack_in_order(
@@ -219,14 +221,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planner_of_query(self) -> Planner:
         if self._planner is None:
             self._planner = planner_of(self._options)
-            wished_seconds = self._options.poll_interval_seconds
+            given_seconds = self._options.poll_interval_seconds
             self._poll_interval_seconds = (
-                self._planner.poll_interval_seconds if wished_seconds is None else wished_seconds
+                self._planner.poll_interval_seconds if given_seconds is None else given_seconds
             )
         return self._planner
 
     def _is_time_to_look(self, planner: Planner, position: Position) -> bool:
-        """Waits for the poll interval, for a while; what is known and not read needs no look."""
+        """Returns whether the interval is over, or known records are unread. Waits briefly."""
         left_seconds = self._left_seconds()
         if left_seconds > 0 and planner.latest() == position:
             self._clock.sleep(min(left_seconds, limits.POLL_BLOCKS_SECONDS))
@@ -234,11 +236,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return True
 
     def _left_seconds(self) -> float:
-        """Until the poll interval lets us look again."""
+        """Returns the time until the poll interval is over."""
         return self._looked_at + self._poll_interval_seconds - self._clock.monotonic()
 
     def _look(self, planner: Planner, position: Position) -> Position:
-        """`position` as it can be read on from, as of now if it is time to look."""
+        """Returns `position` reconciled with the log, refreshed if the interval is over."""
         if self._target is None and self._left_seconds() <= 0:
             planner.refresh()
             self._looked_at = self._clock.monotonic()
@@ -250,7 +252,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planner
 
     def _patiently(self, ask: Callable[[], _T]) -> _T:
-        """What `ask` says, once the store answers; raises `Retriable` after a long time only."""
+        """Returns the result of `ask`, retrying `Retriable` errors for a long time."""
         deadline = self._clock.monotonic() + limits.SPARK_PATIENCE_SECONDS
         while True:
             try:
@@ -262,7 +264,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class EarlierStreamReader(StreamReader):
-    """For a Spark before 4.2, which asks where the log ends without saying where the query is.
+    """Stream reader for Spark before 4.2, which calls `latestOffset` without the query's position.
 
     So a loss is noticed when a micro-batch is planned.
     """
@@ -274,7 +276,7 @@ class EarlierStreamReader(StreamReader):
         if self._last is None:
             self._last = offsets.encode(self._refreshed().latest())
         else:
-            # Where it was told to go, and not where it has been: that alone `commit` says.
+            # From the last end that was returned: only `commit` has the query's own position.
             self._last = offsets.encode(
                 self._latest(offsets.decode(self._last), ReadAllAvailable())
             )
@@ -288,9 +290,9 @@ class EarlierStreamReader(StreamReader):
 
 
 class RefusedReader(DataSourceStreamReader):
-    """Says what was wrong with the options, when Spark asks for the first time.
+    """Raises the error of wrong options when Spark first calls it.
 
-    A `streamReader` that raises would be masked by another error.
+    Spark would hide an error that `streamReader` itself raises behind another one.
     """
 
     def __init__(self, refusal: errors.SparklogError) -> None:

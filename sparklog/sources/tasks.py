@@ -1,10 +1,10 @@
-"""Slices to tasks: few, of like size, and small enough to be sent. Pure.
+"""Assignment of slices to tasks: few tasks, of similar size, and small enough to be sent.
 
-Every task costs Spark a tenth of a second of a core, so a micro-batch of many small entries is one
-task; a large scan is cut so that every core has something to do until the end.
+Each task costs Spark a tenth of a second of a core, so a micro-batch of many small entries is one
+task; a large scan is cut so that every core has work until the end.
 
-Sizes are rows and bytes, by the statistics of files and the index of the log: where keys were
-compacted, or records deleted, a span of offsets says nothing of either.
+Sizes are rows and bytes, from the statistics of files and the index of the log: after compaction or
+deletion, a span of offsets says nothing about either.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import TypeAlias
 import msgspec
 
 from sparklog import limits
-from sparklog.storage.snapshot import RowGroup, Slice, Source, TableFile
+from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 
 _ROW_BYTES = 64
-"""What a row costs besides its bytes: seven columns on their way into Spark's rows."""
+"""Cost of a row besides its bytes: the conversion of seven columns to Spark's rows."""
 
 RowGroups: TypeAlias = Callable[[Sequence[Slice]], Sequence[Sequence[RowGroup]]]
-"""The row groups of the one file of each slice; none where they are not known."""
+"""Returns the row groups of the file of each slice, or none if they are unknown."""
 
 
 def pack(
@@ -35,14 +35,14 @@ def pack(
     least: int | None = None,
     most_records: int | None = None,
 ) -> list[list[Slice]]:
-    """The slices in order, dealt out to tasks; a large file may be cut.
+    """Returns the slices of each task, in order; a large file may be cut.
 
     Args:
-        parallelism: how many tasks run at the same time; a large read has at least
+        parallelism: number of tasks that run at a time; a large read has at least
             `TASKS_PER_CORE` for each.
-        row_groups: asked for the files that are to be cut, and for no others.
-        least: as many tasks as the user asked for, where the slices can be cut that small.
-        most_records: of one task; slices are cut wherever that asks for it.
+        row_groups: called for the files that are to be cut only.
+        least: number of tasks that the user asked for, if slices can be cut that small.
+        most_records: of one task; slices are cut for it.
     """
     dealt = _deal(slices, parallelism, least, row_groups)
     return dealt if most_records is None else _limit(dealt, most_records)
@@ -56,10 +56,10 @@ def pack_in_order(
     least: int | None = None,
     most_records: int | None = None,
 ) -> list[list[Slice]]:
-    """As `pack`, but all slices of a partition are in one task, in order.
+    """Returns the slices of each task as `pack`, but with each partition in one task, in order.
 
-    Several partitions may share a task. A partition is cut only where the user asked for more
-    tasks than there are partitions, or for fewer records in each.
+    Several partitions may share a task. A partition is cut only if the user asked for more tasks
+    than there are partitions, or for fewer records in each.
     """
     partitions = [
         list(found)
@@ -73,7 +73,7 @@ def pack_in_order(
 
 
 def _wanted(total: int, parallelism: int, least: int | None) -> int:
-    """How many tasks so many bytes are worth."""
+    """Returns the number of tasks for a number of bytes."""
     wanted = math.ceil(total / limits.TASK_MAX_BYTES)
     if wanted > parallelism:  # in full rounds: no core is idle in the last one
         wanted = math.ceil(wanted / parallelism) * parallelism
@@ -84,7 +84,7 @@ def _wanted(total: int, parallelism: int, least: int | None) -> int:
 def _deal_whole(
     partitions: Sequence[list[Slice]], parallelism: int, least: int | None
 ) -> list[list[Slice]]:
-    """Each partition to the task that has least so far; the largest one first."""
+    """Returns tasks of whole partitions: the largest first, each to the smallest task so far."""
     weights = [sum(map(_weight, each)) for each in partitions]
     wanted = min(_wanted(sum(weights), parallelism, least), len(partitions))
     tasks: list[list[Slice]] = [[] for _ in range(wanted)]
@@ -155,7 +155,7 @@ def _weight(each: Slice) -> int:
 
 
 def _weight_within(file: TableFile, each: Slice) -> float:
-    """The same of the part of a file that the slice covers."""
+    """Returns the weight of the part of a file that the slice covers."""
     if file.first is None or file.last is None:
         part, span = 1.0, each.end - each.first
     else:
@@ -185,7 +185,7 @@ def _cut(
     for each, wanted in zip(slices, parts, strict=True):
         if wanted > 1 and len(each.files) == 1:
             yield _cut_file(each, wanted, next(groups))
-        elif wanted > 1 and each.source is Source.BROKER:
+        elif wanted > 1 and each.source is ReadSource.BROKER:
             yield _cut_range(each, wanted)
         else:
             yield [each]
@@ -197,9 +197,9 @@ def _cut_file(each: Slice, parts: int, groups: Sequence[RowGroup]) -> list[Slice
     So no row is decoded twice. A file that another engine wrote out of order stays whole.
     """
     borders: list[tuple[int, int]] = []  # an offset, and how many rows lie below it
-    rows, reach = 0, each.first - 1
+    rows, reach = 0, each.first
     for group in sorted(groups, key=lambda group: group.first):
-        if each.first < group.first < each.end and reach < group.first:
+        if reach < group.first < each.end:
             borders.append((group.first, rows))
         reach = max(reach, group.last)
         if each.first <= group.last and group.first < each.end:
@@ -240,5 +240,5 @@ def encode(slices: Sequence[Slice]) -> bytes:
 
 
 def decode(data: bytes) -> tuple[Slice, ...]:
-    """What `encode` made the bytes of."""
+    """Decodes the bytes of `encode`."""
     return _decoder.decode(data)

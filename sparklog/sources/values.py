@@ -1,14 +1,17 @@
-"""What values are: `valueFormat`, `valueSchema` and `badValues`, for a whole batch in Arrow.
+"""Decoding of values by `valueFormat`, `valueSchema` and `badValues`, a batch at a time.
 
 | `valueFormat` | the column `value` | bad is |
 |---|---|---|
 | `binary` | the bytes | nothing |
-| `string` | a string | what is no UTF-8 |
-| `json` | a struct of the fields of `valueSchema` | what is no JSON object, or does not fit |
+| `string` | a string | a value that is not UTF-8 |
+| `json` | a struct of the fields of `valueSchema` | a value that is no fitting JSON object |
 
-A null value, which is a tombstone, is null in every format, and is not bad. A bad value is bad as a
-whole. What becomes of it says `badValues`: `null`, and no more is said; `column`, its bytes stand
-in a column of their own; `error`, the read ends.
+A null value, which is a tombstone, is null in every format and not bad. A bad value is bad as a
+whole. By `badValues` it becomes null (`null`), null with its bytes in a separate column (`column`),
+or it ends the read (`error`).
+
+A type of a JSON field has four places: `_KNOWN_TYPES` here, `json_reader._PYTHON_TYPES`,
+`json_object._LEAF_DECODERS` and `json_columns`.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog import arrow, errors
-from sparklog.sources.jsonlines import Mask, object_reader, pieces
+from sparklog.sources.json_columns import Mask
+from sparklog.sources.json_reader import object_reader
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
-Place: TypeAlias = Callable[[int], tuple[str, int, int]]
-"""From the number of a row in its batch to topic, partition and offset."""
+RowLocator: TypeAlias = Callable[[int], tuple[str, int, int]]
+"""Returns topic, partition and offset of a row by its number in the batch."""
 
-_FEW_ROWS: Final = 64
 _SHOWN_BYTES: Final = 80
 
 _KNOWN_TYPES: Final = (
@@ -54,19 +57,19 @@ class BadValues(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueParser:
-    """Plain data, so that it travels to executors.
+    """Decoder of values, which can be pickled for executors.
 
-    `kind` is the type of the column that it makes: `binary`, `string`, or what `json_type` gave.
+    `kind` is the type of the decoded column: `binary`, `string`, or the result of `json_type`.
     """
 
     format: ValueFormat
     kind: pa.DataType
     bad: BadValues = BadValues.NULL
 
-    def parse(self, values: pa.BinaryArray, place: Place) -> tuple[pa.Array, pa.Array | None]:
-        """The values as `kind`; and, for `BadValues.COLUMN`, the bytes of bad ones, else null.
+    def parse(self, values: pa.BinaryArray, locate: RowLocator) -> tuple[pa.Array, pa.Array | None]:
+        """Returns the values as `kind` and, for `BadValues.COLUMN`, the bytes of bad ones.
 
-        Raises `BadValue` for `BadValues.ERROR`, naming the first one's place.
+        Raises `BadValue` for `BadValues.ERROR`, with the position of the first bad value.
         """
         if self.format is ValueFormat.BINARY:
             found, bad = values, np.zeros(len(values), np.bool_)
@@ -76,15 +79,15 @@ class ValueParser:
             found, unfit = object_reader(self.kind).read(found)
             bad |= unfit
         if self.bad is BadValues.ERROR and bad.any():
-            raise self._refusal(values, bad, place)
+            raise self._refusal(values, bad, locate)
         return found, _bytes_of(values, bad) if self.bad is BadValues.COLUMN else None
 
-    def _refusal(self, values: pa.BinaryArray, bad: Mask, place: Place) -> errors.BadValue:
+    def _refusal(self, values: pa.BinaryArray, bad: Mask, locate: RowLocator) -> errors.BadValue:
         count, row = int(np.count_nonzero(bad)), int(np.argmax(bad))
         value: bytes = values[row].as_py()
         shown = repr(value[:_SHOWN_BYTES]) + ("…" if len(value) > _SHOWN_BYTES else "")
         others = f"; {count} of {len(values)} values here are bad" if count > 1 else ""
-        topic, partition, offset = place(row)
+        topic, partition, offset = locate(row)
         reason = f"{self._reason(value)}: {shown}{others}"
         return errors.BadValue(topic=topic, partition=partition, offset=offset, reason=reason)
 
@@ -92,7 +95,7 @@ class ValueParser:
         try:
             text = value.decode()
         except UnicodeDecodeError:
-            return "it is no UTF-8"
+            return "it is not UTF-8"
         return object_reader(self.kind).reason(text)
 
 
@@ -100,12 +103,12 @@ class ValueParser:
 
 
 def json_type(schema: StructType) -> pa.StructType:
-    """The Arrow type of objects with these fields, as Spark has it.
+    """Returns Spark's Arrow type of objects with these fields.
 
-    Raises `BadOption`, naming the field, for a type that JSON objects are not read as, for a name
-    that stands twice, and for NOT NULL, which nobody can promise of what others write.
+    Raises `BadOption`, which names the field, for a type that is not read from JSON, for a repeated
+    name, and for NOT NULL, which cannot be guaranteed for records of other programs.
     """
-    from sparklog.sources.versions import arrow_type
+    from sparklog.sources.compat import arrow_type
 
     _check_struct(schema, "")
     return arrow_type(schema)
@@ -113,15 +116,15 @@ def json_type(schema: StructType) -> pa.StructType:
 
 def _check_struct(schema: StructType, path: str) -> None:
     if not schema.fields:
-        raise _refused(path, "has no fields")
+        raise _refused(path, "it has no fields")
     known: set[str] = set()
     for field in schema.fields:
         inside = f"{path}.{field.name}" if path else field.name
         if field.name in known:
-            raise _refused(inside, "stands twice")
+            raise _refused(inside, "the name is used twice")
         known.add(field.name)
         if not field.nullable:
-            raise _refused(inside, "is NOT NULL, but an object may lack it")
+            raise _refused(inside, "it is NOT NULL, but objects may lack it; remove NOT NULL")
         _check_type(field.dataType, inside)
 
 
@@ -129,14 +132,14 @@ def _check_type(kind: DataType, path: str) -> None:
     from pyspark.sql.types import ArrayType, MapType, StringType, StructType
 
     if kind.typeName() not in _KNOWN_TYPES:
-        raise _refused(path, f"is {kind.simpleString()}, which is not read from JSON")
+        raise _refused(path, f"its type {kind.simpleString()} is not read from JSON")
     if isinstance(kind, StructType):
         _check_struct(kind, path)
     elif isinstance(kind, ArrayType):
         _check_type(kind.elementType, f"{path}[]")
     elif isinstance(kind, MapType):
         if not isinstance(kind.keyType, StringType):
-            raise _refused(path, f"is {kind.simpleString()}, but keys of JSON are strings")
+            raise _refused(path, f"its type is {kind.simpleString()}, but keys in JSON are strings")
         _check_type(kind.valueType, f"{path}{{}}")
 
 
@@ -148,25 +151,12 @@ def _refused(path: str, reason: str) -> errors.BadOption:
 
 
 def _texts(values: pa.BinaryArray) -> tuple[pa.StringArray, Mask]:
-    """The values as strings, null where they are no UTF-8; and where that is."""
+    """Returns the values as strings, null where they are not UTF-8, and a mask of those."""
     try:
         return values.cast(pa.string()), np.zeros(len(values), np.bool_)
     except pa.ArrowInvalid:
-        bad = _not_utf8(values)
+        bad = np.array([not _is_utf8(value) for value in values.to_pylist()], np.bool_)
         return _where(~bad, values).cast(pa.string()), bad
-
-
-def _not_utf8(values: pa.BinaryArray) -> Mask:
-    if len(values) <= _FEW_ROWS:
-        return np.fromiter((not _is_utf8(value) for value in values.to_pylist()), np.bool_)
-    found = []
-    for piece in pieces(values):
-        try:
-            piece.cast(pa.string())
-            found.append(np.zeros(len(piece), np.bool_))
-        except pa.ArrowInvalid:
-            found.append(_not_utf8(piece))
-    return np.concatenate(found)
 
 
 def _is_utf8(value: bytes | None) -> bool:

@@ -1,4 +1,4 @@
-"""What a planner sees of a log, and how its root shows it, with no broker.
+"""View that a planner has of a log, and the one of a root, which needs no broker.
 
 A view belongs to one thread.
 """
@@ -11,8 +11,9 @@ from typing import Protocol
 
 import msgspec
 
-from sparklog import consumeroffsets, errors, limits
+from sparklog import errors, limits
 from sparklog.clock import Clock
+from sparklog.formats import consumer_offsets
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_since, read_slice, row_groups
@@ -20,22 +21,22 @@ from sparklog.storage.snapshot import RowGroup, Slice, TableSnapshot
 
 
 class TopicView(msgspec.Struct, frozen=True):
-    """A topic as of a look, per partition."""
+    """A topic as of a refresh, with one number for each partition."""
 
     id: str
     starts: tuple[int, ...]
     """Log start offsets."""
     published: tuple[int, ...]
-    """Offsets below are in the table, and none from there on."""
+    """Ends of the table: all offsets below are published, and none from there on."""
     ends: tuple[int, ...]
     """High watermarks."""
 
 
 class Committed(msgspec.Struct, frozen=True):
-    """The next offset that a consumer group wants of a partition."""
+    """Offset that a consumer group has committed for a partition."""
 
     topic_id: str
-    """Of which topic it is: another that has the name now has other offsets."""
+    """Id of the topic; a newer topic of the same name has other offsets."""
     offset: int
 
 
@@ -43,42 +44,42 @@ GroupOffsets = Mapping[tuple[str, int], Committed]
 """By topic and partition."""
 
 Choose = Callable[[Iterable[str]], list[str]]
-"""Of the names that exist, those that are meant."""
+"""Returns the selected names of those that exist."""
 
 
-class View(Protocol):
-    """A log as it was at the last `refresh`."""
+class LogView(Protocol):
+    """A log as of the last `refresh`."""
 
     poll_interval_seconds: float
-    """How often a stream looks, unless it was asked to look otherwise."""
+    """Default interval at which a stream looks for new records."""
 
     def names(self) -> Collection[str]:
-        """The topics that exist now. Raises what `refresh` raises, but for `UnknownTopic`."""
+        """Returns the existing topics. Raises what `refresh` raises, except `UnknownTopic`."""
 
-    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
-        """Looks at the topics meant; `anew`: trusting nothing that is remembered.
+    def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
+        """Returns the chosen topics as of now; `from_scratch` uses nothing that is cached.
 
         Raises `UnknownTopic`, `NotARoot`, `Retriable` errors of store and network, and `Corrupt`.
         """
 
     def slices(self, topic: str, partition: int, first: int, end: int) -> list[Slice]:
-        """What holds the offsets of a range that exists."""
+        """Returns the slices with the offsets of an existing range."""
 
     def row_groups(self, slices: Sequence[Slice]) -> Sequence[Sequence[RowGroup]]:
-        """The row groups of the one file of each slice; none where they are not known."""
+        """Returns the row groups of the file of each slice, or none if they are unknown."""
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
-        """The least offset of a record that is not older; None: there is none."""
+        """Returns the least offset of a record that is not older, or None if there is none."""
 
     def committed(self, group: str) -> GroupOffsets | None:
-        """What a consumer group has committed by now; None: there is no such group.
+        """Returns the offsets that a group has committed, or None if the group does not exist.
 
-        May leave out topics that were not looked at. Raises as `refresh` does.
+        It may leave out topics that were not refreshed. Raises what `refresh` raises.
         """
 
 
 class RootView:
-    """Reads WAL and tables under the root itself."""
+    """View that reads WAL and tables under the root."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
@@ -90,9 +91,9 @@ class RootView:
     def names(self) -> Collection[str]:
         return RootFollower(self._store, clock=self._clock).metadata.topics
 
-    def refresh(self, choose: Choose, *, anew: bool) -> Mapping[str, TopicView]:
+    def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
         follower = self._follower
-        if follower is None or anew:
+        if follower is None or from_scratch:
             follower = self._follower = RootFollower(self._store, clock=self._clock)
         while True:
             names = choose(follower.metadata.topics)
@@ -118,7 +119,7 @@ class RootView:
         try:
             return row_groups(self._store, piece)
         except (ObjectMissing, errors.Corrupt):
-            return ()  # the task that reads it plans again, or names what is wrong
+            return ()  # the task that reads it plans again, or reports the error
 
     def first_since(self, topic: str, partition: int, timestamp_us: int) -> int | None:
         assert self._follower is not None
@@ -132,42 +133,42 @@ class RootView:
             except ObjectMissing as missing:  # compacted or trimmed since
                 path = missing.path
                 self._refresh_snapshots()
-        raise errors.MissingObject(path=path, reason="the log names it still")
+        raise errors.MissingObject(path=path, reason="the log still refers to it")
 
     def committed(self, group: str) -> GroupOffsets | None:
-        # Of its own: who follows another topic reads all logs anew, and a stream asks this once.
+        # A follower for this call: one that adds a topic reads all logs again.
         follower = RootFollower(self._store, clock=self._clock)
-        if consumeroffsets.TOPIC not in follower.metadata.topics:
+        if consumer_offsets.TOPIC not in follower.metadata.topics:
             return None
         for _ in range(limits.REPLAN_ATTEMPTS):
             try:
                 return self._read_committed(follower, group)
             except ObjectMissing as missing:  # compacted or trimmed since
                 path = missing.path
-        raise errors.MissingObject(path=path, reason="the log names it still")
+        raise errors.MissingObject(path=path, reason="the log still refers to it")
 
     def _read_committed(self, follower: RootFollower, group: str) -> GroupOffsets | None:
-        topic = consumeroffsets.TOPIC
+        topic = consumer_offsets.TOPIC
         snapshot = follower.refresh([topic])[topic]
-        number = consumeroffsets.partition_of(group, snapshot.partitions)
+        number = consumer_offsets.partition_of(group, snapshot.partitions)
         start, end = snapshot.starts[number], follower.ends(snapshot)[number]
         last: dict[bytes, bytes | None] = {}
         for piece in follower.plan(topic, snapshot, number, start, end):
             for batch in read_slice(self._store, piece, columns=("key", "value")):
-                mine = consumeroffsets.of_group(batch, group)
+                mine = consumer_offsets.of_group(batch, group)
                 keys, values = mine.column("key").to_pylist(), mine.column("value").to_pylist()
                 last.update(zip(keys, values, strict=True))
-        stands = {key: value for key, value in last.items() if value is not None}
+        current = {key: value for key, value in last.items() if value is not None}
         found = {}
-        for data, value in stands.items():
-            key = consumeroffsets.decode_key(data)
-            if isinstance(key, consumeroffsets.OffsetKey):
-                offset = consumeroffsets.decode_offset(value)
+        for data, value in current.items():
+            key = consumer_offsets.decode_key(data)
+            if isinstance(key, consumer_offsets.OffsetKey):
+                offset = consumer_offsets.decode_offset(value)
                 found[key.topic, key.partition] = Committed(offset.topic_id, offset.offset)
-        return found if stands else None
+        return found if current else None
 
     def _refresh_snapshots(self) -> None:
-        """Looks at the same topics again; raises `TopicChanged` where one is another now."""
+        """Refreshes the same topics. Raises `TopicChanged` if one was created again."""
         assert self._follower is not None
         known, self._snapshots = self._snapshots, self._follower.refresh(self._snapshots)
         for name, snapshot in self._snapshots.items():

@@ -1,8 +1,8 @@
-"""Following a whole root from outside: metadata, every open epoch's WAL, and the tables asked for.
+"""Reads a whole root without a broker: metadata, the WAL of every open epoch, and tables.
 
-This is how a reader without a broker sees the log up to the last acked record. One `refresh` reads
-the WALs first and the tables after, so that what was published and trimmed in between is found in
-the table: together they cover everything that was durable when the refresh began.
+A reader without a broker sees the log up to the last acked record in this way. `refresh` reads the
+WALs first and the tables after, so that records that are published and trimmed meanwhile are found
+in the table: together they have all records that were durable when the refresh began.
 
 A `RootFollower` belongs to one thread.
 """
@@ -14,42 +14,42 @@ from collections.abc import Iterable, Mapping
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.meta import Epoch, Metadata, MetaStore
+from sparklog.storage.metadata import ClusterMetadata, Epoch, MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.plan import high_watermark, join_tail, plan
-from sparklog.storage.snapshot import Kind, Located, Slice, TableSnapshot
-from sparklog.storage.table import Table
+from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
+from sparklog.storage.table import TopicTable
 
 _ATTEMPTS = 3
 
 
 class RootFollower:
-    """What stands under a root, as of the last `refresh`."""
+    """The state of a root as of the last `refresh`."""
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._meta = MetaStore(store, clock=clock)
+        self._meta = MetadataStore(store, clock=clock)
         self.cluster = self._meta.open(create=False)
         self._meta.reload()
         self._epochs: dict[Epoch, wal.Follower] = {}
         self._followed: set[str] = set()
-        """Ids of the topics whose entries are kept: of those that somebody has asked for."""
+        """Ids of the topics whose entries are kept: those that were requested."""
         self._entries: dict[tuple[str, int], list[Located]] = {}
-        self._tables: dict[str, Table] = {}
+        self._tables: dict[str, TopicTable] = {}
         self._tails: dict[tuple[str, int], tuple[Located, ...]] = {}
         self._joined: dict[tuple[str, int], tuple[int, int]] = {}
-        """What each tail was made of: how many entries, and from which offset on."""
+        """For each tail the number of entries and the offset that it was joined from."""
         self._listed_at = -float("inf")
 
     # -------------------------------------------------------------------------- looking
 
     @property
-    def metadata(self) -> Metadata:
+    def metadata(self) -> ClusterMetadata:
         return self._meta.current
 
     def refresh(self, topics: Iterable[str]) -> Mapping[str, TableSnapshot]:
-        """Reads what is new, and gives the tables of `topics`.
+        """Reads new state, and returns the tables of `topics`.
 
         Raises `UnknownTopic`, `CorruptObject`, `ForeignTable`, `StorageUnavailable`.
         """
@@ -68,23 +68,23 @@ class RootFollower:
                 seconds = self._clock.monotonic() - began
                 if all(joined) and seconds < limits.TRIM_GRACE_SECONDS:
                     break
-            # What fills a hole was published and trimmed, or lies in an epoch that closed or opened
-            # meanwhile; what took too long may have missed that altogether. All is listed again.
+            # Missing entries were published and trimmed, or are in an epoch that was closed or
+            # opened meanwhile. A refresh that took too long may have missed both. List all again.
             self._listed_at = -float("inf")
         return snapshots
 
     def _read_wals(self, names: Iterable[str]) -> None:
-        """Every open epoch's new entries; lists now and then, to notice what came and went unseen.
+        """Reads the new entries of every open epoch, and at times lists its folder.
 
-        An object stays for `TRIM_GRACE_SECONDS` at least, so probing oftener than that misses
-        none; after a longer pause, or half of it anyway, the folders are listed again.
+        An object exists for at least `TRIM_GRACE_SECONDS`, so more frequent probing misses none.
+        After half of that time the folders are listed again.
         """
         began = self._clock.monotonic()
         relist = began - self._listed_at > limits.TRIM_GRACE_SECONDS / 2
         metadata = self._meta.reload() if relist else self._meta.refresh()
         wanted = {metadata.topic(name).topic_id for name in names}
         if not wanted <= self._followed:
-            # Entries of these have been passed over so far.
+            # Their entries were skipped so far.
             self._followed |= wanted
             self._epochs.clear()
             self._entries.clear()
@@ -98,20 +98,20 @@ class RootFollower:
                 self._epochs[epoch] = follower
             for each in follower.poll(relist=relist):
                 for located in each.located:
-                    self._keep(located)
-        if relist:  # not before all of it is done: what fails on the way has listed nothing
+                    self._add(located)
+        if relist:  # only after all folders are listed
             self._listed_at = began
 
-    def _keep(self, located: Located) -> None:
+    def _add(self, located: Located) -> None:
         entry = located.entry
-        if entry.topic_id in self._followed and entry.kind in (Kind.RECORDS, Kind.STAGED):
+        if entry.topic_id in self._followed and entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):
             self._entries.setdefault((entry.topic_id, entry.partition), []).append(located)
 
     def _table(self, topic: str) -> TableSnapshot:
         known = self._meta.current.topic(topic)
         table = self._tables.get(topic)
         if table is None:
-            table = self._tables[topic] = Table(
+            table = self._tables[topic] = TopicTable(
                 self._store, topic, clock=self._clock, only_reads=True
             )
         snapshot = table.refresh()
@@ -120,8 +120,8 @@ class RootFollower:
         return snapshot
 
     def _join(self, snapshot: TableSnapshot) -> bool:
-        """Connects each partition's entries to its table; False where something is missing."""
-        whole = True
+        """Connects each partition's entries to its table. Returns False if some are missing."""
+        is_complete = True
         for partition, published in enumerate(snapshot.ends):
             key = snapshot.topic_id or "", partition
             entries = self._entries.get(key, [])
@@ -134,11 +134,11 @@ class RootFollower:
                 self._joined[key] = len(kept), published
             else:
                 self._joined.pop(key, None)
-                whole = False
-        return whole
+                is_complete = False
+        return is_complete
 
     def _extend(self, key: tuple[str, int], published: int) -> bool:
-        """The common case, at the price of what is new: it follows what was joined before."""
+        """Appends new entries to the joined ones in the common case that they follow them."""
         known = self._joined.get(key)
         if known is None or known[1] != published:
             return False

@@ -1,14 +1,18 @@
-"""Liveness: whether the broker that leads a root still runs. A hint, never safety.
+"""Liveness of the broker that leads a root. A hint only: safety never depends on it.
 
-The newest metadata names the leader; nobody else can ack a record. Rules:
+The newest metadata names the leader; no other broker can ack a record. The rules are:
 
-- A leader that said goodbye, or whose process has ended on this machine, is dead at once.
-- On the machine of the leader, the time since its last heartbeat is read from the monotonic clock
-  that both share.
-- From any other machine a heartbeat counts when it *changes* while it is watched. Wall clocks of
-  two hosts are never compared: one that is a minute ahead would take every broker for dead.
+- A leader whose last heartbeat says that it stopped, or whose process has ended on this machine, is
+  dead at once.
+- On the leader's machine, the age of its last heartbeat is measured by the monotonic clock that
+  both processes share.
+- On any other machine, only a heartbeat that *changes* while it is watched proves that the leader
+  is alive. The wall clocks of two hosts are never compared: with a clock that is a minute ahead,
+  every broker would seem dead.
+- A heartbeat of a later epoch has overwritten the leader's, which may still be alive. It means that
+  the metadata is old, not that the leader is silent.
 
-What safety there is comes from the fence alone (`broker/lease.py`).
+Safety comes from the fence alone (`broker/log/takeover.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ from typing import Final
 import msgspec
 
 from sparklog.clock import Clock
-from sparklog.storage.meta import Broker, Metadata, MetaStore
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine
 
@@ -30,33 +34,33 @@ _LOOK_REMOTE_SECONDS: Final = 0.25
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`heartbeats/<broker>.json`, overwritten by its own broker: that it runs, and where."""
+    """`heartbeats/<broker>.json`: that a broker runs, and where. The broker overwrites it."""
 
     broker: int
     epoch: int
     flight: str
     at_us: int
-    """Wall time of its host: makes each heartbeat another one, and is compared with nothing."""
+    """Wall time of its host. Makes each heartbeat differ from the one before; never compared."""
     monotonic_seconds: float = 0.0
-    """The same on the monotonic clock of `process.machine`."""
+    """The time of the heartbeat on the monotonic clock of `process.machine`."""
     process: Process = Process()
     kafka: str = ""
-    """Where Kafka's clients connect; empty while that door is closed."""
+    """Address of the Kafka listener; empty if it is closed."""
     version: str = ""
     log: str = ""
-    """The file of its log lines; empty: standard error."""
+    """Path of the broker's log file; empty for standard error."""
     newest_sequence: int = -1
     stopped: bool = False
-    """Left in good order: nothing needs to be waited for."""
+    """True if the broker was shut down in order; no wait is needed then."""
 
 
 def write_heartbeat(store: Store, heartbeat: Heartbeat) -> None:
-    """Raises `PutUnresolved` too, which matters to nobody: the next one follows."""
+    """Overwrites the heartbeat. A `PutUnresolved` needs no handling: the next heartbeat follows."""
     store.put(_path(heartbeat.broker), msgspec.json.encode(heartbeat), durable=False)
 
 
 def read_heartbeat(store: Store, broker: int) -> Heartbeat | None:
-    """The newest heartbeat of that broker; None where there is none, or none that can be read."""
+    """Returns the newest heartbeat of that broker; None if there is none that can be read."""
     try:
         return msgspec.json.decode(store.get(_path(broker)), type=Heartbeat)
     except (ObjectMissing, msgspec.MsgspecError):
@@ -64,7 +68,7 @@ def read_heartbeat(store: Store, broker: int) -> Heartbeat | None:
 
 
 def read_heartbeats(store: Store) -> Mapping[int, Heartbeat]:
-    """The newest heartbeat of every broker that there ever was; unreadable ones are skipped."""
+    """Returns the newest heartbeat of every broker of the root; skips unreadable ones."""
     ids = [int(name) for stat in store.list_after("heartbeats") if (name := _id_of(stat.name))]
     found = {broker: read_heartbeat(store, broker) for broker in ids}
     return {broker: heartbeat for broker, heartbeat in found.items() if heartbeat is not None}
@@ -84,21 +88,28 @@ def _path(broker: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leader:
-    """The broker that the newest metadata names, and the newest heartbeat of its epoch."""
+    """The leader that the newest metadata names, and the newest heartbeat of its epoch."""
 
     broker: int
-    known: Broker
+    known: BrokerRegistration
     heartbeat: Heartbeat | None = None
+    is_replaced: bool = False
+    """True if a heartbeat of a later epoch has overwritten the leader's."""
 
     @classmethod
-    def of(cls, metadata: Metadata, store: Store) -> Leader | None:
-        """None where no broker has ever led the root."""
+    def of(cls, metadata: ClusterMetadata, store: Store) -> Leader | None:
+        """Reads the leader's heartbeat. Returns None if no broker has ever led the root."""
         known = metadata.brokers.get(metadata.controller)
         if known is None:
             return None
         found = read_heartbeat(store, metadata.controller)
-        beats = found is not None and found.epoch == known.epoch
-        return cls(broker=metadata.controller, known=known, heartbeat=found if beats else None)
+        epoch = found.epoch if found is not None else -1
+        return cls(
+            broker=metadata.controller,
+            known=known,
+            heartbeat=found if epoch == known.epoch else None,
+            is_replaced=epoch > known.epoch,
+        )
 
     @property
     def epoch(self) -> int:
@@ -114,17 +125,17 @@ class Leader:
 
     @property
     def stopped(self) -> bool:
-        """Whether it has said goodbye."""
+        """Returns whether its last heartbeat says that it was shut down."""
         return self.heartbeat is not None and self.heartbeat.stopped
 
 
 def describe(leader: Leader, *, now_us: int) -> str:
-    """The leader in words, for messages: id, kind, epoch, process, address, age."""
+    """Describes the leader for messages: id, kind, epoch, process, address, age."""
     return describe_broker(leader.broker, leader.known, now_us=now_us)
 
 
-def describe_broker(broker: int, known: Broker, *, now_us: int | None = None) -> str:
-    """As `describe`, of any broker that the metadata knows; without `now_us`, not its age."""
+def describe_broker(broker: int, known: BrokerRegistration, *, now_us: int | None = None) -> str:
+    """Describes any registered broker, as `describe` does; without `now_us`, omits the age."""
     words = [f"broker {broker} ({known.kind}, epoch {known.epoch})"]
     if known.process.pid:
         words.append(f"pid {known.process.pid} on host {known.process.host}")
@@ -135,7 +146,7 @@ def describe_broker(broker: int, known: Broker, *, now_us: int | None = None) ->
 
 
 def age(since_us: int) -> str:
-    """A span of time in words, such as `3 min`. Clocks of two hosts may make it less than zero."""
+    """Formats a span of time, such as `3 min`. A negative one, of two hosts' clocks, is `0 s`."""
     seconds = max(since_us, 0) / 1e6
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
@@ -146,36 +157,36 @@ def age(since_us: int) -> str:
 # ------------------------------------------------------------------------------ alive or dead
 
 
-class State(enum.Enum):
+class LeaderState(enum.Enum):
     ALIVE = enum.auto()
     DEAD = enum.auto()
     UNKNOWN = enum.auto()
-    """Not watched for long enough to tell."""
+    """Not watched for long enough to decide."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """One look at the leader."""
+    """Result of one look at the leader."""
 
     leader: Leader
-    state: State
+    state: LeaderState
 
 
-class Watch:
-    """Looks at the leader of a root, again and again, and remembers when it saw a change.
+class LeaderWatch:
+    """Watches the leader of a root, and remembers when its heartbeat was seen to change.
 
     Args:
-        store: of the root.
-        clock: the observer's own; only its monotonic time counts.
-        dead_after_seconds: a leader that is silent for so long, or for as long as it has said
-            itself if that is longer, is dead.
+        store: the store of the root.
+        clock: the observer's own clock; only its monotonic time is used.
+        dead_after_seconds: a leader that is silent for longer is dead. If the leader has registered
+            a longer time for itself, that one counts.
     """
 
     def __init__(self, store: Store, *, clock: Clock, dead_after_seconds: float) -> None:
         self._store = store
         self._clock = clock
         self._dead_after_seconds = dead_after_seconds
-        self._meta = MetaStore(store, clock=clock)
+        self._meta = MetadataStore(store, clock=clock)
         self._watched: tuple[int, int] | None = None
         self._seen: Heartbeat | None = None
         self._seen_at = 0.0
@@ -184,19 +195,30 @@ class Watch:
     def patience_seconds(self, leader: Leader) -> float:
         return max(self._dead_after_seconds, leader.known.dead_after_seconds)
 
-    def look(self, metadata: Metadata | None = None) -> Sighting | None:
-        """The leader as it is now; None where no broker has ever led the root.
+    def look(self, metadata: ClusterMetadata | None = None) -> Sighting | None:
+        """Reads and judges the leader once. Returns None if no broker has ever led the root.
 
-        `metadata`: the newest; read if it is not given. Raises what the store raises.
+        `metadata`: the newest metadata that the caller knows; read from the store if not given, or
+        if it proves to be old. Raises the errors of the store.
         """
-        leader = Leader.of(self._meta.reload() if metadata is None else metadata, self._store)
+        known = self._meta.reload() if metadata is None else metadata
+        while True:
+            asked_at = self._clock.monotonic()
+            leader = Leader.of(known, self._store)
+            if leader is None or not leader.is_replaced:
+                break
+            newest = self._meta.reload()
+            if newest.version <= known.version:
+                break  # the heartbeat's epoch is in no metadata
+            known = newest
         if leader is None:
             return None
-        self._note(leader)
+        self._observe(leader)
         return Sighting(
             leader=leader,
             state=judge(
                 leader,
+                asked_at=asked_at,
                 now=self._clock.monotonic(),
                 patience_seconds=self.patience_seconds(leader),
                 seen_at=self._seen_at,
@@ -204,32 +226,37 @@ class Watch:
             ),
         )
 
-    def _note(self, leader: Leader) -> None:
+    def _observe(self, leader: Leader) -> None:
         watched = leader.broker, leader.epoch
         if watched != self._watched:
             self._watched, self._has_changed = watched, False
         elif leader.heartbeat in (None, self._seen):
-            return  # one that cannot be read is no sign of life
+            return  # an unreadable heartbeat is no sign of life
         else:
             self._has_changed = True
         self._seen, self._seen_at = leader.heartbeat, self._clock.monotonic()
 
     def settle(
-        self, metadata: Metadata | None = None, *, waits: Callable[[Leader, float], object]
+        self, metadata: ClusterMetadata | None = None, *, on_wait: Callable[[Leader, float], object]
     ) -> Sighting | None:
-        """Looks until it is known whether the leader is alive: for `patience_seconds` at most.
+        """Looks until the leader is known to be alive or dead: for `patience_seconds` at most.
 
-        `waits` is called once, with the leader and the longest wait in seconds, if that takes time.
+        If another broker replaces the leader meanwhile, that one is watched, for as long.
+        `metadata` is as in `look`, and serves the first look only.
+
+        `on_wait` is called once, with the leader and the longest wait in seconds, if the answer
+        takes time.
         """
-        told = False
+        has_reported = False
         while True:
             found = self.look(metadata)
-            if found is None or found.state is not State.UNKNOWN:
+            if found is None or found.state is not LeaderState.UNKNOWN:
                 return found
-            if not told:
-                waits(found.leader, self.patience_seconds(found.leader))
-                told = True
+            if not has_reported:
+                on_wait(found.leader, self.patience_seconds(found.leader))
+                has_reported = True
             self.pause()
+            metadata = None
 
     def pause(self) -> None:
         """Waits between two looks."""
@@ -238,35 +265,46 @@ class Watch:
 
 
 def judge(
-    leader: Leader, *, now: float, patience_seconds: float, seen_at: float, has_changed: bool
-) -> State:
-    """Whether the leader is alive.
+    leader: Leader,
+    *,
+    asked_at: float,
+    now: float,
+    patience_seconds: float,
+    seen_at: float,
+    has_changed: bool,
+) -> LeaderState:
+    """Decides whether the leader is alive.
 
     Args:
-        leader: with its newest heartbeat.
-        now: the observer's monotonic time, in seconds.
-        patience_seconds: after so long a silence it is dead.
-        seen_at: since when the heartbeat is as it is, as far as it was watched.
-        has_changed: whether it was seen to change since it was watched first.
+        leader: the leader with its newest heartbeat.
+        asked_at: the observer's monotonic time, in seconds, just before the heartbeat was read. A
+            slow answer, or a pause of the observer, does not count as silence of the leader.
+        now: the observer's monotonic time after the heartbeat was read.
+        patience_seconds: a leader that is silent for longer is dead.
+        seen_at: since when the heartbeat has not changed, as far as it was watched.
+        has_changed: whether the heartbeat changed while it was watched.
     """
     heartbeat = leader.heartbeat
     if leader.stopped or fate_of(leader.process) is Fate.GONE:
-        return State.DEAD
-    if heartbeat is not None and is_of_this_machine(heartbeat.process):
-        silent_seconds = now - heartbeat.monotonic_seconds
-        if silent_seconds >= 0:
-            return State.ALIVE if silent_seconds <= patience_seconds else State.DEAD
-    if now - seen_at > patience_seconds:
-        return State.DEAD
-    return State.ALIVE if has_changed else State.UNKNOWN
+        return LeaderState.DEAD
+    if (
+        heartbeat is not None
+        and is_of_this_machine(heartbeat.process)
+        and heartbeat.monotonic_seconds <= now
+    ):
+        silent_seconds = asked_at - heartbeat.monotonic_seconds
+        return LeaderState.ALIVE if silent_seconds <= patience_seconds else LeaderState.DEAD
+    if asked_at - seen_at > patience_seconds:
+        return LeaderState.DEAD
+    return LeaderState.ALIVE if has_changed else LeaderState.UNKNOWN
 
 
 def find_live_broker(
     store: Store, *, clock: Clock, dead_after_seconds: float
 ) -> tuple[int, str] | None:
-    """(id, Flight address) of the root's live broker, or None; may wait to see which."""
-    watch = Watch(store, clock=clock, dead_after_seconds=dead_after_seconds)
-    found = watch.settle(waits=lambda _leader, _seconds: None)
-    if found is None or found.state is State.DEAD:
+    """Returns (id, Flight address) of the root's live broker, or None; may wait to find out."""
+    watch = LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
+    found = watch.settle(on_wait=lambda _leader, _seconds: None)
+    if found is None or found.state is LeaderState.DEAD:
         return None
     return found.leader.broker, found.leader.flight

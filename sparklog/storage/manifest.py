@@ -1,19 +1,18 @@
-"""The staged batch of a Spark query: what its tasks put aside, and the manifest that decides.
+"""The staged batch of a Spark query: the files of its tasks, and the manifest that commits them.
 
-Rules of this room:
+Rules:
 
-- Tasks put files under `staging/<query>/<batch>/`, under random names: a task that runs twice
-  stages twice, and what nobody names does not count.
-- The manifest in the same folder is put only if absent, and names what counts. It is the decision:
-  whoever meets it drives it to its end, and ignores what else was staged. A manifest that *refuses*
-  the batch, put by a sweeper, keeps a driver that comes too late from deciding otherwise.
-- A refusal ends one *attempt* at the batch, and what was staged for it. A task that begins after it
-  stages for the next attempt, whose files and whose manifest have its number in their names. So a
-  query may resume after any pause, and only the driver that was given up is refused. Attempts are
-  refused in order, and refusals removed from the last: the first attempt without one is the open
-  one.
-- A section is one Arrow IPC stream of exactly one record batch, a payload of one partition. It is
-  read by its byte range alone, as an entry of the write-ahead log is, and becomes one.
+- Tasks put files under `staging/<query>/<batch>/` with random names. A task that runs twice stages
+  twice; a file that the manifest does not name does not count.
+- The manifest in the same folder is put only if absent, and names the files that count. It is the
+  decision: any process that finds it completes the batch, and ignores other files. A manifest that
+  *refuses* the batch, put by a sweeper, prevents a late driver from deciding otherwise.
+- A refusal ends one *attempt* at the batch and the files staged for it. A task that begins later
+  stages for the next attempt, whose files and manifest have its number in their names. So a query
+  may resume after any pause, and only the abandoned driver is refused. Attempts are refused in
+  order, and refusals are removed from the last one: the first attempt without one is open.
+- A section is an Arrow IPC stream of exactly one record batch, a payload of one partition. It is
+  read by its byte range alone, like an entry of the write-ahead log, and becomes one.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from msgspec import Meta
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.record import count_keyless
+from sparklog.formats.record import count_keyless
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
-"""Of the first attempt; `name` gives that of any."""
+"""The file name of the first attempt's manifest; `name` returns that of any attempt."""
 _FOLDER: Final = "staging"
 _QUERY = re.compile(r"(?!\.)[a-zA-Z0-9._@-]{1,250}")
 _MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
@@ -44,44 +43,44 @@ _MANIFEST_PATH = re.compile(rf"{_FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern
 _STAGED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.arrow")
 
 _Count = Annotated[int, Meta(ge=1)]
-_Place = Annotated[int, Meta(ge=0)]
+_Natural = Annotated[int, Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of one partition, and where they lie. Times are of the rows that brought one."""
+    """The byte range of rows of one partition. Times are those of rows that have one."""
 
     topic: str
-    partition: _Place
+    partition: _Natural
     rows: Annotated[int, Meta(ge=1, le=limits.STAGED_SECTION_ROWS)]
     path: str
-    start: _Place
+    start: _Natural
     length: _Count
-    crc32c: _Place
+    crc32c: _Natural
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
-    keyless: _Place = 0
-    """How many of the rows have no key."""
+    keyless: _Natural = 0
+    """The number of rows without a key."""
 
     def ref(self) -> StagedRef:
         return StagedRef(self.path, self.start, self.length, self.crc32c)
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What batch `batch` of `query` consists of; `refused`: this attempt at it is given up."""
+    """The sections of batch `batch` of `query`; `refused`: this attempt at it is abandoned."""
 
     query: str
-    batch: _Place
+    batch: _Natural
     sections: tuple[Section, ...] = ()
     refused: bool = False
     kind: BatchKind = BatchKind.NUMBERED
-    attempt: _Place = 0
+    attempt: _Natural = 0
 
     @property
     def path(self) -> str:
         return f"{folder(self.query, self.batch)}/{name(self.attempt)}"
 
     def check_files(self, store: Store) -> None:
-        """That every section's file is there and long enough; costs one listing, reads no rows.
+        """Checks by one listing that every section's file exists and is long enough.
 
         Raises `MissingObject` and `CorruptObject`, which name the file.
         """
@@ -95,17 +94,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
                 raise errors.CorruptObject(
                     path=section.path,
                     check=(
-                        f"{size} bytes, where {self.path} names"
+                        f"it has {size} bytes, and {self.path} names bytes"
                         f" {section.start} to {section.start + section.length}"
                     ),
                 )
 
 
 def folder(query: str, batch: int) -> str:
-    """Where a batch is staged. Raises `BadRequest` for a query that makes no name."""
+    """Returns the folder of a batch. Raises `BadRequest` if the query is not a valid name."""
     if not _QUERY.fullmatch(query):
         raise errors.BadRequest(
-            reason=f"{query!r} does not name a query: 1 to 250 of [a-zA-Z0-9._@-], no '.' first"
+            reason=f"The query name {query!r} is invalid: use 1–250 of [a-zA-Z0-9._@-], and no"
+            " '.' at the start."
         )
     return f"{_FOLDER}/{query}/{batch}"
 
@@ -114,24 +114,24 @@ def folder(query: str, batch: int) -> str:
 
 
 def name(attempt: int) -> str:
-    """What an attempt's manifest is called, in the folder of its batch."""
+    """Returns the name of an attempt's manifest in the folder of its batch."""
     return f"manifest-{attempt}.json" if attempt else NAME
 
 
 def is_manifest(name: str) -> bool:
-    """Whether an object of that name, in the folder of a batch, is a manifest of any attempt."""
+    """Returns whether the name, in the folder of a batch, is that of an attempt's manifest."""
     return _MANIFEST.fullmatch(name) is not None
 
 
 def attempt_of(name: str) -> int:
-    """The attempt that a manifest or a staged file is of, by its name or its path."""
+    """Returns the attempt of a manifest or a staged file, by its name or path."""
     name = name.rpartition("/")[2]
     named = _MANIFEST.fullmatch(name) or _STAGED.fullmatch(name)
     return int(named[1] or 0) if named is not None else 0
 
 
 def open_attempt(store: Store, query: str, batch: int) -> int:
-    """The first attempt at the batch that is not refused. Raises what `load` raises."""
+    """Returns the first attempt at the batch that is not refused. Raises like `load`."""
     within, attempt = folder(query, batch), 0
     while True:
         path = f"{within}/{name(attempt)}"
@@ -148,9 +148,9 @@ def open_attempt(store: Store, query: str, batch: int) -> int:
 
 
 def write(store: Store, manifest: Manifest, clock: Clock) -> Manifest:
-    """Puts `manifest` if its batch has none, and gives the one that stands: ours or an earlier.
+    """Puts `manifest` if its batch has none, and returns the batch's manifest, ours or an earlier.
 
-    Raises `BadRequest` where a sweeper has refused the batch, and what `claim` does.
+    Raises `BadRequest` if a sweeper has refused the batch, and like `claim`.
     """
     if claim(store, manifest.path, msgspec.json.encode(manifest), clock=clock):
         return manifest
@@ -158,42 +158,42 @@ def write(store: Store, manifest: Manifest, clock: Clock) -> Manifest:
 
 
 def refuse(store: Store, within: str, *, clock: Clock, attempt: int = 0) -> bool:
-    """Whether the attempt at the batch in the folder is given up: False where a manifest is."""
+    """Refuses the attempt at the batch in the folder. Returns False if it has a manifest."""
     query, batch = within.split("/")[1:]
     refusal = Manifest(query=query, batch=int(batch), refused=True, attempt=attempt)
     return claim(store, refusal.path, msgspec.json.encode(refusal), clock=clock)
 
 
 def read(store: Store, path: str) -> Manifest:
-    """A manifest to be driven. Raises `BadRequest` for a refused, malformed or missing one."""
+    """Reads a manifest to complete. Raises `BadRequest` if it is refused, malformed or missing."""
     found = load(store, path)
     if found.refused:
         raise errors.BadRequest(
-            reason=f"batch {found.batch} of query {found.query} was staged and not committed for"
-            f" so long that it was given up ({path}), and its files are removed; start the query"
-            " again, which stages the batch again"
+            reason=f"Batch {found.batch} of query {found.query} was staged and not committed for"
+            f" so long that it was abandoned ({path}), and its files are removed. Start the query"
+            " again; it stages the batch again."
         )
     return found
 
 
 def batch_of(path: str) -> BatchId:
-    """Whose manifest's path this is. Raises `BadRequest` for any other."""
+    """Returns the batch of a manifest's path. Raises `BadRequest` for any other path."""
     named = _MANIFEST_PATH.fullmatch(path)
     if named is None:
-        raise errors.BadRequest(reason=f"{path!r} is no manifest's path")
+        raise errors.BadRequest(reason=f"{path!r} is not the path of a manifest")
     return BatchId(named[1], int(named[2]))
 
 
 def load(store: Store, path: str) -> Manifest:
-    """Whatever manifest stands at `path`. Raises `BadRequest` for a malformed or missing one."""
+    """Reads the manifest at `path`. Raises `BadRequest` if it is malformed or missing."""
     batch_id = batch_of(path)
     within = folder(batch_id.query, batch_id.batch)
     try:
         found = msgspec.json.decode(store.get(path), type=Manifest)
     except ObjectMissing:
-        raise errors.BadRequest(reason=f"there is no manifest at {path}") from None
+        raise errors.BadRequest(reason=f"{path} does not exist") from None
     except msgspec.MsgspecError as error:
-        raise errors.BadRequest(reason=f"{path} is no manifest: {error}") from error
+        raise errors.BadRequest(reason=f"{path} is not a manifest: {error}") from error
     if found.path != path:
         raise errors.BadRequest(reason=f"{path} says that it is {found.path}")
     for section in found.sections:
@@ -209,9 +209,9 @@ def load(store: Store, path: str) -> Manifest:
 
 
 class StagingWriter:
-    """Stages what one task writes, in as few files as bounded memory allows; not thread-safe.
+    """Stages the rows of one task in as few files as bounded memory allows; not thread-safe.
 
-    `add` what comes, then `finish`; `discard` where the task fails.
+    Call `add` for each batch, and `finish` at the end; call `discard` if the task fails.
     """
 
     def __init__(
@@ -232,39 +232,39 @@ class StagingWriter:
         self._file_bytes = file_bytes
         self._section_rows = section_rows
         self._section_bytes = section_bytes
-        self._waiting: dict[tuple[str, int], _Waiting] = {}
-        self._waiting_bytes = 0
+        self._open_sections: dict[tuple[str, int], _OpenSection] = {}
+        self._open_bytes = 0
         self._file = _File(self._new_path())
         self._sections: list[Section] = []
         self._put: list[str] = []
 
     def add(self, topic: str, partition: int, payload: pa.RecordBatch) -> None:
-        """Takes rows of one partition, of `PAYLOAD_SCHEMA`'s exact types; the order is kept.
+        """Adds rows of one partition, in order, with exactly the types of `PAYLOAD_SCHEMA`.
 
-        Raises what `claim` does, where memory is full and a file is put.
+        Puts a file when memory is full, and then raises like `claim`.
         """
         key = topic, partition
         for piece in self._cut(payload):
-            waiting = self._waiting.get(key)
-            if waiting is not None and not self._fits(waiting, piece):
+            section = self._open_sections.get(key)
+            if section is not None and not self._fits(section, piece):
                 self._close_section(key)
-                waiting = None
-            if waiting is None:
-                waiting = self._waiting[key] = _Waiting()
-            waiting.add(piece)
-            self._waiting_bytes += piece.nbytes
-        if self._waiting_bytes + self._file.size >= self._file_bytes:
+                section = None
+            if section is None:
+                section = self._open_sections[key] = _OpenSection()
+            section.add(piece)
+            self._open_bytes += piece.nbytes
+        if self._open_bytes + self._file.size >= self._file_bytes:
             self._close_file()
 
-    def _fits(self, waiting: _Waiting, piece: pa.RecordBatch) -> bool:
+    def _fits(self, section: _OpenSection, piece: pa.RecordBatch) -> bool:
         return (
-            waiting.rows + piece.num_rows <= self._section_rows
-            and waiting.bytes + piece.nbytes <= self._section_bytes
-            and waiting.pieces[0].schema.names == piece.schema.names
+            section.rows + piece.num_rows <= self._section_rows
+            and section.bytes + piece.nbytes <= self._section_bytes
+            and section.pieces[0].schema.names == piece.schema.names
         )
 
     def _cut(self, payload: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The payload in pieces, none larger than a section, unless it is one row that is."""
+        """Yields the payload in pieces no larger than a section, except for a larger single row."""
         at = 0
         while at < payload.num_rows:
             piece = payload.slice(at, self._section_rows)
@@ -274,9 +274,9 @@ class StagingWriter:
             at += piece.num_rows
 
     def _close_section(self, key: tuple[str, int]) -> None:
-        waiting = self._waiting.pop(key)
-        self._waiting_bytes -= waiting.bytes
-        batch = pa.concat_batches(waiting.pieces)
+        section = self._open_sections.pop(key)
+        self._open_bytes -= section.bytes
+        batch = pa.concat_batches(section.pieces)
         payload = wal.encode_payload(batch)
         low, high = _timestamps_us(batch)
         self._sections.append(
@@ -296,10 +296,10 @@ class StagingWriter:
         self._file.add(payload)
 
     def _close_file(self) -> None:
-        for key in list(self._waiting):
+        for key in list(self._open_sections):
             self._close_section(key)
         if self._file.size:
-            # Remembered first: a put that fails may yet land, and is then to be discarded.
+            # Noted first: a put that fails may still take effect, and its file is to be discarded.
             self._put.append(self._file.path)
             claim(self._store, self._file.path, self._file.pieces, clock=self._clock)
             self._file = _File(self._new_path())
@@ -308,17 +308,17 @@ class StagingWriter:
         return f"{self._prefix}{secrets.token_hex(16)}.arrow"
 
     def finish(self) -> list[Section]:
-        """What was staged, durably. Raises what `claim` does."""
+        """Puts the last file, and returns all sections. Raises like `claim`."""
         self._close_file()
         return self._sections
 
     def discard(self) -> None:
-        """Removes what was staged so far."""
+        """Removes the files that are staged so far."""
         self._store.delete(self._put)
 
 
-class _Waiting:
-    """Rows of one partition that are no section yet."""
+class _OpenSection:
+    """Rows of one partition that are not yet a section."""
 
     def __init__(self) -> None:
         self.pieces: list[pa.RecordBatch] = []
@@ -345,7 +345,7 @@ class _File:
 
 
 def _timestamps_us(payload: pa.RecordBatch) -> tuple[int | None, int | None]:
-    """Least and greatest timestamp of the rows that have one."""
+    """Returns the least and greatest timestamp of the rows that have one."""
     index = payload.schema.get_field_index("timestamp")
     if index < 0:
         return None, None

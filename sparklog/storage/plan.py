@@ -1,7 +1,7 @@
-"""Where a range of offsets lies: pure, from what is known of table and WAL to slices in order.
+"""Plans the reading of a range of offsets: a table snapshot and WAL entries in, slices out. Pure.
 
-Below the table's end (its `txn`) the table answers, and an offset that it lacks is a gap. From
-there on the WAL continues exactly: its entries follow one another without a hole.
+Below the table's end (its `txn`) records are read from the table, and an offset that it lacks is a
+gap. From there on the WAL continues: its entries follow one another without a hole.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from sparklog import errors, limits
-from sparklog.storage.snapshot import Located, Slice, Source, TableFile, TableSnapshot
+from sparklog.storage.snapshot import Located, ReadSource, Slice, TableFile, TableSnapshot
 
 
 def join_tail(published: int, entries: Iterable[Located]) -> tuple[Located, ...]:
-    """The entries of one partition that continue its table from `published`, without a hole.
+    """Returns the entries of a partition that continue its table from `published` without a hole.
 
-    Entries may come in any order and from several epochs; the same offsets may be there twice (an
-    entry and its carried copy, which outlives it and so counts). What does not connect yet is left
-    out: its predecessor is not read yet.
+    Entries may come in any order and from several epochs, and offsets may occur twice: in an entry
+    and in its carried copy, which outlives it and is preferred. Entries after a hole are omitted,
+    since their predecessor is not read yet.
     """
     latest: dict[int, Located] = {}
     for each in entries:
@@ -40,8 +40,23 @@ def join_tail(published: int, entries: Iterable[Located]) -> tuple[Located, ...]
     return tuple(tail)
 
 
+def join_head(begin: int, end: int, entries: Sequence[Located]) -> tuple[Located, ...]:
+    """Returns the entries of a partition between `begin` and `end` that reach `end` without a hole.
+
+    All their offsets are below `end`. Entries may come in any order, as for `join_tail`.
+    """
+    while begin < end:
+        joined = join_tail(begin, entries)
+        reached = joined[-1].entry.end if joined else begin
+        if reached >= end:
+            return tuple(each for each in joined if each.entry.end <= end)
+        later = (each.entry.base_offset for each in entries if each.entry.base_offset > reached)
+        begin = min(later, default=end)
+    return ()
+
+
 def high_watermark(snapshot: TableSnapshot, partition: int, tail: Sequence[Located]) -> int:
-    """The next offset to be written, as far as `snapshot` and `tail` know."""
+    """Returns the next offset to be written, according to `snapshot` and `tail`."""
     return max(snapshot.ends[partition], tail[-1].entry.end if tail else 0)
 
 
@@ -54,7 +69,7 @@ def plan(
     start: int,
     end: int,
 ) -> list[Slice]:
-    """All of `slices`, for who reads all of them or shares them out."""
+    """Returns all of `slices` as a list."""
     return list(
         slices(topic=topic, snapshot=snapshot, tail=tail, partition=partition, start=start, end=end)
     )
@@ -69,12 +84,12 @@ def slices(
     start: int,
     end: int,
 ) -> Iterator[Slice]:
-    """Slices that together hold every record with `start` <= offset < `end`, in order.
+    """Yields slices with every record of `start` <= offset < `end`, in order.
 
-    Each is made when it is asked for: who takes the first few does not pay for what follows.
-    `tail` is `join_tail`'s, or as much of it as holds offsets of the range. Raises, before the
-    first slice, `OffsetOutOfRange` where a part of the range is below the log start or beyond the
-    high watermark, `UnknownPartition` and `UnknownTopic`.
+    Slices are computed lazily, so that the first ones are cheap. `tail` is the result of
+    `join_tail`, or the part of it with offsets of the range. Raises, before the first slice,
+    `OffsetOutOfRange` if a part of the range is below the log start or beyond the high watermark,
+    `UnknownPartition` and `UnknownTopic`.
     """
     if snapshot.topic_id is None:
         raise errors.UnknownTopic(topic=topic)
@@ -90,7 +105,10 @@ def slices(
                 topic=topic, partition=partition, offset=offset, start=log_start, end=watermark
             )
     piece = partial(Slice, topic=topic, topic_id=snapshot.topic_id, partition=partition)
-    in_table, in_log = partial(piece, source=Source.FILES), partial(piece, source=Source.WAL)
+    in_table, in_log = (
+        partial(piece, source=ReadSource.FILES),
+        partial(piece, source=ReadSource.WAL),
+    )
     published = snapshot.ends[partition]
     clusters = _clusters(snapshot.files[partition], start, min(end, published), published)
     entries = _entries(tail, max(start, published), end)
@@ -146,12 +164,12 @@ def _clusters(
 
 
 def _low(file: TableFile) -> int:
-    """What files are in order of: no statistics, which come first, may mean any offset."""
+    """The sort key of files: 0 without statistics, since such a file may have any offset."""
     return 0 if file.first is None else file.first
 
 
 def _entries(tail: Sequence[Located], start: int, end: int) -> Iterator[tuple[Located, int, int]]:
-    """Entries that hold an offset of `start` … `end`, each with the part of the range it holds."""
+    """Yields entries with offsets in `start` … `end`, each with its part of the range."""
     if start >= end:
         return
     for index in range(bisect.bisect_right(tail, start, key=_end), len(tail)):

@@ -1,9 +1,8 @@
-"""Processes as another process of the same machine can check them.
+"""Identity of a process, so that another process of the same machine can check whether it runs.
 
-A pid means something only inside one pid namespace of one boot of one machine, and is given to
-another process later. So a process is named by all of these and by the time of its start. Where
-this machine says too little about itself, a process cannot be checked at all, which is not an
-error: its heartbeat decides then.
+A pid is valid only inside one pid namespace of one boot of one machine, and is reused later. A
+process is therefore identified by all of these and its start time. On a machine that does not
+report them, a process cannot be checked. That is no error: its heartbeat decides then.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ import msgspec
 
 _COMMAND_SECONDS: Final = 5.0
 _DEAD_STATES: Final = frozenset("ZXx")
-"""Of /proc/<pid>/stat: a zombie has ended, and waits for its parent to read how."""
+"""States of /proc/<pid>/stat. A zombie has ended; its parent has not read its exit status yet."""
 
 
 class Process(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One process. Equal values mean the same process; empty fields mean that nobody knows."""
+    """One process. Equal values mean the same process; an empty field is unknown."""
 
     host: str = ""
     pid: int = 0
     machine: str = ""
     """One boot of one kernel, and the namespaces in which `pid` and monotonic times are valid."""
     started: str = ""
-    """When it started, in the units of that machine: tells it from a later one of the same pid."""
+    """Start time in units of that machine; distinguishes processes that had the same pid."""
 
 
 class Fate(enum.Enum):
-    """The state of a process, as far as it can be checked from here."""
+    """State of a process, as far as this process can check it."""
 
     RUNS = enum.auto()
     GONE = enum.auto()
@@ -44,7 +43,7 @@ class Fate(enum.Enum):
 
 
 def this_process() -> Process:
-    """The process that asks; a forked child is another one than its parent."""
+    """Returns the calling process; a forked child differs from its parent."""
     return _own(os.getpid())
 
 
@@ -56,17 +55,16 @@ def _own(pid: int) -> Process:
 
 
 def is_of_this_machine(process: Process) -> bool:
-    """Whether pid and monotonic times of `process` mean the same here.
+    """Returns whether pid and monotonic times of `process` are valid on this machine.
 
-    The host's name is compared too: virtual machines that were resumed from one snapshot share the
-    id of their boot.
+    Compares host names too: virtual machines that were resumed from one snapshot share a boot id.
     """
     here = _machine()
     return bool(here) and process.machine == here and process.host == socket.gethostname()
 
 
 def fate_of(process: Process) -> Fate:
-    """Whether `process` still runs; unknown where it is another machine's."""
+    """Returns whether `process` still runs; unknown for a process of another machine."""
     if not process.pid or not is_of_this_machine(process):
         return Fate.UNKNOWN
     try:
@@ -74,7 +72,7 @@ def fate_of(process: Process) -> Fate:
     except ProcessLookupError:
         return Fate.GONE
     except PermissionError:
-        pass  # another user's process, so there is one
+        pass  # the process exists, and belongs to another user
     started = _started(process.pid)
     if started is None or not process.started:
         return Fate.UNKNOWN
@@ -83,7 +81,7 @@ def fate_of(process: Process) -> Fate:
 
 @functools.cache
 def _machine() -> str:
-    """Empty where the boot cannot be told from another."""
+    """Returns the boot and the namespaces; empty if the boot has no id."""
     boot = _boot()
     if not boot:
         return ""
@@ -92,7 +90,7 @@ def _machine() -> str:
         try:
             namespaces.append(str(Path(f"/proc/self/ns/{kind}").readlink()))
         except OSError:
-            continue  # a kernel without such namespaces
+            continue  # the kernel has no such namespaces
     return " ".join([boot, *namespaces])
 
 
@@ -106,13 +104,13 @@ def _boot() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """When the process started; "" for one that has ended; None where nobody says."""
+    """Returns when the process started; "" if it has ended; None if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
-        # A /proc that hides other users' processes, or none at all.
+        # /proc hides other users' processes, or does not exist.
         return _output("ps", "-o", "lstart=", "-p", str(pid)) or None
-    # The second field, the command in parentheses, may hold blanks and parentheses itself.
+    # The second field, the command in parentheses, may contain blanks and parentheses.
     fields = stat.rpartition(")")[2].split()
     return "" if fields[0] in _DEAD_STATES else fields[19]
 

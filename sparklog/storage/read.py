@@ -1,13 +1,13 @@
-"""Reading a slice: from Parquet files or a WAL entry to Arrow batches of rows in offset order.
+"""Reads a slice, from Parquet files or a WAL entry, as Arrow batches of rows in offset order.
 
-Names in a slice are hints. `ObjectMissing` from here means that the slice's file or object has been
-compacted or trimmed since it was planned: plan the same offsets again. The readers trust offsets
-and statistics only, never a file's name or inner order: another engine may have rewritten it. They
-check what each page says of its own bytes, as far as its writer has told.
+Names in a slice are hints. `ObjectMissing` means that its file or object was compacted or trimmed
+after it was planned: plan the same offsets again. Readers trust offsets and statistics only, never
+the name or order of a file, since another engine may have rewritten it. They check the CRC32 of
+each page that has one.
 
-Another engine's files may be large, and in no order. Only row groups that hold offsets of the slice
-are decoded, by batches, and only as far as the last of them; rows in no order are sorted in bounded
-memory (`storage.sorting`).
+The files of another engine may be large and unordered. Only row groups with offsets of the slice
+are decoded, batch by batch and up to the last of these offsets; unordered rows are sorted in
+bounded memory (`storage.sorting`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
-from sparklog.record import ROW_SCHEMA, rows
+from sparklog.formats.record import ROW_SCHEMA, rows
 from sparklog.storage import sorting, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.plan import latest_timestamp_us
-from sparklog.storage.rowgroups import light_rows
-from sparklog.storage.snapshot import RowGroup, Slice, Source, TableFile
+from sparklog.storage.row_groups import light_rows
+from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table import data_path
 
 
@@ -44,17 +44,21 @@ def read_slice(
     batch_rows: int = limits.SCAN_BATCH_ROWS,
     wants_all: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of `ROW_SCHEMA`, or of `columns` in their order, with offsets in `piece`'s range.
+    """Yields batches of `ROW_SCHEMA`, or of `columns` in their order, with the offsets of `piece`.
 
     Args:
-        wants_all: the caller will take all batches. Otherwise rows in no order are sorted a few at
-            a time, and more each time, so that the first of them cost little.
+        store: the store with the slice's file or object.
+        piece: the slice.
+        columns: names of `ROW_SCHEMA`; None: all.
+        batch_rows: the most rows of a batch.
+        wants_all: the caller takes all batches. Otherwise unordered rows are sorted in portions of
+            increasing size, so that the first ones are cheap.
 
-    Raises `ObjectMissing` (plan again) and `CorruptObject` (naming object and check), and
-    `StorageUnavailable` where what does not fit into memory cannot be put aside.
+    Raises `ObjectMissing` (plan again), `CorruptObject` (with object and check), and
+    `StorageUnavailable` if rows that do not fit in memory cannot be written to disk.
     """
     wanted = list(columns) if columns is not None else ROW_SCHEMA.names
-    if piece.source is Source.WAL:
+    if piece.source is ReadSource.WAL:
         whole = _read_entry(store, piece)
         for start in range(0, whole.num_rows, batch_rows):
             yield whole.slice(start, batch_rows).select(wanted)
@@ -64,9 +68,9 @@ def read_slice(
 
 
 def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
-    """The least offset whose timestamp is not before the one given, as in Kafka's `ListOffsets`.
+    """Returns the least offset with at least the given timestamp, as in Kafka's `ListOffsets`.
 
-    None where no record of the slices is that late. Raises what `read_slice` raises.
+    None if no record of the slices is that late. Raises like `read_slice`.
     """
     for piece in pieces:
         if latest_timestamp_us(piece) >= timestamp_us:
@@ -78,9 +82,9 @@ def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int
 
 
 def first_row_since(rows: pa.RecordBatch, timestamp_us: int) -> int | None:
-    """The same within rows that have an offset and a timestamp."""
-    stamps = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
-    late = np.flatnonzero(stamps >= timestamp_us)
+    """Returns the first offset since a timestamp in rows with these two columns, or None."""
+    timestamps_us = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
+    late = np.flatnonzero(timestamps_us >= timestamp_us)
     return int(rows.column("offset")[int(late[0])].as_py()) if len(late) else None
 
 
@@ -134,7 +138,7 @@ def _read_files(
             part = msgspec.structs.replace(piece, first=first, end=end)
             inside = [found for file in piece.files for found in _groups(files, file, part)]
         parts = [
-            sorting.Part(
+            sorting.RowChunk(
                 first=group.first,
                 last=group.last,
                 rises=group.rises,
@@ -173,13 +177,13 @@ class _Group:
     last: int
     """The greatest."""
     rises: bool
-    """Whether the offsets rise from row to row."""
+    """True if the offsets rise from row to row."""
     is_whole: bool
-    """Whether every row from `low` to `high` has one."""
+    """True if every row from `low` to `high` has an offset in the slice."""
 
 
 def _groups(files: _Files, file: TableFile, piece: Slice) -> list[_Group]:
-    """The row groups of a file that hold offsets of the slice. The offsets are all that is read."""
+    """Returns the row groups of a file with offsets of the slice, by reading offsets only."""
     found = []
     with files.reading(file) as parquet:
         metadata = parquet.metadata
@@ -256,7 +260,7 @@ def _rises(offsets: npt.NDArray[np.int64]) -> bool:
 def _stream(
     files: _Files, piece: Slice, groups: Sequence[_Group], columns: list[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Rows of one file as they stand, which are in order."""
+    """Yields the rows of a file that is in order."""
     with files.reading(groups[0].file) as parquet:
         numbers = [group.number for group in groups]
         before = sum(parquet.metadata.row_group(number).num_rows for number in numbers[:-1])
@@ -274,7 +278,7 @@ def _stream(
 def _read_group(
     files: _Files, group: _Group, partition: int, columns: list[str], first: int, end: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one row group that are in the range, as they stand."""
+    """Yields the rows of a row group that are in the range, in their order."""
     with files.reading(group.file) as parquet:
         for batch in _decoded(
             parquet,
@@ -304,7 +308,7 @@ def _decoded(
     columns: list[str],
     batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
-    """Rows `low` to `high` of the row groups; nothing is decoded after them."""
+    """Yields rows `low` to `high` of the row groups, and decodes none after them."""
     stored = [name for name in dict.fromkeys(columns) if name != "partition"]
     at = 0
     for batch in parquet.iter_batches(
@@ -324,7 +328,7 @@ def _decoded(
 
 
 class _Files:
-    """The files of a slice, each opened when it is read, and a bounded number at a time."""
+    """The files of a slice, opened when they are read, and a bounded number at a time."""
 
     def __init__(self, store: Store, piece: Slice) -> None:
         self._store = store
@@ -340,7 +344,7 @@ class _Files:
 
     @contextmanager
     def reading(self, file: TableFile) -> Iterator[pq.ParquetFile]:
-        """The file, and what goes wrong with it by its name."""
+        """Yields the file, and adds its name to errors with it."""
         path = data_path(self._topic, file)
         try:
             yield self._opened(path, file)
@@ -349,7 +353,7 @@ class _Files:
         except FileNotFoundError as error:
             raise ObjectMissing(path) from error
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            check = f"is no whole data file: {error}"
+            check = f"it is not a complete data file: {error}"
             raise errors.CorruptObject(path=path, check=check) from error
 
     def _opened(self, path: str, file: TableFile) -> pq.ParquetFile:
@@ -364,11 +368,11 @@ class _Files:
             source = stack.enter_context(self._store.open(path))
             parquet = open_parquet(source, is_local=self._store.is_local)
             if "offset" not in parquet.schema_arrow.names:
-                raise errors.CorruptObject(path=path, check="has no column 'offset'")
+                raise errors.CorruptObject(path=path, check="it has no column 'offset'")
             count = parquet.metadata.num_rows
             if file.rows is not None and count != file.rows:
                 raise errors.CorruptObject(
-                    path=path, check=f"holds {count} rows, and the table's log says {file.rows}"
+                    path=path, check=f"it holds {count} rows, and the table's log says {file.rows}"
                 )
             self._open[path] = stack.pop_all(), parquet
         return parquet
@@ -377,7 +381,7 @@ class _Files:
 def open_parquet(
     source: pa.NativeFile, *, is_local: bool, pre_buffer: bool | None = None
 ) -> pq.ParquetFile:
-    """A data file, whoever wrote it. Spark writes times as INT96, in ns.
+    """Opens a data file of any writer. Spark writes timestamps as INT96, in ns.
 
     Columns of large row groups are read as they are used, others at once; `pre_buffer` of a store
     that is not local: all columns of a row group at once.
@@ -411,7 +415,7 @@ def _is_large(group: pq.RowGroupMetaData) -> bool:
 
 
 def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
-    """Row groups that may hold offsets of the slice, by their statistics."""
+    """Returns the row groups that may have offsets of the slice, by their statistics."""
     found = []
     for number in range(parquet.metadata.num_row_groups):
         bounds = _bounds(parquet.metadata, number)
@@ -421,7 +425,7 @@ def _row_groups(parquet: pq.ParquetFile, piece: Slice) -> list[int]:
 
 
 def _bounds(metadata: pq.FileMetaData, number: int) -> tuple[int, int] | None:
-    """The least and greatest offset of a row group; None where that is not known.
+    """Returns the least and greatest offset of a row group; None if unknown.
 
     A footer has no checksum: statistics that leave too few offsets for the rows do not count.
     """
@@ -440,7 +444,7 @@ def _offset_leaf(metadata: pq.FileMetaData) -> int:
 
 
 def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.RecordBatch:
-    """`batch` with exactly `columns`, of exactly `ROW_SCHEMA`'s types.
+    """Returns `batch` with exactly `columns` and the types of `ROW_SCHEMA`.
 
     Delta has a file lack a column that is null in all of its rows.
     """

@@ -1,22 +1,21 @@
-"""Retention and deletion: how the log start of a partition moves, and what leaves with it.
+"""Retention and deletion of records, which move the log start of a partition.
 
-Rules of this room, which are those of Kafka's `UnifiedLog` where it has them:
+Rules, which are those of Kafka's `UnifiedLog` where it has them:
 
-- Records leave from the log start on, in order of offsets, whatever consumers have read. What is
-  not in the table yet stays.
-- *Retention* drops whole files: by time, those whose newest record is older than `retention.ms`
-  (where no record has a time, those that were written before);
-  by size, the oldest, as long as those that are left have `retention.bytes` or more. The newest
-  file goes by time only. A topic whose `cleanup.policy` does not name `delete` keeps everything.
-- *Deletion* (Kafka's DeleteRecords) goes up to an offset. Files below it leave, and a file that has
-  rows on both sides of it is replaced by one with those that stay. So no reader of the table, of
-  whatever engine, finds deleted records in it, and once the grace of removed files is over their
-  bytes are gone.
-- One commit removes the files and moves the `txn` `sparklog/<topic id>/<p>/start`. It lands only
-  where exactly the files that were chosen hold the rows below the new start in the version just
-  before it. Otherwise it is decided anew, and what it wrote removed.
-- The log start never goes back. Rows that another engine has brought back below it (it may restore
-  a version of the past) are no records: readers pass over them, and `sweep_below` removes them.
+- Records are removed from the log start on, in order of offsets, whatever consumers have read.
+  Records that are not yet in the table are kept.
+- *Retention* removes whole files. By time: those whose newest record is older than `retention.ms`,
+  or that were written before then if no record has a time. By size: the oldest, as long as the
+  remaining ones have `retention.bytes` or more. The newest file is removed by time only. A topic
+  whose `cleanup.policy` does not name `delete` keeps all records.
+- *Deletion* (Kafka's DeleteRecords) removes records below an offset. Files below it are removed,
+  and a file with rows on both sides is replaced by one with the remaining rows. So no engine finds
+  deleted records in the table, and after the grace of removed files their bytes are gone.
+- One commit removes the files and moves the `txn` `sparklog/<topic id>/<p>/start`. It is made only
+  if, in the version right before it, exactly the chosen files have the rows below the new start.
+  Otherwise the choice is made again, and the new files are removed.
+- The log start never moves back. Rows below it that another engine restores with an older version
+  are not records: readers skip them, and `sweep_below` removes them.
 """
 
 from __future__ import annotations
@@ -30,36 +29,36 @@ from typing import Final
 import numpy as np
 
 from sparklog import arrow, errors, limits
-from sparklog.storage import compaction, publish
+from sparklog.storage import data_file, file_compaction, restoring
 from sparklog.storage.objects import ObjectMissing
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
-    Change,
-    Table,
+    TableChange,
+    TopicTable,
     data_path,
     maintenance_app_id,
     start_app_id,
 )
 
-_FOR_EVER: Final = -1
+_UNLIMITED: Final = -1
 
 # ------------------------------------------------------------------------------ what to keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
-    """What a topic is told to keep, under Kafka's names; -1: no bound."""
+class RetentionPolicy:
+    """The bounds of a topic under Kafka's names; -1: unlimited."""
 
-    retention_ms: int = _FOR_EVER
-    retention_bytes: int = _FOR_EVER
-    """Of each partition: the sizes of its data files, as they are compressed."""
+    retention_ms: int = _UNLIMITED
+    retention_bytes: int = _UNLIMITED
+    """The bound of each partition, in bytes of its compressed data files."""
 
 
-def policy_of(config: Mapping[str, str]) -> Policy:
-    """What a topic of that configuration keeps. Raises `BadOption` for a number that is none."""
+def policy_of(config: Mapping[str, str]) -> RetentionPolicy:
+    """Returns the policy of a topic's configuration. Raises `BadOption` for an invalid number."""
     if "delete" not in config.get("cleanup.policy", "delete").split(","):
-        return Policy()
-    return Policy(
+        return RetentionPolicy()
+    return RetentionPolicy(
         retention_ms=_number(config, "retention.ms"),
         retention_bytes=_number(config, "retention.bytes"),
     )
@@ -68,38 +67,38 @@ def policy_of(config: Mapping[str, str]) -> Policy:
 def _number(config: Mapping[str, str], key: str) -> int:
     value = config.get(key)
     if value is None:
-        return _FOR_EVER
+        return _UNLIMITED
     try:
-        return max(int(value), _FOR_EVER)
+        return max(int(value), _UNLIMITED)
     except ValueError:
-        raise errors.BadOption(option=key, value=value, reason="not a number") from None
+        raise errors.BadOption(option=key, value=value, reason="expected a number") from None
 
 
 def span_us(config: Mapping[str, str]) -> int | None:
-    """How far the times of records in one file should lie apart at most; None: as they like.
+    """Returns the maximum range of timestamps in one file; None: unlimited.
 
-    A file leaves when its newest record is too old, so the others outstay `retention.ms` by this.
-    Raises `BadOption` for a number that is none.
+    A file is removed when its newest record is too old, so that others outlast `retention.ms` by
+    up to this range. Raises `BadOption` for an invalid number.
     """
     retention_ms = policy_of(config).retention_ms
-    return None if retention_ms == _FOR_EVER else retention_ms * 1_000 // limits.RETENTION_SPANS
+    return None if retention_ms == _UNLIMITED else retention_ms * 1_000 // limits.RETENTION_SPANS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
-    """What leaves one partition, whole files only, and where its log starts then."""
+class RetentionCut:
+    """The files to remove from a partition, and its new log start."""
 
     partition: int
     files: tuple[TableFile, ...]
     start: int
 
 
-def choose(snapshot: TableSnapshot, *, now_us: int) -> list[Cut]:
-    """The files that the topic's configuration no longer keeps, or that lie below the log start.
+def choose(snapshot: TableSnapshot, *, now_us: int) -> list[RetentionCut]:
+    """Returns the files that exceed the topic's bounds, or are below the log start.
 
-    Files whose offsets overlap leave together. Where one has no statistics nothing leaves: it may
-    hold any offset, until compaction has given it some. Raises `BadOption` where the topic's
-    configuration makes no sense.
+    Files with overlapping offsets are removed together. A partition with a file without statistics
+    is skipped until compaction adds them, because the file may have any offset. Raises `BadOption`
+    if the topic's configuration is invalid.
     """
     policy = policy_of(snapshot.config)
     cuts = []
@@ -113,7 +112,7 @@ def choose(snapshot: TableSnapshot, *, now_us: int) -> list[Cut]:
             rest = clusters[count:]
             first_left = rest[0].first if rest else snapshot.ends[partition]
             cuts.append(
-                Cut(
+                RetentionCut(
                     partition=partition,
                     files=tuple(file for each in clusters[:count] for file in each.files),
                     start=max(start, first_left),
@@ -124,7 +123,7 @@ def choose(snapshot: TableSnapshot, *, now_us: int) -> list[Cut]:
 
 @dataclass(frozen=True, slots=True)
 class _Cluster:
-    """Files that have offsets among each other's, so that none can leave alone."""
+    """Files with overlapping offsets, which are removed together."""
 
     files: tuple[TableFile, ...]
     first: int
@@ -140,7 +139,7 @@ class _Cluster:
 
 
 def _clusters(files: Sequence[TableFile]) -> list[_Cluster]:
-    """In order of offsets; none where a file without statistics may belong to each of them."""
+    """Returns clusters in order of offsets; none if a file without statistics may be in any."""
     found: list[_Cluster] = []
     for file in files:
         if file.first is None or file.last is None:
@@ -158,8 +157,8 @@ def _count_below(clusters: Iterable[_Cluster], start: int) -> int:
     return sum(1 for _ in itertools.takewhile(lambda each: each.last < start, clusters))
 
 
-def _count_old(clusters: Iterable[_Cluster], policy: Policy, now_us: int) -> int:
-    if policy.retention_ms == _FOR_EVER:
+def _count_old(clusters: Iterable[_Cluster], policy: RetentionPolicy, now_us: int) -> int:
+    if policy.retention_ms == _UNLIMITED:
         return 0
     kept_since_us = now_us - policy.retention_ms * 1_000
     return sum(
@@ -167,8 +166,8 @@ def _count_old(clusters: Iterable[_Cluster], policy: Policy, now_us: int) -> int
     )
 
 
-def _count_beyond(clusters: Sequence[_Cluster], policy: Policy) -> int:
-    if policy.retention_bytes == _FOR_EVER:
+def _count_beyond(clusters: Sequence[_Cluster], policy: RetentionPolicy) -> int:
+    if policy.retention_bytes == _UNLIMITED:
         return 0
     excess_bytes = sum(each.size_bytes for each in clusters) - policy.retention_bytes
     count = 0
@@ -183,21 +182,21 @@ def _count_beyond(clusters: Sequence[_Cluster], policy: Policy) -> int:
 # ------------------------------------------------------------------------------ retention
 
 
-def retain(table: Table) -> int:
-    """Drops what the topic no longer keeps, in one commit; how many files left.
+def retain(table: TopicTable) -> int:
+    """Removes the files that exceed the topic's bounds, in one commit. Returns their number.
 
-    Raises `BadOption` where the topic's configuration makes no sense, and what `Table.commit` does.
+    Raises `BadOption` if the topic's configuration is invalid, and like `TopicTable.commit`.
     """
     count = 0
 
-    def decide(snapshot: TableSnapshot) -> Change | None:
+    def decide(snapshot: TableSnapshot) -> TableChange | None:
         nonlocal count
         cuts = choose(snapshot, now_us=table.clock.now_us())
         count = sum(len(cut.files) for cut in cuts)
         if not cuts or snapshot.topic_id is None:
             return None
         starts = {cut.partition: cut.start for cut in cuts}
-        return Change(
+        return TableChange(
             removes=tuple(file for cut in cuts for file in cut.files),
             txns=_txns(snapshot, snapshot.topic_id, starts),
             operation="RETENTION",
@@ -215,20 +214,20 @@ def _txns(snapshot: TableSnapshot, topic_id: str, starts: Mapping[int, int]) -> 
 # ------------------------------------------------------------------------------ deletion
 
 
-def delete_records(table: Table, topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
-    """Deletes, of each partition that is named, the records below its offset; the version then.
+def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
+    """Deletes the records below the offset of each named partition. Returns the new version.
 
-    The log start is there when this returns, and stays there through a power cut. An offset at or
-    below it changes nothing. All that is below the offsets must be in the table.
+    When this returns, the log start is moved durably, also through a power cut. An offset at or
+    below the log start has no effect. All records below the offsets must be in the table.
 
-    Raises `UnknownTopic` where the table is not the topic's any more, `OffsetOutOfRange` beyond the
-    table's end, `MissingObject` and `CorruptObject` where a file cannot be rewritten because it is
-    not what the log says, and what `Table.commit` does.
+    Raises `UnknownTopic` if the table is no longer that of the topic, `OffsetOutOfRange` beyond the
+    table's end, `MissingObject` and `CorruptObject` if a file cannot be rewritten because it is not
+    as the log says, and like `TopicTable.commit`.
     """
     for _ in range(limits.DELETE_ATTEMPTS):
         deletion = _deletion(table.topic, topic_id, table.refresh(), offsets)
         if deletion is None:
-            table.settle()  # whoever moved it before us may have died before that was durable
+            table.settle()  # the process that moved it may have died before the move was durable
             return table.snapshot
         found = _Deleting(table, topic_id, offsets, deletion).run()
         if found is not None:
@@ -236,14 +235,14 @@ def delete_records(table: Table, topic_id: str, offsets: Mapping[int, int]) -> T
     raise errors.StorageUnavailable(
         operation="delete records",
         path=table.folder,
-        reason=f"others have rewritten the files {limits.DELETE_ATTEMPTS} times",
+        reason=f"other writers have rewritten the files {limits.DELETE_ATTEMPTS} times",
     )
 
 
-def sweep_below(table: Table) -> None:
-    """Removes rows below the log start that files on both sides of it hold; in the newest version.
+def sweep_below(table: TopicTable) -> None:
+    """Removes rows below the log start from the newest version.
 
-    Only another engine can have brought them there. Raises what `delete_records` does.
+    Only another engine can have restored them. Raises like `delete_records`.
     """
     snapshot = table.snapshot
     if snapshot.topic_id is None:
@@ -261,20 +260,20 @@ def sweep_below(table: Table) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Deletion:
-    """What a deletion comes to in one version of the table."""
+    """The effect of a deletion on one version of the table."""
 
     starts: Mapping[int, int]
-    """By partition: where the log is to start."""
+    """The new log start by partition."""
     below: tuple[TableFile, ...]
-    """No row of them stays."""
+    """Files of which no row is kept."""
     straddling: tuple[TableFile, ...]
-    """Rows of them may stay, and others go."""
+    """Files of which some rows may be kept."""
 
 
 def _deletion(
     topic: str, topic_id: str, snapshot: TableSnapshot, offsets: Mapping[int, int]
 ) -> _Deletion | None:
-    """None where there is nothing to be done."""
+    """Returns None if there is nothing to do."""
     if snapshot.topic_id != topic_id:
         raise errors.UnknownTopic(topic=topic)
     starts: dict[int, int] = {}
@@ -303,10 +302,10 @@ def _deletion(
 
 
 class _Deleting:
-    """One attempt, on the version that `deletion` was made of."""
+    """One attempt at a deletion, on the version that it was computed for."""
 
     def __init__(
-        self, table: Table, topic_id: str, offsets: Mapping[int, int], deletion: _Deletion
+        self, table: TopicTable, topic_id: str, offsets: Mapping[int, int], deletion: _Deletion
     ) -> None:
         self._table = table
         self._topic_id = topic_id
@@ -316,18 +315,19 @@ class _Deleting:
         self._adds: list[TableFile] = []
 
     def run(self) -> TableSnapshot | None:
-        """The version with the change; None: given up, because the files are not the same now."""
+        """Returns the version with the change; None: abandoned, because the files have changed."""
         table, deletion = self._table, self._deletion
         removes = list(deletion.below)
+        rewritten: list[TableFile] = []
         is_wanted = False
 
-        def decide(snapshot: TableSnapshot) -> Change | None:
+        def decide(snapshot: TableSnapshot) -> TableChange | None:
             nonlocal is_wanted
             now = _deletion(table.topic, self._topic_id, snapshot, self._offsets)
             is_wanted = now == deletion
             if not is_wanted:
                 return None
-            return Change(
+            return TableChange(
                 adds=tuple(self._adds),
                 removes=tuple(removes),
                 txns=_txns(snapshot, self._topic_id, deletion.starts),
@@ -337,8 +337,11 @@ class _Deleting:
             )
 
         try:
-            removes += [file for file in deletion.straddling if self._rewrite(file)]
-            is_wanted = True  # from here on nobody knows, until `decide` or the commit says no
+            rewritten += [file for file in deletion.straddling if self._rewrite(file)]
+            removes += rewritten
+            is_wanted = (
+                True  # from here on the outcome is unknown, unless `decide` or the commit refuses
+            )
             found = table.commit(decide)
         except ObjectMissing as error:
             is_wanted = False
@@ -350,34 +353,44 @@ class _Deleting:
             raise
         finally:
             if not is_wanted:
-                with contextlib.suppress(errors.Retriable):  # or else they are swept as orphans
+                with contextlib.suppress(
+                    errors.SparklogError
+                ):  # otherwise they are swept as orphans
                     table.store.delete([data_path(table.topic, file) for file in self._adds])
-        return found if is_wanted else None
+        if not is_wanted:
+            return None
+        try:
+            restoring.look(table, self._adds, rewritten)
+        except errors.CorruptObject:
+            return None  # if they are restored, they are rewritten again
+        return found
 
     def _is_current(self, snapshot: TableSnapshot) -> bool:
         now = _deletion(self._table.topic, self._topic_id, snapshot, self._offsets)
         return now == self._deletion
 
     def _rewrite(self, file: TableFile) -> bool:
-        """Writes the rows that stay to a file of their own; False where all of them do."""
+        """Writes the remaining rows to a new file. Returns False if all rows remain."""
         table, start = self._table, self._deletion.starts[file.partition]
         is_large = 2 * file.size_bytes > limits.COMPACT_TARGET_BYTES
-        encoder = publish.Encoder(level=publish.SMALL_LEVEL if is_large else publish.FAST_LEVEL)
-        left = gone = 0
+        encoder = data_file.Encoder(
+            level=data_file.SMALL_LEVEL if is_large else data_file.FAST_LEVEL
+        )
+        kept = deleted = 0
         path = data_path(table.topic, file)
-        for batch in compaction.read_rows(table.store, path, file, self._ends[file.partition]):
+        for batch in file_compaction.read_rows(table.store, path, file, self._ends[file.partition]):
             cut = int(np.searchsorted(arrow.as_numpy(batch.column("offset")), start))
-            gone += cut
-            left += batch.num_rows - cut
+            deleted += cut
+            kept += batch.num_rows - cut
             if cut < batch.num_rows:
                 encoder.add(batch.slice(cut))
-        if not gone:
+        if not deleted:
             return False
-        if left:
+        if kept:
             encoded = encoder.finish()
-            assert (encoded.rows, encoded.first >= start) == (left, True)
+            assert (encoded.rows, encoded.first >= start) == (kept, True)
             self._adds.append(
-                publish.put_file(
+                data_file.put_file(
                     table.store,
                     encoded,
                     topic=table.topic,

@@ -1,6 +1,6 @@
-"""Plain values of the storage floor: what a table holds, what a WAL object holds, what to read.
+"""Frozen values of the storage layer: table snapshots, WAL entries and slices to read.
 
-Nothing here reads or writes; everything is frozen. Offsets are 64-bit, ranges are half open
+Nothing here reads or writes. Offsets are 64-bit, ranges are half open
 (`first` … `end`, `end` excluded), times are microseconds since the Unix epoch, UTC.
 """
 
@@ -20,10 +20,10 @@ from sparklog import limits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFile:
-    """One active data file of a topic's table.
+    """An active data file of a topic's table.
 
-    `first` and `last` are the least and greatest offset in it by its statistics (both included);
-    None where another writer left none, and then it may hold any offset of its partition.
+    `first` and `last` are its least and greatest offset by its statistics, both included. None: it
+    has no statistics, as another engine may leave it, and may hold any offset of its partition.
     """
 
     path: str
@@ -39,17 +39,17 @@ class TableFile:
 
     @property
     def newest_us(self) -> int:
-        """The time of its newest record, for retention; when it was written where none has one.
+        """The time of the newest record, for retention; the time of writing if no record has one.
 
         Kafka's `LogSegment.largestTimestamp` has the same rule: records without a time have -1 ms.
-        An upper bound of another engine may be cut to ms and then raised by one, up to 0.
+        Another engine may truncate an upper bound to ms and raise it by one, up to 0.
         """
         latest_us = self.max_timestamp_us
         return self.modified_us if latest_us is None or latest_us <= 0 else latest_us
 
     @property
     def oldest_us(self) -> int:
-        """The time of its oldest record, likewise; `newest_us` where that is not known."""
+        """The time of the oldest record, likewise; `newest_us` if it is unknown."""
         earliest_us = self.min_timestamp_us
         return self.newest_us if earliest_us is None or earliest_us < 0 else earliest_us
 
@@ -86,7 +86,7 @@ class TableSnapshot:
 # ------------------------------------------------------------------------------ the WAL
 
 
-class Kind(enum.IntEnum):
+class EntryKind(enum.IntEnum):
     """Kinds of WAL entries. The numbers are part of the format."""
 
     OPEN = 0
@@ -98,17 +98,17 @@ class Kind(enum.IntEnum):
 
 
 class Encoding(enum.IntEnum):
-    """How an entry's records are written. The numbers are part of the format."""
+    """Encodings of an entry's records. The numbers are part of the format."""
 
     ARROW = 0
     KAFKA = 1
 
 
 class BatchKind(enum.IntEnum):
-    """How a batch of a Spark query may come again. The numbers are part of the format."""
+    """Ways in which a Spark batch may be repeated. The numbers are part of the format."""
 
     NUMBERED = 0
-    """One of a rising series: of a streaming query, or of a job that numbers its writes."""
+    """One of an increasing series: of a streaming query, or of a job that numbers its writes."""
     NAMED = 1
     """The only one of its name: a write with an idempotency key."""
     UNNAMED = 2
@@ -116,7 +116,7 @@ class BatchKind(enum.IntEnum):
 
 
 class BatchId(msgspec.Struct, frozen=True, array_like=True):
-    """Names a batch that a Spark query writes once: the second commit of it is skipped."""
+    """The identity of a Spark batch, of which a second commit is skipped."""
 
     query: str
     batch: int
@@ -132,9 +132,9 @@ class StagedRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """One line of a WAL object's index: where the entry lies and all that is known without it."""
+    """A line of a WAL object's index: the entry's byte range and its metadata."""
 
-    kind: Kind
+    kind: EntryKind
     topic_id: str = ""
     partition: int = 0
     base_offset: int = 0
@@ -142,7 +142,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     min_timestamp_us: int = 0
     max_timestamp_us: int = 0
     arrival_us: int = 0
-    """The broker's time of the append: the timestamp of rows that brought none."""
+    """The broker's time of the append: the timestamp of rows without one."""
     timestamp_type: int = 0
     leader_epoch: int = 0
     producer_id: int = -1
@@ -157,10 +157,10 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     crc32c: int = 0
     staged: StagedRef | None = None
     carried: bool = False
-    """An older entry appended again, so that its old object can go."""
+    """An older entry that is appended again, so that its old object can be removed."""
     batch_kind: BatchKind = BatchKind.NUMBERED
     decoded_bytes: int = 0
-    """Bytes of its records as Arrow columns, out of compression; 0 where the writer did not say."""
+    """Bytes of its records as Arrow columns, decompressed; 0 if the writer did not record it."""
 
     @property
     def end(self) -> int:
@@ -168,10 +168,9 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that its records take as rows in memory.
+        """The memory of its records as rows.
 
-        An estimate for compressed records of a writer that did not say: whoever decodes them counts
-        what they came to.
+        An estimate for compressed records without `decoded_bytes`; decoding gives the exact size.
         """
         size = self.decoded_bytes
         if not size:
@@ -183,7 +182,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class WalPosition:
-    """Where a WAL object stands: `wal/<broker>/<epoch>/<sequence>`."""
+    """The position of a WAL object: `wal/<broker>/<epoch>/<sequence>`."""
 
     broker: int
     epoch: int
@@ -197,36 +196,36 @@ class Located:
     entry: Entry
     at: WalPosition
     origin: int
-    """Where the object's index ends: the byte that `entry.start` counts from."""
+    """The end of the object's index, from which `entry.start` counts."""
 
 
 class Bounds(msgspec.Struct, frozen=True, array_like=True):
-    """A partition in a WAL checkpoint, which knows it even where the table cannot be read."""
+    """A partition in a WAL checkpoint, which has it even if the table cannot be read."""
 
     start: int
-    """Its log start offset."""
+    """The log start offset."""
     published: int
-    """From here on the write-ahead logs hold every record."""
+    """The offset from which the write-ahead logs have every record."""
     end: int
-    """The next offset; -1: not known."""
+    """The next offset; -1: unknown."""
 
 
 # ------------------------------------------------------------------------------ what to read
 
 
-class Source(enum.Enum):
+class ReadSource(enum.Enum):
     FILES = "files"
     WAL = "wal"
     BROKER = "broker"
-    """Wherever it is: who plans from afar leaves that to the broker that is asked for it."""
+    """Any source: a remote planner leaves the choice to the broker."""
 
 
 class Slice(msgspec.Struct, frozen=True, kw_only=True):  # a plan makes thousands: the fast kind
-    """A run of offsets of one partition and where it lies.
+    """A range of offsets of one partition, with its location.
 
-    Named by (topic id, partition, first, end); `files` and `entry` are hints: a reader that finds
-    one of them gone plans the slice again. More than one file: their offsets overlap (another
-    engine rewrote the table), and the reader merges them.
+    It is identified by (topic id, partition, first, end). `files` and `entry` are hints: a reader
+    that finds one of them missing plans the slice again. Several files overlap in their offsets,
+    because another engine rewrote the table, and the reader merges them.
     """
 
     topic: str
@@ -234,6 +233,6 @@ class Slice(msgspec.Struct, frozen=True, kw_only=True):  # a plan makes thousand
     partition: int
     first: int
     end: int
-    source: Source
+    source: ReadSource
     files: tuple[TableFile, ...] = ()
     entry: Located | None = None

@@ -1,9 +1,9 @@
-"""Rows that another engine left in no order, given in offset order, in bounded memory.
+"""Sorts the unordered rows of another engine by offset, in bounded memory.
 
-They come in parts, such as row groups, whose least offset is known beforehand. Parts are read in
-the order of these, each once; rows wait until no part that is still to be read may have a lower
-offset. What waits beyond `SORT_MEMORY_BYTES` goes to a temporary file, which no name refers to and
-which the system removes with the process.
+The rows come in chunks, such as row groups, whose least offset is known beforehand. Each chunk is
+read once, in the order of these offsets. Rows wait until no unread chunk can have a lower offset.
+Waiting rows beyond `SORT_MEMORY_BYTES` go to an unnamed temporary file, which the system removes
+with the process.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from sparklog import arrow, errors, limits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RowChunk:
     """Rows that are read together, in any order."""
 
     first: int
-    """Their least offset."""
+    """The least offset."""
     last: int
-    """Their greatest offset."""
+    """The greatest offset."""
     rises: bool
-    """Whether `read` gives them in offset order."""
+    """True if `read` yields the rows in offset order."""
     read: Callable[[], Iterator[pa.RecordBatch]]
-    """The rows, with a column `offset`, in batches that are no heavier than a row group."""
+    """Yields the rows, with a column `offset`, in batches no larger than a row group."""
 
 
-def in_order(parts: Sequence[Part], *, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """All rows of the parts in offset order, in batches of `batch_rows` at most.
+def in_order(parts: Sequence[RowChunk], *, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Yields all rows in offset order, in batches of at most `batch_rows`.
 
-    Raises what reading raises, and `StorageUnavailable` where the temporary file cannot be written.
+    Raises the errors of reading, and `StorageUnavailable` if the temporary file cannot be written.
     """
     waiting = sorted(parts, key=lambda part: part.first)
     pending = _Pending()
@@ -57,7 +57,7 @@ def in_order(parts: Sequence[Part], *, batch_rows: int) -> Iterator[pa.RecordBat
 
 @dataclass(slots=True)
 class _Run:
-    """Rows in offset order, of which those before `at` were taken."""
+    """Rows in offset order; those before `at` are yielded."""
 
     offsets: npt.NDArray[np.int64]
     rows: pa.RecordBatch
@@ -69,14 +69,14 @@ class _Run:
 
 
 class _Pending:
-    """Rows that were read and not yet given."""
+    """Rows that are read and not yet yielded."""
 
     def __init__(self) -> None:
         self._runs: list[_Run] = []
         self._in_memory: list[_Run] = []
         self._in_memory_bytes = 0
         self._span = 0
-        """How many offsets the last batch reached over."""
+        """The range of offsets of the last batch."""
 
     def __bool__(self) -> bool:
         return bool(self._runs)
@@ -98,7 +98,7 @@ class _Pending:
         self._in_memory, self._in_memory_bytes = [], 0
 
     def take(self, horizon: int | None, batch_rows: int) -> Iterator[pa.RecordBatch]:
-        """The rows below `horizon`, or all, in offset order; few of them wait for more."""
+        """Yields the rows below `horizon`, or all, in offset order; a few may wait for more."""
         while self._runs:
             if horizon is not None and 2 * self._below(horizon) <= batch_rows:
                 return
@@ -122,7 +122,7 @@ class _Pending:
                 run.at = end
             self._runs = [run for run in self._runs if run.at < len(run.offsets)]
             if 2 * rows <= batch_rows and 2 * size_bytes <= limits.ROW_GROUP_BYTES:
-                self._span *= 2  # offsets lie far apart
+                self._span *= 2  # offsets are sparse
             yield _merged(pieces)
         self._in_memory, self._in_memory_bytes = [], 0
 
@@ -147,10 +147,10 @@ def _merged(pieces: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
-    """The same batches, out of a temporary file that is mapped to memory."""
+    """Returns the batches, mapped from a temporary file."""
     if not batches:
         return []
-    # Spark's own folders for such files, where this is a worker of it.
+    # Spark's folders for such files, in a worker of Spark.
     folders = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")
     folder = next((each for each in folders if each and Path(each).is_dir()), None)
     try:
@@ -164,6 +164,6 @@ def _on_disk(batches: Sequence[pa.RecordBatch]) -> list[pa.RecordBatch]:
             file.flush()
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except OSError as error:
-        place = folder or "the folder for temporary files"
-        raise errors.StorageUnavailable(operation="sorting", path=place, reason=error) from error
+        location = folder or "the folder for temporary files"
+        raise errors.StorageUnavailable(operation="sorting", path=location, reason=error) from error
     return list(pa.ipc.open_stream(pa.py_buffer(mapped)))

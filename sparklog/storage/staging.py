@@ -1,10 +1,10 @@
-"""Sweeping what Spark queries staged: `staging/<query>/<batch>/`.
+"""Sweeping of staged Spark batches below `staging/<query>/<batch>/`.
 
-A batch with a manifest is touched only once all of it is published. One without may still get its
-manifest from a driver that is only slow; so before its files go, the sweeper wins the manifest's
-place with a refusal, which a late driver then meets instead. What is staged after a refusal is of
-another attempt, and is not judged by it. A refusal stays for 30 days: a driver later than that
-would decide for files that are gone.
+A batch with a manifest is removed only after all of it is published. A batch without one may still
+get its manifest from a slow driver. So before its files are removed, the sweeper puts a refusal at
+the manifest's path, which a late driver then finds. Files staged after a refusal belong to the next
+attempt, and the refusal does not apply to them. A refusal is kept for 30 days: an even later driver
+would commit files that no longer exist.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from sparklog.storage.manifest import Manifest
 from sparklog.storage.objects import Stat, Store
 
 IsPublished = Callable[[Manifest, int], bool]
-"""Whether every record of the batch is in its table, or has no place any more.
+"""Returns whether every record of the batch is in its table, or its partition no longer exists.
 
-The number is when the manifest was put, in µs. It is asked after the manifest was read: a place
-that was made for the batch is there by then.
+Called after the manifest is read, with the time at which it was put, in µs: a partition that was
+created for the batch exists by then.
 """
 
 
 def sweep(
     store: Store, *, is_published: IsPublished, abandoned_seconds: float, clock: Clock
 ) -> int:
-    """Removes the files of published and of abandoned batches, and empty folders; how many files.
+    """Removes the files of published and abandoned batches, and empty folders.
 
-    Where a batch cannot be judged the others are, before this raises `BadRequest`, or what the
-    store has raised. A folder that no query made is left alone.
+    Returns the number of files. An error with one batch (`BadRequest` or of the store) is raised
+    after all others are swept. Folders of other origin are ignored.
     """
     swept = 0
     failure: errors.SparklogError | None = None
@@ -50,8 +50,8 @@ def sweep(
                 abandoned_seconds=abandoned_seconds,
                 clock=clock,
             )
-            # Manifests go last: without them the rest would seem to wait for one. And the last
-            # attempt's first: a refusal behind one that is gone would go unseen.
+            # Manifests are removed last: without one, the other files would seem to wait for it. Of
+            # these the last attempt's is first: a refusal after a missing one is not found.
             manifests = sorted(filter(manifest.is_manifest, gone), key=manifest.attempt_of)
             store.delete([f"{folder}/{name}" for name in gone if name not in manifests])
             for name in reversed(manifests):
@@ -75,7 +75,7 @@ def _unneeded(
     abandoned_seconds: float,
     clock: Clock,
 ) -> list[str]:
-    """The names in the folder that may go now; an attempt that was abandoned is refused first."""
+    """Returns the names in the folder to remove; refuses an abandoned attempt first."""
     stats = store.list_after(folder)
     manifests = {stat.name: stat for stat in stats if manifest.is_manifest(stat.name)}
     attempt = 0

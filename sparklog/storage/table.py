@@ -1,21 +1,21 @@
-"""A topic's Delta table: what it holds at a version, and how the next version is made.
+"""The Delta table of a topic: its state at a version, and commits of further versions.
 
-Rules of this room:
+Rules:
 
-- The log is replayed here, from commits and checkpoints: one code over every store, at microseconds
-  a commit. Other engines' commits count like ours. What sparklog cannot work with is refused by
-  name (`ForeignTable`), and the last good snapshot stays.
-- Version v is put only if absent, by somebody who has seen v-1, and all that a change takes for
-  granted is judged on the snapshot of exactly v-1. So two changes that contradict each other can
-  never both stand, whoever makes them.
-- Old commits are removed, oldest first. After that a put far in the past succeeds although v once
-  stood there, so a commit counts only if its predecessor still stands after it.
+- The log is replayed here from commits and checkpoints, with the same code for every store, in
+  microseconds per commit. Commits of other engines count like ours. Features that sparklog does not
+  support are an error with their name (`ForeignTable`), and the last valid snapshot remains.
+- Version v is put only if absent, by a writer that has seen v-1, and all assumptions of a change
+  are checked on the snapshot of exactly v-1. So two contradictory changes are never both made,
+  whatever their writers.
+- Old commits are removed, oldest first. Afterwards a put of an old version v succeeds although v
+  existed before, so a commit counts only if its predecessor exists after it.
 - A file is added only while it is younger than half the orphan grace, or if it was *prepared*: its
-  name has the number of a preparation that the version right before the commit has open. `upkeep`
-  says why.
-- Other engines flush nothing: delta-rs writes data files and commits that a power cut may leave
-  empty. Whatever our next step builds on is made durable first (`settle`): the data files before
-  the commit that names them, so that a commit never outlives its rows.
+  name has the number of a preparation that is open in the version right before the commit.
+  `maintenance` gives the reasons.
+- Other engines do not flush: delta-rs writes data files and commits that a power cut may leave
+  empty. All state that our next step depends on is made durable first (`settle`), data files before
+  the commit that names them, so that a commit never exists without its rows.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage import deltalog
-from sparklog.storage.deltalog import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
+from sparklog.storage import delta_log
+from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.version import VERSION
@@ -49,24 +49,28 @@ CONFIG: Final = "sparklog.config"
 
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
 
+REMOVED_AT: Final = "sparklog.removedAt"
+"""The tag with the time of removal in ms, of a file whose `deletionTimestamp` is later."""
+
 _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
+# The names are given by `data_file.put` and `file_suffix`.
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
 
 
 def is_our_file(path: str) -> bool:
-    """Whether a data file, by its path in the table's folder, has our kind of name."""
+    """Returns whether a data file has a name of ours, by its path in the table's folder."""
     return _OUR_FILE.fullmatch(path) is not None
 
 
 def file_suffix(preparation: int | None) -> str:
-    """The end of a data file's name, which nobody else gives: 16 digits in base 16."""
+    """Returns the unique end of a data file's name: 16 hexadecimal digits."""
     if preparation is None:
         return secrets.token_hex(8)
     return f"{preparation:08x}{secrets.token_hex(4)}"
 
 
 def _preparation_of(path: str) -> int | None:
-    """The preparation whose number a data file's name has; a random one where it has none."""
+    """Returns the preparation number in a data file's name; a random one if it was not prepared."""
     named = _SUFFIX.search(path)
     return int(named[1], 16) if named is not None else None
 
@@ -77,12 +81,12 @@ def _lost_preparation(topic: str) -> errors.TimedOut:
 
 
 def table_folder(topic: str) -> str:
-    """Where a root keeps the topic's table."""
+    """Returns the path of the topic's table below a root."""
     return f"topics/{topic}"
 
 
 def data_path(topic: str, file: TableFile) -> str:
-    """Where the store keeps `file`; the log percent-encodes what it names."""
+    """Returns the path of `file` in the store, which the log percent-encodes."""
     return f"{table_folder(topic)}/{unquote(file.path)}"
 
 
@@ -97,12 +101,12 @@ def start_app_id(topic_id: str, partition: int) -> str:
 
 
 def compacted_app_id(topic_id: str, partition: int) -> str:
-    """The `txn` whose version is the offset that the last key compaction came to."""
+    """The `txn` whose version is the end offset of the last key compaction."""
     return f"sparklog/{topic_id}/{partition}/compacted"
 
 
 def tombstones_app_id(topic_id: str, partition: int) -> str:
-    """The `txn` below whose version tombstones have been waiting since its `lastUpdated`."""
+    """The `txn` below whose version tombstones wait since its `lastUpdated`."""
     return f"sparklog/{topic_id}/{partition}/tombstones"
 
 
@@ -122,7 +126,7 @@ def key_app_id(topic_id: str, key: str) -> str:
 
 
 def maintenance_app_id(topic_id: str) -> str:
-    """The `txn` that compaction and retention share: other engines' conflict checks go by it."""
+    """The `txn` of compaction and retention, by which other engines detect conflicts."""
     return f"sparklog/{topic_id}/maintenance"
 
 
@@ -130,38 +134,40 @@ def maintenance_app_id(topic_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """What one commit does. Every removed file must be active, every added one new."""
+class TableChange:
+    """The content of a commit. Removed files must be active, and added files new."""
 
     adds: tuple[TableFile, ...] = ()
     removes: tuple[TableFile, ...] = ()
     txns: Mapping[str, int] = field(default_factory=dict)
-    """Versions by app id; none ever goes back."""
+    """Versions by app id, which never decrease."""
     properties: Mapping[str, str | None] | None = None
-    """Table properties to be set, or, with None, to be removed."""
+    """Table properties to set, or to remove if None."""
     data_change: bool = True
-    """False where the same rows are only arranged anew."""
+    """False if the rows are the same in other files."""
     drops_rows: bool = False
-    """Some rows of the removed files are in no added one; the others are, whatever `data_change`.
+    """Some rows of the removed files are in no added one; all others are, whatever `data_change`.
 
-    The protocol wants `dataChange` of an action to be true where its rows are nowhere else in the
+    The protocol requires `dataChange` of an action to be true if its rows are nowhere else in the
     commit (https://github.com/delta-io/delta/blob/master/PROTOCOL.md, "Add File and Remove File").
     """
     operation: str = "WRITE"
     preparation: int | None = None
-    """The number of the preparation whose files are added: it must be open, and this closes it."""
+    """The preparation whose files are added; it must be open, and the commit closes it."""
+    restores: bool = False
+    """The added files were in the table before, so they may be old."""
     create: bool = False
-    """A topic begins: makes the table, or gives that of a deleted topic a new life."""
+    """The commit creates a topic: a new table, or that of a deleted topic again."""
 
 
-def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> Change:
-    """A new topic, all of whose partitions start and end at offset 0."""
+def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> TableChange:
+    """Returns the change that creates a topic, with all partitions empty at offset 0."""
     app_ids = [
         name(topic_id, partition)
         for partition in range(partitions)
         for name in (end_app_id, start_app_id)
     ]
-    return Change(
+    return TableChange(
         txns=dict.fromkeys(app_ids, 0),
         properties={
             TOPIC_ID: topic_id,
@@ -173,12 +179,14 @@ def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> 
     )
 
 
-def describe_change(snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]) -> Change:
-    """The topic gets this configuration and this many partitions, as many as it has or more."""
+def describe_change(
+    snapshot: TableSnapshot, partitions: int, config: Mapping[str, str]
+) -> TableChange:
+    """Returns the change to a configuration and a number of partitions, not below the present."""
     topic_id = snapshot.topic_id
     assert topic_id is not None
     assert partitions >= snapshot.partitions
-    return Change(
+    return TableChange(
         txns={
             name(topic_id, partition): 0
             for partition in range(snapshot.partitions, partitions)
@@ -192,9 +200,9 @@ def describe_change(snapshot: TableSnapshot, partitions: int, config: Mapping[st
     )
 
 
-def delete_change(snapshot: TableSnapshot) -> Change:
-    """The topic ends: every file goes, and the topic id is cleared."""
-    return Change(
+def delete_change(snapshot: TableSnapshot) -> TableChange:
+    """Returns the change that deletes the topic: removes every file, and clears the topic id."""
+    return TableChange(
         removes=tuple(file for files in snapshot.files for file in files),
         properties={TOPIC_ID: None, PARTITIONS: None, CONFIG: None},
         operation="DELETE",
@@ -206,19 +214,19 @@ def delete_change(snapshot: TableSnapshot) -> Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Topic:
-    """What protocol, schema and properties say of the topic."""
+    """The topic according to protocol, schema and properties."""
 
     topic_id: str | None = None
     partitions: int = 0
     config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     foreign: str | None = None
-    """Why sparklog cannot work with this table."""
+    """The reason why sparklog does not support this table."""
 
 
 def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
     if protocol is None or metadata is None:
         return _Topic(foreign="its log has no protocol or no metadata")
-    if reason := deltalog.foreign_reason(protocol, metadata):
+    if reason := delta_log.foreign_reason(protocol, metadata):
         return _Topic(foreign=reason)
     properties = metadata.configuration
     if properties.get(TOPIC_ID) is None:
@@ -234,6 +242,12 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
         return _Topic(foreign=f"its sparklog.* properties are damaged: {error}")
 
 
+def _removed_ms(remove: Remove) -> int | None:
+    """Returns the time at which the file was removed, according to the log."""
+    tagged = (remove.tags or {}).get(REMOVED_AT) or ""
+    return int(tagged) if tagged.isdecimal() else remove.deletion_timestamp
+
+
 def _order(file: TableFile) -> tuple[int, int, str]:
     """Files without statistics first, then by first offset."""
     if file.first is None or file.last is None:
@@ -242,12 +256,12 @@ def _order(file: TableFile) -> tuple[int, int, str]:
 
 
 def _end(files: Iterable[TableFile]) -> int:
-    """The offset after the greatest in `files`, as far as statistics tell."""
+    """Returns the offset after the greatest one in `files`, by their statistics."""
     return max((file.last + 1 for file in files if file.last is not None), default=0)
 
 
 class _Replay:
-    """What the log adds up to. Takes every commit as it comes; `snapshot` judges the result.
+    """The state of the log. Accepts every commit in turn; `snapshot` checks the result.
 
     Paths are compared percent-decoded, because engines may spell them differently.
     """
@@ -271,7 +285,7 @@ class _Replay:
         return self._topic.topic_id
 
     def apply(self, version: int, actions: Actions) -> None:
-        """Makes this the state at `version`; a checkpoint's actions count like a commit's."""
+        """Applies the actions of a commit or checkpoint, which lead to `version`."""
         self.version = version
         if actions.protocol or actions.metadata:
             self.protocol = actions.protocol or self.protocol
@@ -292,7 +306,7 @@ class _Replay:
             self.removed.pop(path, None)
             self.active[path] = add
             try:
-                file = deltalog.file_of(add)
+                file = delta_log.file_of(add)
             except ValueError as error:
                 self._unusable[path] = str(error)
             else:
@@ -303,10 +317,10 @@ class _Replay:
     def _deactivate(self, path: str, gone: dict[int, set[str]]) -> None:
         add = self.active.pop(path, None)
         if add and self._unusable.pop(path, None) is None:
-            gone.setdefault(deltalog.file_of(add).partition, set()).add(add.path)
+            gone.setdefault(delta_log.file_of(add).partition, set()).add(add.path)
 
     def _rearrange(self, partition: int, gone: set[str] | None, come: list[TableFile]) -> None:
-        """Keeps the partition's files in order; one more at the end costs a copy of the tuple."""
+        """Updates the ordered files of the partition; appending one copies the tuple."""
         files = self._files.get(partition, ())
         if gone:
             files = tuple(file for file in files if file.path not in gone)
@@ -337,7 +351,7 @@ class _Replay:
         )
 
     def bounds(self, topic_id: str, numbers: range) -> TableSnapshot | None:
-        """What of the topic is sure even where the rest makes no sense."""
+        """Returns the bounds of the partitions, which are valid even if the rest is not."""
         if any(end_app_id(topic_id, number) not in self.txns for number in numbers):
             return None
         return TableSnapshot(
@@ -350,7 +364,7 @@ class _Replay:
         )
 
     def _ends_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
-        """By `txn`; by the statistics only where another engine has dropped it."""
+        """Returns the ends by `txn`, or by statistics if another engine has dropped it."""
         return tuple(
             txn.version if (txn := self._end_txn(topic_id, number)) else self._ends.get(number, 0)
             for number in numbers
@@ -382,12 +396,12 @@ class _Replay:
                 if txn and end > txn.version:
                     return (
                         f"partition {partition} has rows up to offset {end - 1}, and ends at"
-                        f" {txn.version}: somebody has added rows that are not of the log"
+                        f" {txn.version}: another writer has added rows that are not of the log"
                     )
         return None
 
     def compacted(self) -> Actions:
-        """All of the state, without the `txn` of dead topics, for which nobody will ask again."""
+        """Returns the whole state, without the `txn` of deleted topics."""
         alive = f"sparklog/{self.topic_id}/"
         return Actions(
             adds=[msgspec.structs.replace(add, data_change=False) for add in self.active.values()],
@@ -405,7 +419,7 @@ class _Replay:
         )
 
     def forget_keys(self, now_ms: int) -> None:
-        """Drops the idempotency keys that are too old or too many."""
+        """Drops idempotency keys that are too old or too many."""
         prefix = key_app_id(self.topic_id or "", "")
         keys = [txn for app_id, txn in self.txns.items() if app_id.startswith(prefix)]
         keys.sort(key=lambda txn: txn.last_updated or 0)
@@ -417,7 +431,7 @@ class _Replay:
             del self.txns[txn.app_id]
 
     def forget_removed(self, before_ms: int) -> None:
-        """Drops the tombstones from before that time, and those that have none."""
+        """Drops tombstones from before that time, and those without a time."""
         self.removed = {
             path: remove
             for path, remove in self.removed.items()
@@ -428,11 +442,11 @@ class _Replay:
 # ------------------------------------------------------------------------------ the table
 
 
-class Table:
-    """One topic's table. Safe to use from several threads, one of which works at a time.
+class TopicTable:
+    """The table of a topic. Safe for several threads, of which one works at a time.
 
-    `only_reads`: does not remember which files were removed. Nothing is asked of those by a reader,
-    and they are most of an old table's checkpoint.
+    `only_reads`: do not remember removed files. Readers do not need them, and they are most of an
+    old table's checkpoint.
     """
 
     def __init__(
@@ -452,45 +466,45 @@ class Table:
         self.orphan_grace_seconds = orphan_grace_seconds
         self.removed_file_grace_seconds = removed_file_grace_seconds
         self.folder = table_folder(topic)
-        self.log_folder = f"{self.folder}/{deltalog.LOG_FOLDER}"
+        self.log_folder = f"{self.folder}/{delta_log.LOG_FOLDER}"
         self.checkpoint_version = -1
-        """The newest checkpoint that this table has started from or written."""
+        """The newest checkpoint that was loaded or written."""
         self._replay = self._beginning()
         self._is_settled = False
         self._hardened_version = -1
-        """Commits up to here are durable, as far as `_replay` was built from them."""
+        """The version up to which the replayed commits are durable."""
         self._unhardened_base: list[str] = []
-        """The parts of the checkpoint that `_replay` began with."""
+        """The parts of the checkpoint from which the replay started."""
         self._unhardened_files: set[str] = set()
         """Data files that other engines have added, percent-decoded."""
-        self._seen_files: set[str] = set()
-        """Active files that were seen to exist, by `check_files`."""
+        self._looked_at: dict[str, float | None] = {}
+        """The monotonic time of the first check of each active file; None: no further check."""
         self._unconfirmed: dict[int, int] = {}
-        """CRC32C of commits that nobody has read back: of ours, and of those that remove files."""
+        """CRC32C of commits to read back: of ours, and of those that remove files."""
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
     @property
     def snapshot(self) -> TableSnapshot:
-        """The table as last seen; nothing is asked of the store."""
+        """The table as last read, without access to the store."""
         return self._snapshot
 
     def bounds(self, topic_id: str, partitions: int) -> TableSnapshot | None:
-        """Starts and ends of the partitions, and no files: of a table that `refresh` has refused.
+        """Returns starts and ends of the partitions, without files, of an unsupported table.
 
-        `txn` tells what we wrote, whatever schema or protocol became since; None where it does not.
+        The `txn` is valid whatever another engine did to schema or protocol; None if it is missing.
         """
         with self._lock:
             return self._replay.bounds(topic_id, range(partitions))
 
     def txn(self, app_id: str) -> Txn | None:
-        """What the version last seen says of `app_id`; `snapshot` has starts and ends already."""
+        """Returns the `txn` of `app_id` in the last read version."""
         return self._replay.txns.get(app_id)
 
     def batches(self, topic_id: str) -> list[tuple[BatchId, BatchKind, int]]:
-        """The newest batch of each Spark query, and all keys, of the version last seen.
+        """Returns the newest batch of each Spark query, and all keys, in the last read version.
 
-        Each with its kind and when it was published, in µs; in the order of that time.
+        Each has its kind and the time of publishing in µs, which is the order.
         """
         found = []
         with self._lock:
@@ -507,11 +521,11 @@ class Table:
     # -------------------------------------------------------------------------- reading
 
     def refresh(self) -> TableSnapshot:
-        """The newest version.
+        """Reads the newest version, and returns it.
 
-        Raises `ForeignTable`; `CorruptObject` for a commit that is not whole (`snapshot` is then
-        the version before it) or where no checkpoint is; and `MissingObject` for a commit that the
-        versions above it need.
+        Raises `ForeignTable`; `CorruptObject` for an incomplete commit (`snapshot` is then the
+        version before it) or if no checkpoint is complete; and `MissingObject` for a commit that
+        later versions need.
         """
         with self._lock:
             try:
@@ -522,17 +536,15 @@ class Table:
             return self._observe()
 
     def settle(self) -> None:
-        """What was read survives a power cut after this.
+        """Makes the state that was read durable, so that it survives a power cut.
 
-        Whoever put a commit may have died before it was durable, and it is seen by then; another
-        engine flushes neither its commits nor the data files that they add. So this comes before
-        anything that cannot be undone is built on it. Raises `SyncFailed`.
+        A commit is visible before it is durable, and its writer may die in between. Other engines
+        flush neither their commits nor the data files that these add. So this precedes any step
+        that cannot be undone and depends on that state. Raises `SyncFailed`.
         """
         with self._lock:
             if not self._is_settled:
-                if self.store.is_local:
-                    self._harden()
-                self.store.settle(self.log_folder)
+                self._harden()
                 self._is_settled = True
 
     def _harden(self) -> None:
@@ -545,37 +557,43 @@ class Table:
         self._hardened_version = self._replay.version
 
     def confirm(self) -> None:
-        """Reads back what something cannot be undone by: where a commit may be written over.
+        """Reads back commits where another engine may overwrite one.
 
-        That is each of ours, and any that removes files. Raises `ForeignTable`: the version holds
-        something else now, and a new look at the table does not find what we took for committed.
+        These are our commits, and any that remove files. Raises `ForeignTable` if a version has
+        another content now, so that the table lacks changes that were committed.
         """
         with self._lock:
             for version, checksum in sorted(self._unconfirmed.items()):
-                with contextlib.suppress(ObjectMissing):  # cleaned up: a checkpoint stands for it
+                with contextlib.suppress(ObjectMissing):  # cleaned up, and in a checkpoint
                     if crc32c.crc32c(self.store.get(self._commit_path(version))) != checksum:
                         reason = (
-                            f"another engine has written over commit {version}: it does not commit"
-                            " conditionally; start the broker again to publish it anew"
+                            f"another engine has overwritten commit {version}, because it does not"
+                            " commit conditionally; restart the broker to publish it again"
                         )
                         raise errors.ForeignTable(topic=self.topic, reason=reason)
                 del self._unconfirmed[version]
 
-    def check_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> None:
-        """Looks at the files that have come into the table since the last time.
+    def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
+        """Checks the new files of the table, and returns the paths of the lost ones.
 
-        `torn` names those of the paths that do not exist, or have less bytes than the log says.
-        Raises `CorruptObject`.
+        Another engine may have begun to remove files before the table named them, and take a while.
+        So every call checks each file, until a grace of removed files after its first check. `torn`
+        returns the paths that do not exist, or have fewer bytes than the log says.
         """
         with self._lock:
-            active = self._replay.active
-            self._seen_files &= active.keys()
-            new = sorted(active.keys() - self._seen_files)
-            missing = set(torn({f"{self.folder}/{path}": active[path].size for path in new}))
-            self._seen_files |= {path for path in new if f"{self.folder}/{path}" not in missing}
-        if missing:
-            check = "is missing, or shorter than the table says; what was replaced stays meanwhile"
-            raise errors.CorruptObject(path=min(missing), check=check)
+            active, now = self._replay.active, self.clock.monotonic()
+            for path in [path for path in self._looked_at if path not in active]:
+                del self._looked_at[path]
+            due = sorted(path for path in active if self._looked_at.get(path, now) is not None)
+            sizes = {f"{self.folder}/{path}": active[path].size for path in due}
+            missing = set(torn(sizes))
+            lost = {path for path in due if f"{self.folder}/{path}" in missing}
+            for path in due:
+                began = self._looked_at.setdefault(path, now)
+                assert began is not None
+                is_over = now - began >= self.removed_file_grace_seconds
+                self._looked_at[path] = None if is_over and path not in lost else began
+            return lost
 
     def _observe(self) -> TableSnapshot:
         if self._snapshot.version != self._replay.version:
@@ -594,10 +612,10 @@ class Table:
             try:
                 data = self.store.get(path)
             except ObjectMissing:
-                if self._stands(version - 1) or not self._load():
+                if self._exists(version - 1) or not self._load():
                     return
             else:
-                actions = deltalog.decode_commit(data, path)
+                actions = delta_log.decode_commit(data, path)
                 self._is_settled = False
                 self._apply(version, actions)
                 self._note_foreign_files(actions)
@@ -615,10 +633,10 @@ class Table:
             self._unhardened_files.update(path for path in paths if not is_our_file(path))
 
     def _commit_path(self, version: int) -> str:
-        return f"{self.log_folder}/{deltalog.commit_name(version)}"
+        return f"{self.log_folder}/{delta_log.commit_name(version)}"
 
-    def _stands(self, version: int) -> bool:
-        """Whether the commit is there; where it is, none above it has been cleaned up yet."""
+    def _exists(self, version: int) -> bool:
+        """Returns whether the commit exists; if so, no later one is cleaned up."""
         if version < 0:
             return True
         try:
@@ -628,7 +646,7 @@ class Table:
         return True
 
     def _load(self) -> bool:
-        """Starts over from the newest checkpoint; False where that leads no further than we are."""
+        """Loads the newest checkpoint. Returns False if it is not newer than the present state."""
         failure: errors.Corrupt
         for _ in range(limits.TABLE_LOAD_ATTEMPTS):
             for after in self._places_to_list_from():
@@ -653,24 +671,24 @@ class Table:
         raise failure
 
     def _places_to_list_from(self) -> list[str]:
-        """Where the hint says that the newest checkpoint is, and the log's beginning."""
+        """Returns the names to list from: of the hinted checkpoint, and the start of the log."""
         hint = self._last_checkpoint()
         return [""] if hint is None else [f"{hint:020d}", ""]
 
     def _last_checkpoint(self) -> int | None:
         try:
-            hint = self.store.get(f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}")
+            hint = self.store.get(f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}")
         except ObjectMissing:
             return None
-        return deltalog.decode_last_checkpoint(hint)
+        return delta_log.decode_last_checkpoint(hint)
 
     def _newest_base(self, after: str) -> tuple[int, Actions, Sequence[str]]:
-        """The newest whole checkpoint after which no commit is missing; -1: the log's beginning.
+        """Finds the newest complete checkpoint with all commits after it; -1: the log's start.
 
-        With it come the names of its parts.
+        Returns it with the names of its parts.
         """
         stats = self.store.list_after(self.log_folder, after)
-        listing = deltalog.read_names(stat.name for stat in stats)
+        listing = delta_log.read_names(stat.name for stat in stats)
         newest = max([*listing.commits, *listing.checkpoints], default=-1)
         if newest < self._replay.version:
             lost = self._commit_path(self._replay.version)
@@ -692,34 +710,34 @@ class Table:
             reason = f"{listing.v2_checkpoints[-1]} is a v2 checkpoint"
             damage = damage or errors.ForeignTable(topic=self.topic, reason=reason)
         raise damage or errors.MissingObject(
-            path=self._commit_path(gap), reason=f"version {newest} stands above it"
+            path=self._commit_path(gap), reason=f"version {newest} is newer"
         )
 
     def read_checkpoint(self, names: Sequence[str]) -> Actions:
-        """A classic checkpoint from its parts. Raises `CorruptObject` and `ObjectMissing`."""
+        """Reads a classic checkpoint from its parts. Raises `CorruptObject` and `ObjectMissing`."""
         parts = []
         for name in names:
             path = f"{self.log_folder}/{name}"
             data = self.store.get(path)
-            parts.append(deltalog.decode_checkpoint(data, path, removes=not self._only_reads))
-        whole = deltalog.joined(parts)
+            parts.append(delta_log.decode_checkpoint(data, path, removes=not self._only_reads))
+        whole = delta_log.joined(parts)
         if not whole.protocol or not whole.metadata:
             path = f"{self.log_folder}/{names[0]}"
-            raise errors.CorruptObject(path=path, check="has no protocol or no metadata")
+            raise errors.CorruptObject(path=path, check="it has no protocol or no metadata")
         return whole
 
     # -------------------------------------------------------------------------- writing
 
-    def commit(self, decide: Callable[[TableSnapshot], Change | None]) -> TableSnapshot:
-        """Makes the change that `decide` wants, as the version after the one that it was shown.
+    def commit(self, decide: Callable[[TableSnapshot], TableChange | None]) -> TableSnapshot:
+        """Commits the change that `decide` returns, as the version after the one it was given.
 
-        `decide` is first shown the version last seen, and a newer one each time that another
-        writer was faster. It raises, or returns None, to give up. Returns the snapshot with the
-        change, or the one on which `decide` gave up.
+        `decide` first gets the last read version, and a newer one each time that another writer was
+        faster. It raises or returns None to abandon the change. Returns the snapshot with the
+        change, or the one on which `decide` abandoned it.
 
-        Raises what `refresh` does. No effect: `StorageUnavailable` (also after too many lost
+        Raises like `refresh`. No effect: `StorageUnavailable` (also after too many lost
         races), `StorageFull`, and `TimedOut` for a file that has become too old to be added: write
-        it anew. Perhaps an effect: `OutcomeUnknown`; look for your own files or `txn`.
+        it again. Perhaps an effect: `OutcomeUnknown`; look for your own files or `txn`.
         """
         assert not self._only_reads
         with self._lock:
@@ -739,21 +757,21 @@ class Table:
                 reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
             )
 
-    def _put(self, version: int, change: Change) -> bool:
-        """Whether the change stands as `version`; the replay then includes it."""
+    def _put(self, version: int, change: TableChange) -> bool:
+        """Returns whether the change is committed as `version`; the replay then includes it."""
         self._check(change)
         actions = self._actions(change)
         info = CommitInfo(
             timestamp=self.clock.now_us() // 1_000,
             operation=change.operation,
             operation_parameters={},
-            # Other engines let a rewrite of theirs pass beside appends that read nothing.
+            # Other engines allow a rewrite of theirs beside appends that read nothing.
             is_blind_append=not change.removes and not change.properties,
             engine_info=f"sparklog/{VERSION}",
             txn_id=secrets.token_hex(16),
         )
         path = self._commit_path(version)
-        data = deltalog.encode_commit(info, actions)
+        data = delta_log.encode_commit(info, actions)
         if not claim(self.store, path, data, clock=self.clock):
             return False
         self._expect(version, data)
@@ -765,25 +783,25 @@ class Table:
                 return True
             self._load()
             if self._replay.version >= version:
-                # A checkpoint hides whether we stand below it, but names what we have added.
+                # A checkpoint may include our commit: then it names the files that we added.
                 return any(self.is_named(unquote(file.path)) for file in change.adds)
             self._advance()
-        except (errors.Retriable, errors.Corrupt) as error:
+        except errors.SparklogError as error:  # also after a refusal: the put may have succeeded
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
         return True
 
     def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
-        """Has `confirm` look whether the commit still stands, where one may be written over."""
+        """Notes the commit for `confirm`, if the store allows overwriting."""
         if not self.store.is_local:
             self._unconfirmed[version] = crc32c.crc32c(data)
 
     def _follows(self, version: int) -> bool:
-        """Whether the commit just put continues the log, and is not far in its cleaned-up past."""
+        """Returns whether the new commit continues the log, and is not in its removed part."""
         if version == 0:
             return len(self.store.list_after(self.log_folder)) == 1
-        return self._stands(version - 1)
+        return self._exists(version - 1)
 
-    def _check(self, change: Change) -> None:
+    def _check(self, change: TableChange) -> None:
         replay = self._replay
         assert replay.topic_id is None or not change.create
         assert replay.topic_id is not None or not change.adds
@@ -796,20 +814,25 @@ class Table:
         for file in change.adds:
             if change.preparation is not None and self.is_prepared(unquote(file.path)):
                 continue
+            if change.restores:
+                continue  # no orphan: the log knows it
             if self.clock.now_us() - file.modified_us > limit_seconds * 1e6:
                 what = f"writing {file.path} and adding it"
                 raise errors.TimedOut(what=what, timeout_seconds=limit_seconds)
 
-    def _actions(self, change: Change) -> Actions:
+    def _actions(self, change: TableChange) -> Actions:
         replay, now_ms = self._replay, self.clock.now_us() // 1_000
         txns = dict(change.txns)
         if change.preparation is not None:
             txns[preparation_app_id(replay.topic_id or "")] = change.preparation + 1
         paths = [unquote(file.path) for file in change.removes]
-        if change.create:  # what another engine put in while there was no topic
+        # No VACUUM may remove files with the same rows as an added one; see `restoring`.
+        is_kept = bool(change.adds) and not change.data_change
+        kept_ms = round(limits.REPLACED_KEPT_SECONDS * 1e3) if is_kept else 0
+        if change.create:  # files that another engine added while there was no topic
             paths = list(replay.active)
         return Actions(
-            protocol=None if replay.protocol else deltalog.PROTOCOL,
+            protocol=None if replay.protocol else delta_log.PROTOCOL,
             metadata=self._metadata(change.properties, now_ms) if change.properties else None,
             txns=[
                 Txn(app_id=app_id, version=version, last_updated=now_ms)
@@ -818,7 +841,8 @@ class Table:
             removes=[
                 Remove(
                     path=replay.active[path].path,
-                    deletion_timestamp=now_ms,
+                    deletion_timestamp=now_ms + kept_ms,
+                    tags={REMOVED_AT: str(now_ms)} if is_kept else None,
                     data_change=change.data_change or change.drops_rows,
                     extended_file_metadata=True,
                     partition_values=replay.active[path].partition_values,
@@ -826,11 +850,11 @@ class Table:
                 )
                 for path in paths
             ],
-            adds=[deltalog.add_of(file, data_change=change.data_change) for file in change.adds],
+            adds=[delta_log.add_of(file, data_change=change.data_change) for file in change.adds],
         )
 
     def _metadata(self, properties: Mapping[str, str | None], now_ms: int) -> Metadata:
-        before = self._replay.metadata or deltalog.new_metadata(
+        before = self._replay.metadata or delta_log.new_metadata(
             table_id=str(uuid.uuid4()), created_ms=now_ms
         )
         merged = {**before.configuration, **properties}
@@ -841,7 +865,7 @@ class Table:
 
     @property
     def preparation(self) -> int | None:
-        """The number of the preparation that the version last seen has open."""
+        """The number of the open preparation in the last read version."""
         txn = self._preparation_txn()
         return txn.version if txn is not None and txn.version % 2 else None
 
@@ -850,19 +874,19 @@ class Table:
         return self.txn(preparation_app_id(topic_id)) if topic_id is not None else None
 
     def is_prepared(self, path: str) -> bool:
-        """Whether a commit may still add the file, because its preparation is open."""
+        """Returns whether a commit may still add the file, because its preparation is open."""
         number = self.preparation
         return number is not None and _preparation_of(path) == number
 
     def prepare(self, topic_id: str) -> int:
-        """Opens a preparation of files that one later commit adds; ends any other.
+        """Opens a preparation of files for one later commit, and closes any other.
 
-        Returns its number, which the names of the files have. Raises what `commit` raises, and
-        `TimedOut` where the topic is gone.
+        Returns its number, which the names of the files contain. Raises like `commit`, and
+        `TimedOut` if the topic no longer exists.
         """
         opened: int | None = None
 
-        def decide(before: TableSnapshot) -> Change | None:
+        def decide(before: TableSnapshot) -> TableChange | None:
             nonlocal opened
             opened = None
             if before.topic_id != topic_id:
@@ -870,7 +894,7 @@ class Table:
             txn = self._preparation_txn()
             number = txn.version + 1 if txn is not None else 1
             opened = number if number % 2 else number + 1
-            return Change(txns={preparation_app_id(topic_id): opened}, operation="PREPARE")
+            return TableChange(txns={preparation_app_id(topic_id): opened}, operation="PREPARE")
 
         self.commit(decide)
         if opened is None:
@@ -878,45 +902,45 @@ class Table:
         return opened
 
     def renew(self, number: int) -> None:
-        """Says that the preparation is still under way, so that no sweeper ends it.
+        """Renews the preparation, so that no sweeper closes it.
 
-        Raises what `commit` raises, and `TimedOut` where it has been ended.
+        Raises like `commit`, and `TimedOut` if it is closed.
         """
-        stands = False
+        is_open = False
 
-        def decide(before: TableSnapshot) -> Change | None:
-            nonlocal stands
-            stands = self.preparation == number
-            if not stands or before.topic_id is None:
+        def decide(before: TableSnapshot) -> TableChange | None:
+            nonlocal is_open
+            is_open = self.preparation == number
+            if not is_open or before.topic_id is None:
                 return None
             app_id = preparation_app_id(before.topic_id)
-            return Change(txns={app_id: number}, operation="PREPARE")
+            return TableChange(txns={app_id: number}, operation="PREPARE")
 
         self.commit(decide)
-        if not stands:
+        if not is_open:
             raise _lost_preparation(self.topic)
 
     def end_preparation(self, before_us: int) -> None:
-        """Ends the open preparation if it was not renewed since. Raises what `commit` raises."""
+        """Closes the open preparation if it was not renewed since. Raises like `commit`."""
 
-        def decide(before: TableSnapshot) -> Change | None:
+        def decide(before: TableSnapshot) -> TableChange | None:
             txn = self._preparation_txn()
             if before.topic_id is None or txn is None or not txn.version % 2:
                 return None
             if (txn.last_updated or 0) * 1_000 >= before_us:
                 return None
             app_id = preparation_app_id(before.topic_id)
-            return Change(txns={app_id: txn.version + 1}, operation="SWEEP")
+            return TableChange(txns={app_id: txn.version + 1}, operation="SWEEP")
 
         self.commit(decide)
 
     # -------------------------------------------------------------------------- keeping
 
     def checkpoint(self) -> None:
-        """Writes a checkpoint of the version last seen, and reads it back before it is named.
+        """Writes a checkpoint of the last read version, and reads it back before naming it.
 
-        Raises `ForeignTable`, `CorruptObject` where what stands is not what was to be written, and
-        `OutcomeUnknown`, after which the next version's checkpoint does as well.
+        Raises `ForeignTable`, `CorruptObject` if the stored checkpoint differs, `SyncFailed`, and
+        `OutcomeUnknown`, after which the next version's checkpoint is as good.
         """
         assert not self._only_reads
         with self._lock:
@@ -924,27 +948,30 @@ class Table:
             if version < 0:
                 return
             self._replay.snapshot(self.topic)
+            self.settle()  # a checkpoint must not exist without its files either
             self._forget_old_tombstones()
             self._replay.forget_keys(self.clock.now_us() // 1_000)
-            name = deltalog.checkpoint_name(version)
+            name = delta_log.checkpoint_name(version)
             path = f"{self.log_folder}/{name}"
-            data = deltalog.encode_checkpoint(self._replay.compacted())
-            claim(self.store, path, data, clock=self.clock)  # another's is as good, if it is whole
+            data = delta_log.encode_checkpoint(self._replay.compacted())
+            claim(
+                self.store, path, data, clock=self.clock
+            )  # another writer's is as good, if it is complete
             found = self.read_checkpoint([name])
             if {unquote(add.path) for add in found.adds} != self._replay.active.keys():
                 count = len(self._replay.active)
-                check = f"names {len(found.adds)} files, not the {count} of version {version}"
+                check = f"it names {len(found.adds)} files, not the {count} of version {version}"
                 raise errors.CorruptObject(path=path, check=check)
             self.checkpoint_version = version
             if (self._last_checkpoint() or 0) <= version:
                 with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
                     self.store.put(
-                        f"{self.log_folder}/{deltalog.LAST_CHECKPOINT}",
-                        deltalog.encode_last_checkpoint(version, found.count),
+                        f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}",
+                        delta_log.encode_last_checkpoint(version, found.count),
                     )
 
     def is_named(self, path: str) -> bool:
-        """Whether the version last seen has the file, or remembers its removal.
+        """Returns whether the last read version has the file, or its removal.
 
         `path` is relative to the table's folder and not percent-encoded, as in the two below.
         """
@@ -952,23 +979,22 @@ class Table:
         return path in self._replay.active or path in self._replay.removed
 
     def removed_before(self, moment_us: int) -> list[str]:
-        """The files whose removal is older and not forgotten."""
+        """Returns files that were removed before the moment and are still remembered."""
         assert not self._only_reads
         with self._lock:
             return [
                 path
                 for path, remove in self._replay.removed.items()
-                if remove.deletion_timestamp is not None
-                and remove.deletion_timestamp * 1_000 < moment_us
+                if (at_ms := _removed_ms(remove)) is not None and at_ms * 1_000 < moment_us
             ]
 
     def forget_removed(self, paths: Iterable[str]) -> None:
-        """Says that the files are no more, so that checkpoints need not remember them."""
+        """Forgets files that no longer exist, so that checkpoints omit them."""
         with self._lock:
             for path in paths:
                 self._replay.removed.pop(path, None)
 
     def _forget_old_tombstones(self) -> None:
-        """A tombstone outlives its file's grace by far, for a sweeper that comes late."""
+        """Forgets tombstones long after the grace of their files, for a late sweeper."""
         kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
         self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))

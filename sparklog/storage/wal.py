@@ -1,15 +1,19 @@
-"""The write-ahead log: one object per flush, entries for any number of partitions in it.
+"""Format and protocol of the write-ahead log: one object per flush, with entries of any partitions.
 
-An object is `magic, index length, CRC32C of the index, index, payloads`; the index (msgpack) tells
-all about each entry, so that one entry can be fetched by its byte range. An epoch's objects are
-numbered from 0 without holes as far as anything was acked. The rules that everything rests on:
+An object is `magic, index length, CRC32C of the index, index, payloads`. The index (msgpack)
+describes each entry, so that one entry can be fetched by its byte range. The objects of an epoch
+are numbered from 0, without holes as far as anything was acked. These rules make the log safe:
 
-- Object N is created only if absent. Once a put of N was issued, only the same bytes are tried
-  again at N, until it is known what stands there.
-- A *fence* ends the epoch for everybody: nothing looks past it.
-- Objects are removed only after a checkpoint of a later or equal sequence stands that does not need
-  them; the newest object of an epoch without a fence, and a fence, never go. So whoever finds N
-  absent, and no checkpoint at or after N, knows that nobody ever got an ack for N.
+- Object N is created only if it is absent. After a put of N was issued, only the same bytes are
+  tried again at N, until it is known which object is there.
+- A *fence* ends the epoch for every broker and reader: objects after it do not count.
+- Objects are deleted only after a checkpoint of the same or a later sequence exists that does not
+  need them. A fence is never deleted, nor the newest object of an epoch without a fence. So a
+  process that finds N absent, and no checkpoint at or after N, knows that N was never acked.
+
+A WAL checkpoint has two layers: its index (`_CheckpointIndex`) names the objects that are still
+needed and the bounds of each partition; its state is opaque here, and is encoded by
+`broker.log.partitions.StateEncoder`.
 """
 
 from __future__ import annotations
@@ -26,9 +30,9 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.clock import Clock
-from sparklog.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
+from sparklog.formats.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
 from sparklog.storage.objects import ObjectMissing, Store, claim
-from sparklog.storage.snapshot import Bounds, Encoding, Entry, Kind, Located, WalPosition
+from sparklog.storage.snapshot import Bounds, Encoding, Entry, EntryKind, Located, WalPosition
 
 _MAGIC = b"SLWAL001"
 _HEADER = struct.Struct("<8sII")
@@ -44,7 +48,7 @@ _END_OF_STREAM = struct.pack("<II", 0xFFFFFFFF, 0)
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """An entry's bytes, in pieces, with their sum."""
+    """An entry's bytes, in pieces, with their length and checksum."""
 
     pieces: tuple[bytes | pa.Buffer, ...]
     length: int
@@ -57,7 +61,7 @@ _schema_messages: dict[tuple[str, ...], bytes] = {}
 
 
 def encode_payload(batch: pa.RecordBatch) -> Payload:
-    """`batch`, a conforming payload, as an Arrow IPC stream of one batch."""
+    """Encodes `batch`, a conforming payload, as an Arrow IPC stream of one batch."""
     names = tuple(batch.schema.names)
     head = _schema_messages.get(names)
     if head is None:
@@ -68,50 +72,53 @@ def encode_payload(batch: pa.RecordBatch) -> Payload:
 
 
 def decode_body(schema: pa.Schema, payload: Payload) -> pa.RecordBatch:
-    """The batch of `schema` that `encode_payload` has encoded, in the payload's memory only."""
+    """Decodes the batch of `schema` that `encode_payload` encoded, without a copy."""
     _, body, _ = payload.pieces
     return pa.ipc.read_record_batch(body, schema)
 
 
 def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
-    """The records of an entry, without copying: a payload, whose own times count if they shall.
+    """Decodes the records of an entry as a payload, without a copy.
 
-    Raises `CorruptObject` for what is no such batch.
+    Drops the producer's timestamps if the entry has LogAppendTime. Raises `CorruptObject` if
+    `data` is not the batch that the entry describes.
     """
     if entry.encoding is Encoding.KAFKA:
         return decode_kafka([entry], [data])
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
-        raise _not_as_described(entry, f"not an Arrow stream: {error}") from error
+        raise _not_as_described(entry, f"it is no Arrow stream: {error}") from error
     if batch.num_rows != entry.count:
-        raise _not_as_described(entry, f"{batch.num_rows} rows instead of {entry.count}")
+        raise _not_as_described(entry, f"it has {batch.num_rows} rows instead of {entry.count}")
     names = batch.schema.names
     if len(set(names)) != len(names) or any(
         _TYPES.get(field.name) != field.type for field in batch.schema
     ):
         raise _not_as_described(entry, f"its columns are {batch.schema.to_string()}")
     if entry.timestamp_type == LOG_APPEND_TIME and "timestamp" in names:
-        batch = batch.drop_columns(["timestamp"])  # a staged file keeps what was written
+        batch = batch.drop_columns(["timestamp"])  # staged files keep the original timestamps
     return batch
 
 
 def encode_kafka(batch: bytes | bytearray) -> Payload:
-    """A record batch of Kafka's, kept as it is; the offset in it is not its place, `entry` is."""
+    """Keeps a Kafka record batch as it is. Its offsets do not count; those of the entry do."""
     return Payload((batch,), len(batch), crc32c.crc32c(batch))
 
 
 def decode_kafka(
     entries: Sequence[Entry], batches: Sequence[bytes | bytearray | pa.Buffer]
 ) -> pa.RecordBatch:
-    """The records of entries in Kafka's encoding that follow one another, as one payload.
+    """Decodes consecutive entries in Kafka's encoding to one payload.
 
-    Entries with the time of their append come one at a time: their records bring none. Raises
-    `CorruptObject` where one of them is no such batch, or they are too large together, and
-    `NotInstalled` where an installation lacks what decodes them.
+    Entries with LogAppendTime must come one at a time, because their records have no timestamps.
+    Raises `CorruptObject` if one is not the batch that its entry describes, or if they are too
+    large together, and `NotInstalled` if a package for decoding is missing.
     """
     try:
-        from sparklog import recordbatch  # its loops cost a reader of anything else too much
+        from sparklog.formats import (
+            record_batch,  # imported late: its compiled loops are slow to load
+        )
     except ModuleNotFoundError as error:
         raise errors.NotInstalled(
             what="decoding records that Kafka clients wrote",
@@ -120,12 +127,12 @@ def decode_kafka(
         ) from error
 
     try:
-        payload = recordbatch.decode(*batches)
+        payload = record_batch.decode(*batches)
     except (errors.Invalid, errors.DamagedBatch) as error:
         raise _not_as_described(entries[0], str(error)) from error
     count = sum(entry.count for entry in entries)
     if payload.num_rows != count:
-        raise _not_as_described(entries[0], f"{payload.num_rows} rows instead of {count}")
+        raise _not_as_described(entries[0], f"it has {payload.num_rows} rows instead of {count}")
     return payload
 
 
@@ -165,7 +172,7 @@ _checkpoint_decoder = msgspec.msgpack.Decoder(_CheckpointIndex)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalObject:
-    """What one flush made durable."""
+    """The entries that one flush made durable."""
 
     at: WalPosition
     written_us: int
@@ -173,27 +180,27 @@ class WalObject:
 
     @property
     def is_fence(self) -> bool:
-        return any(each.entry.kind is Kind.FENCE for each in self.located)
+        return any(each.entry.kind is EntryKind.FENCE for each in self.located)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A broker's state as of `sequence`; of the objects up to there, only `needed` still count."""
+    """A broker's state as of `sequence`. Of the objects up to it, only `needed` still count."""
 
     sequence: int
     needed: tuple[int, ...]
     state: bytes
     bounds: Mapping[str, Sequence[Bounds]] | None = None
-    """Of each partition, by topic id, as of `sequence`; None: an earlier release did not tell."""
+    """Bounds of each partition by topic id, as of `sequence`; None if an old release wrote it."""
 
 
 def folder(broker: int, epoch: int) -> str:
-    """Where the objects of one epoch stand."""
+    """Returns the folder of an epoch's objects."""
     return f"{_FOLDER}/{broker}/{epoch:010d}"
 
 
 def object_path(at: WalPosition) -> str:
-    """Where the object stands; names sort as sequences do."""
+    """Returns the path of an object; names sort like sequences."""
     return f"{folder(at.broker, at.epoch)}/{at.sequence:020d}"
 
 
@@ -202,12 +209,12 @@ def _frame(index: bytes) -> bytes:
 
 
 def _unframe(path: str, data: pa.Buffer) -> tuple[bytes | None, int]:
-    """(index, its end); the index is None where `data` is too short to hold it."""
+    """Returns (index, its end); the index is None if `data` is too short to contain it."""
     if data.size < _HEADER.size:
-        raise errors.CorruptObject(path=path, check=f"{data.size} bytes are no WAL object")
+        raise errors.CorruptObject(path=path, check=f"{data.size} bytes are too few for an object")
     magic, length, crc = _HEADER.unpack_from(data)
     if magic != _MAGIC:
-        raise errors.CorruptObject(path=path, check=f"begins with {magic!r}, not {_MAGIC!r}")
+        raise errors.CorruptObject(path=path, check=f"it begins with {magic!r}, not {_MAGIC!r}")
     end = _HEADER.size + length
     if data.size < end:
         return None, end
@@ -223,21 +230,21 @@ def _read_index(store: Store, path: str) -> tuple[bytes, int]:
     if index is None:
         index, end = _unframe(path, store.get_range(path, 0, end))
         if index is None:
-            raise errors.CorruptObject(path=path, check="shorter than its index")
+            raise errors.CorruptObject(path=path, check="it is shorter than its index")
     return index, end
 
 
 def read_object(store: Store, at: WalPosition) -> WalObject:
-    """The index of the object at `at`. Raises `ObjectMissing`, `CorruptObject`."""
+    """Reads the index of the object at `at`. Raises `ObjectMissing`, `CorruptObject`."""
     path = object_path(at)
     raw, origin = _read_index(store, path)
     try:
         index = _index_decoder.decode(raw)
     except msgspec.MsgspecError as error:
-        raise errors.CorruptObject(path=path, check=f"unreadable index: {error}") from error
+        raise errors.CorruptObject(path=path, check=f"its index is unreadable: {error}") from error
     found = WalPosition(index.broker, index.epoch, index.sequence)
     if found != at:
-        raise errors.CorruptObject(path=path, check=f"says that it is {object_path(found)}")
+        raise errors.CorruptObject(path=path, check=f"it says that it is {object_path(found)}")
     return WalObject(
         at=at,
         written_us=index.written_us,
@@ -246,7 +253,7 @@ def read_object(store: Store, at: WalPosition) -> WalObject:
 
 
 def read_payload(store: Store, located: Located) -> pa.Buffer:
-    """The bytes of one entry, checked. Raises `ObjectMissing`, `CorruptObject` naming the entry."""
+    """Reads and checks the bytes of one entry. Raises `ObjectMissing`, `CorruptObject`."""
     entry, path = located.entry, object_path(located.at)
     if entry.staged is not None:
         ref = entry.staged
@@ -266,7 +273,7 @@ def read_payload(store: Store, located: Located) -> pa.Buffer:
 
 
 class Appender:
-    """Puts the objects of one epoch, one after another. Not thread-safe: one flush at a time."""
+    """Puts the objects of one epoch in order. Not thread-safe: one flush at a time."""
 
     def __init__(
         self,
@@ -285,18 +292,18 @@ class Appender:
         self.next_sequence = 0
 
     def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
-        """Durable when it returns; entries come back with their byte ranges.
+        """Puts the next object. It is durable when this returns, with the entries' byte ranges.
 
-        Raises `BrokerFenced` when something else stands at the next sequence; `StorageFull` and
-        `StorageUnavailable` when surely nothing was written, and then another object may be
-        tried; `OutcomeUnknown` only when told to stop before the outcome could be learnt.
+        Raises `BrokerFenced` if another object is at the next sequence; `StorageFull` and
+        `StorageUnavailable` if surely nothing was written, so that another object may be tried;
+        `OutcomeUnknown` only if `stopping` ends the tries before the outcome is known.
         """
         at = WalPosition(self._broker, self._epoch, self.next_sequence)
-        placed: list[Entry] = []
+        with_ranges: list[Entry] = []
         pieces: list[bytes | pa.Buffer] = []
         start = 0
         for entry, payload in entries:
-            placed.append(
+            with_ranges.append(
                 msgspec.structs.replace(
                     entry, start=start, length=payload.length, crc32c=payload.crc32c
                 )
@@ -304,14 +311,16 @@ class Appender:
             pieces.extend(payload.pieces)
             start += payload.length
         written_us = self._clock.now_us()
-        index = _Index(os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(placed))
+        index = _Index(
+            os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(with_ranges)
+        )
         head = _frame(_encoder.encode(index))
         self._claim(object_path(at), [head, *pieces])
         self.next_sequence += 1
         return WalObject(
             at=at,
             written_us=written_us,
-            located=tuple(Located(entry, at, len(head)) for entry in placed),
+            located=tuple(Located(entry, at, len(head)) for entry in with_ranges),
         )
 
     def checkpoint(
@@ -321,15 +330,15 @@ class Appender:
         state: bytes,
         bounds: Mapping[str, Sequence[Bounds]] | None = None,
     ) -> None:
-        """Records that of the objects up to `sequence` only `needed` still count.
+        """Puts a checkpoint: of the objects up to `sequence`, only `needed` still count.
 
-        `bounds`: of each partition, by topic id.
+        `bounds`: the bounds of each partition, by topic id.
 
-        Raises `BrokerFenced` where another process has written this checkpoint.
+        Raises `BrokerFenced` if another process has written this checkpoint.
         """
-        assert sequence < self.next_sequence, "a checkpoint speaks of what is durable"
-        told = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
-        index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, told)
+        assert sequence < self.next_sequence, "a checkpoint covers durable objects only"
+        by_topic = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
+        index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
         path = f"{folder(self._broker, self._epoch)}/{_CHECKPOINT}{sequence:020d}"
         self._claim(path, [_frame(_encoder.encode(index))])
 
@@ -342,7 +351,7 @@ class Appender:
             except errors.OutcomeUnknown:
                 if self._stopping():
                     raise
-                doubtful = True  # a refusal from here on tells nothing of the tries before
+                doubtful = True  # a later refusal says nothing about the earlier tries
         if not ours:
             raise errors.BrokerFenced(broker=self._broker, epoch=self._epoch)
 
@@ -353,9 +362,9 @@ class Appender:
 class Follower:
     """Reads one epoch of a broker's WAL in order, from its newest checkpoint on.
 
-    `poll` gives each object once. It probes for the next sequence, and lists again only when
-    asked to (`relist=True`), which a reader does after a pause longer than the trim's grace:
-    objects may then have come and gone unseen.
+    `poll` returns each object once. It probes for the next sequence, and lists the folder only if
+    asked to (`relist=True`). A reader asks for it after a pause longer than the trim grace, because
+    objects may have come and gone unseen.
     """
 
     def __init__(self, store: Store, broker: int, epoch: int) -> None:
@@ -367,27 +376,27 @@ class Follower:
         self.fenced = False
         self._started = False
         self._ready: list[WalObject] = []
-        """Read and not given yet: a poll that fails must not lose what it has read."""
+        """Objects that were read and not returned yet, so that a failing poll loses none."""
 
     def poll(self, *, relist: bool = False) -> list[WalObject]:
-        """Objects that were not given before.
+        """Returns the objects that were not returned before.
 
-        Raises `CorruptObject` and `MissingObject` once what precedes it is given; and what the
-        store raises. The next poll then goes on from the same place.
+        Raises `CorruptObject` and `MissingObject` after the objects before it were returned, and
+        the errors of the store. The next poll continues from the same sequence.
         """
         if not self.fenced:
             try:
-                self._read_on(relist=relist)
+                self._read_next(relist=relist)
             except errors.Corrupt:
                 if not self._ready:
                     raise
         if self._ready:
-            # An object is seen a moment before it is sure to outlive a power cut.
+            # An object can be visible before it is durable.
             self._store.settle(folder(self.broker, self.epoch))
         found, self._ready = self._ready, []
         return found
 
-    def _read_on(self, *, relist: bool) -> None:
+    def _read_next(self, *, relist: bool) -> None:
         if relist or not self._started:
             self._jump_to_checkpoint()
             self._started = True
@@ -404,7 +413,10 @@ class Follower:
             self._ready.append(each)
 
     def _jump_to_checkpoint(self) -> bool:
-        """Whether the newest checkpoint is ahead; then the older objects that it needs are read."""
+        """Continues after the newest checkpoint, if it is ahead, and reads the objects it needs.
+
+        Returns whether it was ahead.
+        """
         while True:
             newest = newest_checkpoint(self._store, self.broker, self.epoch)
             if newest is None or newest.sequence < self.next_sequence:
@@ -429,7 +441,7 @@ class Follower:
 
 
 def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | None:
-    """The checkpoint of the highest sequence, or None. Raises `CorruptObject`."""
+    """Returns the checkpoint of the highest sequence, or None. Raises `CorruptObject`."""
     while True:
         names = [stat.name for stat in store.list_after(folder(broker, epoch), after=_CHECKPOINT)]
         if not names:
@@ -438,11 +450,11 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
         try:
             raw, _ = _read_index(store, path)
         except ObjectMissing:
-            continue  # superseded while we looked
+            continue  # deleted meanwhile, after a newer checkpoint
         try:
             index = _checkpoint_decoder.decode(raw)
         except msgspec.MsgspecError as error:
-            raise errors.CorruptObject(path=path, check=f"unreadable: {error}") from error
+            raise errors.CorruptObject(path=path, check=f"it is unreadable: {error}") from error
         return Checkpoint(
             sequence=index.sequence, needed=index.needed, state=index.state, bounds=index.bounds
         )
@@ -452,16 +464,16 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
 
 
 def fence(store: Store, follower: Follower, *, clock: Clock) -> list[WalObject]:
-    """Ends the epoch that `follower` reads, and gives the objects that it had not given yet.
+    """Ends the epoch that `follower` reads. Returns the objects that it had not returned before.
 
-    The fence goes to the first sequence that is absent. The old broker needs exactly that one for
-    its next ack, so one of the two puts fails. A sequence may also be absent because it was
-    trimmed while we looked; then a checkpoint at or beyond it stands, and our fence is *void*:
-    whoever meets it goes on from that checkpoint, and so do we.
+    The fence goes to the first absent sequence. The old broker needs exactly that sequence for its
+    next ack, so one of the two puts fails. The sequence may also be absent because it was trimmed
+    meanwhile. Then a checkpoint at or beyond it exists, and the fence is *void*: every reader that
+    meets it continues from that checkpoint, and so does this function. The returned objects and the
+    fence are durable: each poll that finds objects settles the folder, and so does a claim.
     """
-    entry = Entry(kind=Kind.FENCE)
+    entry = Entry(kind=EntryKind.FENCE)
     found: list[WalObject] = []
-    store.settle(folder(follower.broker, follower.epoch))
     while True:
         found += follower.poll(relist=True)
         if follower.fenced:
@@ -475,9 +487,9 @@ def fence(store: Store, follower: Follower, *, clock: Clock) -> list[WalObject]:
 
 
 def removable(store: Store, broker: int, epoch: int, checkpoint: Checkpoint) -> list[str]:
-    """Paths that nobody needs once `checkpoint` stands: older objects and older checkpoints.
+    """Returns the paths that `checkpoint` makes unnecessary: older objects and checkpoints.
 
-    The newest object of the epoch always stays: a fence, or the place of the next put.
+    The newest object of the epoch always stays: it is a fence, or marks the next sequence.
     """
     needed = set(checkpoint.needed)
     base = folder(broker, epoch)
@@ -493,11 +505,13 @@ def removable(store: Store, broker: int, epoch: int, checkpoint: Checkpoint) -> 
     ]
 
 
-def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
-    """Paths of all closed epochs that may go: everything but their fences.
+def closed_epoch_paths(
+    store: Store, open_epochs: Callable[[], Container[tuple[int, int]]]
+) -> list[str]:
+    """Returns the paths of all closed epochs that may be deleted: everything but their fences.
 
-    `open_epochs` tells (broker, epoch) of those that are open; it is asked after the listing, so
-    that an epoch which opens meanwhile is among them.
+    `open_epochs` returns the (broker, epoch) of open epochs. It is called after the listing, so
+    that it has an epoch that opens meanwhile.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for stat in store.walk(_FOLDER):
@@ -514,7 +528,7 @@ def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]])
 
 
 def _listing(store: Store, broker: int, epoch: int) -> tuple[list[int], list[int]]:
-    """Sequences of the objects and of the checkpoints, rising."""
+    """Returns the sequences of the objects and of the checkpoints, sorted."""
     names = [stat.name for stat in store.list_after(folder(broker, epoch))]
     return (
         [int(name) for name in names if name.isdigit()],

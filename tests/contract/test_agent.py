@@ -1,9 +1,10 @@
-"""A whole broker: how it starts, serves, is replaced, fails and leaves; and embedded ones."""
+"""A whole broker in tests: start, service, replacement, failure and stop; and embedded brokers."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,10 +17,13 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
+from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
-from sparklog.broker.coordinator import Coordinator
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.log import takeover
 from sparklog.clock import SystemClock
+from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -31,7 +35,7 @@ from sparklog.settings import (
 )
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
-from sparklog.storage.meta import MetaStore
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
@@ -45,16 +49,17 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalPosition
 from tests.support.brokers import flip, payload, rows_of_table
-from tests.support.flights import Door, Stream
+from tests.support.descriptors import sockets
+from tests.support.flights import BrokerClient, Stream
 
 CLOCK = SystemClock()
 VALUES = payload(["a"]).schema
 SECONDS = 30.0
-"""Far more than anything here takes."""
+"""A timeout far beyond the time that anything here takes."""
 
 
 def settings(root: object = "memory://x", broker: int = 1, **changed: Any) -> BrokerSettings:
-    """A broker with little patience."""
+    """Returns settings of a broker with short timeouts."""
     known: dict[str, Any] = {
         "flight": FlightSettings(listen="127.0.0.1:0"),
         "kafka": KafkaSettings(listen=""),
@@ -66,7 +71,7 @@ def settings(root: object = "memory://x", broker: int = 1, **changed: Any) -> Br
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
-    """Waits for something that happens in another thread or process."""
+    """Waits for a condition that another thread or process fulfils."""
     deadline = time.monotonic() + SECONDS
     while not holds():
         assert time.monotonic() < deadline, what
@@ -74,26 +79,26 @@ def until(holds: Callable[[], bool], what: str) -> None:
 
 
 @contextlib.contextmanager
-def running(agent: Agent) -> Iterator[Door]:
-    """A channel to a broker that runs meanwhile."""
-    with agent, Door(agent.address) as door:
-        yield door
+def running(agent: Agent) -> Iterator[BrokerClient]:
+    """Runs a broker and yields a client of it."""
+    with agent, BrokerClient(agent.address) as client:
+        yield client
 
 
 def live_broker(store: Store) -> tuple[int, str] | None:
-    """Whom a newcomer would find."""
+    """Returns the broker that a new one would find."""
     return find_live_broker(store, clock=CLOCK, dead_after_seconds=5.0)
 
 
 def heartbeat(store: Store, broker: int = 1) -> Heartbeat:
-    """What the broker has said last."""
+    """Returns the broker's last heartbeat."""
     found = read_heartbeat(store, broker)
     assert found is not None
     return found
 
 
 def refuses(address: str) -> bool:
-    """Whether nobody listens there."""
+    """Returns true if no program listens at the address."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), 1.0).close()
@@ -106,43 +111,41 @@ def refuses(address: str) -> bool:
 
 
 def test_a_broker_that_leaves_has_published_all(tmp_path: Path) -> None:
-    """After it the table is the log, and the next one finds nothing to make up for."""
+    """A stop publishes everything, so that the next broker has nothing to publish."""
     slow = PublisherSettings(interval_seconds=3_600)
     agent = Agent(settings(tmp_path, publisher=slow))
-    with running(agent) as door:
-        door.create("t", 2)
+    with running(agent) as client:
+        client.create("t", 2)
         for number in range(20):
-            door.append([f"{number}"], partition=number % 2)
-        assert [each.published for each in door.describe().partitions] == [0, 0]
+            client.append([f"{number}"], partition=number % 2)
+        assert [each.published for each in client.describe().partitions] == [0, 0]
     store = LocalStore(tmp_path)
     expected = [(n, b"%d" % (2 * n)) for n in range(10)]
     assert rows_of_table(store, CLOCK) == expected
     assert live_broker(store) is None
-    follower = wal.Follower(store, 1, 1)
-    assert [each.at.sequence for each in follower.poll()] == []
-    with running(Agent(settings(tmp_path, publisher=slow))) as door:
-        info = door.describe()
+    with running(Agent(settings(tmp_path, publisher=slow))) as client:
+        info = client.describe()
         assert [(each.end, each.published) for each in info.partitions] == [(10, 10), (10, 10)]
-        assert door.append(["next"]).base_offset == 10
+        assert client.append(["next"]).base_offset == 10
     assert rows_of_table(store, CLOCK) == [*expected, (10, b"next")]
 
 
 def test_nothing_acked_is_left_behind_by_a_stop(tmp_path: Path) -> None:
-    """Producers that write while the broker leaves find all that was acked in the table."""
+    """Records that were acked while the broker stops are in the table."""
     agent = Agent(settings(tmp_path))
     acked: dict[int, list[int]] = {0: [], 1: []}
     agent.start()
-    with Door(agent.address) as door:
-        door.create("t", 2)
+    with BrokerClient(agent.address) as client:
+        client.create("t", 2)
 
     def produce(partition: int) -> None:
         with (
-            Door(agent.address) as door,
+            BrokerClient(agent.address) as client,
             contextlib.suppress(errors.SparklogError),
-            Stream(door, "t", VALUES) as stream,
+            Stream(client, "t", VALUES) as stream,
         ):
             for number in range(1_000_000):
-                header = wire.AppendHeader(partition=partition)
+                header = flight_messages.AppendHeader(partition=partition)
                 reply = stream.append(payload([f"{number}"]), header)
                 acked[partition].append(reply.base_offset)
 
@@ -161,7 +164,7 @@ def test_nothing_acked_is_left_behind_by_a_stop(tmp_path: Path) -> None:
 
 
 def test_stopping_is_done_once() -> None:
-    """Whoever asks for it, and how often, the broker leaves once; one that never began is gone."""
+    """A broker stops once, however often it is asked to; one that never started is gone."""
     agent = Agent(settings(), store=MemoryStore(CLOCK))
     agent.stop()
     agent.start()
@@ -175,11 +178,74 @@ def test_stopping_is_done_once() -> None:
     assert refuses(agent.address)
 
 
+def test_the_log_says_stopped_before_the_process_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last line is written before `wait` returns, because the process may end then."""
+    agent = Agent(settings(), store=MemoryStore(CLOCK))
+    over: list[bool] = []
+
+    class Log:
+        def info(self, event: str, **_facts: object) -> None:
+            if event == "stopped":
+                over.append(agent.wait(0.0))
+
+    monkeypatch.setattr(agents, "_log", Log())
+    agent.start()
+    agent.stop()
+    assert over == [False]
+    assert agent.wait(0.0)
+
+
+_SUSPENDED = """
+import signal, sys
+import structlog
+from sparklog.broker.agent import Agent
+from sparklog.clock import SystemClock
+from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
+from sparklog.storage.objects import MemoryStore
+
+structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+signal.signal(signal.SIGUSR1, lambda *_: None)
+settings = BrokerSettings(
+    root="memory://x",
+    flight=FlightSettings(listen="127.0.0.1:0"),
+    kafka=KafkaSettings(listen=""),
+)
+with Agent(settings, store=MemoryStore(SystemClock())):
+    print("serving", flush=True)
+    sys.stdin.readline()
+print("left", flush=True)
+"""
+
+
+def test_a_broker_that_was_suspended_stops() -> None:
+    """A signal that arrives as a timeout ends leaves no thread waiting for ever."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _SUSPENDED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as broker:
+        assert broker.stdout is not None
+        assert broker.stdout.readline() == "serving\n"
+        for _ in range(12):
+            broker.send_signal(signal.SIGSTOP)
+            time.sleep(0.25)  # longer than its threads wait for work
+            broker.send_signal(signal.SIGUSR1)
+            broker.send_signal(signal.SIGCONT)
+            broker.send_signal(signal.SIGUSR1)
+            time.sleep(0.05)
+        try:
+            assert broker.communicate("\n", timeout=SECONDS)[0] == "left\n"
+        finally:
+            broker.kill()
+
+
 def test_an_address_with_any_port_is_told(tmp_path: Path) -> None:
-    """Where port 0 is asked for, heartbeat and cluster tell the one that was taken."""
+    """Heartbeat and cluster name the port that was bound where port 0 is requested."""
     agent = Agent(settings(tmp_path))
-    with running(agent) as door:
-        (broker,) = door.action("cluster").brokers
+    with running(agent) as client:
+        (broker,) = client.action("cluster").brokers
         assert broker.address == agent.address
         assert live_broker(LocalStore(tmp_path)) == (1, agent.address)
         assert not agent.address.endswith(":0")
@@ -187,55 +253,82 @@ def test_an_address_with_any_port_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_an_address_may_be_of_version_6(tmp_path: Path) -> None:
-    """Brackets stand around it, as in any URI."""
+    """An IPv6 address is in brackets, as in any URI."""
     agent = Agent(settings(tmp_path, flight=FlightSettings(listen="[::1]:0")))
-    with running(agent) as door:
-        assert door.action("topics.list").topics == []
+    with running(agent) as client:
+        assert client.action("topics.list").topics == []
         assert agent.address.startswith("[::1]:")
 
 
 def test_an_idle_broker_leaves() -> None:
-    """With an idle time it goes by itself, but not while somebody is connected to a stream."""
+    """A broker with an idle time stops by itself, but not while a client has a stream open."""
     liveness = LivenessSettings(heartbeat_seconds=0.02, idle_exit_seconds=0.2)
     store = MemoryStore(CLOCK)
     agent = Agent(settings(liveness=liveness), store=store)
     agent.start()
-    with Door(agent.address) as door:
-        door.create()
-        with Stream(door, "t", VALUES) as stream:
-            stream.append(payload(["a"]), wire.AppendHeader(partition=0))
+    with BrokerClient(agent.address) as client:
+        client.create()
+        with Stream(client, "t", VALUES) as stream:
+            stream.append(payload(["a"]), flight_messages.AppendHeader(partition=0))
             assert not agent.wait(0.6)
         assert agent.wait(SECONDS)
     assert live_broker(store) is None
     assert rows_of_table(store, CLOCK) == [(0, b"a")]
 
 
+class SlowFiles(NoFaults):
+    """A store that writes data files slowly."""
+
+    def before(self, operation: Operation, path: str) -> None:
+        if operation == "put_new" and path.endswith(".parquet"):
+            time.sleep(0.1)
+
+
+def test_an_idle_broker_publishes_all_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle broker publishes all records before it stops, except those of a topic held back."""
+    monkeypatch.setattr(limits, "PUBLISH_MAX_ENTRIES", 1)
+    monkeypatch.setattr(limits, "STOP_SECONDS", 0.0)
+    liveness = LivenessSettings(heartbeat_seconds=0.02, idle_exit_seconds=0.2)
+    store = MemoryStore(CLOCK)
+    agent = Agent(settings(liveness=liveness), store=store.view(SlowFiles()))
+    agent.start()
+    with BrokerClient(agent.address) as client:
+        client.create("held")
+        store.put("topics/held/_delta_log/00000000000000000001.json", b"torn")
+        client.append(["a"], topic="held")
+        client.create()
+        for number in range(20):
+            client.append([f"{number}"])
+    assert agent.wait(SECONDS)
+    assert rows_of_table(store, CLOCK) == [(number, b"%d" % number) for number in range(20)]
+
+
 # ------------------------------------------------------------------------------ two on one root
 
 
 def test_a_second_id_is_refused(tmp_path: Path) -> None:
-    """While a broker lives another one is told where it is, and the first is not disturbed."""
+    """A second broker gets the address of the live one, which continues undisturbed."""
     agent = Agent(settings(tmp_path))
-    with running(agent) as door:
+    with running(agent) as client:
         with pytest.raises(errors.BrokerAlive) as refused:
             Agent(settings(tmp_path, broker=2)).start()
         assert (refused.value.broker, refused.value.address) == (1, agent.address)
         with pytest.raises(errors.BrokerAlive, match=f"pid {os.getpid()} on host"):
             Agent(settings(tmp_path, broker=1)).start()
-        door.create()
-        assert door.append(["a"]).base_offset == 0
-    with running(Agent(settings(tmp_path, broker=2))) as door:
-        assert door.values() == [b"a"]
+        client.create()
+        assert client.append(["a"]).base_offset == 0
+    with running(Agent(settings(tmp_path, broker=2))) as client:
+        assert client.values() == [b"a"]
 
 
 def test_a_broker_that_was_told_to_takes_over(tmp_path: Path) -> None:
-    """The older one stops with an error that names the newer one, which has everything."""
+    """The older broker stops with an error that names the newer one, which has all records."""
     older = Agent(settings(tmp_path))
     older.start()
     store = LocalStore(tmp_path)
-    with Door(older.address) as door:
-        door.create()
-        door.append(["a"])
+    with BrokerClient(older.address) as client:
+        client.create()
+        client.append(["a"])
         newer = Agent(settings(tmp_path), take_over=True)
         with running(newer) as other:
             with pytest.raises(errors.BrokerFenced) as fenced:
@@ -245,7 +338,7 @@ def test_a_broker_that_was_told_to_takes_over(tmp_path: Path) -> None:
             assert newer.address in str(fenced.value)
             until(lambda: refuses(older.address), "the older one listens still")
             with pytest.raises((errors.BrokerFenced, errors.BrokerUnavailable)):
-                door.append(["lost"])
+                client.append(["lost"])
             older.stop()
             assert live_broker(store) == (1, newer.address)
             assert other.append(["b"]).base_offset == 1
@@ -253,26 +346,26 @@ def test_a_broker_that_was_told_to_takes_over(tmp_path: Path) -> None:
 
 
 def test_a_fenced_append_has_no_effect(tmp_path: Path) -> None:
-    """An append to the older broker, before it knows that it is replaced, is refused as fenced."""
+    """An append to the older broker, before it knows of its successor, is refused as fenced."""
     slow = LivenessSettings(heartbeat_seconds=60, dead_after_seconds=120)
     older = Agent(settings(tmp_path, liveness=slow))
     older.start()
-    with Door(older.address) as door:
-        door.create()
-        door.append(["a"])
+    with BrokerClient(older.address) as client:
+        client.create()
+        client.append(["a"])
         with running(Agent(settings(tmp_path), take_over=True)) as other:
             with pytest.raises(errors.BrokerFenced):
-                door.append(["b"])
+                client.append(["b"])
             assert other.values() == [b"a"]
     older.stop()
 
 
 def test_a_broker_is_alive_while_it_recovers() -> None:
-    """However long the start takes, others see it and stay away."""
+    """A broker that takes long to start sends heartbeats, and others stay away."""
     clock = SystemClock()
     store = MemoryStore(clock)
-    with running(Agent(settings(), store=store)) as door:
-        door.create()
+    with running(Agent(settings(), store=store)) as client:
+        client.create()
     gate = threading.Event()
 
     class Slow(NoFaults):
@@ -294,7 +387,7 @@ def test_a_broker_is_alive_while_it_recovers() -> None:
 
 
 def test_a_start_that_is_overtaken_says_so() -> None:
-    """Of two that start at once, the one that is too slow serves nobody and tells why."""
+    """The slower of two brokers that start at once serves no client and reports why."""
     store = MemoryStore(CLOCK)
     gate = threading.Event()
 
@@ -315,21 +408,21 @@ def test_a_start_that_is_overtaken_says_so() -> None:
     starting = threading.Thread(target=start)
     starting.start()
     until(lambda: read_heartbeat(store, 1) is not None, "no start")
-    with running(Agent(settings(), store=store, take_over=True)) as door:
+    with running(Agent(settings(), store=store, take_over=True)) as client:
         gate.set()
         starting.join(SECONDS)
         assert len(raised) == 1
         assert "was replaced by broker 1 (standing, epoch 2)" in str(raised[0])
         assert refuses(slow.address)
-        door.create()
-        assert door.append(["a"]).base_offset == 0
+        client.create()
+        assert client.append(["a"]).base_offset == 0
 
 
-# ------------------------------------------------------------------------------ what is in the way
+# ------------------------------------------------------------------------------ refused starts
 
 
 def test_a_root_that_cannot_be_written_is_named() -> None:
-    """The first put's refusal is told by the root's name, and nothing is left running."""
+    """The refusal of the first put names the root, and no thread remains."""
     refusal = errors.RootNotWritable(root="memory://x", reason="read-only")
     store = MemoryStore(CLOCK)
     faulty = store.view(ScriptedFaults(Fault(operation="put_new", error=refusal)))
@@ -339,7 +432,7 @@ def test_a_root_that_cannot_be_written_is_named() -> None:
 
 
 def test_a_newer_root_is_refused() -> None:
-    """A format that this version does not know is not touched."""
+    """A root whose format this version does not know is left unchanged."""
     store = MemoryStore(CLOCK)
     store.put("cluster.json", b'{"cluster_id":"c","format_version":2}')
     with pytest.raises(errors.FormatTooNew):
@@ -349,9 +442,9 @@ def test_a_newer_root_is_refused() -> None:
 
 @pytest.mark.parametrize("option", ["flight.listen", "kafka.listen"])
 def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
-    """A taken port is refused within a second, by setting and address, and the root is untouched.
+    """A taken port is refused within a second, by setting and address, and the root is unchanged.
 
-    However patient the broker is with others.
+    Long timeouts for other brokers do not delay it.
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -364,61 +457,204 @@ def test_a_port_that_is_taken_is_named(tmp_path: Path, option: str) -> None:
         assert time.monotonic() - began < 1.0
         assert (refused.value.option, refused.value.value) == (option, listen)
     assert not list(tmp_path.glob("meta/*"))
-    with running(Agent(settings(tmp_path, broker=2))) as door:
-        assert door.action("topics.list").topics == []
+    with running(Agent(settings(tmp_path, broker=2))) as client:
+        assert client.action("topics.list").topics == []
 
 
-def test_a_port_of_a_broker_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
-    """A port that becomes free within the time that a broker takes to leave is no error."""
-    taken = socket.create_server(("127.0.0.1", 0))
-    listen = f"127.0.0.1:{taken.getsockname()[1]}"
-    threading.Timer(0.2, taken.close).start()
-    with running(Agent(settings(tmp_path, flight=FlightSettings(listen=listen)))) as door:
-        assert door.action("topics.list").topics == []
-
-
-def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
-    """An address of another machine, or of none, is refused as that."""
-    for host, told in (("192.0.2.1", "no address of this machine"), ("no.invalid", "not known")):
-        flight = FlightSettings(listen=f"{host}:8815")
-        with pytest.raises(errors.BadOption, match=told):
-            Agent(settings(tmp_path, flight=flight)).start()
+def test_listeners_need_a_port_each(tmp_path: Path) -> None:
+    """One port under two names is refused before the root is changed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    given: dict[str, Any] = {
+        "flight": FlightSettings(listen=f"127.0.0.1:{port}"),
+        "kafka": KafkaSettings(listen=f"localhost:{port}"),
+    }
+    with pytest.raises(errors.BadOption, match=r"flight\.listen has the same port") as refused:
+        Agent(settings(tmp_path, **given)).start()
+    assert refused.value.option == "kafka.listen"
     assert not list(tmp_path.glob("meta/*"))
 
 
+def test_a_port_of_a_broker_that_is_leaving_is_waited_for(tmp_path: Path) -> None:
+    """A port that becomes free within the time that a broker takes to stop is no error."""
+    taken = socket.create_server(("127.0.0.1", 0))
+    listen = f"127.0.0.1:{taken.getsockname()[1]}"
+    threading.Timer(0.2, taken.close).start()
+    with running(Agent(settings(tmp_path, flight=FlightSettings(listen=listen)))) as client:
+        assert client.action("topics.list").topics == []
+
+
+def test_a_host_that_is_not_here_is_named(tmp_path: Path) -> None:
+    """A host that is unknown, or not of this machine, is refused by that reason."""
+    for host, reason in (
+        ("192.0.2.1", "not an address of this machine"),
+        ("no.invalid", "unknown on this machine"),
+    ):
+        for port in (8815, 0):
+            flight = FlightSettings(listen=f"{host}:{port}")
+            with pytest.raises(errors.BadOption, match=reason):
+                Agent(settings(tmp_path, flight=flight)).start()
+    assert not list(tmp_path.glob("meta/*"))
+
+
+def test_a_host_that_is_not_here_takes_no_broker_down(tmp_path: Path) -> None:
+    """A broker with an unknown host leaves the live one in place, though their ports are equal."""
+    older = Agent(settings(tmp_path))
+    with running(older) as client:
+        client.create("t")
+        flight = FlightSettings(listen=f"no.invalid:{older.address.rpartition(':')[2]}")
+        with pytest.raises(errors.BadOption, match="unknown on this machine"):
+            Agent(settings(tmp_path, flight=flight), take_over=True).start()
+        assert client.append(["a"]).base_offset == 0
+
+
+@contextlib.contextmanager
+def before(owner: object, name: str, act: Callable[[], object]) -> Iterator[None]:
+    """Runs a function before each call of another."""
+    with pytest.MonkeyPatch.context() as patch:
+        call = getattr(owner, name)
+
+        def act_and_call(*args: Any, **kwargs: Any) -> Any:
+            act()
+            return call(*args, **kwargs)
+
+        patch.setattr(owner, name, act_and_call)
+        yield
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::1]"])
+def test_a_port_of_the_system_is_kept(tmp_path: Path, host: str, shares: bool) -> None:
+    """No other program can bind the port while the broker takes over its root and recovers."""
+    if host == "[::1]" and not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    agent = Agent(settings(tmp_path, flight=FlightSettings(listen=f"{host}:0")))
+    family = socket.AF_INET6 if host == "[::1]" else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+
+        def take() -> None:
+            """Listens at the port as another program does."""
+            assert refuses(agent.address)
+            other = stack.enter_context(socket.socket(family))
+            other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, shares)
+            with contextlib.suppress(OSError):
+                other.bind((host.strip("[]"), int(agent.address.rpartition(":")[2])))
+                other.listen()
+
+        stack.enter_context(before(takeover, "acquire", take))
+        stack.enter_context(before(takeover, "recover", take))
+        with running(agent) as client:
+            assert client.action("topics.list").topics == []
+
+
+def test_of_brokers_that_start_at_a_time_one_has_the_port(tmp_path: Path) -> None:
+    """One of two brokers that bound the port serves; the other names the setting and stops."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        flight = FlightSettings(listen=f"127.0.0.1:{free.getsockname()[1]}")
+    together = threading.Barrier(2)
+    liveness = LivenessSettings(heartbeat_seconds=0.05, dead_after_seconds=0.5)
+    roots = [tmp_path / "a", tmp_path / "b"]
+    brokers = [Agent(settings(root, flight=flight, liveness=liveness)) for root in roots]
+    failed: list[tuple[Agent, BaseException]] = []
+
+    def start(agent: Agent) -> None:
+        try:
+            agent.start()
+        except errors.BadOption as error:
+            failed.append((agent, error))
+
+    with before(takeover, "acquire", together.wait):
+        threads = [threading.Thread(target=start, args=(agent,)) for agent in brokers]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    ((loser, error),) = failed
+    assert "stop it, or listen at another address (--flight" in str(error)
+    assert live_broker(LocalStore(roots[brokers.index(loser)])) is None
+    winner = brokers[1 - brokers.index(loser)]
+    with BrokerClient(winner.address) as client:
+        assert client.action("topics.list").topics == []
+    winner.stop()
+    assert refuses(winner.address)
+
+
+def raises() -> None:
+    """Raises an error of any kind."""
+    raise RuntimeError("surprise")
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (agents, "_compile_loops"),
+        (takeover, "acquire"),
+        (takeover, "recover"),
+        (agents, "Coordinator"),
+        (agents, "_kafka_server"),
+        (agents, "FlightListener"),
+    ],
+)
+def test_a_start_that_fails_gives_its_ports_back(tmp_path: Path, owner: object, name: str) -> None:
+    """A start that fails anywhere leaves no socket open, so the next one can bind at once."""
+    kafka = KafkaSettings(listen="127.0.0.1:0")
+    with running(Agent(settings(tmp_path, kafka=kafka))) as client:
+        client.create("t")  # what a process opens once is open
+    at_first = sockets()
+    agent = Agent(settings(tmp_path, kafka=kafka))
+    with before(owner, name, raises), pytest.raises(RuntimeError, match="surprise"):
+        agent.start()
+    assert sockets() == at_first
+    with running(Agent(settings(tmp_path, flight=FlightSettings(listen=agent.address)))) as client:
+        assert client.action("topics.list").topics == ["t"]
+    assert sockets() == at_first
+
+
+def test_a_start_that_is_refused_gives_its_ports_back(tmp_path: Path) -> None:
+    """A broker that cannot start keeps no port, whatever the reason."""
+    with socket.create_server(("127.0.0.1", 0)) as taken, running(Agent(settings(tmp_path))):
+        at_first = sockets()
+        listen = f"127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(errors.BadOption, match="another program"):
+            Agent(settings(tmp_path, kafka=KafkaSettings(listen=listen))).start()
+        with pytest.raises(errors.BrokerAlive):
+            Agent(settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0"))).start()
+        assert sockets() == at_first
+
+
 def test_the_ports_of_the_broker_that_is_replaced_are_taken_over(tmp_path: Path) -> None:
-    """The successor at the same addresses waits until the older broker has left them."""
+    """A successor at the same addresses waits until the older broker has closed them."""
     given = settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0"))
     older = Agent(given)
     with running(older):
         flight = FlightSettings(listen=older.address)
         kafka = KafkaSettings(listen=older.kafka_address)
         newer = Agent(settings(tmp_path, flight=flight, kafka=kafka), take_over=True)
-        with running(newer) as door:
-            assert door.action("topics.list").topics == []
+        with running(newer) as client:
+            assert client.action("topics.list").topics == []
             assert (newer.address, newer.kafka_address) == (flight.listen, kafka.listen)
 
 
 def test_a_late_heartbeat_calls_no_stopped_broker_alive(tmp_path: Path) -> None:
-    """The heartbeat's thread may be between its look and its beat when the broker leaves."""
+    """A heartbeat that is written after the stop does not report the broker as alive."""
     agent = Agent(settings(tmp_path))
     agent.start()
     agent.stop()
-    agent._beat()
+    agent._write_heartbeat()
     assert live_broker(LocalStore(tmp_path)) is None
 
 
 def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path) -> None:
-    """The object is named every time, until it is mended; then everything is there."""
+    """Every start names the corrupt object until it is mended; then all records are there."""
     store = LocalStore(tmp_path)
     agent = Agent(settings(tmp_path, publisher=PublisherSettings(interval_seconds=3_600)))
     agent.start()
-    with Door(agent.address) as door:
-        door.create()
-        door.append(["a"])
-        door.append(["b"])
+    with BrokerClient(agent.address) as client:
+        client.create()
+        client.append(["a"])
+        client.append(["b"])
     damaged = wal.object_path(WalPosition(1, 1, 2))
-    agent._fail(errors.SparklogError(reason="killed"))
+    agent._on_failure(errors.SparklogError(reason="killed"))
     with pytest.raises(errors.SparklogError):
         agent.wait(SECONDS)
     flip(store, damaged, 20)
@@ -428,8 +664,8 @@ def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path) -> None:
         assert corrupt.value.path == damaged
         assert live_broker(store) is None
     flip(store, damaged, 20)
-    with running(Agent(settings(tmp_path))) as door:
-        assert door.values() == [b"a", b"b"]
+    with running(Agent(settings(tmp_path))) as client:
+        assert client.values() == [b"a", b"b"]
 
 
 # ------------------------------------------------------------------------------ trouble on the way
@@ -440,51 +676,51 @@ class SmallDisk(LocalStore):
 
     free: int | None = None
 
-    def free_bytes(self) -> int | None:
+    def free_bytes(self) -> int:
         return super().free_bytes() if self.free is None else self.free
 
 
 def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
-    """Records are refused retriably, what was acked is published, and records go on with space."""
+    """Without free space, records are refused as retriable and acked ones are published."""
     disk = SmallDisk(tmp_path)
     writer = WriterSettings(free_space_reserve_bytes=1_000)
     agent = Agent(settings(tmp_path, writer=writer), store=disk)
-    with running(agent) as door:
-        door.create()
-        door.append(["a"])
+    with running(agent) as client:
+        client.create()
+        client.append(["a"])
         disk.free = 500
         for _ in range(3):
             with pytest.raises(errors.StorageFull) as full:
-                door.append(["b"])
+                client.append(["b"])
             assert (full.value.free_bytes, full.value.reserve_bytes) == (500, 1_000)
-        until(lambda: door.describe().partitions[0].published == 1, "nothing is published")
-        assert door.values() == [b"a"]
+        until(lambda: client.describe().partitions[0].published == 1, "nothing is published")
+        assert client.values() == [b"a"]
         assert agent.failure is None
         disk.free = None
-        assert door.append(["b"]).base_offset == 1
+        assert client.append(["b"]).base_offset == 1
 
 
 def test_a_failed_sync_stops_the_broker() -> None:
-    """It hangs up with the reason, and what it had acked is there for the next one."""
+    """A broker whose disk fails stops with the reason, and the next one has all acked records."""
     store = MemoryStore(CLOCK)
     faults = Switch()
     agent = Agent(settings(), store=store.view(faults))
     agent.start()
-    with Door(agent.address) as door:
-        door.create()
-        door.append(["a"])
+    with BrokerClient(agent.address) as client:
+        client.create()
+        client.append(["a"])
         faults.error = SyncFailed("?", "EIO")
         with pytest.raises((errors.OutcomeUnknown, errors.BrokerUnavailable)):
-            door.append(["b"])
+            client.append(["b"])
         with pytest.raises(SyncFailed):
             agent.wait(SECONDS)
     until(lambda: refuses(agent.address), "it listens still")
-    with running(Agent(settings(), store=store)) as door:
-        assert door.values()[0] == b"a"
+    with running(Agent(settings(), store=store)) as client:
+        assert client.values()[0] == b"a"
 
 
 class Switch(NoFaults):
-    """While there is an error, every put fails with it."""
+    """A store whose puts fail while an error is set."""
 
     def __init__(self, moment: str = "between", prefix: str = "wal/") -> None:
         self.error: BaseException | None = None
@@ -516,16 +752,16 @@ class Switch(NoFaults):
     ids=lambda error: type(error).__name__,
 )
 def test_a_heartbeat_that_fails_stops_nobody(error: Exception) -> None:
-    """It is a hint and no more."""
+    """A heartbeat that cannot be written does not stop the broker."""
     store = MemoryStore(CLOCK)
     faults = Switch("before", "heartbeats")
     agent = Agent(settings(), store=store.view(faults))
-    with running(agent) as door:
+    with running(agent) as client:
         faults.error = error
-        door.create()
+        client.create()
         newest = heartbeat(store).at_us
         time.sleep(0.2)
-        assert door.append(["a"]).base_offset == 0
+        assert client.append(["a"]).base_offset == 0
         faults.error = None
         until(lambda: heartbeat(store).at_us > newest, "no heartbeat any more")
     assert agent.failure is None
@@ -538,36 +774,36 @@ def test_a_heartbeat_that_fails_stops_nobody(error: Exception) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_a_surprise_in_one_place_stops_nobody_elsewhere(prefix: str, error: Exception) -> None:
-    """A refused request, or a mistake of ours, costs what it happened to, and not the broker."""
+    """A refused request, or a defect, affects the work that met it, and not the broker."""
     store = MemoryStore(CLOCK)
     faults = Everywhere("topics/t/")
     agent = Agent(settings(), store=store.view(faults))
-    with running(agent) as door:
-        door.create()
-        door.create("u")
-        door.append(["a"])
+    with running(agent) as client:
+        client.create()
+        client.create("u")
+        client.append(["a"])
         is_unsure = prefix == "wal/" and isinstance(error, AssertionError)
         faults.prefix = f"{prefix}1/0000000001/checkpoint" if is_unsure else prefix
         faults.error = error
         if faults.prefix == "wal/":
             with pytest.raises(errors.StorageUnavailable):
-                door.append(["b"])
+                client.append(["b"])
         else:
-            assert door.append(["b"]).base_offset == 1
-            assert door.append(["x"], topic="u").base_offset == 0
-            published = wire.PublishNow(topics=["u"], timeout_seconds=SECONDS)
-            door.action("publish.now", published)
+            assert client.append(["b"]).base_offset == 1
+            assert client.append(["x"], topic="u").base_offset == 0
+            published = flight_messages.PublishNow(topics=["u"], timeout_seconds=SECONDS)
+            client.action("publish.now", published)
         time.sleep(0.3)
         faults.error = None
-        last = door.append(["c"]).base_offset
+        last = client.append(["c"]).base_offset
         assert last == (1 if faults.prefix == "wal/" else 2)
-        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
+        client.action("publish.now", flight_messages.PublishNow(timeout_seconds=SECONDS))
     assert agent.failure is None
     assert rows_of_table(store, CLOCK)[-1] == (last, b"c")
 
 
 class Everywhere(NoFaults):
-    """While there is an error, everything that is asked of the prefix fails with it."""
+    """A store whose operations below a prefix fail while an error is set."""
 
     def __init__(self, prefix: str) -> None:
         self.error: BaseException | None = None
@@ -579,7 +815,7 @@ class Everywhere(NoFaults):
 
 
 def test_a_surprise_in_a_group_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The coordinator goes on with the others."""
+    """The coordinator continues with the other groups."""
     real, failures = Coordinator._expire, [MemoryError(), AssertionError("a mistake")]
 
     def expire(coordinator: Coordinator) -> None:
@@ -589,94 +825,94 @@ def test_a_surprise_in_a_group_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(Coordinator, "_expire", expire)
     agent = Agent(settings(), store=MemoryStore(CLOCK))
-    with running(agent) as door:
-        door.create()
+    with running(agent) as client:
+        client.create()
         until(lambda: not failures, "the coordinator has stopped")
-        assert door.append(["a"]).base_offset == 0
+        assert client.append(["a"]).base_offset == 0
     assert agent.failure is None
 
 
 def test_a_store_that_is_down_for_a_while_stops_nobody() -> None:
-    """Everything is refused retriably meanwhile, and goes on afterwards."""
+    """Requests are refused as retriable during an outage, and served after it."""
     store = MemoryStore(CLOCK)
     faults = Switch("before", "")
     agent = Agent(settings(), store=store.view(faults))
-    with running(agent) as door:
-        door.create()
-        door.append(["a"])
+    with running(agent) as client:
+        client.create()
+        client.append(["a"])
         faults.error = errors.StorageUnavailable(operation="put", path="?", reason="down")
         for attempt in (
-            lambda: door.append(["b"]),
-            lambda: door.create("u"),
-            lambda: door.action("producers.new"),
+            lambda: client.append(["b"]),
+            lambda: client.create("u"),
+            lambda: client.action("producers.new"),
         ):
             with pytest.raises(errors.StorageUnavailable):
                 attempt()
         time.sleep(0.2)
         faults.error = None
-        assert door.append(["b"]).base_offset == 1
-        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
-        assert door.values() == [b"a", b"b"]
+        assert client.append(["b"]).base_offset == 1
+        client.action("publish.now", flight_messages.PublishNow(timeout_seconds=SECONDS))
+        assert client.values() == [b"a", b"b"]
     assert agent.failure is None
 
 
 def test_a_torn_table_is_held_back_and_mended(tmp_path: Path) -> None:
-    """The topic goes on in the log; publishing says why it waits, and goes on after the repair."""
+    """The topic continues in the log; publishing names the reason, and resumes after a repair."""
     store = LocalStore(tmp_path)
-    with running(Agent(settings(tmp_path))) as door:
-        door.create()
-        door.append(["a"])
-        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
+    with running(Agent(settings(tmp_path))) as client:
+        client.create()
+        client.append(["a"])
+        client.action("publish.now", flight_messages.PublishNow(timeout_seconds=SECONDS))
         torn = f"topics/t/_delta_log/{2:020d}.json"
         store.put(torn, b'{"add": {"path": "parti')
-        door.append(["b"])
+        client.append(["b"])
         with pytest.raises(errors.TimedOut) as waited:
-            door.action("publish.now", wire.PublishNow(timeout_seconds=0.3))
+            client.action("publish.now", flight_messages.PublishNow(timeout_seconds=0.3))
         assert torn in waited.value.what
-        assert door.append(["c"]).base_offset == 2
-        assert door.values() == [b"a", b"b", b"c"]
+        assert client.append(["c"]).base_offset == 2
+        assert client.values() == [b"a", b"b", b"c"]
         store.delete([torn])
-        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
+        client.action("publish.now", flight_messages.PublishNow(timeout_seconds=SECONDS))
     assert rows_of_table(store, CLOCK) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
 def test_a_damaged_entry_keeps_its_partition_back_only(tmp_path: Path) -> None:
-    """It is named where it is read, and other partitions are published meanwhile."""
+    """A read names the damaged entry, and other partitions are published meanwhile."""
     store = LocalStore(tmp_path)
     first = Agent(settings(tmp_path, publisher=PublisherSettings(interval_seconds=3_600)))
     first.start()
-    with Door(first.address) as door:
-        door.create("t", 2)
+    with BrokerClient(first.address) as client:
+        client.create("t", 2)
         for value in ("a", "b"):
-            door.append([value])
-        door.append(["x"], partition=1)
+            client.append([value])
+        client.append(["x"], partition=1)
     (located,) = wal.read_object(store, WalPosition(1, 1, 2)).located
     path = wal.object_path(located.at)
-    first._fail(errors.SparklogError(reason="killed"))
+    first._on_failure(errors.SparklogError(reason="killed"))
     flip(store, path, located.origin + located.entry.length - 20)
-    with running(Agent(settings(tmp_path))) as door:
-        until(lambda: door.describe().partitions[1].published == 1, "nothing is published")
-        until(lambda: door.describe().partitions[0].published == 1, "not up to the damage")
-        assert door.values(partition=1) == [b"x"]
+    with running(Agent(settings(tmp_path))) as client:
+        until(lambda: client.describe().partitions[1].published == 1, "nothing is published")
+        until(lambda: client.describe().partitions[0].published == 1, "not up to the damage")
+        assert client.values(partition=1) == [b"x"]
         with pytest.raises(errors.CorruptObject) as corrupt:
-            door.values()
+            client.values()
         assert corrupt.value.path == path
-        assert door.append(["c"]).base_offset == 2
+        assert client.append(["c"]).base_offset == 2
         flip(store, path, located.origin + located.entry.length - 20)
-        door.action("publish.now", wire.PublishNow(timeout_seconds=SECONDS))
-        assert door.values() == [b"a", b"b", b"c"]
+        client.action("publish.now", flight_messages.PublishNow(timeout_seconds=SECONDS))
+        assert client.values() == [b"a", b"b", b"c"]
 
 
 def test_the_log_is_trimmed_while_it_runs(tmp_path: Path) -> None:
-    """What is published leaves the log after its grace."""
+    """Published records leave the log after the grace period."""
     writer = WriterSettings(checkpoint_every_seconds=0.1, trim_grace_seconds=0.0)
-    with running(Agent(settings(tmp_path, writer=writer))) as door:
-        door.create()
+    with running(Agent(settings(tmp_path, writer=writer))) as client:
+        client.create()
         for number in range(50):
-            door.append([f"{number}"])
+            client.append([f"{number}"])
         folder = tmp_path / "wal" / "1" / "0000000001"
         until(lambda: len(list(folder.iterdir())) <= 2, "the log stays long")
-        assert len(door.values()) == 50
+        assert len(client.values()) == 50
 
 
 # ------------------------------------------------------------------------------ embedded
@@ -709,7 +945,7 @@ def joined(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_process_joins_and_takes_over(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    """Two programs on one root share the first one's broker; when it ends the other goes on."""
+    """Two programs on one root share the first one's broker; when it ends, the other continues."""
     with sparklog.connect(tmp_path) as log:
         log.create_topic("t", partitions=1)
         with log.producer() as producer:
@@ -750,7 +986,7 @@ consumer.poll(1)
 
 
 def test_a_program_that_closes_nothing_ends(tmp_path: Path) -> None:
-    """A script that just stops at its last line leaves at once, in good order."""
+    """A script that ends without closing its broker stops it at once, in order."""
     ended = subprocess.run([sys.executable, "-c", FORGETFUL, str(tmp_path)], timeout=20, check=True)
     assert ended.returncode == 0
     assert rows_of_table(LocalStore(tmp_path), CLOCK) == [(0, b"a")]
@@ -758,16 +994,16 @@ def test_a_program_that_closes_nothing_ends(tmp_path: Path) -> None:
 
 
 def test_programs_that_come_and_go_leave_no_trail(tmp_path: Path) -> None:
-    """However often a root is opened, the next one has not more to read for it."""
+    """A root that is opened often has no more to read at the next start."""
     for _ in range(5):
         with sparklog.connect(tmp_path) as log:
             log.topics()
-    metadata = MetaStore(LocalStore(tmp_path), clock=CLOCK).reload()
+    metadata = MetadataStore(LocalStore(tmp_path), clock=CLOCK).reload()
     assert len(metadata.open_epochs) <= 2
 
 
 def test_of_many_that_come_at_once_one_starts_a_broker(tmp_path: Path) -> None:
-    """Everybody is connected, whoever was first."""
+    """All programs that start at once are connected to one broker."""
     ready = threading.Barrier(4)
     addresses: list[str] = []
     logs = []
@@ -792,7 +1028,7 @@ def test_of_many_that_come_at_once_one_starts_a_broker(tmp_path: Path) -> None:
 def test_a_detached_broker_outlives_its_starter_and_leaves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It serves from a process of its own, and goes when nobody has asked for a while."""
+    """A detached broker serves from its own process, and stops once it is idle."""
     monkeypatch.setattr(limits, "DETACHED_IDLE_SECONDS", 1.0)
     store = LocalStore(tmp_path)
     with sparklog.connect(tmp_path, detached=True) as log:

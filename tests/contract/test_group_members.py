@@ -1,4 +1,4 @@
-"""Consumers that share a group, with a whole broker: who reads what, and from where on."""
+"""Consumers that share a group, against a whole broker: assignments and start offsets."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from typing import Any
 import pytest
 
 import sparklog
-from sparklog import errors, wire
+from sparklog import errors
 from sparklog.broker.agent import Agent
-from sparklog.client.assign import decode_assignment
 from sparklog.client.connection import Connection
-from sparklog.client.consumer import Consumer, Record
+from sparklog.client.consumer.assignors import decode_assignment
+from sparklog.client.consumer.consumer import Consumer, Record
+from sparklog.client.consumer.reading import OffsetAndMetadata
 from sparklog.client.log import Log
+from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -167,7 +169,7 @@ def test_two_members_share(log: Log, assignors: tuple[str, ...]) -> None:
 
 
 def test_who_leaves_hands_on(log: Log) -> None:
-    """What a member has read and committed by closing, the others do not read again."""
+    """Records that a member has read and committed by closing are not read again."""
     fill(log, 10)
     first, second = member(log), member(log)
     both = Crew(first, second)
@@ -185,7 +187,7 @@ def test_who_leaves_hands_on(log: Log) -> None:
 
 
 def test_what_was_read_ahead_is_given_up(log: Log) -> None:
-    """Of partitions that were given up nothing more is handed out, not even what was read."""
+    """No record of a revoked partition is delivered, even if it was already fetched."""
     fill(log, 10)
     with member(log, max_poll_rows=1) as first, member(log) as second:
         alone = Crew(first)
@@ -197,7 +199,9 @@ def test_what_was_read_ahead_is_given_up(log: Log) -> None:
 
 
 def test_callbacks(log: Log) -> None:
-    """Who gives up partitions is told before another gets them, and may still commit."""
+    """Partitions are revoked by a callback before another member gets them, and can be committed
+    there.
+    """
     fill(log, 10)
     told: list[tuple[str, list[tuple[str, int]], int]] = []
 
@@ -230,8 +234,103 @@ def test_callbacks(log: Log) -> None:
         assert min(each.offset for each in both.records if each.partition == 0) == 7
 
 
+def test_cooperative_members(log: Log) -> None:
+    """Cooperative members keep the partitions that do not move, with their positions."""
+    fill(log, 10)
+    seen: list[tuple[str, int]] = []
+    options: dict[str, Any] = {
+        "auto_commit": False,
+        "assignors": ["cooperative-sticky"],
+        "on_assign": lambda partitions: seen.append(("assigned", len(partitions))),
+        "on_revoke": lambda partitions: seen.append(("revoked", len(partitions))),
+    }
+    with member(log, **options) as first:
+        alone = Crew(first)
+        assert alone.read(40) == places(10)
+        kept_from = dict.fromkeys(first.assignment, 10)
+        with member(log, assignors=["cooperative-sticky"]) as second:
+            both = Crew(first, second)
+            both.share()
+            both.until(lambda: len(seen) >= 4)
+            assert log.describe_group("g").protocol == "cooperative-sticky"
+            assert seen[:4] == [("assigned", 4), ("revoked", 2), ("assigned", 0), ("assigned", 0)]
+            assert {first.position(*each) for each in first.assignment} == {10}
+            moved = sorted(set(kept_from) - set(first.assignment))
+            assert second.assignment == moved
+            fill(log, 1)
+            # Nothing was committed, so only those that moved are read from the beginning.
+            both.until(lambda: len(both.records) >= 24)
+            read_by_first = [
+                each for each in both.records if (each.topic, each.partition) not in moved
+            ]
+            assert [each.offset for each in read_by_first] == [10, 10]
+        rest = Crew(first)
+        rest.until(lambda: len(first.assignment) == PARTITIONS)
+        assert ("revoked", 4) not in seen
+        assert first.statistics().rebalances >= 4
+
+
+def test_change_to_cooperation(log: Log) -> None:
+    """A group changes from eager to cooperative members one by one, and reads each record once."""
+    both_kinds, cooperative = ["cooperative-sticky", "range"], ["cooperative-sticky"]
+    fill(log, 10)
+    with member(log, assignors=["range"]) as eager, member(log, assignors=both_kinds) as first:
+        crew = Crew(eager, first)
+        crew.share()
+        assert log.describe_group("g").protocol == "range"
+        eager.close()
+        with member(log, assignors=cooperative) as second:
+            later = Crew(first, second)
+            later.share()
+            assert log.describe_group("g").protocol == "cooperative-sticky"
+            later.until(lambda: len(crew.records) + len(later.records) >= 40)
+            assert sorted(crew.values + later.values) == places(10)
+
+
+def test_on_lost(log: Log) -> None:
+    """A member that its group has removed hears of lost partitions, not of revoked ones."""
+    fill(log, 1)
+    seen: list[str] = []
+    with member(
+        log,
+        heartbeat_seconds=5.0,
+        on_lost=lambda partitions: seen.append(f"lost {len(partitions)}"),
+        on_revoke=lambda partitions: seen.append(f"revoked {len(partitions)}"),
+    ) as consumer:
+        crew = Crew(consumer)
+        crew.read(4)
+        (found,) = log.describe_group("g").members
+        leave = flight_messages.LeaveGroup(group="g", member_id=found.member_id)
+        log.connection.action("groups.leave", leave)
+        with pytest.raises(errors.MemberFenced):
+            consumer.commit()
+        crew.read(8)
+        assert seen == ["lost 4"]
+    assert seen == ["lost 4", "revoked 4"]
+
+
+def test_commit_metadata(log: Log) -> None:
+    """A text is committed beside an offset, and read back; one that is too long is refused."""
+    fill(log, 5)
+    with member(log, auto_commit=False) as consumer:
+        Crew(consumer).read(1)
+        consumer.commit(
+            {("t", 0): OffsetAndMetadata(3, "Zürich"), ("t", 1): (2, "pair"), ("t", 2): 1}
+        )
+        assert consumer.committed() == {("t", 0): 3, ("t", 1): 2, ("t", 2): 1}
+        assert consumer.committed_metadata() == {
+            ("t", 0): OffsetAndMetadata(3, "Zürich"),
+            ("t", 1): OffsetAndMetadata(2, "pair"),
+            ("t", 2): OffsetAndMetadata(1),
+        }
+        with pytest.raises(errors.GroupRefused, match="OFFSET_METADATA_TOO_LARGE"):
+            consumer.commit({("t", 0): (4, "x" * 5_000)})
+        with pytest.raises(errors.BadOption, match="offset of t-0"):
+            consumer.commit({("t", 0): (4, b"x")})  # type: ignore[dict-item]
+
+
 def test_callback_that_fails(log: Log) -> None:
-    """What a callback raises comes out of the poll; the group goes on."""
+    """An error of a callback is raised by the poll, and the group continues."""
 
     def fail(_partitions: object) -> None:
         raise ZeroDivisionError
@@ -245,7 +344,7 @@ def test_callback_that_fails(log: Log) -> None:
 
 
 def test_on_assign_may_seek(log: Log) -> None:
-    """What was assigned can be sought in at once."""
+    """An assigned partition can be sought in at once."""
     fill(log, 10)
 
     def to_five(partitions: list[tuple[str, int]]) -> None:
@@ -270,7 +369,7 @@ def test_slow_member_stays(log: Log) -> None:
 
 
 def test_member_that_is_not_polled(log: Log) -> None:
-    """Who is not polled for too long loses its partitions, and joins again when it is."""
+    """A member that does not poll in time loses its partitions, and joins again when it polls."""
     fill(log, 10)
     lost: list[int] = []
     patient = member(
@@ -306,7 +405,7 @@ def test_a_batch_is_committed_by_the_next_poll(log: Log) -> None:
 
 @pytest.mark.parametrize("way", ["poll", "iterate", "batches"])
 def test_what_was_not_dealt_with(log: Log, way: str) -> None:
-    """After an error in the midst of it, what was handed out last is handed out again."""
+    """After an error during processing, the last delivered records are delivered again."""
     fill(log, 5, partitions=1)
 
     def work() -> None:
@@ -333,7 +432,7 @@ def test_what_was_not_dealt_with(log: Log, way: str) -> None:
 
 
 def test_explicit_commits(log: Log) -> None:
-    """`commit` is durable when it returns: of what was handed out, or of what is named."""
+    """`commit` is durable when it returns, for delivered records and for named offsets."""
     fill(log, 10, partitions=1)
     with member(log, auto_commit=False, max_poll_rows=4) as consumer:
         with pytest.raises(errors.BadRequest, match="poll first"):
@@ -350,13 +449,13 @@ def test_explicit_commits(log: Log) -> None:
 
 
 def test_member_that_was_pushed_out(log: Log) -> None:
-    """A member that the group has gone on without is told so by its commit, and joins anew."""
+    """The commit of a member that was left behind fails, and the member joins again."""
     fill(log, 10)
     with member(log, auto_commit=False, heartbeat_seconds=5.0) as consumer:
         crew = Crew(consumer)
         crew.read(40)
         (before,) = log.describe_group("g").members
-        leave = wire.LeaveGroup(group="g", member_id=before.member_id)
+        leave = flight_messages.LeaveGroup(group="g", member_id=before.member_id)
         log.connection.action("groups.leave", leave)
         with pytest.raises(errors.MemberFenced):
             consumer.commit()
@@ -383,7 +482,9 @@ sys.stdin.read()
 
 
 def test_killed_member(agent: Agent, log: Log) -> None:
-    """When a member dies, another takes over after the session timeout, from what is committed."""
+    """When a member dies, another takes over from the committed offsets after the session
+    timeout.
+    """
     fill(log, 10)
     process = subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, agent.address],
@@ -435,7 +536,7 @@ def test_broker_that_starts_again(tmp_path: Path) -> None:
 
 
 def test_static_member_that_comes_back(log: Log) -> None:
-    """A static member that is closed stays, and has its partitions again; nobody else notices."""
+    """A static member that closes and returns gets its partitions back without a rebalance."""
     fill(log, 10)
     lost: list[object] = []
     with member(log, instance_id="b", on_revoke=lost.append) as other:
@@ -457,7 +558,7 @@ def test_static_member_that_comes_back(log: Log) -> None:
 
 
 def test_static_member_twice(log: Log) -> None:
-    """A second process of a static member takes its place, and the first is told, for good."""
+    """A second process of a static member replaces the first, which fails for good."""
     with member(log, instance_id="a") as first, member(log, instance_id="a") as second:
         Crew(first).until(lambda: first.assignment)
         Crew(second).until(lambda: second.assignment)
@@ -472,7 +573,7 @@ def test_static_member_twice(log: Log) -> None:
 
 
 def test_latest(log: Log) -> None:
-    """Where nothing is committed it begins at the end, and that place counts from then on."""
+    """Without a commit the group starts at the end, and that position counts from then on."""
     fill(log, 10)
     with member(log, start="latest") as consumer:
         Crew(consumer).until(lambda: consumer.assignment)
@@ -485,7 +586,7 @@ def test_latest(log: Log) -> None:
 
 
 def test_points_by_partition(log: Log) -> None:
-    """What is committed goes before any start."""
+    """A committed offset takes precedence over any start."""
     fill(log, 10)
     log.commit_group_offsets("g", {("t", 0): 3})
     begun: list[int] = []
@@ -499,7 +600,7 @@ def test_points_by_partition(log: Log) -> None:
 
 
 def test_no_start(log: Log) -> None:
-    """Who wants an error where nothing is committed gets one, with the partition's name."""
+    """With `start="none"`, a partition without a commit raises an error that names it."""
     log.commit_group_offsets("g", {("t", number): 0 for number in (0, 1, 3)})
     with (
         member(log, start="error") as consumer,
@@ -512,7 +613,9 @@ def test_no_start(log: Log) -> None:
 def test_committed_offset_that_is_gone(
     log: Log, start: str, expected: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where retention was faster than the group, it begins at the start; that is logged."""
+    """If retention has passed the committed offset, reading starts at the log start, with a
+    warning.
+    """
     caplog.set_level(logging.WARNING, "sparklog.client")
     fill(log, 10, partitions=1)
     log.commit_group_offsets("g", {("t", 0): 2})
@@ -525,7 +628,7 @@ def test_committed_offset_that_is_gone(
     with member(log, start=start, on_assign=note) as consumer:
         Crew(consumer).until(lambda: begun)
     assert begun == [expected]
-    assert "t-0: offset 2 is outside the range 6 to 10" in caplog.text
+    assert "Offset 2 of t-0 is outside the range 6 to 10" in caplog.text
     log.commit_group_offsets("g", {("t", 0): 2})
     with (
         member(log, start="error") as consumer,
@@ -535,7 +638,7 @@ def test_committed_offset_that_is_gone(
 
 
 def test_position_that_is_gone(log: Log) -> None:
-    """Who falls behind retention while it reads goes on at the earliest that there is."""
+    """A consumer that retention overtakes while it reads continues at the log start."""
     fill(log, 10, partitions=1)
     with member(log) as consumer:
         crew = Crew(consumer)
@@ -548,7 +651,7 @@ def test_position_that_is_gone(log: Log) -> None:
 
 
 def test_until_the_end(log: Log) -> None:
-    """Who does not follow reads all that stands, commits it, and ends."""
+    """A consumer that does not follow reads all existing records, commits, and ends."""
     fill(log, 10)
     for expected in (places(10), []):
         with member(log, follow=False) as consumer:
@@ -556,7 +659,7 @@ def test_until_the_end(log: Log) -> None:
     assert log.group_offsets("g") == {("t", number): 10 for number in range(PARTITIONS)}
 
 
-# ------------------------------------------------------------------------------ what is subscribed
+# ------------------------------------------------------------------------------ subscriptions
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
@@ -599,7 +702,7 @@ def test_members_that_want_other_topics(log: Log) -> None:
 
 
 def test_refused(log: Log) -> None:
-    """What the coordinator refuses is raised by each poll, with what to do."""
+    """A refusal of the coordinator is raised by each poll, with advice."""
     with member(log, session_timeout_seconds=0.09, heartbeat_seconds=0.01) as consumer:
         for _ in range(2):
             with pytest.raises(errors.GroupRefused, match=r"groups\.min_session_timeout_ms"):
@@ -646,7 +749,9 @@ def test_closed(log: Log) -> None:
 
 
 def test_closed_while_it_joins(log: Log) -> None:
-    """Who waits for the others to join is woken by the end, and the others do not wait for it."""
+    """A member that closes while it waits for a rebalance wakes, and the others do not wait for
+    it.
+    """
     with member(log, heartbeat_seconds=0.5) as busy:
         Crew(busy).until(lambda: busy.assignment)
         waiting = member(log)

@@ -15,7 +15,7 @@ ANY = 1
 
 @pytest.mark.parametrize("resource_type", [ANY, 2, 77])
 def test_access_control_is_disabled(tmp_path: Path, resource_type: int) -> None:
-    """Whatever is asked for, in every version: MirrorMaker asks no more then."""
+    """DescribeAcls replies SECURITY_DISABLED: MirrorMaker then continues without ACLs."""
     fields = {
         "resource_type_filter": resource_type,
         "resource_name_filter": None,

@@ -24,20 +24,20 @@ def test_nothing_acked_to_kafkas_clients_is_lost_doubled_or_taken_back(tmp_path:
 def test_nothing_acked_to_kafkas_clients_is_ever_lost_doubled_or_taken_back(
     tmp_path: Path,
 ) -> None:
-    """The same for thirty kills, and for as many minutes as are given."""
+    """This holds through thirty kills, or for as many minutes as are given."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     survive(tmp_path, kills=30, minutes=minutes, seed=int.from_bytes(os.urandom(4)))
 
 
 @pytest.mark.slow
 def test_a_checker_of_histories_finds_nothing_through_kills(tmp_path: Path) -> None:
-    """What consumers, seekers and groups were given through three kills is what a log may give."""
+    """The records that consumers, seekers and groups get through three kills are consistent."""
     survive_a_check(tmp_path, kills=3, seed=11)
 
 
 @pytest.mark.soak
 def test_a_checker_of_histories_never_finds_anything(tmp_path: Path) -> None:
-    """The same for thirty kills, at moments that nobody chose."""
+    """The histories are consistent through thirty kills at random moments."""
     survive_a_check(tmp_path, kills=30, seed=int.from_bytes(os.urandom(4)))
 
 
@@ -71,8 +71,8 @@ def test_a_producer_is_known_when_all_that_it_wrote_is_trimmed(tmp_path: Path) -
 
 def _send(frames: Frames, producer: int, sequence: int) -> tuple[ErrorCode, int]:
     """Two records."""
-    stamp = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
-    found = produce(frames, "t", 0, batch([b"%d" % sequence, b"more"], **stamp))
+    producer_sequence = {"producer_id": producer, "producer_epoch": 0, "base_sequence": sequence}
+    found = produce(frames, "t", 0, batch([b"%d" % sequence, b"more"], **producer_sequence))
     return found.error_code, found.base_offset
 
 

@@ -17,13 +17,13 @@ def witnesses() -> list[Witness]:
 
 @pytest.mark.slow
 def test_nothing_acked_is_lost_or_doubled(tmp_path: Path) -> None:
-    """Through three kills each acked record stands once, in order, and the table is the log."""
+    """Through three kills each acked record exists once, in order, and the table equals the log."""
     survive(tmp_path, kills=3, minutes=0.0, seed=7, witnesses=witnesses())
 
 
 @pytest.mark.soak
 def test_nothing_acked_is_ever_lost_or_doubled(tmp_path: Path) -> None:
-    """The same for twenty kills, and for as many minutes as are given."""
+    """The promises hold for twenty kills, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     seed = int.from_bytes(os.urandom(4))
     survive(tmp_path, kills=20, minutes=minutes, seed=seed, witnesses=witnesses())

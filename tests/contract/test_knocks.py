@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def knock(address: str, sent: bytes) -> bytes:
-    """What a client gets that begins so."""
+    """Returns the bytes that a client gets which begins with these."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), 10.0) as peer:
         peer.sendall(sent)
@@ -70,8 +71,31 @@ def test_other_protocols_at_the_kafka_port(
     assert line["peer"].startswith("127.0.0.1")
 
 
-def test_many_that_knock_fill_no_log(agent: Agent) -> None:
-    """Of a hundred clients in a second a few are named; of the others the number is told."""
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x10\x00\x12\x00\x00", b"\x16\x03\x01\x02"]
+)
+def test_other_protocols_at_the_flight_port(agent: Agent, sent: bytes) -> None:
+    """HTTP/1, Kafka and TLS clients are disconnected at once and logged, without their protocol."""
+    with capture_logs() as lines:
+        knock(agent.address, sent)
+        wait_until(lambda: any("reason" in line for line in lines), "it is logged")
+    (line,) = [each for each in lines if "reason" in each]
+    assert "not a Flight client" in line["event"]
+    assert line["peer"].startswith("127.0.0.1")
+
+
+def test_many_that_knock_at_the_flight_port_fill_no_log(agent: Agent) -> None:
+    """There is a line in a second, with the number of those that have none."""
+    with capture_logs() as lines:
+        deadline = time.monotonic() + 10.0
+        while not any("lines_left_out" in line for line in lines):
+            knock(agent.address, b"GET / HTTP/1.1\r\n\r\n")
+            assert time.monotonic() < deadline
+    assert len(lines) < 12
+
+
+def test_many_wrong_clients_do_not_fill_the_log(agent: Agent) -> None:
+    """A few of a hundred clients in a second are logged one by one; the others are counted."""
     with capture_logs() as lines:
         for _ in range(100):
             knock(agent.kafka_address, b"GET / HTTP/1.1\r\n\r\n")

@@ -1,4 +1,4 @@
-"""How much memory a broker takes for records that are small on the wire and large in memory."""
+"""The memory of a broker for records that are small when compressed and large when decoded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 from tests.support import kafkarequests
 from tests.support.batches import bomb
 from tests.support.kafkakilling import kafka_broker
@@ -71,7 +71,7 @@ def warm(broker: BrokerProcess, root: Path) -> None:
 
 
 def produce(broker: BrokerProcess, count: int) -> None:
-    """So many batches of zeros, from four connections."""
+    """Sends so many batches of zeros from four connections."""
     batch = bomb(BATCH_BYTES, value_bytes=VALUE_BYTES)
     assert len(batch) < MIB
 
@@ -87,7 +87,7 @@ def produce(broker: BrokerProcess, count: int) -> None:
 
 def await_published(root: Path, topic: str, rows: int) -> None:
     """Returns when the topic's table has so many."""
-    table = Table(LocalStore(root), topic, clock=SystemClock(), only_reads=True)
+    table = TopicTable(LocalStore(root), topic, clock=SystemClock(), only_reads=True)
     deadline = time.monotonic() + SECONDS
     while sum(table.refresh().ends) < rows:
         assert time.monotonic() < deadline, table.snapshot.ends
@@ -99,7 +99,7 @@ def await_published(root: Path, topic: str, rows: int) -> None:
 def test_zeros_in_zstd_are_produced_and_published(
     tmp_path: Path, count: int, most_bytes: int
 ) -> None:
-    """Whatever a batch holds out of compression, a broker takes a bounded amount of memory."""
+    """The broker takes a bounded amount of memory, whatever a batch holds when decompressed."""
     with running(tmp_path) as broker:
         warm(broker, tmp_path)
         with frames(broker) as client:
@@ -107,8 +107,8 @@ def test_zeros_in_zstd_are_produced_and_published(
         with Peak(pid(broker)).watched() as peak:
             produce(broker, count)
             await_published(tmp_path, "t", count * (BATCH_BYTES // VALUE_BYTES))
-    print(f"{count} batches of {BATCH_BYTES // MIB} MiB: + {peak.grown_bytes // MIB} MiB")  # noqa: T201
-    assert peak.grown_bytes <= most_bytes
+    print(f"{count} batches of {BATCH_BYTES // MIB} MiB: + {peak.appended_bytes // MIB} MiB")  # noqa: T201
+    assert peak.appended_bytes <= most_bytes
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_zeros_in_zstd_are_produced_and_published(
 def test_zeros_in_zstd_are_published_after_a_restart(
     tmp_path: Path, count: int, most_bytes: int
 ) -> None:
-    """A backlog that nobody has in memory costs no more than one that has just come."""
+    """A backlog from before a restart costs no more memory than a new one."""
     with running(tmp_path) as broker:
         warm(broker, tmp_path)
         usual_bytes = resident_bytes(pid(broker))
@@ -126,6 +126,6 @@ def test_zeros_in_zstd_are_published_after_a_restart(
         produce(broker, count)
     with running(tmp_path) as broker, Peak(pid(broker)).watched() as peak:
         await_published(tmp_path, "t", count * (BATCH_BYTES // VALUE_BYTES))
-    grown_bytes = peak.most_bytes - usual_bytes
-    print(f"{count} batches of {BATCH_BYTES // MIB} MiB: + {grown_bytes // MIB} MiB")  # noqa: T201
-    assert grown_bytes <= most_bytes
+    appended_bytes = peak.most_bytes - usual_bytes
+    print(f"{count} batches of {BATCH_BYTES // MIB} MiB: + {appended_bytes // MIB} MiB")  # noqa: T201
+    assert appended_bytes <= most_bytes

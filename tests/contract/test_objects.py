@@ -19,6 +19,7 @@ from werkzeug.serving import make_server
 
 from sparklog import errors
 from sparklog.clock import ManualClock
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
     DelayedStore,
     LocalStore,
@@ -38,8 +39,8 @@ BUCKET = "sparklog-contract"
 def s3_options() -> Iterator[dict[str, str]]:
     """The options that open a bucket on a server of this machine.
 
-    It answers one request after another: moto looks and then puts, and between two of its threads
-    a conditional put may have two winners.
+    The server answers one request at a time: moto checks and then puts, so with several threads a
+    conditional put might have two winners.
     """
     app = DomainDispatcherApplication(create_backend_app)
     server = make_server("127.0.0.1", 0, app, threaded=False)
@@ -80,7 +81,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 def names(store: Store, folder: str, after: str = "") -> list[str]:
-    """What a listing shows."""
+    """The names in a listing."""
     return [entry.name for entry in store.list_after(folder, after)]
 
 
@@ -93,13 +94,13 @@ def content(store: Store, path: str) -> bytes:
 
 
 def test_put_new_creates(store: Store) -> None:
-    """What was put is read back, in folders that did not exist."""
+    """An object that was put is read back, in folders that did not exist."""
     store.put_new("a/b/c", b"first")
     assert content(store, "a/b/c") == b"first"
 
 
 def test_put_new_refuses(store: Store) -> None:
-    """A second put at the same path is refused, and leaves the first one's bytes as they are."""
+    """A second put at the same path is refused and does not change the first object."""
     store.put_new("a/1", b"first")
     with pytest.raises(ObjectExists) as refused:
         store.put_new("a/1", b"second")
@@ -109,7 +110,7 @@ def test_put_new_refuses(store: Store) -> None:
 
 
 def test_put_new_has_one_winner(store: Store) -> None:
-    """Of 8 threads that put at one path, exactly one succeeds, and its bytes stand."""
+    """Exactly one of 8 threads that put at one path succeeds, and its bytes remain."""
     threads, rounds = 8, 50
     together = threading.Barrier(threads)
 
@@ -152,7 +153,7 @@ def test_put_new_has_one_winner(store: Store) -> None:
     ids=lambda _: None,
 )
 def test_payloads(store: Store, data: Any, expected: bytes) -> None:
-    """A payload is one buffer of any kind or many in a row, and is stored as their bytes."""
+    """A payload is one buffer of any kind or several in a row, and is stored as their bytes."""
     store.put_new("new", data)
     store.put("over", data)
     assert content(store, "new") == expected
@@ -170,7 +171,7 @@ def test_large_object(store: Store) -> None:
 
 @pytest.mark.parametrize("durable", [True, False])
 def test_put_replaces(store: Store, durable: bool) -> None:
-    """A plain put replaces what stood there."""
+    """A plain put replaces an existing object."""
     store.put("heartbeats/1.json", b"first", durable=durable)
     store.put("heartbeats/1.json", b"2nd", durable=durable)
     assert content(store, "heartbeats/1.json") == b"2nd"
@@ -201,7 +202,7 @@ def test_replacing_is_atomic(store: Store) -> None:
     "path", ["", "/etc/x", "a/../b", "..", "./a", "a//b", "a/", "a\0b", ".tmp-a", "a/.tmp-b"]
 )
 def test_paths_stay_inside(store: Store, path: str) -> None:
-    """A path that is absolute, climbs, or is not plain is refused by every operation."""
+    """An absolute path, one that climbs, and any other irregular one is refused everywhere."""
     operations: list[Callable[[], object]] = [
         lambda: store.put_new(path, b""),
         lambda: store.put(path, b""),
@@ -222,7 +223,7 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
             lambda: store.remove_folder(path),
         ]
     for operation in operations:
-        with pytest.raises(ValueError, match=r"path of an object|being written"):
+        with pytest.raises(ValueError, match=r"no object path|unfinished files"):
             operation()
 
 
@@ -230,7 +231,7 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
 
 
 def test_missing(store: Store) -> None:
-    """Reading what is not there, or is only a folder, says that it is missing, and names it."""
+    """Reading a missing object, or a folder, raises `ObjectMissing` with the path."""
     store.put_new("folder/object", b"x")
     for path in ("none", "folder", "folder/none", "none/none"):
         for read in (store.get, store.stat, store.open):
@@ -258,7 +259,7 @@ def test_missing(store: Store) -> None:
     ],
 )
 def test_ranges(store: Store, start: int, length: int, expected: bytes) -> None:
-    """A range gives the bytes that exist of it, and none where it begins at the end or beyond."""
+    """A range has the existing bytes, and none if it begins at the end or beyond."""
     store.put_new("digits", b"0123456789")
     assert bytes(store.get_range("digits", start, length)) == expected
 
@@ -270,7 +271,7 @@ def test_range_of_nothing(store: Store) -> None:
 
 
 def test_open_reads_at_random(store: Store) -> None:
-    """An opened object knows its size, seeks, and ends where it ends."""
+    """An opened object knows its size, seeks, and ends at its end."""
     store.put_new("object", bytes(range(256)) * 4_000)
     with store.open("object") as file:
         assert file.size() == 1_024_000
@@ -294,7 +295,7 @@ def test_open_reads_parquet(store: Store) -> None:
 
 
 def test_open_by_ranges_asks_little(s3_options: dict[str, str]) -> None:
-    """Over a bucket, one row group of a Parquet file costs less than the file, and few requests."""
+    """Over a bucket, a row group of a Parquet file takes few requests, and less than the file."""
     sink = pa.BufferOutputStream()
     table = pa.table({"a": pa.array(range(400_000), pa.int64()), "b": range(400_000)})
     pq.write_table(table, sink, row_group_size=20_000, use_dictionary=False, compression="none")
@@ -306,7 +307,7 @@ def test_open_by_ranges_asks_little(s3_options: dict[str, str]) -> None:
 
 
 def test_stat(store: Store) -> None:
-    """A stat gives path and size, and a time that a listing agrees with."""
+    """A stat has path and size, and the time that a listing has."""
     before_us = time.time_ns() // 1_000
     store.put_new("a/b", b"12345")
     after_us = time.time_ns() // 1_000
@@ -330,7 +331,7 @@ def tree(store: Store) -> Store:
 
 
 def test_list_after(tree: Store) -> None:
-    """A listing has the objects right in the folder, in the order of their names' bytes."""
+    """A listing has the objects directly in the folder, in the order of their names' bytes."""
     assert names(tree, "w/1") == ["10", "2", "9", "a b%é+"]
     assert [entry.size_bytes for entry in tree.list_after("w/1")] == [6, 5, 5, 11]
     assert names(tree, "") == ["top"]
@@ -349,18 +350,18 @@ def test_list_after(tree: Store) -> None:
     ],
 )
 def test_list_after_a_name(tree: Store, after: str, expected: list[str]) -> None:
-    """A listing after a name begins above it, whether an object of that name exists or not."""
+    """A listing after a name begins above it, whether or not an object of that name exists."""
     assert names(tree, "w/1", after) == expected
 
 
 def test_list_after_at_the_root(tree: Store) -> None:
-    """The root itself is listed after a name like any folder."""
+    """The root can be listed after a name like any folder."""
     assert names(tree, "", "a") == ["top"]
     assert names(tree, "", "top") == []
 
 
 def test_folders(tree: Store) -> None:
-    """Folders are the names right below, sorted, without objects."""
+    """Folders are the sorted names directly below, without objects."""
     assert tree.folders("") == ["w", "w2"]
     assert tree.folders("w") == ["1", "10"]
     assert tree.folders("w/1") == ["deep"]
@@ -368,7 +369,7 @@ def test_folders(tree: Store) -> None:
 
 
 def test_walk(tree: Store) -> None:
-    """A walk finds every object below, named from the folder on."""
+    """A walk finds every object below, with names relative to the folder."""
     found = {entry.name: entry.size_bytes for entry in tree.walk("w")}
     paths = ["1/10", "1/9", "1/a b%é+", "1/deep/er/x", "1/2", "10/1"]
     assert found == {path: len(f"w/{path}".encode()) for path in paths}
@@ -376,7 +377,7 @@ def test_walk(tree: Store) -> None:
 
 
 def test_missing_folder(store: Store) -> None:
-    """A folder that does not exist lists as empty, and is settled without complaint."""
+    """A folder that does not exist lists as empty, and settles without an error."""
     assert store.list_after("none") == []
     assert store.list_after("none", "5") == []
     assert store.folders("none/at/all") == []
@@ -387,7 +388,7 @@ def test_missing_folder(store: Store) -> None:
 
 
 def test_long_listing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A listing is complete beyond the number of names that a bucket gives at a time."""
+    """A listing is complete beyond the number of names in one answer of a bucket."""
     monkeypatch.setenv("MOTO_S3_DEFAULT_MAX_KEYS", "20")
     for number in range(50):
         store.put(f"many/{number:02}", b"", durable=False)
@@ -406,7 +407,7 @@ def test_long_delete(store: Store) -> None:
 
 
 def test_delete(tree: Store) -> None:
-    """Deleting removes what is named and nothing else; what is missing is no error."""
+    """Deleting removes only the named objects, and ignores missing ones."""
     tree.delete(["w/1/10", "none", "w/1/none", "w/1/a b%é+", "top"])
     assert names(tree, "w/1") == ["2", "9"]
     assert names(tree, "w/10") == ["1"]
@@ -416,7 +417,7 @@ def test_delete(tree: Store) -> None:
 
 
 def test_a_folder_that_holds_something_stays(tree: Store) -> None:
-    """Removing a folder removes no object, and its place can be used again."""
+    """Removing a folder removes no object, and objects can be put there again."""
     tree.remove_folder("w")
     tree.remove_folder("w/10")
     tree.remove_folder("none/at/all")
@@ -430,7 +431,7 @@ def test_a_folder_that_holds_something_stays(tree: Store) -> None:
 
 
 def test_nothing_is_left_to_sweep(tree: Store) -> None:
-    """Puts that came to their end leave nothing behind, and sweeping touches no object."""
+    """Finished puts leave nothing to sweep, and sweeping touches no object."""
     far_us = 1 << 62
     assert tree.sweep_temporaries("", far_us) == 0
     assert tree.sweep_temporaries("w/1", far_us) == 0
@@ -439,7 +440,7 @@ def test_nothing_is_left_to_sweep(tree: Store) -> None:
 
 
 def test_a_deleted_name_is_free(store: Store) -> None:
-    """After a delete the path can be put again, even where its whole folder was given up."""
+    """After a delete the path can be put again, even if its whole folder was removed."""
     store.put_new("f/1", b"first")
     store.delete(["f/1"])
     store.put_new("f/1", b"second")
@@ -450,9 +451,9 @@ def test_a_deleted_name_is_free(store: Store) -> None:
 
 
 class Flaky:
-    """A store whose put_new does, one after another, what `script` says.
+    """A store in which each call of `put_new` follows the next step of `script`.
 
-    `landed` and `lost`: no answer, with and without an effect; `done`: as usual; or an error, which
+    `landed` and `lost` give no answer, with and without an effect; `done` works as usual; an error
     is raised without an effect.
     """
 
@@ -479,21 +480,21 @@ CLOSED = errors.RootNotWritable(root="r", reason="closed")
 
 
 def flaky_claim(store: Store, *script: str | Exception) -> tuple[bool, Flaky, ManualClock]:
-    """Whether "ours" won a/1 over a store that behaves like this."""
+    """Claims a/1 over a store that behaves like `script`; returns if "ours" won."""
     clock, flaky = ManualClock(), Flaky(store, *script)
     ours: Any = flaky
     return claim(ours, "a/1", [b"ou", b"rs"], clock=clock, attempts=4), flaky, clock
 
 
 def test_claim_wins(store: Store) -> None:
-    """Where nothing stands, a claim puts its bytes, without waiting."""
+    """If no object is there, a claim puts its bytes, without waiting."""
     won, _, clock = flaky_claim(store, "done")
     assert (won, content(store, "a/1"), clock.monotonic()) == (True, b"ours", 0.0)
 
 
 @pytest.mark.parametrize("theirs", [b"theirs", b"ourz", b"our", b"oursandmore", b""])
 def test_claim_loses(store: Store, theirs: bytes) -> None:
-    """Where other bytes stand, a claim is lost and changes nothing."""
+    """If other bytes are there, a claim is lost and changes nothing."""
     store.put_new("a/1", theirs)
     won, _, clock = flaky_claim(store, "done")
     assert (won, content(store, "a/1"), clock.monotonic()) == (False, theirs, 0.0)
@@ -506,13 +507,13 @@ def test_claim_is_ours_after_all(store: Store) -> None:
 
 
 def test_claim_finds_its_earlier_try(store: Store) -> None:
-    """Where our own bytes stand already, from before a crash, a claim is won."""
+    """A claim is won if its own bytes are there already, from before a crash."""
     store.put_new("a/1", b"ours")
     assert flaky_claim(store, "done")[0] is True
 
 
 def test_claim_tries_again(store: Store) -> None:
-    """A claim whose put was lost puts the same bytes again, after a pause that grows."""
+    """A claim whose put was lost puts the same bytes again, after growing pauses."""
     won, flaky, clock = flaky_claim(store, "lost", "lost", "done")
     assert (won, content(store, "a/1"), flaky.script) == (True, b"ours", [])
     assert clock.monotonic() == pytest.approx(0.1 + 0.2)
@@ -520,29 +521,53 @@ def test_claim_tries_again(store: Store) -> None:
 
 @pytest.mark.parametrize("step", ["lost", ObjectExists("a/1")])
 def test_claim_stays_unknown(store: Store, step: str | Exception) -> None:
-    """A claim that never learns what became of its puts says so, and does not call it a failure."""
+    """A claim that never learns the outcome of its puts raises `OutcomeUnknown`."""
     with pytest.raises(errors.OutcomeUnknown):
         flaky_claim(store, step, step, step, step)
 
 
 @pytest.mark.parametrize("refusal", [FULL, AWAY, CLOSED], ids=lambda error: error.code)
 def test_claim_passes_refusals_on(store: Store, refusal: errors.SparklogError) -> None:
-    """A refusal without effect goes to the caller at once, if no try before it was ambiguous."""
+    """A refusal without effect is raised at once, if no earlier try was ambiguous."""
     with pytest.raises(type(refusal)):
         flaky_claim(store, refusal)
 
 
 @pytest.mark.parametrize("refusal", [FULL, AWAY, CLOSED], ids=lambda error: error.code)
-def test_claim_goes_on_after_doubt(store: Store, refusal: errors.SparklogError) -> None:
-    """After an ambiguous try a refusal proves nothing, so the claim goes on until it knows."""
+def test_claim_continues_after_an_ambiguous_try(
+    store: Store, refusal: errors.SparklogError
+) -> None:
+    """After an ambiguous try a refusal proves nothing, so the claim continues until it knows."""
     assert flaky_claim(store, "lost", refusal, "done")[0] is True
     store.delete(["a/1"])
     with pytest.raises(errors.OutcomeUnknown):
         flaky_claim(store, "lost", refusal, refusal, refusal)
 
 
+@pytest.mark.parametrize("refusal", [AWAY, CLOSED], ids=lambda error: error.code)
+def test_claim_is_not_refused_where_its_bytes_stand(
+    store: Store, refusal: errors.SparklogError
+) -> None:
+    """If an object that was read back cannot be made durable, the outcome is unknown."""
+
+    class Unsettled(Flaky):
+        def settle(self, folder: str) -> None:
+            if len(self.script) > settled_after:
+                raise refusal
+            self.inner.settle(folder)
+
+    for settled_after in (1, -1):
+        ours: Any = Unsettled(store, "landed", "done", "done")
+        if settled_after > 0:
+            assert claim(ours, "a/1", b"ours", clock=ManualClock(), attempts=3) is True
+            assert ours.script == ["done"]
+        else:
+            with pytest.raises(errors.OutcomeUnknown):
+                claim(ours, "a/1", b"ours", clock=ManualClock(), attempts=3)
+
+
 def test_claim_is_lost_after_doubt(store: Store) -> None:
-    """A claim whose first try was lost loses to whoever came between."""
+    """A claim whose first try was lost loses to another writer's object."""
 
     class Overtaken(Flaky):
         def put_new(self, path: str, data: bytes) -> None:
@@ -556,7 +581,7 @@ def test_claim_is_lost_after_doubt(store: Store) -> None:
 
 
 def test_claims_race(store: Store) -> None:
-    """Of 8 claims at one path exactly one is won."""
+    """Exactly one of 8 claims at one path is won."""
     with ThreadPoolExecutor(8) as pool:
         for number in range(5):
             path = f"claims/{number}"
@@ -574,7 +599,7 @@ def test_claims_race(store: Store) -> None:
 
 
 def test_open_store_takes_its_own_uri(store: Store, request: pytest.FixtureRequest) -> None:
-    """A store's URI opens the same place again."""
+    """A store's URI opens the same root again."""
     store.put_new("a", b"here")
     options = None
     if store.uri.startswith("s3:"):
@@ -598,7 +623,7 @@ def test_open_store_spells_folders_one_way(tmp_path: Path) -> None:
 
 
 def test_open_store_creates_nothing(tmp_path: Path) -> None:
-    """Opening a root leaves no trace; the first put makes it."""
+    """Opening a root leaves no trace; the first put creates it."""
     store = open_store(str(tmp_path / "x" / "root"))
     assert list(tmp_path.iterdir()) == []
     assert store.free_bytes()
@@ -607,7 +632,7 @@ def test_open_store_creates_nothing(tmp_path: Path) -> None:
 
 
 def test_open_store_shares_memory() -> None:
-    """A memory root is the same for all of a process that name it."""
+    """A memory root is shared by all threads of a process that name it."""
     name = f"memory://{uuid.uuid4().hex}"
     open_store(name).put_new("a", b"1")
     assert content(open_store(name + "/"), "a") == b"1"
@@ -627,7 +652,7 @@ def test_open_store_shares_memory() -> None:
 def test_open_store_spells_buckets_one_way(
     uri: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bucket's URI has one form, whatever form it was given in."""
+    """A bucket's URI has one canonical form, in whatever form it was given."""
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
     assert open_store(uri).uri == expected
 
@@ -653,7 +678,7 @@ def test_open_store_spells_buckets_one_way(
     ],
 )
 def test_open_store_refuses(uri: str, options: dict[str, str] | None) -> None:
-    """A root that cannot be is refused by an error that keeps the credentials to itself."""
+    """An invalid root is refused by an error that does not contain the credentials."""
     with pytest.raises(errors.BadOption) as refused:
         open_store(uri, options)
     assert "secret" not in str(refused.value)
@@ -661,6 +686,40 @@ def test_open_store_refuses(uri: str, options: dict[str, str] | None) -> None:
 
 @pytest.mark.parametrize("option", ["allow_http", "AWS_ALLOW_HTTP", "aws_timeout", "timeout"])
 def test_client_options(option: str) -> None:
-    """Options of the HTTP client are taken with and without the store's prefix."""
+    """Options of the HTTP client are accepted with and without the store's prefix."""
     value = "true" if "http" in option.lower() else "5s"
     assert open_store("s3://bucket", {option: value}).uri == "s3://bucket"
+
+
+# ------------------------------------------------------------------------------ a new root
+
+
+def test_a_location_with_foreign_objects_is_no_new_root(store: Store) -> None:
+    """Every kind of store creates a root beside other objects only on request."""
+    store.put_new("src/main.py", b"theirs")
+    meta = MetadataStore(store, clock=ManualClock())
+    with pytest.raises(errors.RootNotEmpty, match="it holds src"):
+        meta.open(create=True)
+    created = meta.open(create=True, allow_non_empty=True)
+    assert meta.open(create=True) == created
+
+
+def test_markers_and_neighbours_do_not_prevent_a_new_root(
+    s3_options: dict[str, str],
+) -> None:
+    """Empty folder markers, and objects whose prefix only begins alike, are ignored."""
+    prefix = uuid.uuid4().hex
+    bucket = open_store(f"s3://{BUCKET}", s3_options)
+    bucket.put_new(f"{prefix}-of-others/x", b"theirs")
+    client = boto3.client(
+        "s3",
+        endpoint_url=s3_options["aws_endpoint"],
+        aws_access_key_id="test",
+        aws_secret_access_key="test",
+        region_name="us-east-1",
+    )
+    for marker in (f"{prefix}/", f"{prefix}/topics/"):
+        client.put_object(Bucket=BUCKET, Key=marker, Body=b"")
+    MetadataStore(open_store(f"s3://{BUCKET}/{prefix}", s3_options), clock=ManualClock()).open(
+        create=True
+    )

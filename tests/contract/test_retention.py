@@ -61,7 +61,7 @@ def send(log: sparklog.Log, first: int, end: int, topic: str = "t") -> None:
 
 
 def values(first: int, end: int) -> list[bytes]:
-    """What `send` has sent."""
+    """Returns the records that `send` has sent."""
     return [b"%d" % number for number in range(first, end)]
 
 
@@ -99,7 +99,9 @@ def test_deleted_records_are_gone(tmp_path: Path) -> None:
 
 
 def test_a_consumer_behind_the_start_is_told(tmp_path: Path) -> None:
-    """Where the log starts now; it may go on from there, as who begins at the earliest does."""
+    """Returns the log start; a consumer that starts at the earliest offset may continue from
+    there.
+    """
     with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
         log.create_topic("t", partitions=1)
         send(log, 0, 50)
@@ -152,7 +154,7 @@ import os, signal, sys
 from pathlib import Path
 
 import sparklog
-from sparklog.broker.partitions import Ledger
+from sparklog.broker.log.partitions import PartitionTable
 from sparklog.storage import retention
 from tests.contract.test_retention import broker, send
 
@@ -164,7 +166,7 @@ with broker(root) as agent, sparklog.connect(agent.address) as log:
     send(log, 0, 50)
     if point == "committed":
         log.flush_to_table()  # or else the publisher would come to the point first
-        Ledger.started = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        PartitionTable.advance_start = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     log.delete_records("t", {0: 35})
 """
 

@@ -25,7 +25,7 @@ SECONDS = 30.0
 
 
 def test_the_same_command_twice_is_refused(tmp_path: Path) -> None:
-    """The second one ends with the process, host, address and age of the first, which goes on."""
+    """The second one ends with the process, host, address and age of the first, which continues."""
     with standing(tmp_path) as first:
         code, told = Standing(tmp_path).await_end()
         assert code == 1
@@ -39,8 +39,23 @@ def test_the_same_command_twice_is_refused(tmp_path: Path) -> None:
         assert first.is_running
 
 
-def test_a_takeover_on_purpose_is_told_to_the_one_that_was_replaced(tmp_path: Path) -> None:
-    """`--take-over` replaces a live broker, whose last words name the new one."""
+def test_a_folder_of_another_program_is_taken_only_on_purpose(tmp_path: Path) -> None:
+    """The broker refuses it and names its content; `--allow-non-empty` is needed once."""
+    (tmp_path / "notes.txt").write_text("mine")
+    code, told = Standing(tmp_path).await_end()
+    assert code == 1
+    assert "it holds notes.txt" in told
+    assert "--allow-non-empty" in told
+    assert "Traceback" not in told
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+    with standing(tmp_path, "--allow-non-empty"):
+        pass
+    with standing(tmp_path):
+        pass
+
+
+def test_a_replaced_broker_logs_its_replacement(tmp_path: Path) -> None:
+    """`--take-over` replaces a live broker, whose last log line names the new one."""
     with standing(tmp_path) as first, standing(tmp_path, "--take-over") as second:
         code, told = first.await_end()
         assert code == 1
@@ -51,7 +66,7 @@ def test_a_takeover_on_purpose_is_told_to_the_one_that_was_replaced(tmp_path: Pa
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> None:
-    """On the machine of the one that has ended nobody waits to see whether it is alive."""
+    """On the machine of the ended broker, the new one does not wait to see whether it is alive."""
     spent = []
     for _ in range(3):
         broker = Standing(tmp_path)
@@ -62,8 +77,55 @@ def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> N
     assert min(spent[1:]) < spent[0] + 1.0
 
 
+_SLOW_START = """
+import sys, time
+from pathlib import Path
+from sparklog.broker.log import takeover
+from sparklog.cli import main
+
+_, root, recovers = sys.argv
+
+def recover(*_, **__):
+    Path(recovers).touch()
+    time.sleep(60)
+
+takeover.recover = recover
+sys.argv = ["sparklog", "broker", "--root", root, "--flight", "127.0.0.1:0", "--kafka", ""]
+main()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_a_broker_that_is_stopped_while_it_starts_ends_cleanly(
+    tmp_path: Path, how: signal.Signals
+) -> None:
+    """It ends at once, without an error, and other brokers do not take it for crashed."""
+    root, recovers = tmp_path / "root", tmp_path / "recovers"
+    command = [sys.executable, "-c", _SLOW_START, str(root), str(recovers)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as starting:
+        try:
+            wait_until(recovers.exists, "it recovers")
+            starting.send_signal(how)
+            served, told = starting.communicate(timeout=SECONDS)
+        finally:
+            starting.kill()
+    assert (starting.returncode, served) == (0, "")
+    assert "Traceback" not in told
+    assert how.name in told
+    status = subprocess.run(
+        [sys.executable, "-m", "sparklog", "status", "--root", str(root)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert "stopped" in status.stdout
+    assert "died" not in status.stdout
+
+
 def free_port() -> str:
-    """An address at which nobody listens."""
+    """Returns an address at which no program listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return f"127.0.0.1:{probe.getsockname()[1]}"
 
@@ -72,7 +134,7 @@ UNSHARE = ("unshare", "--uts", "--pid", "--fork", "--mount-proc")
 
 
 def may_unshare() -> bool:
-    """Whether this user may start processes in namespaces of their own, as containers are."""
+    """Returns whether this user may start processes in new namespaces, like containers."""
     try:
         return subprocess.run([*UNSHARE, "true"], check=False, capture_output=True).returncode == 0
     except OSError:
@@ -81,7 +143,7 @@ def may_unshare() -> bool:
 
 @pytest.mark.skipif(not may_unshare(), reason="no namespaces for this user")
 def test_a_broker_in_a_container_is_watched(tmp_path: Path) -> None:
-    """The pids of another pid namespace are not checked: while it beats nobody takes over."""
+    """Pids of another pid namespace are not checked; its heartbeats prevent a takeover."""
     listen = free_port()
     run = f"hostname other; exec {sys.executable} -m sparklog broker --root {tmp_path}"
     command = [*UNSHARE, "--kill-child", "sh", "-c", f"{run} --flight {listen} --kafka ''"]
@@ -180,14 +242,14 @@ class Notebook:
         return self.read()
 
     def state(self) -> tuple[int, str]:
-        """How many records it has sent, and which broker it uses."""
+        """Returns how many records it has sent, and which broker it uses."""
         count, address = self.ask("state").split()
         return int(count), address
 
     def go_on(self, more: int = 50) -> str:
         """The address that it uses after it has sent so many more."""
         goal = self.state()[0] + more
-        wait_until(lambda: self.state()[0] >= goal, "the program goes on")
+        wait_until(lambda: self.state()[0] >= goal, "the program continues")
         return self.state()[1]
 
     def await_broker(self, address: str) -> None:
@@ -255,10 +317,10 @@ def test_the_ports_of_an_embedded_broker_go_to_the_standing_one_and_back(
             assert (found.kind, found.pid, found.kafka) == ("embedded", os.getpid(), kafka)
 
 
-def test_a_program_goes_on_without_ports_that_others_took(
+def test_a_program_continues_without_ports_that_others_took(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An embedded broker that comes back serves its program, whoever has its ports meanwhile."""
+    """An embedded broker that comes back serves its program even without its old ports."""
     flight, kafka = free_port(), free_port()
     monkeypatch.setenv("SPARKLOG_FLIGHT_LISTEN", flight)
     with sparklog.connect(tmp_path, kafka=kafka) as log, contextlib.ExitStack() as taken:

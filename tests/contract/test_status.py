@@ -17,7 +17,7 @@ from sparklog import doctor, limits
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from sparklog.clock import SystemClock
-from sparklog.doctor import Finding, State
+from sparklog.doctor import CheckResult, CheckState
 from sparklog.storage.objects import LocalStore
 from sparklog.version import VERSION
 from tests.support.standing import standing
@@ -26,7 +26,7 @@ from tests.support.waiting import wait_until
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's shell says about logs is not asked."""
+    """Removes the developer's environment variables for logging."""
     for name in list(os.environ):
         if name.startswith("SPARKLOG_"):
             monkeypatch.delenv(name)
@@ -37,14 +37,14 @@ def status(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["status", *arguments])
 
 
-def told(*arguments: str) -> dict[str, object]:
-    """What it prints as JSON."""
+def printed_json(*arguments: str) -> dict[str, object]:
+    """Returns the JSON that a command prints."""
     found: dict[str, object] = json.loads(status(*arguments, "--json").stdout)
     return found
 
 
-def findings(root: Path) -> list[Finding]:
-    """What the doctor says of the root's broker."""
+def findings(root: Path) -> list[CheckResult]:
+    """Returns the doctor's findings about the root's broker."""
     return list(doctor.check_broker(LocalStore(root), SystemClock()))
 
 
@@ -69,12 +69,12 @@ def test_a_live_broker_is_described(tmp_path: Path) -> None:
             assert f"Flight {broker.flight}" in words
             assert f"Kafka {broker.kafka}" in words
             assert "1, of 3 partitions" in words
-            found = told(*target)
+            found = printed_json(*target)
             assert found["state"] == "served"
             assert found["broker"]["version"] == VERSION  # type: ignore[index]
             assert found["broker"]["kind"] == "standing"  # type: ignore[index]
         (finding,) = findings(tmp_path)
-        assert finding.state is State.OK
+        assert finding.state is CheckState.OK
         assert f"pid {broker.pid} on host" in finding.found
         assert broker.flight in finding.found
 
@@ -89,9 +89,9 @@ def test_a_root_without_a_broker(tmp_path: Path, how: signal.Signals, state: str
     result = status("--root", str(tmp_path))
     assert result.exit_code == ExitCode.NO_BROKER
     assert f"pid {broker.pid}" in result.stdout
-    assert told("--root", str(tmp_path))["state"] == state
+    assert printed_json("--root", str(tmp_path))["state"] == state
     (finding,) = findings(tmp_path)
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
     assert "none runs" in finding.found
 
 
@@ -101,7 +101,7 @@ def test_a_folder_that_is_no_root(tmp_path: Path) -> None:
     assert result.exit_code == ExitCode.FAILED
     assert not (tmp_path / "no").exists()
     (finding,) = findings(tmp_path)
-    assert finding.state is State.OK
+    assert finding.state is CheckState.OK
 
 
 def test_a_frozen_broker_is_alive_and_silent(
@@ -116,13 +116,13 @@ def test_a_frozen_broker_is_alive_and_silent(
             assert result.exit_code == ExitCode.UNHEALTHY
             assert "does not answer from here" in result.stdout
             (finding,) = findings(tmp_path)
-            assert finding.state is State.WARN
+            assert finding.state is CheckState.WARN
         finally:
             os.kill(broker.pid, signal.SIGCONT)
 
 
 def test_topics_that_are_held_back_are_named(tmp_path: Path, torn_table: Path) -> None:
-    """A topic whose table cannot be written is told with its reason, and is exit code 3."""
+    """A topic whose table cannot be written is reported with its reason, and the exit code is 3."""
     with standing(tmp_path) as broker, sparklog.connect(broker.flight) as log:
         log.create_topic("t", partitions=1)
         torn_table.write_bytes(b'{"add": {"path": "parti')
@@ -131,11 +131,11 @@ def test_topics_that_are_held_back_are_named(tmp_path: Path, torn_table: Path) -
         root = ("--root", str(tmp_path))
         wait_until(lambda: status(*root).exit_code == ExitCode.UNHEALTHY, "it is held back")
         assert torn_table.name in status(*root).stdout
-        found = told(*root)
+        found = printed_json(*root)
         assert found["held_back"][0]["topic"] == "t"  # type: ignore[index]
         assert found["unpublished_bytes"] != 0
         (served, held) = findings(tmp_path)
-        assert (served.state, held.state) == (State.OK, State.WARN)
+        assert (served.state, held.state) == (CheckState.OK, CheckState.WARN)
         assert held.found.startswith("t: ")
         torn_table.unlink()
         wait_until(lambda: status(*root).exit_code == ExitCode.OK, "it is published again")

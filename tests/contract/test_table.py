@@ -14,11 +14,12 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import deltalog, upkeep
+from sparklog.storage import data_file, delta_log, maintenance
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
     MemoryStore,
+    NoFaults,
     ObjectMissing,
     PutUnresolved,
     ScriptedFaults,
@@ -28,11 +29,12 @@ from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
     NO_TABLE,
     TOPIC_ID,
-    Change,
-    Table,
+    TableChange,
+    TopicTable,
     create_change,
     delete_change,
     end_app_id,
+    file_suffix,
     start_app_id,
 )
 from tests.support import tables
@@ -44,7 +46,7 @@ HOUR = 3_600.0
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """Stands still, near the time that a local store stamps its files with."""
+    """A fixed clock, close to the time stamps that a local store gives its files."""
     return tables.manual_clock(at_us=time.time_ns() // 1_000)
 
 
@@ -57,14 +59,14 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) ->
 
 
 @pytest.fixture
-def table(store: Store, clock: ManualClock) -> Table:
-    """A topic's table that nobody has created yet."""
-    return Table(store, "t", clock=clock)
+def table(store: Store, clock: ManualClock) -> TopicTable:
+    """Returns a topic's table that has not been created."""
+    return TopicTable(store, "t", clock=clock)
 
 
-def another(table: Table) -> Table:
+def another(table: TopicTable) -> TopicTable:
     """A second process's view of the same table."""
-    return Table(table.store, table.topic, clock=table.clock)
+    return TopicTable(table.store, table.topic, clock=table.clock)
 
 
 def put_commit(store: Store, version: int, *actions: dict[str, Any]) -> None:
@@ -83,13 +85,13 @@ def remove_commits(store: Store, versions: range) -> None:
 # ------------------------------------------------------------------------------ a topic's life
 
 
-def test_no_table_yet(table: Table) -> None:
-    """A topic that nobody created is a snapshot of version -1, not an error."""
+def test_no_table_yet(table: TopicTable) -> None:
+    """A topic without a table is a snapshot of version -1, not an error."""
     assert table.refresh() == NO_TABLE
 
 
-def test_created_topic_describes_itself(table: Table) -> None:
-    """A new topic has its id, partitions, config and offsets of zero, for whoever opens it."""
+def test_created_topic_describes_itself(table: TopicTable) -> None:
+    """Every reader of a new topic sees its id, partitions, config and offsets of zero."""
     made = create(table, 3)
     assert another(table).refresh() == made
     assert made == TableSnapshot(
@@ -103,7 +105,7 @@ def test_created_topic_describes_itself(table: Table) -> None:
     )
 
 
-def test_appends_move_the_ends(table: Table) -> None:
+def test_appends_move_the_ends(table: TopicTable) -> None:
     """Files are kept in offset order per partition, and a reader that follows sees the same."""
     create(table)
     reader = another(table)
@@ -115,30 +117,30 @@ def test_appends_move_the_ends(table: Table) -> None:
     assert reader.refresh() == another(table).refresh() == seen
 
 
-def test_untouched_partitions_are_shared(table: Table, clock: ManualClock) -> None:
+def test_untouched_partitions_are_shared(table: TopicTable, clock: ManualClock) -> None:
     """A commit to one partition costs nothing for the files of the others."""
     create(table)
     before = append(table)
     file = table_file(clock, 1, 10, 19)
     txns = {end_app_id(tables.TOPIC_ID, 1): 20}
-    after = table.commit(lambda _: Change(adds=(file,), txns=txns))
+    after = table.commit(lambda _: TableChange(adds=(file,), txns=txns))
     assert after.files[0] is before.files[0]
     assert after.files[1] == (*before.files[1], file)
 
 
-def test_file_in_between_is_sorted_in(table: Table, clock: ManualClock) -> None:
+def test_file_in_between_is_sorted_in(table: TopicTable, clock: ManualClock) -> None:
     """A file of lower offsets, as a foreign rewrite leaves it, takes its place in the order."""
     create(table, 1)
     late, early = table_file(clock, 0, 10, 19), table_file(clock, 0, 0, 9)
     txns = {end_app_id(tables.TOPIC_ID, 0): 20}
-    table.commit(lambda _: Change(adds=(late,), txns=txns))
-    seen = table.commit(lambda _: Change(adds=(early,)))
+    table.commit(lambda _: TableChange(adds=(late,), txns=txns))
+    seen = table.commit(lambda _: TableChange(adds=(early,)))
     assert seen.files == ((early, late),)
     assert seen == another(table).refresh()
 
 
-def test_deleted_topic_is_empty_and_may_return(table: Table) -> None:
-    """Deleting clears files and id, versions go on, and the next topic starts from zero."""
+def test_deleted_topic_is_empty_and_may_return(table: TopicTable) -> None:
+    """A deletion clears files and id; versions continue, and the next topic starts at zero."""
     create(table)
     append(table, 2)
     gone = table.commit(delete_change)
@@ -148,18 +150,18 @@ def test_deleted_topic_is_empty_and_may_return(table: Table) -> None:
     assert another(table).refresh() == back
 
 
-def test_checkpoint_forgets_dead_topics(table: Table) -> None:
+def test_checkpoint_forgets_dead_topics(table: TopicTable) -> None:
     """The `txn` of a deleted topic does not live in checkpoints for ever."""
     create(table, 1, topic_id="first")
     table.commit(delete_change)
     create(table, 1, topic_id="second")
     table.checkpoint()
-    app_ids = {txn.app_id for txn in table.read_checkpoint([deltalog.checkpoint_name(2)]).txns}
+    app_ids = {txn.app_id for txn in table.read_checkpoint([delta_log.checkpoint_name(2)]).txns}
     assert app_ids == {end_app_id("second", 0), start_app_id("second", 0)}
 
 
-def test_files_left_in_a_dead_topic_go_when_it_returns(table: Table, store: Store) -> None:
-    """What another engine put into a deleted topic's table is no record of the next topic."""
+def test_files_left_in_a_dead_topic_go_when_it_returns(table: TopicTable, store: Store) -> None:
+    """Rows that another engine adds to a deleted topic's table are no records of the next topic."""
     create(table, 1)
     table.commit(delete_change)
     put_commit(store, 2, foreign_add("partition=0/part-0.parquet"))
@@ -167,11 +169,11 @@ def test_files_left_in_a_dead_topic_go_when_it_returns(table: Table, store: Stor
     assert create(table, 1, topic_id="second").files == ((),)
 
 
-def test_properties_change_alone(table: Table) -> None:
+def test_properties_change_alone(table: TopicTable) -> None:
     """More partitions are a change of properties; other engines' properties stay."""
     create(table, 1)
     more = table.commit(
-        lambda _: Change(
+        lambda _: TableChange(
             properties={"sparklog.partitions": "2", "delta.logRetentionDuration": "interval 1 day"},
             txns={end_app_id(tables.TOPIC_ID, 1): 0},
         )
@@ -180,11 +182,11 @@ def test_properties_change_alone(table: Table) -> None:
     assert another(table).refresh() == more
 
 
-def test_only_plain_appends_are_blind(table: Table) -> None:
+def test_only_plain_appends_are_blind(table: TopicTable) -> None:
     """Other engines let their rewrites pass beside our appends, and beside nothing else of ours."""
     create(table)
     append(table)
-    table.commit(lambda seen: Change(removes=seen.files[0]))
+    table.commit(lambda seen: TableChange(removes=seen.files[0]))
     infos = [
         msgspec.json.decode(
             table.store.get(f"{LOG}/{version:020d}.json").to_pybytes().split(b"\n")[0]
@@ -197,7 +199,7 @@ def test_only_plain_appends_are_blind(table: Table) -> None:
 # ------------------------------------------------------------------------------ decisions
 
 
-def test_decide_sees_the_version_before(table: Table) -> None:
+def test_decide_sees_the_version_before(table: TopicTable) -> None:
     """A loser decides again, on the version that beat it."""
     create(table)
     other = another(table)
@@ -205,7 +207,7 @@ def test_decide_sees_the_version_before(table: Table) -> None:
     append(table)
     shown: list[int] = []
 
-    def decide(snapshot: TableSnapshot) -> Change | None:
+    def decide(snapshot: TableSnapshot) -> TableChange | None:
         shown.append(snapshot.version)
         return appending(table.clock)(snapshot)
 
@@ -215,18 +217,18 @@ def test_decide_sees_the_version_before(table: Table) -> None:
     assert landed.ends == (20, 20)
 
 
-def test_decide_may_give_up(table: Table) -> None:
+def test_decide_may_give_up(table: TopicTable) -> None:
     """None from the decision leaves the table as it is."""
     made = create(table)
     assert table.commit(lambda _: None) == made
     assert another(table).refresh().version == 0
 
 
-def test_decide_may_refuse(table: Table) -> None:
-    """What the decision raises comes out, and nothing was put."""
+def test_decide_may_refuse(table: TopicTable) -> None:
+    """An error of the decision is raised, and nothing is put."""
     create(table)
 
-    def refuse(_: TableSnapshot) -> Change | None:
+    def refuse(_: TableSnapshot) -> TableChange | None:
         raise errors.TopicChanged(topic="t", expected="a", found="b")
 
     with pytest.raises(errors.TopicChanged):
@@ -237,15 +239,17 @@ def test_decide_may_refuse(table: Table) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda clock, _: Change(removes=(table_file(clock, 0, 0, 9),)),
-        lambda _, seen: Change(adds=seen.files[0]),
-        lambda *_: Change(txns={end_app_id(tables.TOPIC_ID, 0): 9}),
-        lambda *_: Change(create=True),
+        lambda clock, _: TableChange(removes=(table_file(clock, 0, 0, 9),)),
+        lambda _, seen: TableChange(adds=seen.files[0]),
+        lambda *_: TableChange(txns={end_app_id(tables.TOPIC_ID, 0): 9}),
+        lambda *_: TableChange(create=True),
     ],
-    ids=["removes what is not there", "adds twice", "txn goes back", "creates twice"],
+    ids=["removes an unknown file", "adds twice", "txn goes back", "creates twice"],
 )
 def test_impossible_changes_are_not_put(
-    table: Table, clock: ManualClock, wrong: Callable[[ManualClock, TableSnapshot], Change]
+    table: TopicTable,
+    clock: ManualClock,
+    wrong: Callable[[ManualClock, TableSnapshot], TableChange],
 ) -> None:
     """A change that contradicts the version before it is a fault of the program, caught here."""
     create(table, 1)
@@ -255,23 +259,23 @@ def test_impossible_changes_are_not_put(
     assert another(table).refresh() == seen
 
 
-def test_old_file_is_not_added(table: Table, clock: ManualClock) -> None:
-    """Half the orphan grace after it was written, a file must be written anew."""
+def test_old_file_is_not_added(table: TopicTable, clock: ManualClock) -> None:
+    """Half the orphan grace after it was written, a file must be written again."""
     create(table, 1)
     file = table_file(clock, 0, 0, 9)
     clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 1)
     with pytest.raises(errors.TimedOut):
-        table.commit(lambda _: Change(adds=(file,)))
+        table.commit(lambda _: TableChange(adds=(file,)))
     assert another(table).refresh().version == 0
 
 
 def test_commits_race_without_loss(store: Store, clock: ManualClock) -> None:
     """Eight threads with a table each: every append lands once, at offsets of its own."""
-    first = Table(store, "t", clock=clock)
+    first = TopicTable(store, "t", clock=clock)
     create(first, 1)
 
     def work(_: int) -> None:
-        table = Table(store, "t", clock=clock)
+        table = TopicTable(store, "t", clock=clock)
         for _ in range(12):
             table.commit(appending(clock))
 
@@ -285,7 +289,7 @@ def test_commits_race_without_loss(store: Store, clock: ManualClock) -> None:
 
 def test_one_table_serves_many_threads(store: Store, clock: ManualClock) -> None:
     """A table shared by threads takes their commits one after another."""
-    table = Table(store, "t", clock=clock)
+    table = TopicTable(store, "t", clock=clock)
     create(table, 1)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: table.commit(appending(clock)), range(40)))
@@ -296,7 +300,7 @@ def test_one_table_serves_many_threads(store: Store, clock: ManualClock) -> None
 # ------------------------------------------------------------------------------ the long past
 
 
-def test_cleaned_up_log_is_followed(table: Table, store: Store) -> None:
+def test_cleaned_up_log_is_followed(table: TopicTable, store: Store) -> None:
     """A reader whose next version has been cleaned up starts over from the newest checkpoint."""
     create(table)
     sleeper = another(table)
@@ -309,26 +313,51 @@ def test_cleaned_up_log_is_followed(table: Table, store: Store) -> None:
     assert another(table).refresh() == table.snapshot
 
 
-def test_commit_into_the_cleaned_up_past_does_not_count(table: Table, store: Store) -> None:
+def test_a_look_for_something_new_lists_nothing(clock: ManualClock) -> None:
+    """The cost of looking whether there is a newer version does not grow with the log."""
+    asked: list[str] = []
+
+    class Asked(NoFaults):
+        def before(self, operation: str, path: str) -> None:
+            asked.append(operation)
+
+    store = MemoryStore(clock)
+    table = TopicTable(store, "t", clock=clock)
+    create(table)
+    follower = TopicTable(store.view(Asked()), "t", clock=clock)
+    follower.refresh()
+    append(table)
+    asked.clear()
+    for _ in range(3):
+        assert follower.refresh() == table.snapshot
+    assert set(asked) == {"get", "stat"}
+
+
+@pytest.mark.parametrize("version", [1, 5])
+def test_commit_into_the_cleaned_up_past_does_not_count(
+    table: TopicTable, store: Store, version: int
+) -> None:
     """A put that succeeds only because version 1 was cleaned up is made again at the end."""
     create(table)
     sleeper = another(table)
     sleeper.refresh()
-    append(table, 5)
+    append(table, version)
     table.checkpoint()
-    remove_commits(store, range(5))
+    remove_commits(store, range(version + 1))
     landed = append(sleeper)
-    assert landed.version == 6
-    assert landed.ends == (60, 60)
+    assert landed.version == version + 1
+    assert landed.ends == (10 * landed.version,) * 2
     assert another(table).refresh() == landed
 
 
-def test_first_commit_into_the_cleaned_up_past_does_not_count(table: Table, store: Store) -> None:
-    """Version 0 is checked as well: who has seen no table must not make a second one."""
+def test_first_commit_into_the_cleaned_up_past_does_not_count(
+    table: TopicTable, store: Store
+) -> None:
+    """Version 0 is checked too: a writer that has seen no table must not create a second one."""
     late = another(table)
     shown: list[int] = []
 
-    def decide(snapshot: TableSnapshot) -> Change | None:
+    def decide(snapshot: TableSnapshot) -> TableChange | None:
         shown.append(snapshot.version)
         if snapshot.topic_id:
             return None
@@ -342,7 +371,7 @@ def test_first_commit_into_the_cleaned_up_past_does_not_count(table: Table, stor
     assert shown == [-1, 5]
 
 
-def test_table_without_its_commits_goes_on(table: Table, store: Store) -> None:
+def test_table_without_its_commits_goes_on(table: TopicTable, store: Store) -> None:
     """A copy that has only the newest checkpoint can be read and written."""
     create(table)
     append(table, 3)
@@ -354,8 +383,8 @@ def test_table_without_its_commits_goes_on(table: Table, store: Store) -> None:
     assert another(table).refresh() == copy.snapshot
 
 
-def test_log_that_went_back_is_an_error(table: Table, store: Store) -> None:
-    """Where versions that were seen are gone, nothing is committed on top of them."""
+def test_log_that_went_back_is_an_error(table: TopicTable, store: Store) -> None:
+    """Nothing is committed on top of versions that have vanished."""
     create(table)
     append(table, 3)
     remove_commits(store, range(2, 4))
@@ -363,7 +392,7 @@ def test_log_that_went_back_is_an_error(table: Table, store: Store) -> None:
         table.refresh()
 
 
-def test_hole_in_the_log_is_an_error(table: Table, store: Store) -> None:
+def test_hole_in_the_log_is_an_error(table: TopicTable, store: Store) -> None:
     """A commit that is missing below others is named."""
     create(table)
     append(table, 3)
@@ -376,11 +405,11 @@ def test_hole_in_the_log_is_an_error(table: Table, store: Store) -> None:
 # ------------------------------------------------------------------------------ checkpoints
 
 
-def test_checkpoint_stands_for_the_log(table: Table, store: Store) -> None:
+def test_checkpoint_stands_for_the_log(table: TopicTable, store: Store) -> None:
     """From a checkpoint alone comes what the commits said, removals and ages included."""
     create(table)
     seen = append(table, 4)
-    table.commit(lambda snapshot: Change(removes=(snapshot.files[0][0],)))
+    table.commit(lambda snapshot: TableChange(removes=(snapshot.files[0][0],)))
     table.checkpoint()
     remove_commits(store, range(5))
     fresh = another(table)
@@ -389,29 +418,29 @@ def test_checkpoint_stands_for_the_log(table: Table, store: Store) -> None:
     assert fresh.is_named(seen.files[0][0].path)
 
 
-def test_a_reader_sees_the_same_without_the_removals(table: Table, store: Store) -> None:
+def test_a_reader_sees_the_same_without_the_removals(table: TopicTable, store: Store) -> None:
     """Removed files are not remembered for one who only reads, from a checkpoint and after it."""
     create(table)
     append(table, 4)
-    table.commit(lambda snapshot: Change(removes=(snapshot.files[0][0],)))
-    early = Table(store, table.topic, clock=table.clock, only_reads=True)
+    table.commit(lambda snapshot: TableChange(removes=(snapshot.files[0][0],)))
+    early = TopicTable(store, table.topic, clock=table.clock, only_reads=True)
     assert early.refresh() == table.snapshot
     table.checkpoint()
     remove_commits(store, range(5))
-    late = Table(store, table.topic, clock=table.clock, only_reads=True)
+    late = TopicTable(store, table.topic, clock=table.clock, only_reads=True)
     assert late.refresh() == table.snapshot
-    table.commit(lambda snapshot: Change(removes=(snapshot.files[1][0],)))
+    table.commit(lambda snapshot: TableChange(removes=(snapshot.files[1][0],)))
     assert early.refresh() == late.refresh() == table.snapshot
 
 
 @pytest.mark.parametrize("doing", ["commit", "checkpoint", "sweep", "ask"])
-def test_a_reader_does_not_write(table: Table, store: Store, doing: str) -> None:
-    """What needs the removals is not done without them: it could take files for orphans."""
+def test_a_reader_does_not_write(table: TopicTable, store: Store, doing: str) -> None:
+    """Work that needs the removals is not done without them: it could take files for orphans."""
     create(table)
-    reader = Table(store, table.topic, clock=table.clock, only_reads=True)
+    reader = TopicTable(store, table.topic, clock=table.clock, only_reads=True)
     reader.refresh()
     acts: dict[str, Callable[[], object]] = {
-        "commit": lambda: reader.commit(lambda _: Change()),
+        "commit": lambda: reader.commit(lambda _: TableChange()),
         "checkpoint": reader.checkpoint,
         "sweep": lambda: reader.removed_before(0),
         "ask": lambda: reader.is_named("a"),
@@ -420,7 +449,7 @@ def test_a_reader_does_not_write(table: Table, store: Store, doing: str) -> None
         acts[doing]()
 
 
-def test_broken_hint_is_no_harm(table: Table, store: Store) -> None:
+def test_broken_hint_is_no_harm(table: TopicTable, store: Store) -> None:
     """`_last_checkpoint` is a hint: torn, missing or wrong, the listing finds the checkpoint."""
     create(table)
     append(table, 3)
@@ -435,14 +464,14 @@ def test_broken_hint_is_no_harm(table: Table, store: Store) -> None:
 
 
 @pytest.mark.parametrize("kept_bytes", [0, 100, -1])
-def test_torn_checkpoint_falls_back(table: Table, store: Store, kept_bytes: int) -> None:
+def test_torn_checkpoint_falls_back(table: TopicTable, store: Store, kept_bytes: int) -> None:
     """An unreadable checkpoint is passed over for an older one, or for the commits."""
     create(table)
     append(table, 3)
     table.checkpoint()
     append(table, 3)
     table.checkpoint()
-    torn = f"{LOG}/{deltalog.checkpoint_name(6)}"
+    torn = f"{LOG}/{delta_log.checkpoint_name(6)}"
     store.put(torn, store.get(torn).to_pybytes()[:kept_bytes])
     assert another(table).refresh() == table.snapshot
     remove_commits(store, range(3))
@@ -453,35 +482,35 @@ def test_torn_checkpoint_falls_back(table: Table, store: Store, kept_bytes: int)
     assert found.value.path == torn
 
 
-def test_checkpoint_is_read_back_before_it_is_named(table: Table, store: Store) -> None:
+def test_checkpoint_is_read_back_before_it_is_named(table: TopicTable, store: Store) -> None:
     """A checkpoint that does not hold the table never becomes the one that readers start from."""
     create(table)
     append(table)
-    wrong = deltalog.encode_checkpoint(
-        deltalog.Actions(
-            protocol=deltalog.PROTOCOL,
-            metadata=deltalog.new_metadata(table_id="x", created_ms=0),
+    wrong = delta_log.encode_checkpoint(
+        delta_log.Actions(
+            protocol=delta_log.PROTOCOL,
+            metadata=delta_log.new_metadata(table_id="x", created_ms=0),
         )
     )
-    store.put_new(f"{LOG}/{deltalog.checkpoint_name(1)}", wrong)
+    store.put_new(f"{LOG}/{delta_log.checkpoint_name(1)}", wrong)
     with pytest.raises(errors.CorruptObject, match="names 0 files, not the 2"):
         table.checkpoint()
     with pytest.raises(ObjectMissing):
         store.get(f"{LOG}/_last_checkpoint")
 
 
-def test_hint_never_goes_back(table: Table, store: Store) -> None:
-    """Who writes a checkpoint late does not hide a newer one."""
+def test_hint_never_goes_back(table: TopicTable, store: Store) -> None:
+    """A checkpoint that is written late does not hide a newer one."""
     create(table)
     slow = another(table)
     slow.refresh()
     append(table)
     table.checkpoint()
     slow.checkpoint()
-    assert deltalog.decode_last_checkpoint(store.get(f"{LOG}/_last_checkpoint")) == 1
+    assert delta_log.decode_last_checkpoint(store.get(f"{LOG}/_last_checkpoint")) == 1
 
 
-def test_multi_part_checkpoint_is_read(table: Table, store: Store) -> None:
+def test_multi_part_checkpoint_is_read(table: TopicTable, store: Store) -> None:
     """A classic checkpoint in parts counts when all of them are there, and not before."""
     create(table)
     append(table, 3)
@@ -495,11 +524,11 @@ def test_multi_part_checkpoint_is_read(table: Table, store: Store) -> None:
         with pytest.raises(errors.MissingObject):
             another(table).refresh()
         name = f"{3:020d}.checkpoint.{number:010d}.{2:010d}.parquet"
-        store.put_new(f"{LOG}/{name}", deltalog.encode_checkpoint(half))
+        store.put_new(f"{LOG}/{name}", delta_log.encode_checkpoint(half))
     assert another(table).refresh() == table.snapshot
 
 
-def test_v2_checkpoint_is_refused_by_name(table: Table, store: Store) -> None:
+def test_v2_checkpoint_is_refused_by_name(table: TopicTable, store: Store) -> None:
     """A table that can only be opened through a v2 checkpoint is not ours to open."""
     create(table)
     append(table)
@@ -511,29 +540,29 @@ def test_v2_checkpoint_is_refused_by_name(table: Table, store: Store) -> None:
         another(table).refresh()
 
 
-def test_tombstones_are_forgotten(table: Table, clock: ManualClock) -> None:
+def test_tombstones_are_forgotten(table: TopicTable, clock: ManualClock) -> None:
     """A removal is remembered beyond the file's grace, and then no checkpoint carries it."""
     create(table, 1)
     append(table)
     path = table.snapshot.files[0][0].path
-    table.commit(lambda snapshot: Change(removes=snapshot.files[0]))
+    table.commit(lambda snapshot: TableChange(removes=snapshot.files[0]))
     table.checkpoint()
     assert table.is_named(path)
     clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
     append(table)
     table.checkpoint()
     assert not table.is_named(path)
-    assert not table.read_checkpoint([deltalog.checkpoint_name(3)]).removes
+    assert not table.read_checkpoint([delta_log.checkpoint_name(3)]).removes
 
 
 def test_followers_forget_tombstones_too(
-    table: Table, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    table: TopicTable, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who only reads for days does not remember every file that ever was."""
+    """A reader that runs for days does not remember every file that ever existed."""
     monkeypatch.setattr(limits, "TABLE_CHECKPOINT_EVERY", 2)
     create(table, 1)
     path = append(table).files[0][0].path
-    table.commit(lambda seen: Change(removes=seen.files[0]))
+    table.commit(lambda seen: TableChange(removes=seen.files[0]))
     follower = another(table)
     follower.refresh()
     clock.advance(limits.REMOVED_FILE_GRACE_SECONDS + limits.TOMBSTONE_SECONDS + 1)
@@ -541,6 +570,44 @@ def test_followers_forget_tombstones_too(
     assert follower.is_named(path)
     follower.refresh()
     assert not follower.is_named(path)
+
+
+# ------------------------------------------------------------------------------ preparations
+
+
+def test_a_new_preparation_ends_the_open_one(table: TopicTable) -> None:
+    """If two writers prepare files for one commit, the later one continues and the other
+    fails.
+    """
+    create(table, 1)
+    first, second = table.prepare(tables.TOPIC_ID), table.prepare(tables.TOPIC_ID)
+    files = {
+        number: f"partition=0/id-0-9-{file_suffix(number)}.parquet" for number in (first, second)
+    }
+    assert [table.is_prepared(files[number]) for number in (first, second)] == [False, True]
+    table.renew(second)
+    with pytest.raises(errors.TimedOut):
+        table.renew(first)
+    with pytest.raises(errors.TimedOut):
+        table.prepare("another topic's id")
+
+
+def test_a_preparation_that_is_not_renewed_ends(table: TopicTable, clock: ManualClock) -> None:
+    """A sweeper ends it once it was last renewed before some time, and then it may begin again."""
+    create(table, 1)
+    number = table.prepare(tables.TOPIC_ID)
+    clock.advance(60)
+    table.renew(number)
+    moment_us = clock.now_us()
+    table.end_preparation(moment_us)
+    assert another(table).refresh() == table.snapshot
+    assert table.preparation == number
+    table.end_preparation(moment_us + 1)
+    assert table.preparation is None
+    with pytest.raises(errors.TimedOut):
+        table.renew(number)
+    again = table.prepare(tables.TOPIC_ID)
+    assert (table.preparation, again > number) == (again, True)
 
 
 # ------------------------------------------------------------------------------ other engines
@@ -560,8 +627,8 @@ def foreign_add(path: str, **more: Any) -> dict[str, Any]:
     }
 
 
-def test_file_without_statistics_comes_first(table: Table, store: Store) -> None:
-    """What another engine wrote without statistics may hold any offset of its partition."""
+def test_file_without_statistics_comes_first(table: TopicTable, store: Store) -> None:
+    """A file of another engine without statistics may hold any offset of its partition."""
     create(table, 1)
     append(table)
     put_commit(store, 2, foreign_add("partition=0/part-0.parquet"))
@@ -571,7 +638,7 @@ def test_file_without_statistics_comes_first(table: Table, store: Store) -> None
     assert another(table).refresh() == seen
 
 
-def test_file_added_again_replaces_itself(table: Table, store: Store) -> None:
+def test_file_added_again_replaces_itself(table: TopicTable, store: Store) -> None:
     """An engine that only recomputes statistics adds an active file again: it is still one."""
     create(table, 1)
     file = append(table).files[0][0]
@@ -581,7 +648,7 @@ def test_file_added_again_replaces_itself(table: Table, store: Store) -> None:
     assert another(table).refresh() == table.snapshot
 
 
-def test_paths_are_compared_decoded(table: Table, store: Store) -> None:
+def test_paths_are_compared_decoded(table: TopicTable, store: Store) -> None:
     """A removal counts however its engine percent-encodes the path."""
     create(table, 1)
     path = append(table).files[0][0].path
@@ -592,8 +659,10 @@ def test_paths_are_compared_decoded(table: Table, store: Store) -> None:
 FIVE_ROWS = '{"numRecords":5,"minValues":{"offset":0},"maxValues":{"offset":4}}'
 
 
-def test_rows_beyond_the_end_are_not_ours(table: Table, store: Store) -> None:
-    """The `txn` says where the table ends; rows that somebody adds above it are refused by name."""
+def test_rows_beyond_the_end_are_not_ours(table: TopicTable, store: Store) -> None:
+    """The `txn` names the table's end; rows that another engine adds above it are refused by
+    name.
+    """
     create(table, 1)
     put_commit(store, 1, foreign_add("partition=0/x.parquet", stats=FIVE_ROWS))
     with pytest.raises(errors.ForeignTable, match="offset 4, and ends at 0"):
@@ -604,7 +673,7 @@ def test_rows_beyond_the_end_are_not_ours(table: Table, store: Store) -> None:
 METADATA: dict[str, Any] = {
     "id": "x",
     "format": {"provider": "parquet", "options": {}},
-    "schemaString": deltalog.SCHEMA_STRING,
+    "schemaString": delta_log.SCHEMA_STRING,
     "partitionColumns": ["partition"],
     "configuration": {
         TOPIC_ID: tables.TOPIC_ID,
@@ -614,7 +683,7 @@ METADATA: dict[str, Any] = {
 }
 
 
-def test_the_files_say_the_end_where_the_txn_was_lost(table: Table, store: Store) -> None:
+def test_the_files_say_the_end_where_the_txn_was_lost(table: TopicTable, store: Store) -> None:
     """Another engine may drop a `txn`; the statistics still say where the partition ends."""
     put_commit(
         store,
@@ -629,7 +698,7 @@ def test_the_files_say_the_end_where_the_txn_was_lost(table: Table, store: Store
 def test_a_commit_that_was_written_over_is_noticed(clock: ManualClock) -> None:
     """On an object store what we have committed is read back, before the log lets go of it."""
     store = MemoryStore(clock)
-    table = Table(store, "t", clock=clock)
+    table = TopicTable(store, "t", clock=clock)
     create(table, 1)
     append(table, 2)
     table.confirm()
@@ -637,15 +706,25 @@ def test_a_commit_that_was_written_over_is_noticed(clock: ManualClock) -> None:
     path = f"{LOG}/{3:020d}.json"
     store.put(path, store.get(f"{LOG}/{2:020d}.json"))
     for _ in range(2):
-        with pytest.raises(errors.ForeignTable, match="written over commit 3"):
+        with pytest.raises(errors.ForeignTable, match="overwritten commit 3"):
             table.confirm()
     store.delete([path])
     table.confirm()
 
 
+PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}
+
+
 def with_property(name: str, value: str) -> dict[str, Any]:
     """A metadata action that sets a property besides ours."""
     return {"metaData": METADATA | {"configuration": METADATA["configuration"] | {name: value}}}
+
+
+def with_schema(before: str, after: str) -> dict[str, Any]:
+    """A metadata action whose schema has another text in one place."""
+    assert before in delta_log.SCHEMA_STRING
+    schema = delta_log.SCHEMA_STRING.replace(before, after, 1)
+    return {"metaData": METADATA | {"schemaString": schema}}
 
 
 FOREIGN: dict[str, dict[str, Any]] = {
@@ -661,7 +740,7 @@ FOREIGN: dict[str, dict[str, Any]] = {
         }
     },
     "has a deletion vector": foreign_add("partition=0/x.parquet", deletionVector={"a": 1}),
-    "s3://elsewhere/x.parquet lies outside": foreign_add("s3://elsewhere/x.parquet"),
+    "s3://elsewhere/x.parquet is outside": foreign_add("s3://elsewhere/x.parquet"),
     "is of partition 1, and there are 1": foreign_add(
         "partition=1/x.parquet", partitionValues={"partition": "1"}
     ),
@@ -675,26 +754,26 @@ FOREIGN: dict[str, dict[str, Any]] = {
     "properties are damaged": with_property("sparklog.partitions", "many"),
     "partitioned by []": {"metaData": METADATA | {"partitionColumns": []}},
     "files are orc": {"metaData": METADATA | {"format": {"provider": "orc", "options": {}}}},
-    "column 'offset' is": {
-        "metaData": METADATA
-        | {"schemaString": deltalog.SCHEMA_STRING.replace('"offset"', '"position"')}
-    },
-    "column 'extra' is": {
-        "metaData": METADATA
-        | {
-            "schemaString": deltalog.SCHEMA_STRING.replace(
-                '"fields":[',
-                '"fields":[{"name":"extra","type":"long","nullable":true,"metadata":{}},',
-                1,
-            )
-        }
-    },
+    "column 'offset' is": with_schema('"offset"', '"position"'),
+    "column 'extra' is": with_schema(
+        '"fields":[', '"fields":[{"name":"extra","type":"long","nullable":true,"metadata":{}},'
+    ),
+    "column 'key' is": with_schema('"key","type":"binary"', '"key","type":"string"'),
+    "column 'timestamp' is": with_schema(
+        '"timestamp","type":"timestamp","nullable":true',
+        '"timestamp","type":"date","nullable":false',
+    ),
+    "column 'headers' is": with_schema('"containsNull":true', '"containsNull":false'),
+    "column 'value' is": with_schema(
+        '"value","type":"binary","nullable":true,"metadata":{',
+        '"value","type":"binary","nullable":true,"metadata":{"delta.generationExpression":"key"',
+    ),
 }
 
 
 @pytest.mark.parametrize("reason", FOREIGN)
-def test_foreign_changes_are_refused_by_name(table: Table, store: Store, reason: str) -> None:
-    """What sparklog cannot work with is named; the last good snapshot stays; no commit lands."""
+def test_foreign_changes_are_refused_by_name(table: TopicTable, store: Store, reason: str) -> None:
+    """An unsupported table is named; the last good snapshot stays, and no commit lands."""
     create(table, 1)
     good = append(table)
     put_commit(store, 2, FOREIGN[reason])
@@ -710,8 +789,16 @@ def test_foreign_changes_are_refused_by_name(table: Table, store: Store, reason:
         another(table).refresh()
 
 
-def test_foreign_change_may_be_undone(table: Table, store: Store) -> None:
-    """Once the property is gone again, the topic goes on."""
+@pytest.mark.parametrize("action", [{"metaData": METADATA}, {"protocol": PROTOCOL}])
+def test_half_a_table_is_refused(table: TopicTable, store: Store, action: dict[str, Any]) -> None:
+    """A log that says nothing of its protocol, or of its schema, is no table to be written to."""
+    put_commit(store, 0, action)
+    with pytest.raises(errors.ForeignTable, match="no protocol or no metadata"):
+        table.refresh()
+
+
+def test_foreign_change_may_be_undone(table: TopicTable, store: Store) -> None:
+    """Once the property is removed, the topic continues."""
     create(table, 1)
     put_commit(store, 1, with_property("delta.appendOnly", "true"))
     with pytest.raises(errors.ForeignTable):
@@ -721,10 +808,10 @@ def test_foreign_change_may_be_undone(table: Table, store: Store) -> None:
     assert another(table).refresh() == table.snapshot
 
 
-def test_comments_on_columns_are_welcome(table: Table, store: Store) -> None:
+def test_comments_on_columns_are_welcome(table: TopicTable, store: Store) -> None:
     """A schema that differs only in what people wrote about it is still ours."""
     create(table, 1)
-    schema = deltalog.SCHEMA_STRING.replace('"metadata":{}', '"metadata":{"comment":"x"}', 1)
+    schema = delta_log.SCHEMA_STRING.replace('"metadata":{}', '"metadata":{"comment":"x"}', 1)
     put_commit(store, 1, {"metaData": METADATA | {"schemaString": schema}})
     assert table.refresh().version == 1
 
@@ -733,7 +820,7 @@ def test_comments_on_columns_are_welcome(table: Table, store: Store) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b'{"add":{"path":', b"garbage", b'{"add":{}}'])
-def test_torn_commit_is_named(table: Table, store: Store, content: bytes) -> None:
+def test_torn_commit_is_named(table: TopicTable, store: Store, content: bytes) -> None:
     """A commit that is not whole is named with the check; the version before it stays usable."""
     create(table)
     follower = another(table)
@@ -750,34 +837,43 @@ def test_torn_commit_is_named(table: Table, store: Store, content: bytes) -> Non
 def test_unanswered_put_that_landed_is_ours(clock: ManualClock) -> None:
     """A commit whose put got no answer counts once, where reading back shows our bytes."""
     store = MemoryStore(clock)
-    create(Table(store, "t", clock=clock), 1)
+    create(TopicTable(store, "t", clock=clock), 1)
     fault = Fault(operation="put_new", moment="after", error=PutUnresolved("x", "timeout"))
-    shaky = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    shaky = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
     assert append(shaky).version == 1
-    assert Table(store, "t", clock=clock).refresh() == shaky.snapshot
+    assert TopicTable(store, "t", clock=clock).refresh() == shaky.snapshot
 
 
-def test_doubt_after_the_put_is_told(clock: ManualClock) -> None:
-    """A commit that stands is never reported as refused, even if looking after it fails."""
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.StorageUnavailable(operation="stat", path="x", reason="down"),
+        errors.RootNotWritable(root="s3://b", reason="403"),
+    ],
+    ids=lambda error: error.code,
+)
+def test_doubt_after_the_put_is_told(clock: ManualClock, refusal: errors.SparklogError) -> None:
+    """A commit that landed is never reported as refused, even if checking it fails."""
     store = MemoryStore(clock)
-    create(Table(store, "t", clock=clock), 1)
-    down = errors.StorageUnavailable(operation="stat", path="x", reason="down")
+    create(TopicTable(store, "t", clock=clock), 1)
     # Refreshing asks for the predecessor once, the commit for the second time.
-    fault = Fault(operation="stat", error=down, count=2)
-    shaky = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    fault = Fault(operation="stat", error=refusal, count=2)
+    shaky = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
     with pytest.raises(errors.OutcomeUnknown):
         append(shaky)
     assert shaky.refresh().ends == (10,)
 
 
-def test_too_many_lost_races_have_no_effect(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is always beaten gives up with a retriable error."""
+def test_too_many_lost_races_have_no_effect(
+    table: TopicTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that always loses the race fails with a retriable error."""
     create(table, 1)
     monkeypatch.setattr(limits, "TABLE_COMMIT_ATTEMPTS", 3)
     other = another(table)
     other.refresh()
 
-    def decide(snapshot: TableSnapshot) -> Change | None:
+    def decide(snapshot: TableSnapshot) -> TableChange | None:
         append(table)
         return appending(table.clock)(snapshot)
 
@@ -789,12 +885,16 @@ def test_too_many_lost_races_have_no_effect(table: Table, monkeypatch: pytest.Mo
 # ------------------------------------------------------------------------------ power cuts
 
 
-def foreign_merge(store: MemoryStore, table: Table, *, name: str) -> None:
+FOREIGN_ROWS = data_file.encode([tables.record_batch(0, 0, 1)]).data.to_pybytes()
+"""Returns the rows of a file of another engine."""
+
+
+def foreign_merge(store: MemoryStore, table: TopicTable, *, name: str) -> None:
     """Another engine replaces all files of partition 0 by one, and flushes nothing."""
     snapshot = table.refresh()
     files = snapshot.files[0]
     path = f"partition=0/{name}.parquet"
-    store.put_unflushed(f"{table.folder}/{path}", b"rows")
+    store.put_unflushed(f"{table.folder}/{path}", FOREIGN_ROWS)
     bounds = {"minValues": {"offset": files[0].first}, "maxValues": {"offset": files[-1].last}}
     actions: list[dict[str, Any]] = [
         {"remove": {"path": file.path, "dataChange": False, "deletionTimestamp": 1}}
@@ -803,7 +903,7 @@ def foreign_merge(store: MemoryStore, table: Table, *, name: str) -> None:
     added = {
         "path": path,
         "partitionValues": {"partition": "0"},
-        "size": 4,
+        "size": len(FOREIGN_ROWS),
         "modificationTime": 1,
         "dataChange": False,
         "stats": msgspec.json.encode({"numRecords": files[-1].last, **bounds}).decode(),
@@ -818,33 +918,55 @@ def test_what_another_engine_wrote_is_durable_before_we_build_on_it(
 ) -> None:
     """A power cut after our next commit takes neither the foreign commit nor the file it adds."""
     store = MemoryStore(clock, is_local=True)
-    table = Table(store, "t", clock=clock)
+    table = TopicTable(store, "t", clock=clock)
     create(table)
     append(table, 2)
     foreign_merge(store, table, name="part-1")
     if from_checkpoint:
         table.refresh()
-        checkpoint = deltalog.encode_checkpoint(table._replay.compacted())
-        store.put_unflushed(f"{LOG}/{deltalog.checkpoint_name(3)}", checkpoint)
+        checkpoint = delta_log.encode_checkpoint(table._replay.compacted())
+        store.put_unflushed(f"{LOG}/{delta_log.checkpoint_name(3)}", checkpoint)
         remove_commits(store, range(4))
         table = another(table)
     append(table, 1)
     expected = table.snapshot
     store.lose_unsynced(lambda _: True)
     assert another(table).refresh() == expected
-    assert store.get(f"{table.folder}/partition=0/part-1.parquet").to_pybytes() == b"rows"
+    assert store.get(f"{table.folder}/partition=0/part-1.parquet").to_pybytes() == FOREIGN_ROWS
+
+
+def test_what_another_engine_wrote_is_durable_before_our_checkpoint_names_it(
+    clock: ManualClock,
+) -> None:
+    """A power cut after our checkpoint of a foreign commit leaves the file that both name."""
+    store = MemoryStore(clock, is_local=True)
+    table = TopicTable(store, "t", clock=clock)
+    create(table)
+    append(table, 2)
+    foreign_merge(store, table, name="part-1")
+    expected = table.refresh()
+    table.checkpoint()
+    store.lose_unsynced(lambda _: True)
+    assert another(table).refresh() == expected
+    assert store.get(f"{table.folder}/partition=0/part-1.parquet").to_pybytes() == FOREIGN_ROWS
+
+
+def foreign_store(clock: ManualClock) -> MemoryStore:
+    """Has a table whose newest commit is another engine's merge, which nothing has flushed."""
+    store = MemoryStore(clock, is_local=True)
+    create(TopicTable(store, "t", clock=clock))
+    append(TopicTable(store, "t", clock=clock), 2)
+    foreign_merge(store, TopicTable(store, "t", clock=clock), name="part-1")
+    return store
 
 
 def test_a_file_of_another_engine_is_durable_before_its_commit(clock: ManualClock) -> None:
     """A power cut while a table settles leaves no durable commit that names an empty file."""
     for steps in range(1, 12):
-        store = MemoryStore(clock, is_local=True)
-        create(Table(store, "t", clock=clock))
-        append(Table(store, "t", clock=clock), 2)
-        foreign_merge(store, Table(store, "t", clock=clock), name="part-1")
+        store = foreign_store(clock)
         cut = errors.StorageUnavailable(operation="?", path="?", reason="the power is gone")
         fault = Fault(operation="harden", error=cut, count=steps)
-        table = Table(store.view(ScriptedFaults(fault)), "t", clock=clock)
+        table = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
         table.refresh()
         try:
             table.settle()
@@ -853,10 +975,30 @@ def test_a_file_of_another_engine_is_durable_before_its_commit(clock: ManualCloc
             commit = store.get(f"{LOG}/{3:020d}.json") if _stands(store, 3) else b""
             if len(commit):
                 data = store.get(f"{table.folder}/partition=0/part-1.parquet")
-                assert data.to_pybytes() == b"rows"
+                assert data.to_pybytes() == FOREIGN_ROWS
         else:
             assert steps > 2
             break
+
+
+def test_settling_that_failed_is_done_again(clock: ManualClock) -> None:
+    """Wherever it failed, a table that settles afterwards outlives a power cut."""
+    for steps in range(1, 12):
+        store = foreign_store(clock)
+        down = errors.StorageUnavailable(operation="?", path="?", reason="for a moment")
+        fault = Fault(operation="harden", error=down, count=steps)
+        table = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
+        found = table.refresh()
+        try:
+            table.settle()
+        except errors.StorageUnavailable:
+            table.settle()
+        else:
+            assert steps > 2
+            break
+        store.lose_unsynced(lambda _: True)
+        assert TopicTable(store, "t", clock=clock).refresh() == found
+        assert store.get(f"{table.folder}/partition=0/part-1.parquet").to_pybytes() == FOREIGN_ROWS
 
 
 def _stands(store: Store, version: int) -> bool:
@@ -870,12 +1012,35 @@ def _stands(store: Store, version: int) -> bool:
 def test_a_foreign_file_is_durable_before_what_it_replaces_goes(clock: ManualClock) -> None:
     """The files that a foreign merge has replaced are swept once the merged one is durable."""
     store = MemoryStore(clock, is_local=True)
-    table = Table(store, "t", clock=clock)
+    table = TopicTable(store, "t", clock=clock)
     create(table, 1)
     append(table, 2)
     foreign_merge(store, table, name="part-1")
     clock.advance(HOUR)
-    assert upkeep.sweep_replaced(table) == 2
+    assert maintenance.sweep_replaced(table) == 2
     store.lose_unsynced(lambda _: True)
     (file,) = another(table).refresh().files[0]
-    assert store.get(f"{table.folder}/{file.path}").to_pybytes() == b"rows"
+    assert store.get(f"{table.folder}/{file.path}").to_pybytes() == FOREIGN_ROWS
+
+
+def test_a_foreign_file_is_durable_before_the_log_forgets_what_it_replaced(
+    clock: ManualClock,
+) -> None:
+    """Old commits are cleaned up once what other engines have added after them is durable."""
+    store = MemoryStore(clock, is_local=True)
+    table = TopicTable(store, "t", clock=clock)
+    create(table, 1)
+    append(table, 2)
+    foreign_merge(store, table, name="part-1")
+    for version in (3, 4):  # another engine writes checkpoints too
+        table.refresh()
+        checkpoint = delta_log.encode_checkpoint(table._replay.compacted())
+        store.put_unflushed(f"{LOG}/{delta_log.checkpoint_name(version)}", checkpoint)
+        if version == 3:
+            store.put_unflushed(f"{LOG}/{4:020d}.json", b'{"commitInfo":{}}\n')
+    assert maintenance.clean_log(table, kept_versions=1) == 3
+    store.lose_unsynced(lambda _: True)
+    (file,) = another(table).refresh().files[0]
+    assert store.get(f"{table.folder}/{file.path}").to_pybytes() == FOREIGN_ROWS
+    store.put(f"{LOG}/{delta_log.checkpoint_name(4)}", b"damaged")
+    assert another(table).refresh().files == ((file,),)  # from the other one that is kept

@@ -1,4 +1,4 @@
-"""What the tests of Kafka's clients share."""
+"""Fixtures that the tests of Kafka's clients share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from tests.support.kafkas import broker
 
 @pytest.fixture(autouse=True)
 def _leavings() -> Iterator[None]:
-    """kafka-python leaves sockets to the garbage collector; nobody is to hear of them later."""
+    """Closes the sockets that kafka-python leaves to the garbage collector, so that no warning
+    follows.
+    """
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

@@ -1,7 +1,7 @@
-"""The same requests, good and bad ones, to a broker of ours and to a real Kafka: the same answers.
+"""Compares the answers of our broker and of a real Kafka to the same requests, valid and invalid.
 
-A scenario asks one side and gives what was answered under names, one for each thing asked. What
-differs on purpose stands in `DIFFERENT`, with both answers and the reason.
+A scenario sends requests to one side and yields each answer under a name. Intended differences are
+listed in `DIFFERENT`, with both answers and the reason.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any, Final, TypeAlias
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sparklog.bench import jars
-from sparklog.bench.kafkaprocess import KafkaProcess
+from benchmarks import jars
+from benchmarks.kafka_process import KafkaProcess
 from sparklog.settings import GroupSettings, TopicSettings
 from tests.support.batches import Record, built, changed, read
 from tests.support.kafkarequests import (
@@ -47,7 +47,7 @@ KAFKA: Final = {
     "offsets.topic.num.partitions": "8",
     "num.partitions": "4",
 }
-"""The same of a Kafka."""
+"""Addresses of a Kafka."""
 CLOSED: Final = "the connection is closed"
 SILENCE: Final = "there is no answer"
 PATIENCE_SECONDS: Final = 5.0
@@ -57,7 +57,7 @@ UNKNOWN_ID: Final = uuid.UUID(int=77)
 
 
 class Side:
-    """One of the two brokers, and a connection to it that is made anew when it is closed."""
+    """One of the two brokers, and a connection to it that is opened again after it was closed."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
@@ -65,7 +65,7 @@ class Side:
         self.frames = Frames(address, PATIENCE_SECONDS)
 
     def ask(self, key: int, version: int, fields: Mapping[str, Any]) -> Any:
-        """What is answered; `CLOSED` or `SILENCE` where nothing is."""
+        """Returns the answer; `CLOSED` or `SILENCE` if there is none."""
         try:
             return self.frames.ask(key, version, fields)
         except TimeoutError:
@@ -190,11 +190,11 @@ def produce(side: Side) -> Answers:
     yield "neither key nor value", sent(none)
     for codec in (0, 1, 2, 3, 4):
         yield f"good with codec {codec}", sent(batch([b"x" * 50] * 9, codec))
-    yield "to what is committed", produced(side, "__consumer_offsets", good)
+    yield "to the offsets topic", produced(side, "__consumer_offsets", good)
 
 
 def limits(side: Side) -> Answers:
-    """What a topic's configuration refuses."""
+    """Values that a topic's configuration refuses."""
     configured(side, "p.compact", cleanup_policy="compact")
     keyed = built([Record(AT_MS, b"k", b"a"), Record(AT_MS, b"k", None)])
     mixed = built([Record(AT_MS, b"k", b"a"), Record(AT_MS, None, b"a")])
@@ -279,8 +279,8 @@ def idempotence(side: Side) -> Answers:
     yield "unknown, at 0", send(0, who=second, at=1)
     yield "sequence -1", send(-1, who=second, at=1)
     yield "epoch -1", send(1, epoch=-1, who=second, at=1)
-    stamp = {"producer_id": second.producer_id, "producer_epoch": 0, "base_sequence": 1}
-    part = batch([b"a"], **stamp)
+    producer_sequence = {"producer_id": second.producer_id, "producer_epoch": 0, "base_sequence": 1}
+    part = batch([b"a"], **producer_sequence)
     yield (
         "in a transaction that is none",
         produced(side, "i", changed(part, 21, ">h", 0x10), partition=1),
@@ -370,10 +370,10 @@ def fetch(side: Side) -> Answers:
     yield "read committed, at the end", fetched(side, "f", 6, isolation_level=1)
     yield "isolation level 7", fetched(side, "f", 6, isolation_level=7)
     yield "a future leader epoch", fetched(side, "f", 0, current_leader_epoch=1 << 20)
-    yield "session 7 that nobody has", fetched(side, "f", 0, session_id=7, session_epoch=1)
+    yield "session 7, which does not exist", fetched(side, "f", 0, session_id=7, session_epoch=1)
     yield "a session's epoch without one", fetched(side, "f", 0, session_id=0, session_epoch=5)
     yield (
-        "an end of a session that nobody has",
+        "an end of a session that does not exist",
         fetched(side, "f", 0, session_id=7, session_epoch=-1),
     )
     reply = side.ask(1, 12, fetch_fields("f", 0, session_epoch=0))
@@ -496,7 +496,7 @@ def metadata_fields(topics: Sequence[Any] | None, **more: Any) -> dict[str, Any]
 
 
 def metadata(side: Side) -> Answers:
-    """Of topics that there are, and are not."""
+    """Requests for topics that exist and for others."""
     made(side, "m", 3)
 
     def ask(*topics: Any, version: int = 12, **more: Any) -> object:
@@ -518,7 +518,7 @@ def metadata(side: Side) -> Answers:
         ]
 
     yield "a topic", ask("m")
-    yield "with what is allowed", ask("m", include_topic_authorized_operations=True)
+    yield "with authorized operations", ask("m", include_topic_authorized_operations=True)
     yield "no topic", ask(MISSING)
     yield "creation is off here", ask(MISSING, allow_auto_topic_creation=True)
     for name in ("", "a/b", ".", "..", "x" * 250):
@@ -581,7 +581,7 @@ def creation(side: Side) -> Answers:
     double = [{"partition_index": 0, "broker_ids": (1,)}] * 2
     yield "assigned twice", ask("c.a4", assignments=double, **usual)
     nobody = [{"partition_index": 0, "broker_ids": ()}]
-    yield "assigned to nobody", ask("c.a5", assignments=nobody, **usual)
+    yield "assigned to no broker", ask("c.a5", assignments=nobody, **usual)
     other = [{"partition_index": 0, "broker_ids": (99,)}]
     yield "assigned to a broker that is not there", ask("c.a6", assignments=other, **usual)
     same = [{"partition_index": 0, "broker_ids": (1, 1)}]
@@ -628,7 +628,7 @@ def deletion(side: Side) -> Answers:
     yield "checked", widen("d", 5, only_checks=True)
     yield "assigned", widen("d", 4, [{"broker_ids": (1,)}])
     yield "assigned too little", widen("d", 6, [{"broker_ids": (1,)}])
-    yield "assigned to nobody", widen("d", 5, [{"broker_ids": ()}])
+    yield "assigned to no broker", widen("d", 5, [{"broker_ids": ()}])
     yield "assigned to a broker that is not there", widen("d", 5, [{"broker_ids": (99,)}])
 
     def shorten(name: str, *offsets: tuple[int, int]) -> object:
@@ -686,7 +686,7 @@ def configs(side: Side) -> Answers:
     yield "unset", edit(("retention.ms", 1, None))
     yield "append", edit(("cleanup.policy", 2, "compact"))
     yield "subtract", edit(("cleanup.policy", 3, "delete"))
-    yield "append to what is no list", edit(("retention.ms", 2, "1"))
+    yield "append to a key that is no list", edit(("retention.ms", 2, "1"))
     yield "no value", edit(("retention.ms", 0, None))
     yield "no operation", edit(("retention.ms", 9, "1"))
     yield "an unknown key", edit(("no.such", 0, "1"))
@@ -874,7 +874,7 @@ class Member:
 
 
 def joined(reply: Any, *, ids: Mapping[str, str] | None = None) -> object:
-    """What a join says that all sides must say; member ids under the names that are given."""
+    """Returns the parts of a join's answer that both sides must agree on; member ids by name."""
     called = dict(ids or {})
     return (
         name_of(reply.error_code),
@@ -915,7 +915,7 @@ def coordinated(side: Side) -> None:
 
 
 def strangers(side: Side) -> Answers:
-    """Who is no member asks what only members may."""
+    """Requests of a client that is no member."""
     one = Member(side, "g.none", id="x", generation=1)
     yield "heartbeat", one.beat()
     yield "heartbeat without a generation", one.beat(generation_id=-1)
@@ -939,7 +939,7 @@ def strangers(side: Side) -> Answers:
     yield "commit with a generation, version 8", fresh.commit(version=8)
     yield "commit without one, as a member", fresh.commit(generation_id_or_member_epoch=-1)
     simple = Member(side, "g.simple")
-    yield "commit as nobody", simple.commit(5)
+    yield "commit without a member", simple.commit(5)
     yield "commit of an instance", simple.commit(6, group_instance_id="i")
     yield "commit without a group", simple.commit(group_id="")
     yield "commit of no topic", simple.commit(topic=MISSING)
@@ -993,7 +993,7 @@ def strangers(side: Side) -> Answers:
         )
 
     yield "describe nobody", described("g.nobody", 5)
-    yield "describe nobody, version 6", described("g.nobody", 6)
+    yield "describe an unknown group, version 6", described("g.nobody", 6)
     yield "describe an empty name", described("", 5)
     yield "describe who has committed", described("g.simple", 5)
 
@@ -1008,9 +1008,9 @@ def strangers(side: Side) -> Answers:
         return name_of(reply.error_code), found
 
     yield "forget", forgotten("g.simple", "g", 1)
-    yield "forget what is not there", forgotten("g.simple", "g", 2)
+    yield "forget an unknown topic", forgotten("g.simple", "g", 2)
     yield "forget of no topic", forgotten("g.simple", MISSING)
-    yield "forget of nobody", forgotten("g.nobody", "g")
+    yield "forget of an unknown group", forgotten("g.nobody", "g")
     yield "delete nobody", deleted("g.nobody")
     yield "delete an empty name", deleted("")
     yield "delete", deleted("g.simple")
@@ -1058,7 +1058,7 @@ def membership(side: Side) -> Answers:
     yield "commits in another generation", first.commit(4, generation_id_or_member_epoch=2)
     yield "commits as another", first.commit(4, member_id="x")
     yield (
-        "somebody commits without a generation",
+        "a client commits without a generation",
         first.commit(4, generation_id_or_member_epoch=-1, member_id=""),
     )
     yield "it commits without a generation", first.commit(4, generation_id_or_member_epoch=-1)
@@ -1068,12 +1068,12 @@ def membership(side: Side) -> Answers:
         joined(stranger.join(protocols=[{"name": "other", "metadata": b""}])),
     )
     yield "joins with another type", joined(stranger.join(protocol_type="connect"))
-    yield "joins with an id that nobody gave", joined(stranger.join(member_id="x"))
+    yield "joins with an unknown id", joined(stranger.join(member_id="x"))
     with ThreadPoolExecutor() as pool:
         coming: Future[Any] = pool.submit(second.join)
         while (beat := first.beat()) == "none":
             pass
-        yield "is told to join again", beat
+        yield "has to join again", beat
         yield "commits while others join", first.commit(5)
         yield "syncs while others join", synced(first.sync({first.id: b"all"}))
         again = first.join()
@@ -1123,7 +1123,7 @@ def membership(side: Side) -> Answers:
             ),
         )
         yield "a member that is not the leader joins again", joined(second.join(), ids=ids)
-        yield "nobody has to join for that", (first.beat(), second.beat())
+        yield "no member has to join for that", (first.beat(), second.beat())
         changed_one = [{"name": "range", "metadata": subscription("g", "h")}]
         coming = pool.submit(second.join, protocols=changed_one)
         while (beat := first.beat()) == "none":
@@ -1141,7 +1141,7 @@ def membership(side: Side) -> Answers:
         yield "a sync without assignments", synced(second.sync())
         yield "the last one leaves", second.leave()
     (found,) = side.ask(15, 5, fields).groups
-    yield "nobody is left", (found.group_state, found.protocol_type, found.protocol_data)
+    yield "no member is left", (found.group_state, found.protocol_type, found.protocol_data)
     reply = side.ask(16, 5, {"states_filter": ("empty",), "types_filter": ()})
     yield (
         "listed",
@@ -1154,7 +1154,7 @@ def membership(side: Side) -> Answers:
     yield "listed in an unknown state", _listed(side, ("asleep",), ())
     yield "listed of an unknown type", _listed(side, (), ("modern",))
     third = Member(side, "g.two")
-    yield "the next generation goes on", joined(third.join(), ids={third.id: "third"})
+    yield "the next generation continues", joined(third.join(), ids={third.id: "third"})
     for each in (first, second, third, stranger):
         each.close()
 
@@ -1174,7 +1174,7 @@ def old_members(side: Side) -> Answers:
 
 
 def joined_before(reply: Any) -> object:
-    """The same of an old version."""
+    """Requests of an old version."""
     return (
         name_of(reply.error_code),
         reply.generation_id,
@@ -1220,7 +1220,7 @@ def statics(side: Side) -> Answers:
         each.close()
 
 
-# ------------------------------------------------------------------------------ what is known
+# ------------------------------------------------------------------------------ known differences
 
 
 def coordinators(side: Side) -> Answers:
@@ -1262,7 +1262,7 @@ class Differs:
 
 
 _TRUNCATED: Final = "half a batch was damaged on its way, so its producer may try again"
-_CODEC: Final = "the codec is named, where Kafka tells of an error of its own"
+_CODEC: Final = "the codec is named, where Kafka reports an internal error"
 _CUT: Final = "as much as is there of a batch that does not decompress is damaged"
 _ASSIGNED: Final = "the brokers agree on who leads what"
 _DEFAULT: Final = "another default; docs/kafka.md says why"
@@ -1272,7 +1272,7 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
         ("invalid_record", -1), SILENCE, "Kafka's request handler fails and never answers"
     ),
     ("produce", "a byte more"): Differs(
-        ("invalid_record", -1), ("none", 0), "what is no batch is refused, not left out"
+        ("invalid_record", -1), ("none", 0), "bytes that are no batch are refused, not ignored"
     ),
     ("produce", "a byte less"): Differs(
         ("corrupt_message", -1), ("invalid_record", -1), _TRUNCATED
@@ -1321,12 +1321,12 @@ DIFFERENT: Final[Mapping[tuple[str, str], Differs]] = {
     ("fetch", "isolation level 7"): Differs(
         ("none", 6, 6, 0, None, []),
         ("unknown_server_error", 1),
-        "all that is there is committed, whoever asks",
+        "all offsets are committed, whichever client asks",
     ),
     ("list_offsets", "-3, the first 3 deleted"): Differs(
         ("none", AT_MS + 30, 3, True),
         ("none", AT_MS + 30, 2, True),
-        "a record that is deleted is not told of",
+        "a deleted record is not described",
     ),
     ("creation", "a name like another's"): Differs(
         ("none", 1, 1, False),
@@ -1379,7 +1379,7 @@ SCENARIOS: Final[Sequence[Callable[[Side], Answers]]] = [
 def test_a_kafka_answers_the_same(
     sides: tuple[Side, Side], scenario: Callable[[Side], Answers]
 ) -> None:
-    """Error codes and whatever else must agree; but for what is known to differ."""
+    """Compares error codes and everything else that must agree, except for known differences."""
     found = [dict(scenario(side)) for side in sides]
     assert found[0].keys() == found[1].keys()
     known_names = {name for of, name in DIFFERENT if of == scenario.__name__}

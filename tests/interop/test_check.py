@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,13 +17,14 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
-from sparklog.bench import jars
-from sparklog.bench.kafkaprocess import KafkaProcess
+from benchmarks import jars
+from benchmarks.kafka_process import KafkaProcess
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import Workload, drive
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
 from tests.support.kafkas import broker
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -29,7 +33,7 @@ LIGHT = ("--seconds", "4", "--rate", "500")
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    """Of a broker of ours."""
+    """Opens a log on a broker of ours."""
     with broker(tmp_path) as agent:
         yield agent.kafka_address
 
@@ -51,7 +55,7 @@ def test_ours_is_clean(address: str, tmp_path: Path) -> None:
 
 
 def test_a_log_that_loses_records_is_found_out(address: str) -> None:
-    """Records that somebody deletes meanwhile are what a broker would have lost."""
+    """Records that are deleted meanwhile are reported as a broker's loss would be."""
     admin = AdminClient({"bootstrap.servers": address})
     ended = threading.Event()
 
@@ -84,15 +88,70 @@ def test_a_log_that_loses_records_is_found_out(address: str) -> None:
     assert "lost-write" in kinds
 
 
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_interrupted_run_leaves_no_topic_and_no_group(address: str, keep: bool) -> None:
+    """Ctrl-C ends the check within seconds and reports the fate of its topic."""
+    command = [sys.executable, "-m", "sparklog", "check", "--bootstrap", address, "--seconds", "99"]
+    admin = AdminClient({"bootstrap.servers": address})
+
+    def topics() -> list[str]:
+        return [name for name in admin.list_topics().topics if name.startswith("sparklog-check-")]
+
+    def groups() -> list[str]:
+        found = admin.list_consumer_groups().result(10.0)
+        return [
+            each.group_id for each in found.valid if each.group_id.startswith("sparklog-check-")
+        ]
+
+    process = subprocess.Popen(
+        [*command, *(["--keep-topic"] if keep else [])], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: bool(topics()), "the topic is there")
+        (topic,) = topics()
+        wait_until(lambda: bool(groups()), "its group is there")
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20.0)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert told == f"sparklog: interrupted; topic {topic} is {'kept' if keep else 'deleted'}\n"
+    assert topics() == ([topic] if keep else [])
+    assert groups() == ([f"{topic}-0"] if keep else [])
+
+
+def test_an_interrupted_run_does_not_wait_for_a_broker_that_is_gone(tmp_path: Path) -> None:
+    """If the broker does not answer, Ctrl-C takes some seconds and names the topic that may
+    remain.
+    """
+    with broker(tmp_path) as agent:
+        address = agent.kafka_address
+        command = [sys.executable, "-m", "sparklog", "check", "--bootstrap", address]
+        process = subprocess.Popen([*command, "--seconds", "99"], stderr=subprocess.PIPE, text=True)
+        admin = AdminClient({"bootstrap.servers": address})
+        wait_until(
+            lambda: any(name.startswith("sparklog-check-") for name in admin.list_topics().topics),
+            "the topic is there",
+        )
+        time.sleep(1.0)
+    try:
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=20.0)
+    finally:
+        process.kill()
+    assert process.returncode == ExitCode.INTERRUPTED
+    assert "may still be there, delete it yourself" in told
+    assert "Traceback" not in told
+
+
 def test_nobody_there_is_told_at_once() -> None:
     """A closed port is one line within a second."""
     began = time.monotonic()
     result = CliRunner().invoke(app, ["check", "--bootstrap", "127.0.0.1:1"])
     assert time.monotonic() - began < 1.0
     assert result.exit_code == ExitCode.FAILED
-    assert result.stderr.startswith(
-        "sparklog: no answer from the broker at 127.0.0.1:1: Connection"
-    )
+    assert result.stderr.startswith("sparklog: No broker answers at 127.0.0.1:1: Connection")
 
 
 def test_another_port_is_told_at_once(tmp_path: Path) -> None:

@@ -15,34 +15,34 @@ from hypothesis import strategies as st
 
 from sparklog import errors
 from sparklog.clock import SystemClock
-from sparklog.storage import upkeep
-from sparklog.storage.objects import LocalStore
+from sparklog.storage import file_compaction, maintenance
+from sparklog.storage.objects import LocalStore, Payload
 from sparklog.storage.snapshot import TableSnapshot
-from sparklog.storage.table import Change, Table, delete_change, end_app_id
+from sparklog.storage.table import TableChange, TopicTable, delete_change, end_app_id
 from tests.support import tables
 from tests.support.tables import append, appending, create, publish_rows, record_batch
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path: Path) -> TopicTable:
     """A topic's table in a folder, not created yet."""
-    return Table(LocalStore(tmp_path), "t", clock=SystemClock())
+    return TopicTable(LocalStore(tmp_path), "t", clock=SystemClock())
 
 
-def root_of(table: Table) -> str:
+def root_of(table: TopicTable) -> str:
     """The table's own folder, as other engines want to have it named."""
     assert isinstance(table.store, LocalStore)
     return f"{table.store.root}/{table.folder}"
 
 
-def theirs(table: Table) -> DeltaTable:
+def theirs(table: TopicTable) -> DeltaTable:
     """The table as delta-rs opens it."""
     return DeltaTable(root_of(table))
 
 
-def fresh(table: Table) -> TableSnapshot:
+def fresh(table: TopicTable) -> TableSnapshot:
     """The table as another process of ours opens it."""
-    return Table(table.store, table.topic, clock=table.clock).refresh()
+    return TopicTable(table.store, table.topic, clock=table.clock).refresh()
 
 
 def our_paths(snapshot: TableSnapshot) -> set[str]:
@@ -60,7 +60,7 @@ def by_offset(found: pa.Table) -> pa.Table:
     return found.sort_by([("partition", "ascending"), ("offset", "ascending")])
 
 
-def test_delta_rs_reads_rows(table: Table) -> None:
+def test_delta_rs_reads_rows(table: TopicTable) -> None:
     """Rows, types, files, `txn` and properties are what we wrote, before and after a checkpoint."""
     create(table)
     for partition in (0, 1, 0):
@@ -79,7 +79,7 @@ def test_delta_rs_reads_rows(table: Table) -> None:
         table.checkpoint()
 
 
-def test_delta_rs_skips_by_our_statistics(table: Table) -> None:
+def test_delta_rs_skips_by_our_statistics(table: TopicTable) -> None:
     """A filter on offset or time opens only the files that may hold it."""
     create(table, 1)
     for _ in range(4):
@@ -92,7 +92,7 @@ def test_delta_rs_skips_by_our_statistics(table: Table) -> None:
     assert lows == [tables.START_US + first for first in (0, 10, 20, 30)]
 
 
-def test_duckdb_and_polars_read_files(table: Table) -> None:
+def test_duckdb_and_polars_read_files(table: TopicTable) -> None:
     """Our Parquet encodings are read by engines that are not Arrow's."""
     create(table, 1)
     file = publish_rows(table, 0, 500)
@@ -104,15 +104,15 @@ def test_duckdb_and_polars_read_files(table: Table) -> None:
     assert pl.read_parquet(path)["value"].to_list() == expected
 
 
-def test_delta_rs_follows_250_commits_with_cleanup(table: Table) -> None:
+def test_delta_rs_follows_250_commits_with_cleanup(table: TopicTable) -> None:
     """Checkpoints and clean-up as the janitor does them leave a log that delta-rs opens."""
     create(table)
     removed = 0
     for _ in range(250):
         table.commit(appending(table.clock))
-        if upkeep.checkpoint_due(table):
+        if maintenance.checkpoint_due(table):
             table.checkpoint()
-            removed += upkeep.clean_log(table, kept_versions=20)
+            removed += maintenance.clean_log(table, kept_versions=20)
     assert removed == 100
     found = theirs(table)
     assert found.version() == 250
@@ -121,7 +121,7 @@ def test_delta_rs_follows_250_commits_with_cleanup(table: Table) -> None:
     assert fresh(table) == table.snapshot
 
 
-def test_delta_rs_sees_a_deleted_topic_empty(table: Table) -> None:
+def test_delta_rs_sees_a_deleted_topic_empty(table: TopicTable) -> None:
     """A deleted topic is an empty table without a topic id."""
     create(table)
     append(table, 2)
@@ -131,8 +131,10 @@ def test_delta_rs_sees_a_deleted_topic_empty(table: Table) -> None:
     assert "sparklog.topicId" not in found.metadata().configuration
 
 
-def test_we_follow_delta_rs_maintenance(table: Table) -> None:
-    """An OPTIMIZE, a DELETE, a checkpoint and a clean-up by delta-rs come through, and we go on."""
+def test_we_follow_delta_rs_maintenance(table: TopicTable) -> None:
+    """An OPTIMIZE, a DELETE, a checkpoint and a clean-up by delta-rs succeed, and the log
+    continues.
+    """
     create(table, 1)
     for _ in range(6):
         publish_rows(table, 0, 10)
@@ -148,7 +150,38 @@ def test_we_follow_delta_rs_maintenance(table: Table) -> None:
     assert offsets == [*range(10), *range(15, 70)]
 
 
-def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: Table) -> None:
+class Vacuumed(LocalStore):
+    """Has delta-rs run a full VACUUM without retention after each put of a file or a commit."""
+
+    def put_new(self, path: str, data: Payload) -> None:
+        super().put_new(path, data)
+        vacuum(TopicTable(self, "t", clock=SystemClock()))
+
+
+def vacuum(table: TopicTable) -> list[str]:
+    """A full VACUUM by delta-rs, without retention; the files that it has removed."""
+    found = theirs(table).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
+    return [str(path) for path in found]
+
+
+def test_vacuum_beside_a_merge_takes_no_row(table: TopicTable) -> None:
+    """One takes the merged file before its commit, and the next, after it, leaves the old files."""
+    create(table, 1)
+    for _ in range(3):
+        publish_rows(table, 0, 10)
+    assert isinstance(table.store, LocalStore)
+    beset = TopicTable(Vacuumed(table.store.root), "t", clock=table.clock)
+    (group,) = file_compaction.choose(beset.refresh(), everything=True)
+    with pytest.raises(errors.CorruptObject, match="are in the table again"):
+        file_compaction.compact(beset, group)
+    assert vacuum(table) == []
+    assert by_offset(theirs(table).to_pyarrow_table())["offset"].to_pylist() == [*range(30)]
+    assert fresh(table) == beset.refresh()
+    assert file_compaction.compact(table, group) is not None
+    assert by_offset(theirs(table).to_pyarrow_table())["offset"].to_pylist() == [*range(30)]
+
+
+def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: TopicTable) -> None:
     """A table takes rows from the log only; what delta-rs has added beside it, it can delete."""
     create(table, 1)
     handle = theirs(table)
@@ -171,16 +204,16 @@ def test_rows_that_delta_rs_appends_are_named_until_they_are_gone(table: Table) 
     assert theirs(table).transaction_version("theirs") == 7
 
 
-Step = Callable[[Table], object]
+Step = Callable[[TopicTable], object]
 
 
 def removing(number: int) -> Step:
     """Removes the file of that number, counted round all that there are."""
 
-    def remove(table: Table) -> None:
-        def decide(snapshot: TableSnapshot) -> Change | None:
+    def remove(table: TopicTable) -> None:
+        def decide(snapshot: TableSnapshot) -> TableChange | None:
             files = [file for each in snapshot.files for file in each]
-            return Change(removes=(files[number % len(files)],)) if files else None
+            return TableChange(removes=(files[number % len(files)],)) if files else None
 
         table.commit(decide)
 
@@ -190,21 +223,21 @@ def removing(number: int) -> Step:
 def merging(partition: int) -> Step:
     """Replaces the first two files of a partition by one, without change of data."""
 
-    def merge(table: Table) -> None:
-        def decide(snapshot: TableSnapshot) -> Change | None:
+    def merge(table: TopicTable) -> None:
+        def decide(snapshot: TableSnapshot) -> TableChange | None:
             files = snapshot.files[partition][:2] if snapshot.topic_id else ()
             if len(files) < 2:
                 return None
             first, last = files[0].first or 0, files[1].last or 0
             merged = tables.table_file(table.clock, partition, first, last)
-            return Change(adds=(merged,), removes=files, data_change=False)
+            return TableChange(adds=(merged,), removes=files, data_change=False)
 
         table.commit(decide)
 
     return merge
 
 
-def recreate(table: Table) -> None:
+def recreate(table: TopicTable) -> None:
     """Deletes the topic and creates it again under another id."""
     table.commit(delete_change)
     create(table, topic_id=f"id{table.snapshot.version}")
@@ -216,8 +249,8 @@ steps = st.one_of(
     st.builds(removing, st.integers(0, 50)),
     st.builds(merging, st.integers(0, 1)),
     st.just(recreate),
-    st.just(Table.checkpoint),
-    st.just(lambda table: upkeep.clean_log(table, kept_seconds=0, kept_versions=3)),
+    st.just(TopicTable.checkpoint),
+    st.just(lambda table: maintenance.clean_log(table, kept_seconds=0, kept_versions=3)),
 )
 
 
@@ -226,9 +259,9 @@ steps = st.one_of(
 def test_all_views_agree(tmp_path_factory: pytest.TempPathFactory, changes: list[Step]) -> None:
     """A follower, a newcomer and delta-rs see the same table after any sequence of changes."""
     store = LocalStore(tmp_path_factory.mktemp("root"))
-    table = Table(store, "t", clock=SystemClock())
+    table = TopicTable(store, "t", clock=SystemClock())
     create(table)
-    follower = Table(store, "t", clock=table.clock)
+    follower = TopicTable(store, "t", clock=table.clock)
     for change in changes:
         change(table)
         assert follower.refresh() == table.snapshot

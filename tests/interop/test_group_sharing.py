@@ -38,8 +38,8 @@ class Client(Protocol):
 class Ours:
     """Our own consumer."""
 
-    def __init__(self, agent: Agent, log: sparklog.Log) -> None:
-        self._consumer = log.consumer("t", group="g", heartbeat_seconds=0.1)
+    def __init__(self, agent: Agent, log: sparklog.Log, **options: Any) -> None:
+        self._consumer = log.consumer("t", group="g", heartbeat_seconds=0.1, **options)
 
     def poll(self) -> list[bytes]:
         return [each.value for each in self._consumer.poll(0.1)]
@@ -78,13 +78,14 @@ class KafkaPython:
 class Confluent:
     """librdkafka, with its defaults."""
 
-    def __init__(self, agent: Agent, log: sparklog.Log) -> None:
+    def __init__(self, agent: Agent, log: sparklog.Log, **options: Any) -> None:
         self._consumer = confluent_kafka.Consumer(
             {
                 "bootstrap.servers": agent.kafka_address,
                 "group.id": "g",
                 "auto.offset.reset": "earliest",
                 "heartbeat.interval.ms": 100,
+                **options,
             }
         )
         self._consumer.subscribe(["t"])
@@ -101,6 +102,21 @@ class Confluent:
 
     def close(self) -> None:
         self._consumer.close()
+
+
+class OursCooperative(Ours):
+    """Our own consumer, which keeps its partitions in a rebalance."""
+
+    def __init__(self, agent: Agent, log: sparklog.Log) -> None:
+        super().__init__(agent, log, assignors=["cooperative-sticky"])
+
+
+class ConfluentCooperative(Confluent):
+    """librdkafka, which keeps its partitions in a rebalance."""
+
+    def __init__(self, agent: Agent, log: sparklog.Log) -> None:
+        options = {"partition.assignment.strategy": "cooperative-sticky"}
+        super().__init__(agent, log, **options)
 
 
 class Reader:
@@ -165,7 +181,7 @@ def wait(*readers: Reader, until: Callable[[], object]) -> None:
 
 
 def is_shared(*readers: Reader) -> bool:
-    """Whether each has its part of the partitions."""
+    """Returns true if each member has its part of the partitions."""
     parts = [each.assignment for each in readers]
     return all(parts) and sum(map(len, parts)) == PARTITIONS == len(set().union(*parts))
 
@@ -176,6 +192,8 @@ KINDS = [
     (Ours, Confluent),
     (Confluent, Ours),
     (KafkaPython, Ours, Confluent),
+    (OursCooperative, ConfluentCooperative),
+    (ConfluentCooperative, OursCooperative, OursCooperative),
 ]
 
 
@@ -183,13 +201,17 @@ KINDS = [
 def test_one_group(
     agent: Agent, log: sparklog.Log, kinds: tuple[Callable[[Agent, sparklog.Log], Client], ...]
 ) -> None:
-    """Whoever leads, each record is read by one; who leaves hands its partitions to the others."""
+    """Each record is read by one member, whichever leads; a leaving member's partitions move to
+    the others.
+    """
     before = fill(log, "before")
     readers: list[Reader] = []
     for kind in kinds:
         readers.append(Reader(partial(kind, agent, log)))
         wait(*readers, until=lambda: is_shared(*readers))
-    assert log.describe_group("g").protocol == "range"
+    is_cooperative = kinds[0] in (OursCooperative, ConfluentCooperative)
+    protocol = "cooperative-sticky" if is_cooperative else "range"
+    assert log.describe_group("g").protocol == protocol
     after = fill(log, "after")
 
     def times() -> Counter[bytes]:

@@ -1,4 +1,4 @@
-"""What `pip install .` gives, in an environment of its own: README must say what installs.
+"""Installs the package in environments of its own, as README describes.
 
 Left out of ordinary runs, because it downloads some hundred megabytes.
 """
@@ -23,6 +23,7 @@ PROJECT = Path(__file__).parents[2]
 INSTALL_SECONDS = 600.0
 COMMAND_SECONDS = 60.0
 HEAVY = ("hypothesis", "llvmlite", "numba", "pandas", "pyspark")
+SOURCE_ONLY = ("benchmarks", "examples", "jobs", "tests")
 
 EMBEDDED = """
 import sparklog
@@ -83,6 +84,7 @@ def test_base_install_is_a_client(tmp_path: Path) -> None:
     """A base install has the command line and embedded brokers, and names the extra for more."""
     installed = Installed(tmp_path)
     assert [name for name in HEAVY if installed.has(name)] == []
+    assert [name for name in SOURCE_ONLY if installed.has(name)] == []
     assert installed.run("python", "-m", "pip", "check").stdout == "No broken requirements found.\n"
     assert installed.run("sparklog", "--help").stderr == ""
     assert installed.run("python", "-c", EMBEDDED).stdout == "1\n"

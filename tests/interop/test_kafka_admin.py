@@ -31,10 +31,11 @@ from kafka.admin import ConfigResource as PyResource
 from kio.schema.errors import ErrorCode
 
 import sparklog
-from sparklog import errors, recordbatch
+from sparklog import errors
 from sparklog.broker.agent import Agent
+from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka.topics import kafka_id
-from sparklog.broker.topicconfig import KEYS
+from sparklog.formats import record_batch
 from sparklog.settings import TopicSettings, WriterSettings
 from tests.support.batches import Record, built, read
 from tests.support.kafkas import SECONDS, Frames, broker
@@ -65,7 +66,7 @@ def _frames(address: str) -> Iterator[Frames]:
 
 
 def done(futures: dict[Any, Any]) -> list[Any]:
-    """What librdkafka's futures give."""
+    """Returns the results of librdkafka's futures."""
     return [each.result(SECONDS) for each in futures.values()]
 
 
@@ -89,7 +90,9 @@ def described(admin: AdminClient, kind: Any, name: str) -> dict[str, Any]:
 def test_a_topic_is_created_with_a_config_and_described(
     log: sparklog.Log, admin: AdminClient
 ) -> None:
-    """By librdkafka: what was set is of the topic, all else a default, and every key is there."""
+    """By librdkafka: keys that were set are the topic's own, all others defaults, and every key
+    is there.
+    """
     config = {"retention.ms": "3600000", "cleanup.policy": "compact", "segment.bytes": "1048576"}
     done(admin.create_topics([NewTopic("t", 3, config=config)]))
     assert log.describe("t").config == config
@@ -255,7 +258,7 @@ def test_what_cannot_be_altered_is_refused(
 
 
 def test_a_resource_stands_in_a_request_once(log: sparklog.Log, frames: Frames) -> None:
-    """Nobody could say which of two counts."""
+    """Duplicate names are refused, because either entry could be meant."""
     log.create_topic("t")
     one_of = {"resource_type": TOPIC, "resource_name": "t", "configs": one("flush.ms", "1")}
     for key in (33, 44):
@@ -265,7 +268,7 @@ def test_a_resource_stands_in_a_request_once(log: sparklog.Log, frames: Frames) 
 
 
 def test_kafka_python_administers(log: sparklog.Log, python: KafkaAdminClient) -> None:
-    """Keys set and reset; topics' partitions, what has a config, and producers."""
+    """Sets and resets keys; lists topics' partitions, resources with a config, and producers."""
     log.create_topic("t", partitions=2, config={"flush.ms": "7"})
     python.alter_configs([PyResource("TOPIC", "t", configs={"retention.ms": "60000"})])
     assert log.describe("t").config == {"flush.ms": "7", "retention.ms": "60000"}
@@ -284,7 +287,7 @@ def test_kafka_python_administers(log: sparklog.Log, python: KafkaAdminClient) -
 
 
 def test_the_broker_is_described(tmp_path: Path) -> None:
-    """Its settings, and Kafka's names for them, read-only; no secret is told."""
+    """A broker's settings are listed under Kafka's names, read-only and without secrets."""
     settings: dict[str, Any] = {
         "topics": TopicSettings(default_partitions=7, auto_create=False),
         "writer": WriterSettings(max_batch_bytes=32 << 20),
@@ -328,7 +331,7 @@ def test_the_broker_is_described(tmp_path: Path) -> None:
 def test_what_cannot_be_described_is_refused(
     frames: Frames, kind: int, name: str, code: ErrorCode
 ) -> None:
-    """With Kafka's codes; all brokers together have been told nothing."""
+    """Errors have Kafka's codes; changes of the default for all brokers are refused."""
     resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
     for version in range(1, 5):
         fields = {"resources": [resource], "include_synonyms": True}
@@ -395,8 +398,7 @@ def test_what_is_not_there_is_not_offered(frames: Frames) -> None:
 def test_the_cluster_is_described(
     agent: Agent, admin: AdminClient, python: KafkaAdminClient, frames: Frames
 ) -> None:
-    """Its id, its one broker, and that it is the controller; what is asked of a wrong endpoint is
-    refused."""
+    """The cluster has an id and one broker, its controller; a wrong endpoint type is refused."""
     host, _, port = agent.kafka_address.rpartition(":")
     found = admin.describe_cluster().result(SECONDS)
     assert found.controller.id == 1
@@ -475,7 +477,7 @@ def test_an_assignment_fits_the_count(log: sparklog.Log, frames: Frames, version
 
 
 def create(frames: Frames, version: int = 7, **topic: Any) -> Any:
-    """The answer of a topic's creation, which is the usual one but for what is given."""
+    """Returns the usual answer to the creation of a topic, with these fields changed."""
     usual = {"name": "t", "num_partitions": 1, "replication_factor": 1}
     fields = {
         "topics": [{**usual, "assignments": (), "configs": (), **topic}],
@@ -604,7 +606,7 @@ def test_topics_partitions_are_described_in_portions(log: sparklog.Log, frames: 
 
 
 def test_the_space_that_partitions_take(log: sparklog.Log, python: KafkaAdminClient) -> None:
-    """What waits in the WAL and what is in the table; the root is the one folder of logs."""
+    """Sizes include the WAL and the table; the root is the only log directory."""
     log.create_topic("t", partitions=2)
     ((_, before),) = sizes(python, "t").items()
     assert before == {0: 0, 1: 0}
@@ -632,7 +634,7 @@ def sizes(python: KafkaAdminClient, topic: str) -> dict[str, dict[int, int]]:
 
 
 def test_the_space_of_some_partitions(log: sparklog.Log, frames: Frames) -> None:
-    """Of those that were named and exist, in every version."""
+    """Existing topics are described in every version when they are named."""
     log.create_topic("t", partitions=3)
     log.create_topic("u", partitions=1)
     for version in range(1, 5):
@@ -815,11 +817,11 @@ def test_batches_have_the_codec_that_the_topic_wants(
         producer.send("t", b"w" * 1_000).result(SECONDS)
     expected = CODECS[came if wanted == "producer" else wanted]
     first = fetched(frames, "t", 0)
-    header = recordbatch.read_header(first)
+    header = record_batch.read_header(first)
     assert header.codec == expected
     kafkas, ours = first[: header.size], first[header.size :] or fetched(frames, "t", 60)
     assert [record for _, record in read(kafkas)] == given
-    assert recordbatch.read_header(ours).codec == (0 if wanted == "producer" else expected)
+    assert record_batch.read_header(ours).codec == (0 if wanted == "producer" else expected)
     if CODECS[came] == expected:
         assert kafkas[61:] == sent[61:]
     log.flush_to_table("t")
@@ -844,5 +846,5 @@ def test_old_batches_have_the_codec_too(tmp_path: Path) -> None:
         frames = Frames(agent.kafka_address)
         batch = fetched(frames, "t", 0)
         frames.close()
-    assert recordbatch.read_header(batch).codec == CODECS["lz4"]
+    assert record_batch.read_header(batch).codec == CODECS["lz4"]
     assert [record.value for _, record in read(batch)] == [b"w" * 1_000]

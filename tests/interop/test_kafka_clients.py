@@ -182,7 +182,7 @@ Read = Callable[[str, str, list[int], int], Found]
 
 
 def expected(starts: list[int]) -> Found:
-    """What stands in the topic from those offsets on."""
+    """Returns the records of the topic from these offsets."""
     found: Found = {0: [], 1: []}
     for number, (key, value, headers) in enumerate(RECORDS):
         offset = number // 2
@@ -400,7 +400,7 @@ def test_the_time_of_the_append(log: sparklog.Log, address: str) -> None:
 
 @pytest.mark.parametrize("size", [-1, 2**31 - 1, 100 * 1024 * 1024 + 1])
 def test_a_frame_that_lies_about_its_size_ends_its_connection(address: str, size: int) -> None:
-    """And nobody else's."""
+    """Reads its own records and no others."""
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), SECONDS) as stranger:
         stranger.sendall(size.to_bytes(4, "big", signed=True))

@@ -5,38 +5,23 @@ Go brings its own modules, as far as its settings let it; where there is no Go, 
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from sparklog.settings import GroupSettings
+from tests.support.golang import built
 from tests.support.kafkas import broker
 
-PROGRAM = Path(__file__).parent / "go"
 PATIENCE_SECONDS = 240.0
-
-
-def _go() -> str:
-    found = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
-    if found is None:
-        pytest.skip("Go is not installed")
-    return found
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_program_with_franz_go(tmp_path: Path) -> None:
     """Administration, every codec, an eager and a cooperative group."""
-    program = tmp_path / "interop"
-    build = [_go(), "build", "-mod=readonly", "-o", str(program), "."]
-    built = subprocess.run(
-        build, cwd=PROGRAM, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False
-    )
-    if "dial tcp" in built.stderr:
-        pytest.skip(f"franz-go cannot be got: {built.stderr.strip().splitlines()[-1]}")
-    assert built.returncode == 0, built.stderr
+    program = built(tmp_path, ".")
     groups = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
     with broker(tmp_path / "root", groups=groups) as agent:
         done = subprocess.run(

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 import sparklog
-from sparklog.bench import jars
+from benchmarks import jars
 from sparklog.broker.agent import Agent
 from sparklog.settings import GroupSettings
 from tests.support.jvms import class_path, command, running
@@ -36,7 +36,7 @@ PATIENCE_SECONDS: Final = 240.0
 
 
 def run(paths: Sequence[str], *arguments: str, **options: Any) -> str:
-    """What a program writes, which has to succeed."""
+    """Returns the output of a program, which must succeed."""
     done = subprocess.run(
         command(paths, *arguments),
         stdin=subprocess.DEVNULL,
@@ -117,7 +117,7 @@ def test_records_are_deleted_by_their_tool(
 
 
 def test_configurations_by_their_tool(agent: Agent) -> None:
-    """Set, told and taken back, of a topic; a broker's are told."""
+    """A topic's configuration is set, described and reset; a broker's is described."""
     paths = jars.find().broker
     if not paths:
         pytest.skip("; ".join(jars.find().missing))
@@ -268,7 +268,7 @@ def _of_kafka_id(text: str) -> bytes:
 
 
 class Verifiable:
-    """`VerifiableProducer` or `VerifiableConsumer`: a process that tells what it does in JSON."""
+    """`VerifiableProducer` or `VerifiableConsumer`: a process that reports its work in JSON."""
 
     def __init__(self, tool: str, *arguments: str) -> None:
         self.told: list[dict[str, Any]] = []
@@ -289,12 +289,12 @@ class Verifiable:
                 self.told.append(json.loads(line))
 
     def of(self, name: str) -> list[dict[str, Any]]:
-        """All that it has told by that name."""
+        """Returns all its events of that name."""
         return [each for each in list(self.told) if each["name"] == name]
 
     @property
     def partitions(self) -> set[int]:
-        """What it has been given, and not been taken."""
+        """Returns the partitions that it was assigned and has not lost."""
         held: set[int] = set()
         for each in list(self.told):
             numbers = {place["partition"] for place in each.get("partitions", ())}

@@ -27,8 +27,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewTopic,
 )
 
-from sparklog.bench import jars
-from sparklog.bench.kafkaprocess import KafkaProcess
+from benchmarks import jars
+from benchmarks.kafka_process import KafkaProcess
 from sparklog.settings import GroupSettings
 from tests.support.jvms import Program, class_path, running
 from tests.support.kafkas import broker
@@ -49,7 +49,7 @@ LOADING: Final = {
     confluent_kafka.KafkaError.NOT_COORDINATOR,
     confluent_kafka.KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
 }
-"""What a Kafka says of a group at first."""
+"""State of a new group in Kafka."""
 PROPERTIES: Final = {
     "clusters": "kafka,ours",
     "kafka->ours.enabled": "true",
@@ -63,7 +63,7 @@ PROPERTIES: Final = {
     },
     **{f"{kind}.storage.replication.factor": "1" for kind in ("offset", "status", "config")},
     "sync.group.offsets.enabled": "true",
-    # Where it shall go on after a group's last record, the last offset has to be told.
+    # To continue after a group's last record, the last offset must be translated.
     "offset.lag.max": "0",
     **{
         f"{what}.interval.seconds": "1"
@@ -119,12 +119,12 @@ class Side:
             widened.result(SECONDS)
 
     def partitions(self, topic: str) -> int:
-        """How many; 0 where there is no such topic."""
+        """Returns the number of records; 0 if the topic does not exist."""
         topics = self.admin.list_topics(timeout=SECONDS).topics
         return len(topics[topic].partitions) if topic in topics else 0
 
     def config(self, topic: str) -> dict[str, str]:
-        """What the topic itself says."""
+        """Returns the topic's own configuration."""
         resource = _resource(topic)
         (told,) = self.admin.describe_configs([resource]).values()
         dynamic = ConfigSource.DYNAMIC_TOPIC_CONFIG.value
@@ -195,14 +195,14 @@ class Side:
             wait_until(committed, "the offsets were committed")
 
     def committed(self, topic: str) -> dict[int, int]:
-        """What the group has committed of a topic."""
+        """Returns the offsets that the group has committed for a topic."""
         asked = confluent_kafka.ConsumerGroupTopicPartitions(GROUP)
         (told,) = self.admin.list_consumer_group_offsets([asked]).values()
         found = told.result(SECONDS).topic_partitions
         return {each.partition: each.offset for each in found if each.topic == topic}
 
     def consume(self, topic: str, count: int) -> list[Record]:
-        """What the group has not had, of which there are so many."""
+        """Returns the next `count` records that the group has not read."""
         found: list[Record] = []
         with self._consumer(GROUP) as consumer:
             consumer.subscribe([topic])
@@ -270,7 +270,7 @@ class Way:
 
     @property
     def mirrored(self) -> str:
-        """What the topic is called where it arrives."""
+        """Returns the topic's name at the target."""
         return f"{self.source.name}.{TOPIC}"
 
     def wait_for(self, committed: Mapping[int, int]) -> None:
@@ -287,7 +287,7 @@ class Way:
 
 
 def test_a_mirror_both_ways(sides: tuple[Side, Side], tmp_path: Path) -> None:
-    """Topics, records, configurations and groups; and after a restart it goes on where it was."""
+    """Topics, records, configurations and groups are mirrored, and continue after a restart."""
     kafka, ours = sides
     ways = [Way(kafka, ours), Way(ours, kafka)]
     for side in sides:
@@ -324,7 +324,7 @@ def test_a_mirror_both_ways(sides: tuple[Side, Side], tmp_path: Path) -> None:
 
 
 def _check_table(root: Path, topic: str, records: Mapping[int, list[tuple[int, Record]]]) -> None:
-    """What was mirrored is in the Delta table too, the same in all its columns."""
+    """Mirrored records are in the Delta table too, the same in all columns."""
 
     def found() -> dict[int, list[tuple[int, Record]]]:
         table = deltalake.DeltaTable(str(root / "topics" / topic)).to_pyarrow_table()

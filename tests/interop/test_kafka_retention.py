@@ -71,7 +71,7 @@ def offsets(
 
 
 def rows(first: int, second: int, end: int = 20) -> list[tuple[int, int]]:
-    """What is left where the partitions start there."""
+    """Returns the remaining records, given the partitions' starts."""
     starts = (first, second)
     return [(number, offset) for number in (0, 1) for offset in range(starts[number], end)]
 
@@ -97,7 +97,7 @@ def test_librdkafka_deletes_records(log: sparklog.Log, address: str) -> None:
 
 
 def test_kafka_python_deletes_records(log: sparklog.Log, address: str) -> None:
-    """And its consumer goes on where the log starts, or says that the offset is out of range."""
+    """A consumer continues at the log start, or reports that its offset is out of range."""
     admin = kafka.KafkaAdminClient(bootstrap_servers=address)
     first, second = (kafka.TopicPartition("t", number) for number in (0, 1))
     admin.delete_records({first: 12, second: 3})
@@ -113,7 +113,7 @@ def test_kafka_python_deletes_records(log: sparklog.Log, address: str) -> None:
 
 
 def test_records_that_expire(log: sparklog.Log, address: str) -> None:
-    """By `retention.ms`: ListOffsets tells where the log starts then, and all goes on there."""
+    """After `retention.ms`, ListOffsets returns the new log start, and clients continue there."""
     admin = confluent_admin.AdminClient({"bootstrap.servers": address})
     consumer = confluent_kafka.Consumer({"bootstrap.servers": address, "group.id": "none"})
     log.alter("t", {"retention.ms": 1})
@@ -165,7 +165,7 @@ def test_every_version(log: sparklog.Log, address: str, version: int) -> None:
 
 
 def test_an_ack_tells_where_the_log_starts(log: sparklog.Log, address: str) -> None:
-    """Of the partition that was written to, as it is by then."""
+    """Returns the state of the partition that was written to."""
     log.delete_records("t", {1: 11})
     batch = built([Record(1_700_000_000_000, None, b"next")])
     fields = {

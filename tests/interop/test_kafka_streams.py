@@ -39,7 +39,7 @@ CHANGELOGS: Final = {
 PARTITIONS: Final = (0, 1)
 MINUTE_MS: Final = 60_000
 REFUSED: Final = {
-    "processing.guarantee=exactly_once_v2": "transactions and share groups are not to be had here",
+    "processing.guarantee=exactly_once_v2": "transactions and share groups are not supported",
     "group.protocol=streams": "The cluster does not support the STREAMS group protocol",
 }
 """By setting: the reason that the program hears."""
@@ -93,7 +93,7 @@ def send(address: str, lines: Sequence[Line]) -> None:
 
 
 def expected(lines: Sequence[Line]) -> dict[str, dict[str, int]]:
-    """By topic and key: what is counted of these lines."""
+    """Returns the expected counts of these lines, by topic and key."""
     words = [(word, at_ms) for at_ms, text in lines for word in text.split(" ")]
     each_minute = [f"{word}@{at_ms - at_ms % MINUTE_MS}" for word, at_ms in words]
     return {"counts": Counter(word for word, _ in words), "minutes": Counter(each_minute)}
@@ -140,7 +140,7 @@ def following(address: str) -> Iterator[Following]:
 
 
 def rows(root: Path, topic: str) -> list[dict[str, Any]]:
-    """What deltalake reads of a topic, each partition in the order of its offsets."""
+    """Returns the rows of a topic as deltalake reads them, each partition in offset order."""
     table = deltalake.DeltaTable(str(root / "topics" / topic)).to_pyarrow_table()
     return table.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist()
 
@@ -195,16 +195,16 @@ def test_words_are_counted(agent: Agent, tmp_path: Path) -> None:
 
 
 def restored(program: Program, store: str) -> int:
-    """How many records of a changelog the program has read."""
+    """Returns how many records of a changelog the program has read."""
     told = [line.split() for line in program.lines if line.startswith(f"restored {store} ")]
     assert sorted(int(partition) for _, _, partition, _ in told) == list(PARTITIONS)
     return sum(int(count) for _, _, _, count in told)
 
 
 def shares(admin: Any) -> list[list[int]]:
-    """How many tasks each thread of each instance has.
+    """Returns the number of tasks of each thread of each instance.
 
-    Empty until Streams' own assignor has given away all of them.
+    Empty until Streams' own assignor has assigned all of them.
     """
     group = admin.describe_consumer_groups([APPLICATION])[APPLICATION].result()
     given = []
@@ -242,12 +242,12 @@ def _check_topics(log: sparklog.Log) -> None:
 
 
 def _check_purged(address: str, root: Path, count: int) -> None:
-    """Of so many records that went through the repartition topic, none is kept."""
+    """The repartition topic keeps none of the records that went through it."""
 
     def purged() -> bool:
         return all(low == high for low, high in ends(address, REPARTITION))
 
-    wait_until(purged, "what was counted was purged")
+    wait_until(purged, "the counted records are purged")
     assert sum(high for _, high in ends(address, REPARTITION)) == count
     assert rows(root, REPARTITION) == []
 
@@ -284,7 +284,7 @@ def _check_committed(admin: Any, address: str) -> None:
 
 
 def test_instances_share_the_work(agent: Agent, tmp_path: Path) -> None:
-    """Two of them, each with a copy of the other's state; when one ends, the other goes on."""
+    """Two instances hold copies of each other's state; when one ends, the other continues."""
     address = agent.kafka_address
     lines = written(900)
     admin = confluent_admin.AdminClient({"bootstrap.servers": address})

@@ -1,9 +1,12 @@
 """Mutates storage, broker and sources, and shows which tests notice.
 
-`python -m tests.mutation --count 120 --seed 1 --jobs 2` takes a sample, the same for the same seed
-and source. Each job works on a copy of the tree. `--list` shows the sample and runs nothing;
-`--only PATH:LINE` runs all mutations of a line. Exit code 1 where less than `--at-least` of them
-are killed.
+`python -m tests.mutation --count 120 --seed 1 --jobs 2` takes a sample. A seed gives every mutation
+a rank of its own, so a change of the source leaves the rest of the sample as it was. Each job has a
+copy of the tree. `--list` shows the sample and runs nothing; `--only PATH:LINE` runs all mutations
+of a line, `--again RESULTS` those that survived an earlier run; `--rooms` restricts samples to some
+folders. Mutations that no test can notice are listed in equivalent.toml with the
+reason; they are shown and not counted. Exit code 1 where less than `--at-least` of the others are
+killed.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import random
+import re
 import shutil
 import subprocess
 import sys
@@ -21,10 +24,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
 
+from tests.mutation.equivalents import Equivalents
 from tests.mutation.operators import Mutation, mutations_of
 from tests.mutation.suites import ROOT, stages
 
@@ -55,32 +60,35 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What became of a mutation; `killer`: what noticed it, empty where nothing did."""
+    """Result of a mutation; `killer` is the test that noticed it, empty if none did."""
 
     site: Site
     killer: str
     seconds: float
 
 
-def sample(size: int, seed: int) -> list[Site]:
-    """Mutations drawn by `seed`, of all operators in turn."""
-    by_operator: defaultdict[str, list[Site]] = defaultdict(list)
-    for site in all_sites():
-        by_operator[site.mutation.operator].append(site)
-    chance = random.Random(seed)
-    for sites in by_operator.values():
-        chance.shuffle(sites)
+def sample(size: int, seed: int, rooms: Sequence[str] = _ROOMS) -> list[Site]:
+    """Mutations of `rooms` drawn by `seed`, of all operators in turn."""
+    by_operator: defaultdict[str, list[tuple[bytes, Site]]] = defaultdict(list)
+    seen: Counter[str] = Counter()
+    for site in all_sites(rooms):
+        text = "\0".join((site.module, site.mutation.function, site.mutation.after))
+        seen[text] += 1
+        rank = blake2b(f"{seed}\0{seen[text]}\0{text}".encode()).digest()
+        by_operator[site.mutation.operator].append((rank, site))
+    for ranked in by_operator.values():
+        ranked.sort(key=lambda each: each[0], reverse=True)
     found: list[Site] = []
     while len(found) < size and any(by_operator.values()):
-        for _, sites in sorted(by_operator.items()):
-            if sites and len(found) < size:
-                found.append(sites.pop())
+        for _, ranked in sorted(by_operator.items()):
+            if ranked and len(found) < size:
+                found.append(ranked.pop()[1])
     return found
 
 
-def all_sites() -> Iterable[Site]:
-    """Every mutation of every module."""
-    for room in _ROOMS:
+def all_sites(rooms: Sequence[str] = _ROOMS) -> Iterable[Site]:
+    """Every mutation of every module of `rooms`."""
+    for room in rooms:
         for path in sorted((ROOT / room).rglob("*.py")):
             module = str(path.relative_to(ROOT))
             if module not in _LEFT_OUT:
@@ -120,17 +128,19 @@ class Tree:
         return Verdict(site=site, killer="", seconds=time.monotonic() - began)
 
     def check(self, modules: Iterable[str]) -> str:
-        """Runs all stages on what is not mutated; what fails there can kill nothing."""
+        """Runs all stages on the unmutated source; tests that fail there can kill nothing."""
         every = {tuple(stage) for module in modules for stage in stages(module)}
         return next((killer for stage in sorted(every) if (killer := self._run(stage))), "")
 
     def _write(self, path: Path, source: bytes) -> None:
         path.write_bytes(source)
-        stamp = next(_times)  # another than ever before, or compiled code of the last one is used
-        os.utime(path, (stamp, stamp))
+        producer_sequence = next(
+            _times
+        )  # another than ever before, or compiled code of the last one is used
+        os.utime(path, (producer_sequence, producer_sequence))
 
     def _run(self, arguments: Sequence[str]) -> str:
-        """What fails, in a line; empty where nothing does."""
+        """Returns the failures in one line; empty if there are none."""
         environment = {**os.environ, "PYTHONPATH": str(self.folder), "PYTHONHASHSEED": "0"}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         try:
@@ -190,23 +200,38 @@ def report(verdicts: Sequence[Verdict]) -> float:
 
 
 def main() -> int:
-    """Exit code 1 where too many survive, 2 where the tests fail without any mutation."""
+    """Returns exit code 1 if too many mutations survive, 2 if a list names unknown ones."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--count", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--rooms", nargs="+", default=_ROOMS, help="folders, as sparklog/storage")
     parser.add_argument("--at-least", type=float, default=0.95, help="the share to be killed")
     parser.add_argument("--only", help="PATH:LINE, all mutations there")
+    parser.add_argument("--again", type=Path, help="results of which the survivors are run again")
     parser.add_argument("--list", action="store_true", help="show the sample, run nothing")
     parser.add_argument("--results", type=Path, help="a file that gets a line of JSON for each")
     arguments = parser.parse_args()
+    every = list(all_sites())
+    equivalents = Equivalents.read()
+    if unknown := equivalents.unknown((each.module, each.mutation) for each in every):
+        print("equivalent.toml names mutations that do not exist:", *unknown, sep="\n")  # noqa: T201
+        return 2
     if arguments.only:
         module, _, line = arguments.only.rpartition(":")
-        sites = [s for s in all_sites() if (s.module, s.mutation.line) == (module, int(line))]
+        drawn = [s for s in every if (s.module, s.mutation.line) == (module, int(line))]
+    elif arguments.again:
+        drawn = _survivors(arguments.again, all_sites(arguments.rooms))
     else:
-        sites = sample(arguments.count, arguments.seed)
+        drawn = sample(arguments.count, arguments.seed, arguments.rooms)
+    sites = []
+    for site in drawn:
+        if reason := equivalents.reason(site.module, site.mutation):
+            print(f"not counted: {site}\n    {reason}")  # noqa: T201
+        else:
+            sites.append(site)
     if arguments.list:
         for site in sites:
             print(site)  # noqa: T201
@@ -221,6 +246,17 @@ def main() -> int:
             with arguments.results.open("a") as file:
                 file.write(json.dumps({"site": str(verdict.site), "killer": verdict.killer}) + "\n")
     return 0 if report(verdicts) >= arguments.at_least else 1
+
+
+def _survivors(results: Path, sites: Iterable[Site]) -> list[Site]:
+    """The survivors that `results` names, as far as they are still there, on whatever line."""
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    survived = {_without_line(each["site"]) for each in lines if not each["killer"]}
+    return [site for site in sites if _without_line(str(site)) in survived]
+
+
+def _without_line(site: str) -> str:
+    return re.sub(r":\d+ ", " ", site, count=1)
 
 
 if __name__ == "__main__":

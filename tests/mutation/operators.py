@@ -10,6 +10,7 @@ and the order of assignments in `__init__`.
 from __future__ import annotations
 
 import ast
+import builtins
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,20 @@ _SYNCS: Final = re.compile(r"_?(f?data|f)?sync(_\w+)?|_?settle\w*|confirm|flush"
 _CHECKS: Final = re.compile(r"_?(check|ensure|validate|refuse)(_\w+)?")
 _TIMES: Final = re.compile(rb"monotonic|seconds|deadline|_us\b|_ms\b|_at\b")
 """Comparisons of times have no boundary: no promise is about a moment that equals another."""
+_THRESHOLDS: Final = re.compile(
+    rb"_(BYTES|ROWS)\b|\b_(FEW|SMALL|WORTH|SHOWN)(_[A-Z_]+)?\b|\b_?(target|room|limit|section|file|commit|publish|flush_max)_bytes\b"
+    rb"|\b_?(batch|section)_rows\b"
+)
+"""Nor have sizes at which work is cut into pieces: no promise is about a piece of exactly that
+size. Where a size is refused there is one: users see the number."""
+_IN_MEMORY: Final = re.compile(
+    r"add|append|appendleft|clear|discard|extend|insert|notify|notify_all|pop|popleft|remove|set"
+    r"|setdefault|update|move_to_end"
+)
+"""Methods that change something in memory, and cannot fail where the program is right."""
+_COMPUTING: Final = ("np", "pa", "pc", "arrow", "msgspec", "time")
+_COMPUTING_METHODS: Final = ("as_py", "astype", "is_null", "items", "keys", "slice", "to_batches")
+_BUILTINS: Final = frozenset(dir(builtins))
 _LOGS: Final = re.compile(r"_log|logger")
 
 
@@ -79,6 +94,8 @@ class _Finder:
         for line in source.splitlines(keepends=True):
             self._lines.append(self._lines[-1] + len(line))
         self.found: list[Mutation] = []
+        self._refusing: set[int] = set()
+        """Comparisons on which something is refused."""
 
     def look(self, node: ast.AST, function: tuple[str, ...]) -> None:
         """Looks for mutations in `node` and below it."""
@@ -86,6 +103,8 @@ class _Finder:
             return
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             function = (*function, node.name)
+        if isinstance(node, ast.If) and _refuses(node.body[-1]):
+            self._refusing |= {id(each) for each in ast.walk(node.test)}
         if function:
             for operator, where, edits in self._mutate(node, function[-1]):
                 self._add(operator, where, edits, function)
@@ -94,7 +113,7 @@ class _Finder:
                 node, ast.FunctionDef | ast.AsyncFunctionDef | ast.AnnAssign | ast.ClassDef
             ):
                 continue
-            if isinstance(node, ast.Raise | ast.Assert):
+            if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
@@ -115,9 +134,9 @@ class _Finder:
         kind = type(node.ops[0])
         left, right = node.left, node.comparators[0]
         for operator, table in (("boundary", _BOUNDARY), ("comparison", _OPPOSITE)):
-            if kind in table and not (operator == "boundary" and self._is_of_times(node)):
+            if kind in table and not (operator == "boundary" and self._has_no_boundary(node)):
                 between = Edit(self._end(left), self._start(right), f" {table[kind]} ".encode())
-                # Brackets around an operand belong to it, not to what stands between.
+                # Brackets around an operand belong to it, not to the text between.
                 if (
                     b"(" not in self._source[between.start : between.end]
                     and b")" not in (self._source[between.start : between.end])
@@ -179,17 +198,28 @@ class _Finder:
             yield "logic", node, (Edit(start, after, b""),)
 
     def _swaps(self, body: Sequence[ast.stmt]) -> Iterator[_Found]:
-        """Swaps neighbouring steps that both have an effect beyond the local variables."""
+        """Swaps neighbouring steps that both have an effect beyond the local variables.
+
+        Two changes of memory that have nothing in common have no order: a crash loses both.
+        """
         for first, second in itertools.pairwise(body):
-            if not (_is_step(first) and _is_step(second)):
+            if not (_is_step(first) and _is_step(second)) or _are_apart(first, second):
                 continue
+            if _is_call_of(first, _CHECKS) and _is_call_of(second, _CHECKS):
+                continue  # no promise says which of two mistakes in a request is reported
             if _is_beside_the_point(first) or _is_beside_the_point(second):
                 continue
             one, other = self._text(first), self._text(second)
             yield "swapped steps", first, (self._replace(first, other), self._replace(second, one))
 
-    def _is_of_times(self, node: ast.Compare) -> bool:
-        return _TIMES.search(self._text(node)) is not None
+    def _has_no_boundary(self, node: ast.Compare) -> bool:
+        text = self._text(node)
+        if _TIMES.search(text):
+            return True
+        is_threshold = _THRESHOLDS.search(text) and not isinstance(
+            node.comparators[0], ast.Constant
+        )
+        return bool(is_threshold) and id(node) not in self._refusing
 
     # ---------------------------------------------------------------------- text
 
@@ -263,6 +293,62 @@ def _is_step(node: ast.stmt) -> bool:
     return False
 
 
+def _refuses(step: ast.stmt) -> bool:
+    """Returns true if a statement ends with an error, or with an error's code."""
+    if isinstance(step, ast.Return):
+        return isinstance(step.value, ast.Attribute)
+    return isinstance(step, ast.Raise)
+
+
+def _are_apart(one: ast.stmt, other: ast.stmt) -> bool:
+    """Returns true if both change only memory, and neither touches the other's."""
+    changed, also = _changed_in_memory(one), _changed_in_memory(other)
+    if changed is None or also is None:
+        return False
+    return not (changed & _names_in(other) or also & _names_in(one))
+
+
+def _changed_in_memory(step: ast.stmt) -> set[str] | None:
+    """The variables and attributes that `step` changes; None where it may do more than that."""
+    if isinstance(step, ast.Assign | ast.AugAssign):
+        targets = step.targets if isinstance(step, ast.Assign) else [step.target]
+        calls = [node for node in ast.walk(step.value) if isinstance(node, ast.Call)]
+    else:
+        call = step.value if isinstance(step, ast.Expr) else None
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            return None
+        if not _IN_MEMORY.fullmatch(call.func.attr):
+            return None
+        targets = [call.func.value]
+        calls = [node for node in ast.walk(call) if isinstance(node, ast.Call) and node is not call]
+    if not all(_is_harmless(each.func) for each in calls):
+        return None
+    return {name for name in map(_last_name, targets) if name}
+
+
+def _is_harmless(called: ast.expr) -> bool:
+    """Returns true if a function only computes: a builtin, a class, or one of an array library."""
+    if isinstance(called, ast.Attribute):
+        root: ast.expr = called
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        library = root.id if isinstance(root, ast.Name) else ""
+        return library in _COMPUTING or called.attr in _COMPUTING_METHODS
+    return isinstance(called, ast.Name) and (called.id in _BUILTINS or called.id[0].isupper())
+
+
+def _last_name(node: ast.expr) -> str:
+    """The name of what changes: `rows` of `self.rows`, `self.rows[1]` and `rows`."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+
+
+def _names_in(node: ast.AST) -> set[str]:
+    names = {each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+    return names | {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
 def _is_offset(node: ast.expr) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)
     return isinstance(name, str) and _OFFSETS.fullmatch(name) is not None
@@ -281,10 +367,10 @@ def _is_call_of(node: ast.AST, names: re.Pattern[str]) -> bool:
 
 
 def _is_beside_the_point(node: ast.AST) -> bool:
-    """Whether `node` is a line of the log, a docstring, or for type checkers only."""
+    """Returns true if `node` is a log line, a docstring, or for type checkers only."""
     called = _called(node)
     if isinstance(called, ast.Attribute) and isinstance(called.value, ast.Name):
-        return _LOGS.fullmatch(called.value.id) is not None
+        return _LOGS.fullmatch(called.value.id) is not None or called.attr in ("warn", "_warn")
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
         return True
     return isinstance(node, ast.If) and _is_type_checking(node.test)

@@ -39,6 +39,7 @@ def main() -> int:
         total.update(outcome.injected)
         total.update(seeds=1, steps=outcome.steps, acks=outcome.acks, seen=outcome.seen)
         total.update(deletions=outcome.deletions, retained=outcome.retained)
+        total.update(torn=outcome.torn, torn_seeds=bool(outcome.torn))
         if outcome.violation:
             failures += 1
             print(f"seed {seed}: {outcome.violation[-1200:]}", flush=True)  # noqa: T201

@@ -1,8 +1,8 @@
 """A broker: the real agent, with greenlets for threads and no sockets.
 
 `Agent` starts, runs, fails and stops as it always does. Only its surroundings are not real: the
-door is a task as well, `Broker.call` runs one request inside the broker, and the caller waits
-outside, where an answer may be lost, or come after the caller has given up.
+listener is a task as well, `SimulatedBroker.call` runs one request inside the broker, and the
+caller waits outside, where an answer may be lost, or come after the caller has given up.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from unittest import mock
 
 import msgspec
 
-from sparklog import wire
 from sparklog.broker import agent as agents
-from sparklog.broker import lease as leases
 from sparklog.broker import ports
 from sparklog.broker.agent import Agent
-from sparklog.broker.coordinator import Coordinator
-from sparklog.broker.core import Core
-from sparklog.broker.partitions import Ledger
-from sparklog.broker.publisher import Publisher
-from sparklog.broker.walkeeper import KeeperLimits
-from sparklog.broker.writer import WriterLimits
+from sparklog.broker.broker import Broker
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.log import takeover
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.wal_cleaner import WalCleanerLimits
+from sparklog.broker.log.writer import WriterLimits
+from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
     FlightSettings,
@@ -39,23 +39,33 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
+from sparklog.storage import liveness
+from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, Sighting
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.objects import Store
+from sparklog.storage.processes import Fate
 from sparklog.storage.processes import Process as ProcessId
+from tests.simulation import scales
 from tests.simulation.history import Place
-from tests.simulation.scheduler import Process
+from tests.simulation.scheduler import Process, Task
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
+DEAD_AFTER_SECONDS = 2.0
 REMOVED_FILE_GRACE_SECONDS = 0.5
-ORPHAN_GRACE_SECONDS = 3.0
+_LITTLE = {"commit_bytes": 300, "file_bytes": 600}
+"""Bytes of a staged batch per publisher turn: small, so that a large batch outlasts every grace
+period.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How often every broker does what, in simulated seconds, and how much at once."""
+    """Intervals and sizes of a broker's periodic work, in simulated seconds."""
 
     settings: BrokerSettings
-    keeper: dict[str, Any]
+    wal_cleaner: dict[str, Any]
     publisher: dict[str, Any]
     flush_max_entries: int
 
@@ -81,15 +91,13 @@ class Pace:
                 compact_files=2,
                 compact_target_bytes=chance.choice([5_000, 1_000_000]),
                 removed_file_grace_seconds=REMOVED_FILE_GRACE_SECONDS,
-                orphan_grace_seconds=ORPHAN_GRACE_SECONDS,
-                staging_abandoned_seconds=1.0,
                 table_checkpoint_every=chance.choice([2, 5]),
             ),
-            liveness=LivenessSettings(heartbeat_seconds=0.5, dead_after_seconds=2.0),
+            liveness=LivenessSettings(heartbeat_seconds=0.5, dead_after_seconds=DEAD_AFTER_SECONDS),
         )
         return cls(
             settings=settings,
-            keeper={
+            wal_cleaner={
                 "checkpoint_every_objects": chance.choice([1, 3, 8]),
                 "carry_after_seconds": chance.choice([0.2, 1.0, 300.0]),
                 "carry_bytes": chance.choice([100, 1_000_000]),
@@ -104,37 +112,49 @@ class Pace:
 
 def _settings(world: World, broker_id: int) -> BrokerSettings:
     settings = world.profile.pace.settings
-    janitor = settings.janitor
-    if world.profile.has_vacuum:
-        # Neither enough files nor enough bytes for a merge.
-        janitor = msgspec.structs.replace(
-            janitor, compact_files=1_000_000, compact_target_bytes=1 << 40
+    janitor = msgspec.structs.replace(
+        settings.janitor,
+        orphan_grace_seconds=world.profile.orphan_grace_seconds,
+        staging_abandoned_seconds=world.profile.abandoned_seconds,
+    )
+    if world.profile.cut_rate:
+        # Something must be left for the other engine.
+        janitor = msgspec.structs.replace(janitor, compact_files=6)
+    writer = settings.writer
+    if world.profile.is_heavy:
+        writer = msgspec.structs.replace(
+            writer,
+            max_batch_bytes=scales.MAX_BATCH_BYTES,
+            max_record_bytes=scales.MAX_BATCH_BYTES,
         )
-    return msgspec.structs.replace(settings, id=broker_id, janitor=janitor)
+    return msgspec.structs.replace(settings, id=broker_id, janitor=janitor, writer=writer)
 
 
 class Call:
-    """A request on its way, and what was answered."""
+    """A request in flight, and its answer."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: SimulatedBroker) -> None:
         self.broker = broker
         self.done = False
         self.result: Any = None
         self.error: Exception | None = None
 
 
-class Broker:
+class SimulatedBroker:
     """One process that starts a broker, and ends with it."""
 
     def __init__(self, world: World, *, name: str, broker_id: int, check_alive: bool) -> None:
         self.process = Process(world.scheduler, name)
         self.check_alive = check_alive
-        self.lease: leases.Lease | None = None
+        self.leadership: takeover.Leadership | None = None
         self.failure: Exception | None = None
         self.starts: dict[Place, int] = {}
-        """Where it must take logs to start, at least: it was so before it began, or it said so."""
+        """Lower bounds of the log starts: as of before the broker started, or as it has reported.
+        """
         self._world = world
-        self._core: Core | None = None
+        if world.profile.is_skewed:
+            world.faults.skew(self.process)
+        self._core: Broker | None = None
         self._agent = Agent(
             _settings(world, broker_id),
             store=world.disk.view(self.process, world.faults),
@@ -148,20 +168,20 @@ class Broker:
 
     @property
     def serving(self) -> bool:
-        """Whether it has begun to; it may have ended since."""
+        """Returns true once the start has begun, also after it has ended."""
         return self._core is not None
 
     @property
-    def ledger(self) -> Ledger:
-        return self._agent._ledger
+    def partition_table(self) -> PartitionTable:
+        return self._agent._partition_table
 
     @property
-    def core(self) -> Core:
+    def core(self) -> Broker:
         assert self._core is not None, "it does not serve yet"
         return self._core
 
     def _main(self) -> None:
-        """What `run_broker` does."""
+        """Runs the broker as `run_broker` does."""
         self.starts = dict(self._world.history.starts)
         try:
             self._agent.start()
@@ -173,23 +193,23 @@ class Broker:
         if self.failure is not None:
             self._world.judge(self, self.failure)
 
-    def check_starts(self, who: str, info: wire.TopicInfo) -> None:
-        """`who` was told this by the broker."""
+    def check_starts(self, who: str, info: flight_messages.TopicInfo) -> None:
+        """Records that the broker reported this to `who`."""
         for each in info.partitions:
             place = info.topic_id, each.partition
             least = self.starts.get(place, 0)
             self._world.history.check_start(who, info.topic, place, each.start, least)
             self.starts[place] = each.start
 
-    def serve(self, core: Core) -> None:
-        """The door opens."""
+    def serve(self, core: Broker) -> None:
+        """Opens the broker for calls."""
         self._core = core
 
     def stop(self) -> None:
         """Leaves in good order, by a task of the broker's own."""
         self._world.scheduler.spawn(self.process, "leave", self._agent.stop)
 
-    def call(self, what: str, body: Callable[[Core], Any], *, delay_seconds: float = 0.0) -> Call:
+    def call(self, what: str, body: Callable[[Broker], Any], *, delay_seconds: float = 0.0) -> Call:
         """Runs `body` as a request in the broker; it begins when it arrives there."""
         call = Call(self)
 
@@ -210,16 +230,38 @@ class Broker:
 
 
 class _Door:
-    """Stands where the Flight door would."""
+    """Replaces the Flight listener."""
 
     calls = 0
     open_calls = 0
 
-    def __init__(self, core: Core, _groups: Coordinator, _listen: str, **_bounds: object) -> None:
+    def __init__(self, core: Broker, _groups: Coordinator, _at: None, **_bounds: object) -> None:
         _broker().serve(core)
 
     def close(self) -> None:
         """Requests are tasks of the process, and end with it."""
+
+
+class _Listener:
+    """Stands for a listener's socket: every broker has the address that it asks for."""
+
+    def __init__(self, _option: str, listen: str) -> None:
+        self.address = listen
+
+    def try_bind(self) -> bool:
+        return True
+
+    def bind(self, *, patience_seconds: float) -> None:
+        """It is bound."""
+
+    def listen(self, *, patience_seconds: float) -> None:
+        """Does nothing: no socket is needed."""
+
+    def overlaps(self, _other: object) -> bool:
+        return False
+
+    def close(self) -> None:
+        """There is nothing to give back."""
 
 
 class _Pool:
@@ -233,11 +275,11 @@ class _Pool:
         return _Future(_world, functools.partial(work, *args), self._name)
 
     def shutdown(self) -> None:
-        """Nobody hands in work any more."""
+        """Does nothing: no more work is submitted."""
 
 
 class _Future:
-    """What becomes of work in a pool."""
+    """The result of work in a pool."""
 
     def __init__(self, world: World, work: Callable[[], Any], name: str) -> None:
         self._result: Any = None
@@ -264,14 +306,28 @@ class _Future:
 
 
 def _this_process() -> ProcessId:
-    """On a machine of its own: no broker may ask whether another's process is alive."""
-    return ProcessId(host="a host of the simulation", machine=_broker().process.name)
+    """On a machine of its own, or where the seed says so on one with all other brokers."""
+    assert _world is not None
+    broker = _broker()
+    machine = "the machine" if _world.profile.is_one_machine else broker.process.name
+    return ProcessId(host="a host", machine=machine, pid=_world.number_of(broker) + 1)
+
+
+def _is_of_this_machine(process: ProcessId) -> bool:
+    return process.machine == _this_process().machine
+
+
+def _fate_of(process: ProcessId) -> Fate:
+    if not process.pid or not _is_of_this_machine(process):
+        return Fate.UNKNOWN
+    assert _world is not None
+    return Fate.RUNS if _world.broker_at(process.pid - 1).alive else Fate.GONE
 
 
 _world: World | None = None
 
 
-def _broker() -> Broker:
+def _broker() -> SimulatedBroker:
     """The broker whose task is running."""
     assert _world is not None
     current = _world.scheduler.current
@@ -283,31 +339,51 @@ def _broker() -> Broker:
 def simulated(world: World) -> Iterator[None]:
     """The surroundings of all brokers of `world`."""
     global _world
-    acquire, pace = leases.acquire, world.profile.pace
+    acquire, look, pace = takeover.acquire, LeaderWatch.look, world.profile.pace
 
-    def acquire_boldly(*args: Any, **kwargs: Any) -> leases.Lease:
-        """Takes the root without a look at who is alive, if the broker was told to."""
+    publisher = _LITTLE if world.profile.has_large_batches else pace.publisher
+
+    def acquire_boldly(*args: Any, **kwargs: Any) -> takeover.Leadership:
+        """Takes the root without a liveness check, if the broker is configured to take over."""
         broker = _broker()
-        broker.lease = acquire(*args, **kwargs, check_alive=broker.check_alive)
-        return broker.lease
+        broker.leadership = acquire(*args, **kwargs, check_alive=broker.check_alive)
+        return broker.leadership
+
+    read_heartbeat, asked_at = liveness.read_heartbeat, dict[Task | None, float]()
+
+    def read_timed(store: Store, broker: int) -> Heartbeat | None:
+        asked_at[world.scheduler.current] = world.scheduler.now
+        return read_heartbeat(store, broker)
+
+    def look_checked(
+        watch: LeaderWatch, metadata: ClusterMetadata | None = None
+    ) -> Sighting | None:
+        found = look(watch, metadata)
+        if found is not None and found.state is LeaderState.DEAD:
+            world.check_dead(found.leader, asked_at[world.scheduler.current])
+        return found
 
     replaced = {
-        "FlightDoor": _Door,
+        "FlightListener": _Door,
         "ThreadPoolExecutor": _Pool,
         "this_process": _this_process,
-        "KeeperLimits": functools.partial(KeeperLimits, **pace.keeper),
-        "Publisher": functools.partial(Publisher, **pace.publisher),
+        "WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
+        "Publisher": functools.partial(Publisher, **publisher),
         "WriterLimits": functools.partial(WriterLimits, flush_max_entries=pace.flush_max_entries),
         "_PUBLISH_TICK_SECONDS": 0.05,
-        "_KEEP_TICK_SECONDS": 0.2,
+        "_WAL_TICK_SECONDS": 0.2,
         "_RETRY_SECONDS": 0.2,
     }
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(agents, name, value))
-        stack.enter_context(mock.patch.object(ports, "check_free"))
+        stack.enter_context(mock.patch.object(ports, "BoundPort", _Listener))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
-        stack.enter_context(mock.patch.object(leases, "acquire", acquire_boldly))
+        stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))
+        stack.enter_context(mock.patch.object(liveness, "read_heartbeat", read_timed))
+        stack.enter_context(mock.patch.object(LeaderWatch, "look", look_checked))
+        stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))
+        stack.enter_context(mock.patch.object(liveness, "fate_of", _fate_of))
         _world = world
         try:
             yield

@@ -1,11 +1,11 @@
-"""Who speaks to brokers: producers that retry, queries that stage, consumers, administrators.
+"""Clients of brokers: producers that retry, queries that stage, consumers, administrators.
 
-Rules of this room:
+Rules:
 
-- A client knows only what it was told. Without an answer it sends the same again, to whichever
+- A client knows only the answers it received. Without an answer it repeats the request, to any
   broker it finds, and its first request may still arrive there, or elsewhere, later.
-- A request that was refused because the topic is another now is given up: whether its records
-  stand is then not known, and its sender's name is not used again.
+- A request that was refused because the topic was recreated is given up: the fate of its records
+  is unknown then, and its sender's name is not used again.
 - Every error that a broker may answer is expected somewhere here. Any other is a violation.
 """
 
@@ -20,22 +20,27 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from sparklog import errors, recordbatch, wire
-from sparklog.broker.core import Core
-from sparklog.broker.producers import Stamp
-from sparklog.broker.reading import Batch
-from sparklog.broker.writer import Appended
-from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
+from sparklog import errors, limits
+from sparklog.broker.broker import Broker
+from sparklog.broker.log.producer_state import ProducerSequence
+from sparklog.broker.log.readers import ReadBatch
+from sparklog.broker.log.writer import AppendResult
+from sparklog.formats import flight_messages, record_batch
+from sparklog.formats.record import LOG_APPEND_TIME, TIMESTAMP
+from sparklog.sinks import commit as commits
+from sparklog.sinks import options
 from sparklog.storage import manifest
 from sparklog.storage.objects import SyncFailed
-from tests.simulation.brokers import Broker, Call
+from tests.simulation import scales
+from tests.simulation.brokers import Call, SimulatedBroker
 from tests.simulation.history import Place, Row, Value, ensure, rows_of
 from tests.simulation.scheduler import Process
-from tests.support.batches import split
+from tests.support.batches import Record, built, split
 
 if TYPE_CHECKING:
     from tests.simulation.world import Machine, World
 
+_GZIP = 1
 Answer = errors.SparklogError | SyncFailed
 
 
@@ -56,12 +61,12 @@ class Client:
 
         self.world.scheduler.spawn(self.process, "client", run)
 
-    def ask(self, what: str, body: Callable[[Core], Any]) -> tuple[Any, Answer | None]:
+    def ask(self, what: str, body: Callable[[Broker], Any]) -> tuple[Any, Answer | None]:
         """One request and its answer; `OutcomeUnknown` where none came."""
         call = self.send(what, body)
         return self.receive(call)
 
-    def send(self, what: str, body: Callable[[Core], Any]) -> Call | None:
+    def send(self, what: str, body: Callable[[Broker], Any]) -> Call | None:
         broker = self.world.find_broker()
         if broker is None:
             self.process.clock.sleep(0.1)
@@ -97,28 +102,32 @@ class _Batch:
 
     topic: str
     place: Place
-    stamp: Stamp | None
-    payload: pa.RecordBatch
+    producer_sequence: ProducerSequence | None
+    payload: pa.RecordBatch | bytes
+    """In columns, or as a batch of Kafka's."""
     values: list[bytes]
     keys: list[bytes | None]
     times_us: list[int | None]
 
-    def rows(self, appended: Appended) -> list[Row]:
+    def rows(self, appended: AppendResult) -> list[Row]:
         found = []
         for value, key, time_us in zip(self.values, self.keys, self.times_us, strict=True):
             stamped = time_us is not None and appended.timestamp_type != LOG_APPEND_TIME
             told_us = time_us if stamped else appended.arrival_us
-            # Of a duplicate it is not told by which rule its times were made.
+            # The answer to a duplicate does not name the rule of its times.
             found.append(Row(value, key, None if appended.duplicate else told_us))
         return found
 
-    def send(self, world: World, core: Core) -> Appended:
+    def send(self, world: World, core: Broker) -> AppendResult:
         is_deleted = world.is_deleted(self.place[0])
-        topic_id = core.describe(self.topic).topic_id
+        topic_id = core.topics.describe(self.topic).topic_id
         if topic_id != self.place[0]:
             raise errors.TopicChanged(topic=self.topic, expected=self.place[0], found=topic_id)
-        ticket = core.append(self.topic, self.place[1], self.payload, self.stamp)
-        (appended,) = core.wait(ticket)
+        if isinstance(self.payload, bytes):
+            pending = core.submit(core.prepare_kafka(self.topic, self.place[1], self.payload))
+        else:
+            pending = core.append(self.topic, self.place[1], self.payload, self.producer_sequence)
+        (appended,) = core.wait(pending)
         ensure(not is_deleted, f"{self.place}: acked long after the topic was deleted")
         return appended
 
@@ -134,7 +143,7 @@ class Producer(Client):
         self._senders = 0
         self._sequences: dict[Place, int] = {}
         self._pending: dict[Place, _Batch] = {}
-        self._acked: list[tuple[_Batch, Appended]] = []
+        self._acked: list[tuple[_Batch, AppendResult]] = []
         self.start(self._run)
 
     def _run(self) -> None:
@@ -151,7 +160,7 @@ class Producer(Client):
     def _become_somebody(self) -> bool:
         """A new sender's name, and of an idempotent producer a new id."""
         if self._idempotent:
-            found, error = self.ask("new producer", lambda core: core.new_producer())
+            found, error = self.ask("new producer", lambda core: core.producer_ids.new())
             if error is not None:
                 return False
             ensure(found.producer_id not in self.world.producer_ids, f"{found} was given twice")
@@ -165,14 +174,18 @@ class Producer(Client):
 
     def _prepare_some(self) -> None:
         name = self.chance.choice(self.world.topic_names)
-        info, error = self.ask("describe", lambda core: core.describe(name))
+        info, error = self.ask("describe", lambda core: core.topics.describe(name))
         if error is not None:
             return
         count = self.chance.randint(1, min(3, len(info.partitions)))
         for each in self.chance.sample(info.partitions, count):
             place = info.topic_id, each.partition
             if place not in self._pending:
-                self._pending[place] = self._batch(name, place)
+                is_heavy = self.world.profile.is_heavy and self.chance.random() < 0.4
+                make = self._heavy_batch if is_heavy else self._batch
+                self._pending[place] = make(name, place)
+                if is_heavy and self.chance.random() < 0.3:
+                    self._send_too_much(self._pending[place])
 
     def _batch(self, topic: str, place: Place) -> _Batch:
         count = self.chance.choice([1, 1, 2, 5])
@@ -196,18 +209,54 @@ class Producer(Client):
             columns["key"] = pa.array(keys, pa.binary())
         if any(time is not None for time in times_us):
             columns["timestamp"] = pa.array(times_us, pa.int64()).cast(TIMESTAMP)
-        stamp = Stamp(self._producer_id, 0, first) if self._idempotent else None
+        producer_sequence = (
+            ProducerSequence(self._producer_id, 0, first) if self._idempotent else None
+        )
         return _Batch(
             topic=topic,
             place=place,
-            stamp=stamp,
+            producer_sequence=producer_sequence,
             payload=pa.record_batch(columns),
             values=values,
             keys=keys,
             times_us=times_us,
         )
 
-    def _append(self, batch: _Batch) -> Callable[[Core], Appended]:
+    def _heavy_batch(self, topic: str, place: Place) -> _Batch:
+        """A batch within the broker's limit: some hundred bytes that decode to many more."""
+        batch = self._batch(topic, place)
+        producer_sequence = batch.producer_sequence
+        padding = b"|" + b"0" * self.chance.choice([1_000, 3_000, 7_000])
+        time_ms = self.world.scheduler.clock.now_us() // 1_000 - self.chance.randint(0, 10**6)
+        batch.values = [value + padding for value in batch.values]
+        batch.times_us = [time_ms * 1_000 for _ in batch.values]
+        known = {}
+        if producer_sequence is not None:
+            known = {
+                "producer_id": producer_sequence.producer_id,
+                "producer_epoch": producer_sequence.epoch,
+                "base_sequence": producer_sequence.base_sequence,
+            }
+        records = [
+            Record(time_ms, key, value) for key, value in zip(batch.keys, batch.values, strict=True)
+        ]
+        batch.payload = built(records, codec=_GZIP, **known)
+        return batch
+
+    def _send_too_much(self, batch: _Batch) -> None:
+        """One that is as small, and decodes to more than the broker may take."""
+        (value, *_), (topic_id, partition) = batch.values, batch.place
+        time_ms = (batch.times_us[0] or 0) // 1_000
+        record = Record(time_ms, None, value + b"0" * scales.MAX_BATCH_BYTES)
+        data = built([record], codec=_GZIP)
+
+        def send(core: Broker) -> list[AppendResult]:
+            return core.wait(core.submit(core.prepare_kafka(batch.topic, partition, data)))
+
+        _, error = self.ask("append too much", send)
+        ensure(error is not None, f"{self.name}: {topic_id}-{partition} takes any size")
+
+    def _append(self, batch: _Batch) -> Callable[[Broker], AppendResult]:
         return lambda core: batch.send(self.world, core)
 
     def _send_pending(self) -> None:
@@ -219,20 +268,20 @@ class Producer(Client):
                 self._accept(batch, appended)
                 del self._pending[batch.place]
             elif call is not None and self._is_given_up(call.broker, batch, error):
-                # Nobody knows whether it stands, so what follows must not seem to follow it.
+                # Its outcome is unknown, so no later batch may continue its sequence.
                 del self._pending[batch.place]
                 self._sender = ""
         if not self._sender:
             self._pending.clear()
 
-    def _accept(self, batch: _Batch, appended: Appended) -> None:
+    def _accept(self, batch: _Batch, appended: AppendResult) -> None:
         rows = batch.rows(appended)
         self.world.disk.note("acked", *batch.place, appended.base_offset, len(rows))
         self.world.history.ack(self.name, batch.place, appended.base_offset, rows)
         if self._idempotent:
             self._acked.append((batch, appended))
 
-    def _is_given_up(self, broker: Broker, batch: _Batch, error: Answer) -> bool:
+    def _is_given_up(self, broker: SimulatedBroker, batch: _Batch, error: Answer) -> bool:
         if isinstance(error, errors.OutOfOrderSequence | errors.ProducerFenced):
             # One that was replaced and does not know it yet judges by what it knows.
             ensure(self.world.is_replaced(broker), f"{self.name}: {error}")
@@ -247,61 +296,94 @@ class Producer(Client):
         ensure(isinstance(error, gone), f"{self.name}: {batch.place}: {error!r}")
         return True
 
-    def _repeat(self, batch: _Batch, before: Appended) -> None:
-        """Sends a batch again that stands already."""
+    def _repeat(self, batch: _Batch, before: AppendResult) -> None:
+        """Sends a batch again that is already appended."""
         again, error = self.ask("append again", self._append(batch))
         if error is None:
-            what = f"{self.name}: {batch.values[0]!r} stands at {before.base_offset} and {again}"
+            what = f"{self.name}: {batch.values[0]!r} is at {before.base_offset} and {again}"
             ensure(again.duplicate and again.base_offset == before.base_offset, what)
 
 
 # ------------------------------------------------------------------------------ queries
+
+_EVERY_LARGE = 4
+_LARGE_ROWS = 25
+"""Rows per partition in each of two tasks, each row a section: publishing them takes seconds."""
 
 _Ranges = Mapping[str, Mapping[int, tuple[int, int]]]
 """First offset and count, by topic and partition."""
 
 
 class Query(Client):
-    """Stages one batch after another, and has each adopted, as Spark's sink does."""
+    """Stages one batch after another and has each appended, as Spark's sink does.
 
-    def __init__(self, world: World, name: str, topic: str) -> None:
+    A query with an `original` runs with a copy of its checkpoint, which may be slightly old. For
+    another topic it is another query. For the same topic both write the same batches: each exists
+    once, and the slower of two drivers is refused.
+    """
+
+    def __init__(
+        self, world: World, name: str, topic: str, *, original: Query | None = None
+    ) -> None:
         super().__init__(world, name)
         self._topic = topic
+        self._checkpoint: str = original._checkpoint if original is not None else name
+        self._query = options.to_topic(self._checkpoint, topic)
+        self._sender = f"{self._checkpoint}@{topic}"
         self._batch = 0
         self._contents: dict[tuple[str, int], list[Row]] = {}
         """The rows of every section ever staged, by its place."""
-        self._adopted: list[tuple[int, wire.Adopted]] = []
+        self._adopted: list[tuple[int, flight_messages.AppendStagedReply]] = []
+        self._is_shared = False
+        """Returns true if another driver writes the same batches."""
+        self._may_be_copied = original is None and bool(world.profile.clone)
+        self.is_refused = False
+        if original is not None:
+            self._batch = max(original._batch - self.chance.randint(0, 2), 0)
+            self._contents = original._contents
+            self._is_shared = original._is_shared = topic == original._topic
+            world.disk.note("copied", self.name, topic, self._batch)
         self.start(self._run)
 
     def _run(self) -> None:
         decision = None
-        # What seems to have failed may be decided, and whoever decides sees it through.
-        while not self.world.closing or decision is None:
+        # A batch that seems to have failed may be decided; the driver that decides completes it.
+        while not self.is_refused and (not self.world.closing or decision is None):
             decision = self._decide(self._batch)
             if isinstance(decision, manifest.Manifest):
-                self._adopted.append((self._batch, self._drive(decision)))
+                adopted = self._drive(decision)
+                if adopted is None:
+                    return
+                self._adopted.append((self._batch, adopted))
+                self.world.written.add((self._topic, self._sender, self._batch))
                 self._batch += 1
+            if self._may_be_copied and self._adopted and self.chance.random() < 0.5:
+                self._may_be_copied = False
+                self.world.copy(self)
             if self._adopted and self.chance.random() < 0.2:
                 self._run_again(*self.chance.choice(self._adopted[-3:]))
             self.process.clock.sleep(self.chance.choice([0.0, 0.3]))
 
     def _decide(self, batch: int) -> manifest.Manifest | errors.BadRequest | None:
-        """Stages the batch: the manifest that stands, or the refusal; None where a fault hit."""
+        """Stages the batch. Returns the manifest that won, the refusal, or None after a fault."""
         machine = self.world.machine(f"{self.name}-{batch}")
         decided: list[manifest.Manifest | errors.BadRequest] = []
 
         def body() -> None:
             try:
-                attempt = manifest.open_attempt(machine.store, self.name, batch)
+                attempt = manifest.open_attempt(machine.store, self._query, batch)
+                staging = self.world.nonce()
                 sections = [
                     section
                     for task in (0, 1)
-                    for section in self._stage(machine, batch, task, attempt)
+                    for section in self._stage(machine, batch, task, attempt, staging)
                 ]
                 wanted = manifest.Manifest(
-                    query=self.name, batch=batch, sections=tuple(sections), attempt=attempt
+                    query=self._query, batch=batch, sections=tuple(sections), attempt=attempt
                 )
-                decided.append(manifest.write(machine.store, wanted, machine.clock))
+                found = manifest.write(machine.store, wanted, machine.clock)
+                commits._check_topics(wanted, {each.topic for each in found.sections})
+                decided.append(found)
             except errors.BadRequest as error:
                 decided.append(error)
             except (errors.Retriable, errors.OutcomeUnknown, SyncFailed) as error:
@@ -312,36 +394,54 @@ class Query(Client):
         return decided[0] if decided else None
 
     def _stage(
-        self, machine: Machine, batch: int, task: int, attempt: int
+        self, machine: Machine, batch: int, task: int, attempt: int, staging: int
     ) -> list[manifest.Section]:
         """One task's share: the same partitions and counts each time, the values new."""
-        shape = random.Random(f"{self.name} {batch} {task}")
+        shape = random.Random(f"{self._checkpoint} {batch} {task}")
+        is_large = self.world.profile.has_large_batches and batch % _EVERY_LARGE == 1
+        counts = [_LARGE_ROWS] if is_large else [0, 1, 3]
         writer = manifest.StagingWriter(
-            machine.store, query=self.name, batch=batch, clock=machine.clock, attempt=attempt
+            machine.store,
+            query=self._query,
+            batch=batch,
+            clock=machine.clock,
+            attempt=attempt,
+            section_rows=1 if is_large else limits.STAGED_SECTION_ROWS,
         )
         rows: dict[int, list[Row]] = {}
         for partition in (0, 1):
-            rows[partition] = [self._row(partition, batch) for _ in range(shape.choice([0, 1, 3]))]
+            rows[partition] = [self._row(partition, batch) for _ in range(shape.choice(counts))]
+            for row in rows[partition]:
+                self.world.stagings[row.value] = staging
+            self.world.sizes[self._sender, batch, partition, task] = len(rows[partition])
             if rows[partition]:
                 writer.add(self._topic, partition, _payload(rows[partition], shape))
         sections = writer.finish()
+        taken = dict.fromkeys(rows, 0)
         for section in sections:
-            self._contents[section.path, section.start] = rows[section.partition]
+            first = taken[section.partition]
+            taken[section.partition] = end = first + section.rows
+            self._contents[section.path, section.start] = rows[section.partition][first:end]
         return sections
 
     def _row(self, partition: int, batch: int) -> Row:
         nonce = self.world.nonce()
         value = Value(
-            topic_id="", sender=self.name, partition=partition, sequence=nonce, nonce=batch
+            topic_id="", sender=self._sender, partition=partition, sequence=nonce, nonce=batch
         )
-        return Row(value.encode(), None, None)  # by which rule it gets its time is not told
+        return Row(value.encode(), None, None)  # the rule of its time is unknown
 
-    def _drive(self, decision: manifest.Manifest) -> wire.Adopted:
-        """Has the batch adopted, however often that must be asked for."""
+    def _drive(self, decision: manifest.Manifest) -> flight_messages.AppendStagedReply | None:
+        """Has the staged batch appended, retrying as needed. Returns None if it is refused."""
         while (answer := self._try_to_adopt(decision)) is None:
-            pass
+            if self.is_refused:
+                return None
         topic_id, adopted = answer
-        for partition, (first, count) in adopted.ranges.get(self._topic, {}).items():
+        ranges = adopted.ranges.get(self._topic, {})
+        self.world.history.adopted(f"{self._query} {decision.batch}", topic_id, ranges)
+        if adopted.skipped and self._is_shared:
+            return adopted  # the rows may be those of the other driver
+        for partition, (first, count) in ranges.items():
             rows = [
                 row
                 for each in decision.sections
@@ -353,23 +453,34 @@ class Query(Client):
             self.world.history.ack(self.name, (topic_id, partition), first, rows)
         return adopted
 
+    @property
+    def sender(self) -> str:
+        """Results of all drivers of the query, by batch."""
+        return self._sender
+
     def _try_to_adopt(
         self, decision: manifest.Manifest, *, may_be_refused: bool = False
-    ) -> tuple[str, wire.Adopted] | None:
+    ) -> tuple[str, flight_messages.AppendStagedReply] | None:
         """(topic id, answer), or None where there was none."""
         call = self.send("adopt", lambda core: self._adopt(core, decision))
         answer, error = self.receive(call)
         if isinstance(error, errors.Invalid | errors.Corrupt):
-            # One that was replaced does not know what its successor has adopted and swept.
+            # A replaced broker does not know which batches its successor has appended and swept.
             is_old = call is not None and self.world.is_replaced(call.broker)
+            is_late = self._is_shared and isinstance(error, errors.BadRequest)
+            if is_late and not is_old and not may_be_refused:
+                self.is_refused = True
+            may_be_refused |= self._is_shared
             ensure(is_old or may_be_refused, f"{decision.path} is refused: {error!r}")
         return answer
 
-    def _adopt(self, core: Core, decision: manifest.Manifest) -> tuple[str, wire.Adopted]:
-        topic_id = core.describe(self._topic).topic_id
-        return topic_id, core.adopt(wire.Adopt(manifest=decision.path))
+    def _adopt(
+        self, core: Broker, decision: manifest.Manifest
+    ) -> tuple[str, flight_messages.AppendStagedReply]:
+        topic_id = core.topics.describe(self._topic).topic_id
+        return topic_id, core.staged.append(flight_messages.AppendStaged(manifest=decision.path))
 
-    def _run_again(self, batch: int, before: wire.Adopted) -> None:
+    def _run_again(self, batch: int, before: flight_messages.AppendStagedReply) -> None:
         """A driver that died after the commit, or with an old checkpoint, runs the batch again.
 
         The newest batch of a query is always known, and where it is as long as that is remembered.
@@ -377,16 +488,16 @@ class Query(Client):
         decision = self._decide(batch)
         if not isinstance(decision, manifest.Manifest):
             return
-        is_newest = batch == self._adopted[-1][0]
+        is_newest = batch == self._adopted[-1][0] and not self._is_shared
         again = self._try_to_adopt(decision, may_be_refused=not is_newest)
         if again is not None:
-            what = f"{decision.path} was adopted as {before} and again as {again[1]}"
+            what = f"{decision.path} was appended as {before} and again as {again[1]}"
             is_skipped = again[1].skipped or not again[1].ranges
             ensure(is_skipped and _is_within(again[1].ranges, before.ranges), what)
 
 
 def _is_within(part: _Ranges, whole: _Ranges) -> bool:
-    """Whether all that one answer says of places is what the other says."""
+    """Returns true if both answers agree on every partition that both name."""
     return all(
         whole.get(topic, {}).get(partition) == place
         for topic, places in part.items()
@@ -423,7 +534,7 @@ class Consumer(Client):
                 ensure(self.world.is_replaced(call.broker), repr(error))
             self.process.clock.sleep(self.chance.choice([0.02, 0.3]))
 
-    def _read(self, name: str, core: Core) -> None:
+    def _read(self, name: str, core: Broker) -> None:
         """One partition, from where we are to its end."""
         info = self._describe(name, core)
         each = self.chance.choice(info.partitions)
@@ -444,24 +555,28 @@ class Consumer(Client):
             f"{self.name}: {name} is read from {start} to {position}, of {each}",
         )
 
-    def _describe(self, name: str, core: Core) -> wire.TopicInfo:
-        """What the broker tells that we are in."""
-        info = core.describe(name)
+    def _describe(self, name: str, core: Broker) -> flight_messages.TopicInfo:
+        """Members of the group as the broker describes it."""
+        info = core.topics.describe(name)
         current = self.world.scheduler.current
         assert current is not None
         self.world.broker_of(current.process).check_starts(self.name, info)
         return info
 
     def _was_deleted(
-        self, info: wire.TopicInfo, partition: int, at: int, error: errors.OffsetOutOfRange
+        self,
+        info: flight_messages.TopicInfo,
+        partition: int,
+        at: int,
+        error: errors.OffsetOutOfRange,
     ) -> None:
-        """We go on where the log starts, if it does so behind us."""
+        """Continues at the log start offset if it has moved past our position."""
         place = info.topic_id, partition
         ensure(error.partition == partition, f"{self.name}: {place}: {error}")
         ensure(at < error.start, f"{self.name}: {place} at {at} is refused: {error}")
         self._positions[place] = error.start
 
-    def _tail(self, name: str, core: Core) -> None:
+    def _tail(self, name: str, core: Broker) -> None:
         """All partitions, for some batches or some silence."""
         info = self._describe(name, core)
         positions = {
@@ -471,7 +586,9 @@ class Consumer(Client):
         if any(positions[each.partition] > each.end for each in info.partitions):
             return
         asked = [
-            wire.TailPosition(topic=name, partition=number, offset=offset, topic_id=info.topic_id)
+            flight_messages.TailPosition(
+                topic=name, partition=number, offset=offset, topic_id=info.topic_id
+            )
             for number, offset in positions.items()
         ]
         try:
@@ -482,7 +599,7 @@ class Consumer(Client):
         except errors.OffsetOutOfRange as error:
             self._was_deleted(info, error.partition, positions[error.partition], error)
 
-    def _take(self, topic_id: str, batch: Batch, start: int) -> int:
+    def _take(self, topic_id: str, batch: ReadBatch, start: int) -> int:
         """Checks a batch that is to begin at `start`; its end."""
         return self._saw((topic_id, batch.partition), list(rows_of(batch.rows)), start, batch.end)
 
@@ -493,7 +610,7 @@ class Consumer(Client):
         self._positions[place] = max(self._positions.get(place, 0), end)
         return end
 
-    def _fetch(self, name: str, core: Core) -> None:
+    def _fetch(self, name: str, core: Broker) -> None:
         """As Kafka's consumers do, some bytes at a time; they find what begins before, too."""
         info = self._describe(name, core)
         each = self.chance.choice(info.partitions)
@@ -505,8 +622,8 @@ class Consumer(Client):
             except errors.OffsetOutOfRange as error:
                 self._was_deleted(info, each.partition, start, error)
                 return
-            if core.describe(name).topic_id != info.topic_id:
-                return  # what was found may be the other topic's
+            if core.topics.describe(name).topic_id != info.topic_id:
+                return  # the answer may be of the recreated topic
             ensure(
                 found is not None and len(found.pieces) > 0,
                 f"{self.name}: nothing of {each} is found at {start}",
@@ -519,9 +636,9 @@ class Consumer(Client):
 
 def _rows_of_kafka(batch: bytes) -> list[tuple[int, Row]]:
     """Their times are cut to milliseconds, so they tell none."""
-    rows = recordbatch.decode(batch)
+    rows = record_batch.decode(batch)
     keys = rows["key"].to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
-    offsets = itertools.count(recordbatch.read_header(batch).base_offset)
+    offsets = itertools.count(record_batch.read_header(batch).base_offset)
     return [
         (offset, Row(value, key, None))
         for offset, value, key in zip(offsets, rows["value"].to_pylist(), keys, strict=False)
@@ -553,14 +670,14 @@ class Administrator(Client):
             _, error = self.receive(call)
             ensure(not isinstance(error, errors.Corrupt), repr(error))
 
-    def _delete(self, name: str) -> Callable[[Core], Any]:
-        return lambda core: core.delete_topic(name)
+    def _delete(self, name: str) -> Callable[[Broker], Any]:
+        return lambda core: core.topics.delete(name)
 
-    def _delete_records(self, name: str) -> Callable[[Core], Any]:
-        """Of some partitions, up to any offset that there is."""
+    def _delete_records(self, name: str) -> Callable[[Broker], Any]:
+        """Deletes records of some partitions, up to a random existing offset."""
 
-        def delete(core: Core) -> None:
-            history, info = self.world.history, core.describe(name)
+        def delete(core: Broker) -> None:
+            history, info = self.world.history, core.topics.describe(name)
             acked = dict(history.acked)
             count = self.chance.randint(1, len(info.partitions))
             offsets = {}
@@ -569,12 +686,16 @@ class Administrator(Client):
                 offsets[each.partition] = self.chance.choice([-1, 0, any_offset, any_offset])
                 history.wish(name, each.partition, offsets[each.partition])
             try:
-                request = wire.DeleteRecords(topic=name, offsets=offsets, timeout_seconds=2.0)
-                starts = core.delete_records(request).starts
+                request = flight_messages.DeleteRecords(
+                    topic=name, offsets=offsets, timeout_seconds=2.0
+                )
+                starts = core.deletion.delete(request).starts
             except errors.OffsetOutOfRange as error:
-                ensure(core.describe(name).topic_id != info.topic_id, f"{self.name}: {error}")
+                ensure(
+                    core.topics.describe(name).topic_id != info.topic_id, f"{self.name}: {error}"
+                )
                 return
-            if core.describe(name).topic_id != info.topic_id:
+            if core.topics.describe(name).topic_id != info.topic_id:
                 return  # another's records may have gone
             current = self.world.scheduler.current
             assert current is not None
@@ -592,7 +713,7 @@ class Administrator(Client):
 
         return delete
 
-    def _change(self, name: str) -> Callable[[Core], Any]:
+    def _change(self, name: str) -> Callable[[Broker], Any]:
         """Any change but the last."""
         few, more = self.chance.randint(1, 3), self.chance.randint(2, 5)
         config: dict[str, str | None] = {
@@ -603,10 +724,14 @@ class Administrator(Client):
             config["retention.bytes"] = self.chance.choice([None, "1", "3000"])
             if config["retention.ms"] or config["retention.bytes"]:
                 self.world.history.keeps_nothing(name)
-        changes: list[Callable[[Core], Any]] = [
-            lambda core: core.create_topic(wire.CreateTopic(topic=name, partitions=few)),
-            lambda core: core.add_partitions(wire.AddPartitions(topic=name, partitions=more)),
-            lambda core: core.alter(wire.AlterTopic(topic=name, config=config)),
-            lambda core: core.compact(name),
+        changes: list[Callable[[Broker], Any]] = [
+            lambda core: core.topics.create(
+                flight_messages.CreateTopic(topic=name, partitions=few)
+            ),
+            lambda core: core.topics.add_partitions(
+                flight_messages.AddPartitions(topic=name, partitions=more)
+            ),
+            lambda core: core.topics.alter(flight_messages.AlterTopic(topic=name, config=config)),
+            lambda core: core.topics.compact(name),
         ]
         return self.chance.choice(changes)

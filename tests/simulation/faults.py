@@ -1,15 +1,16 @@
-"""What a seed lets go wrong, and the store as each simulated process sees it.
+"""The faults of a seed, and the store as each simulated process sees it.
 
-Rules of this room:
+Rules:
 
-- Only honest faults: what a caller is told is true of what has happened. `StorageUnavailable` and
+- Only honest faults: an error is true of the operation's effect. `StorageUnavailable` and
   `StorageFull` mean no effect, `PutUnresolved` may mean any, `SyncFailed` means visible and perhaps
   not durable. A put without an answer may also land later, when its process is long dead.
-- A power cut exists on a local root only, and takes what nobody has made durable: puts that are
-  visible, and removals too, so that what was deleted may stand again.
-- Another engine flushes nothing: a power cut may leave its commit empty, and its data file too,
-  but for a file whose commit survives by mere luck: nobody could tell that from a file of ours.
-- Some refusals and mistakes happen only behind the scenes, to what a broker does by itself.
+- A power cut exists on a local root only, and undoes everything that was not synced: visible puts,
+  and removals too, so that deleted objects may reappear.
+- Another engine flushes nothing: a power cut may leave its commit empty, and of its data files a
+  part, nothing, or no name, also where the commit survives. Such *damage* is excused, and mended by
+  a person, as long as nothing of ours was built upon that commit.
+- Some refusals and errors happen only to the work of a broker's own threads.
 - A profile turns most kinds off, so that each run is about a few of them.
 """
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -27,16 +28,19 @@ from sparklog import errors
 from sparklog.storage.objects import MemoryStore, ObjectExists, Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
 from sparklog.storage.objects.memory import Moment, Operation
+from sparklog.storage.snapshot import TableFile
 from tests.simulation.scheduler import Crashed, Process, Scheduler
 
 _PUTS = frozenset({"put_new", "put"})
 _BACKGROUND = frozenset(
-    f"sparklog-{name}" for name in ("publisher", "files", "wal-keeper", "janitor", "heartbeat")
+    f"sparklog-{name}" for name in ("publisher", "files", "wal-cleaner", "janitor", "heartbeat")
 )
-"""Names of the threads that a broker works in when nobody asks for anything."""
+"""Names of the broker's threads that work without being asked."""
 
 SKEW_SECONDS = 0.2
-"""How wrong a process's date may be; a part of the orphan grace, as its rule asks."""
+"""Largest clock error of a process in most runs: a part of the orphan grace period, as its rule
+requires.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,7 @@ AIMS = (
 )
 """Steps that are worth a death or a long pause."""
 _AIMED = 10.0
-"""How much more often that happens there, if the run aims at it."""
+"""Factor of the fault's probability at that place, if the run aims at it."""
 _PLACES = ("meta", "staging", "topics/t0", "topics/t0/_delta_log", "topics/t1", "wal")
 _WEIGHTS = {"power_cut": 0.2, "crash": 0.6, "sync_failed": 0.3, "unresolved": 3.0, "late": 2.0}
 
@@ -99,23 +103,31 @@ class Faults:
     """Decides at every step at the store, while it is `active`."""
 
     def __init__(
-        self, scheduler: Scheduler, chance: random.Random, rates: Rates, aim: str, disk: Disk
+        self,
+        scheduler: Scheduler,
+        chance: random.Random,
+        rates: Rates,
+        aim: str,
+        disk: Disk,
+        *,
+        skew_seconds: float,
     ) -> None:
         self.active = False
         self.broken = ""
-        """Where no broker's own threads can put anything, for as long as this says so."""
+        """Prefix below which a broker's own threads can put nothing while this is set."""
         self.injected: Counter[str] = Counter()
         self._scheduler = scheduler
         self._chance = chance
         self._rates = rates
         self._aim = aim
         self._disk = disk
+        self._skew_seconds = skew_seconds
         self._full_until = 0.0
         self._outages: list[tuple[str, float]] = []
-        """Where the store does not answer at the moment, and until when."""
+        """Prefix for which the store does not answer at the moment, and until when."""
 
     def strike(self, process: Process, moment: Moment, operation: Operation, path: str) -> None:
-        """Raises what goes wrong, or lets it happen to the process."""
+        """Raises an injected fault, or applies it to the process."""
         is_put = operation in _PUTS and moment == "before"
         current = self._scheduler.current
         is_hidden = current is not None and current.name in _BACKGROUND
@@ -140,14 +152,18 @@ class Faults:
         if self._hits("jump", rates.jump):
             self._scheduler.clock.advance(self._duration_seconds())
         if self._hits("skew", rates.skew):
-            bound_us = round(SKEW_SECONDS * 1e6)
-            process.skew_us = self._chance.randint(-bound_us, bound_us)
+            self.skew(process)
         if self._hits("full", rates.full):
             self._full_until = self._scheduler.now + self._duration_seconds()
         if self._hits("outage", rates.outage):
             until = self._scheduler.now + self._duration_seconds()
             self._outages.append((self._chance.choice(_PLACES), until))
         self._refuse(moment, operation, path)
+
+    def skew(self, process: Process) -> None:
+        """Sets the date of the process wrong, by as much as the seed allows."""
+        bound_us = round(self._skew_seconds * 1e6)
+        process.skew_us = self._chance.randint(-bound_us, bound_us)
 
     def _refuse(self, moment: Moment, operation: Operation, path: str) -> None:
         rates = self._rates
@@ -169,7 +185,7 @@ class Faults:
             raise PutUnresolved(path, "simulated, and landed")
 
     def _upset(self, path: str) -> None:
-        """What a broker's own threads meet, each of which must go on with everything else."""
+        """Faults of a broker's own threads; each thread must continue with everything else."""
         current = self._scheduler.current
         if current is None or current.name not in _BACKGROUND:
             return
@@ -179,11 +195,11 @@ class Faults:
             raise self._chance.choice([pa.ArrowInvalid, MemoryError, AssertionError])("simulated")
 
     def is_full(self) -> bool:
-        """Whether only the reserve is left, and sometimes not even that."""
+        """Returns true if only the reserve is left, and sometimes not even that."""
         return self.active and self._scheduler.now < self._full_until
 
     def is_late(self, process: Process) -> bool:
-        """Whether a put gets no answer now, and takes effect some time later."""
+        """Returns true if a put gets no answer now and takes effect some time later."""
         return self.active and process.alive and self._hits("late", self._rates.late)
 
     def late_by_seconds(self) -> float:
@@ -204,6 +220,17 @@ class Faults:
 # ------------------------------------------------------------------------------ the disk
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """A data file that another engine has put, its commit, and the files that it replaces."""
+
+    topic: str
+    path: str
+    commit: str
+    size_bytes: int
+    replaced: Sequence[TableFile]
+
+
 class Disk:
     """The one content that all processes see, and what a power cut does to it."""
 
@@ -219,22 +246,37 @@ class Disk:
         self.scheduler = scheduler
         self.trace: list[tuple[object, ...]] = []
         self.processes: list[Process] = []
+        self.beats: dict[str, list[tuple[float, bytes]]] = {}
+        """Heartbeats by path: when each was visible, and what it says."""
         self.zombies: set[str] = set()
         """Objects that stand again although they were removed, or that landed late."""
         self.late_puts = 0
-        """How many have not landed yet."""
+        """Number of puts that have not landed yet."""
         self.network = Process(scheduler, "network")
         self.base = MemoryStore(scheduler.clock, name="simulation", is_local=is_local)
         self._chance = chance
-        self.foreign: dict[str, str] = {}
-        """Data files of other engines, and the commit that adds each."""
+        self.foreign: dict[str, Rewritten] = {}
+        """Data files of other engines, by path."""
+        self.damaged: set[str] = set()
+        """Those of them that a power cut has taken, or left torn, below a commit that survived."""
+        self.ever_damaged: set[str] = set()
+        """Number of puts that have not landed yet, including restored ones, whose answers may
+        come later.
+        """
+        self.watchers: list[Callable[[str], None]] = []
+        """Callbacks for each object that was put."""
         self._removed: dict[str, Any] = {}
-        """What was removed and would stand again after a power cut."""
+        """Removed objects that would reappear after a power cut."""
 
     def note(self, *what: object) -> None:
         """One line of the trace."""
         scheduler = self.scheduler
         self.trace.append((round(scheduler.now, 6), repr(scheduler.current), *what))
+
+    def note_beat(self, path: str) -> None:
+        """A heartbeat can be seen from now on."""
+        data = self.base._objects[path].data.to_pybytes()
+        self.beats.setdefault(path, []).append((self.scheduler.now, data))
 
     def view(self, process: Process, faults: Faults) -> ProcessStore:
         """The store as `process` sees it; the process now has a part in the power's fate."""
@@ -242,31 +284,51 @@ class Disk:
         return ProcessStore(self, process, faults)
 
     def power_cut(self) -> None:
-        """Everybody dies, and the disk keeps what is durable and some of the rest."""
+        """Kills every process; the disk keeps everything durable and some of the rest."""
         for process in self.processes:
             process.alive = False
         objects = self.base._objects
         safe = {path for path, each in objects.items() if each.durable and each.flushed}
-
-        def loses(path: str) -> bool:
-            commit = self.foreign.get(path)
-            if commit is not None and commit not in safe:
-                found = objects.get(commit)
-                if found is not None and found.data.size:
-                    return False
-            return self._chance.random() < 0.5
-
-        self.base.lose_unsynced(loses)
+        whole = {path: each.data for path, each in objects.items() if not each.flushed}
+        self.base.lose_unsynced(lambda _path: self._chance.random() < 0.4)
+        for path, data in sorted(whole.items()):
+            if path in self.foreign and path in objects and not objects[path].data.size:
+                left = self._chance.choice([0, self._chance.randrange(data.size)])
+                objects[path].data = data.slice(0, left)
+        self._note_damage(safe)
         for path in sorted(self._removed):
             if self._chance.random() < 0.5 and path not in self.base._objects:
                 self.base._objects[path] = self._removed[path]
                 self.zombies.add(path)
-                self.note("stands again", path)
+                self.note("is back", path)
         self._removed.clear()
         self._after_cut()
 
+    def _note_damage(self, safe: set[str]) -> None:
+        """Records the files of other engines that differ from their commits.
+
+        `safe`: the objects that were durable before. The commits that ours was built upon had to be
+        among them.
+        """
+        newest: dict[str, str] = {}
+        for path in safe:
+            folder, _, name = path.rpartition("/")
+            newest[folder] = max(newest.get(folder, ""), name if name[:20].isdigit() else "")
+        for path, each in sorted(self.foreign.items()):
+            folder, _, name = each.commit.rpartition("/")
+            is_built_upon = newest.get(folder, "") >= name
+            if each.commit in self.base._objects and not is_built_upon and not self.is_whole(path):
+                self.damaged.add(path)
+                self.ever_damaged.add(path)
+                self.note("damaged", path)
+
+    def is_whole(self, path: str) -> bool:
+        """Returns true if a file of another engine has all its bytes."""
+        found = self.base._objects.get(path)
+        return found is not None and found.data.size == self.foreign[path].size_bytes
+
     def land_later(self, path: str, data: bytes, seconds: float) -> None:
-        """A put that takes effect when nobody waits for it any more."""
+        """A put that takes effect after its caller has given up."""
         self.late_puts += 1
 
         def body() -> None:
@@ -304,9 +366,14 @@ class _Hooks:
         self._reach("before", operation, path)
 
     def between(self, operation: Operation, path: str, /) -> None:
+        if path.startswith("heartbeats/"):
+            self._disk.note_beat(path)
         self._reach("between", operation, path)
 
     def after(self, operation: Operation, path: str, /) -> None:
+        if operation == "put_new":
+            for watcher in self._disk.watchers:
+                watcher(path)
         self._reach("after", operation, path)
 
     def _reach(self, moment: Moment, operation: Operation, path: str) -> None:

@@ -1,23 +1,23 @@
-"""What clients were told and readers saw, and what may never be otherwise.
+"""Answers to clients and observations of readers, with the invariants that they must satisfy.
 
-Every value says what it is: which topic id it was meant for, who sent it, where in the sender's
-order it stands, and a number that is never used twice. So each row that anybody sees can be judged
-by itself, at once:
+Every value names its topic id, its sender, its position in the sender's order, and a number that is
+never used twice. So each observed row is checked by itself, at once:
 
-- an offset of a partition holds one record, for ever, whoever tells of it;
-- a record stands at one place of a topic only, in the topic that it was sent to.
+- an offset of a partition always holds the same record;
+- a table has the rows of a query's batch for all partitions, or for none;
+- a record has one offset in one partition, in the topic that it was sent to.
 
-A log start is judged where it is seen: it never goes back, not behind what somebody was told who
-deleted records, and not beyond what anybody has asked for.
+A log start is checked when it is observed: it never moves back, is never below an acked deletion of
+records, and never above the offsets that clients have asked to delete.
 
-The rest is judged at the end, on the log of each topic from its start on: nothing that was acked or
-seen is missing, offsets have no gaps, and the records of one sender stand in the sender's order.
+The rest is checked at the end, on the log of each topic from its start: no acked or observed record
+is missing, offsets have no gaps, and the records of one sender are in the sender's order.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,7 +41,7 @@ def ensure(condition: bool, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """What a record's value says of it; `topic_id` is "" where any will do."""
+    """Sender and number that a record's value carries; `topic_id` is "" where any topic will do."""
 
     topic_id: str
     sender: str
@@ -55,7 +55,8 @@ class Value:
 
     @classmethod
     def decode(cls, data: bytes) -> Value:
-        topic_id, sender, partition, sequence, nonce = data.decode().split("|")
+        # Anything after it only makes the record large.
+        topic_id, sender, partition, sequence, nonce = data.decode().split("|")[:5]
         return cls(
             topic_id=topic_id,
             sender=sender,
@@ -67,7 +68,7 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A record as somebody saw it; a time of None was not told."""
+    """A record as a reader saw it; a time is None if the reader was not given one."""
 
     value: bytes
     key: bytes | None
@@ -91,49 +92,70 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[int, Row]]:
 
 
 class History:
-    """All that was ever told; whatever contradicts it raises `Violation` at once."""
+    """All observations so far; a contradiction raises `Violation` at once."""
 
     def __init__(self) -> None:
         self.acked: dict[Place, int] = defaultdict(int)
         """The offset after the last that was acked."""
         self.starts: dict[Place, int] = defaultdict(int)
-        """Where the log starts at least: somebody was told so."""
+        """Lower bounds of log start offsets that a client has been given."""
         self.deletions = 0
         self.acks = 0
         self.seen = 0
         self._wishes: dict[tuple[str, int], int] = defaultdict(int)
-        """Up to which offset somebody has asked for records to go, by topic's name and partition;
-        whether that was done he may not know."""
+        """Offsets up to which clients asked to delete records, by topic name and partition; the
+        outcome of such a request may be unknown."""
         self._mortal: set[str] = set()
         """Names of topics that had a retention once."""
         self.retained = 0
-        """How often a log start was seen that nobody had asked for by its offset."""
+        """Number of observed log starts that no client had asked for by offset."""
         self._retained: dict[Place, int] = defaultdict(int)
+        self._batches: dict[str, dict[str, Mapping[int, tuple[int, int]]]] = defaultdict(dict)
+        """Places of query batches, by topic id and name: first offset and count."""
         self._rows: dict[Place, dict[int, Row]] = defaultdict(dict)
         self._places: dict[tuple[str, bytes], tuple[int, int]] = {}
 
     def ack(self, who: str, place: Place, first: int, rows: Sequence[Row]) -> None:
-        """Somebody was told that `rows` stand durably from `first` on."""
+        """Records an ack: `rows` are durable from offset `first`."""
         self.saw(f"{who}, acked", place, enumerate(rows, first))
         self.acked[place] = max(self.acked[place], first + len(rows))
         self.acks += len(rows)
 
+    def adopted(self, batch: str, topic_id: str, ranges: Mapping[int, tuple[int, int]]) -> None:
+        """Records an ack of a query's batch: its offsets by partition."""
+        if len(ranges) > 1:
+            self._batches[topic_id][batch] = ranges
+
+    def check_ends(self, who: str, topic_id: str, ends: Sequence[int]) -> None:
+        """Records an observed end of the topic's table, which contains a query's batch as a
+        whole.
+        """
+        for batch, ranges in self._batches.get(topic_id, {}).items():
+            has = {ends[partition] >= first + count for partition, (first, count) in ranges.items()}
+            begun = any(ends[partition] > first for partition, (first, _) in ranges.items())
+            ensure(
+                has == {begun},
+                f"{who}: the table of {topic_id} ends at {ends}, within batch {batch}: {ranges}",
+            )
+
     def wish(self, topic: str, partition: int, offset: int) -> None:
-        """Somebody asks for the records below it to go, of whatever topic it is; -1: all."""
+        """Records a request to delete all records below the offset, in any incarnation of the
+        topic; -1: all.
+        """
         wished = self._wishes[topic, partition]
         self._wishes[topic, partition] = max(wished, _EVERYTHING if offset == -1 else offset)
 
     def keeps_nothing(self, topic: str) -> None:
-        """Somebody asks for records of whatever topic has that name to go by themselves."""
+        """Records a request for retention in any topic of that name."""
         self._mortal.add(topic)
 
     def deleted(self, place: Place, start: int) -> None:
-        """Somebody was told that the log starts there, and so durably."""
+        """Records an ack of a log start, which is durable then."""
         self.starts[place] = max(self.starts[place], start)
         self.deletions += start > 0
 
     def check_start(self, who: str, topic: str, place: Place, start: int, least: int) -> None:
-        """Somebody sees the log start there, and has reason to expect it at `least` there."""
+        """Records an observed log start, where `least` was to be expected at least."""
         ensure(start >= least, f"{who}: {place} starts at {start}, and at {least} before")
         wished = self._wishes[topic, place[1]]
         is_wished = start <= wished or topic in self._mortal
@@ -142,7 +164,7 @@ class History:
         self._retained[place] = max(start, self._retained[place])
 
     def saw(self, who: str, place: Place, rows: Iterable[tuple[int, Row]]) -> None:
-        """Somebody saw `rows` at these offsets."""
+        """Records that a reader saw `rows` at these offsets."""
         topic_id, partition = place
         known = self._rows[place]
         for offset, row in rows:
@@ -160,11 +182,19 @@ class History:
             other = self._places.setdefault((topic_id, row.value), (partition, offset))
             ensure(
                 other == (partition, offset),
-                f"{who}: {row.value!r} stands at {(partition, offset)} and at {other}",
+                f"{who}: {row.value!r} is at {(partition, offset)} and at {other}",
             )
 
+    def is_whole(self, place: Place) -> bool:
+        """Returns true if the log still starts at its first record, as far as observed."""
+        return not self.starts[place] and not self._retained[place]
+
+    def rows(self, place: Place) -> Iterable[Row]:
+        """Everything that has been seen of a partition."""
+        return self._rows[place].values()
+
     def log(self, place: Place, start: int, end: int) -> list[tuple[int, Row]]:
-        """What has been seen of a partition from `start` to `end`, in order."""
+        """Returns the observed records of a partition from `start` to `end`, in order."""
         rows = self._rows[place]
         return [(offset, rows[offset]) for offset in sorted(rows) if start <= offset < end]
 

@@ -13,17 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from sparklog.broker import publisher as publishers
-from sparklog.broker import writer as writers
-from sparklog.broker.batches import Batches, Standing
-from sparklog.broker.confirming import Confirmer
-from sparklog.broker.partitions import Ledger, StateEncoder, StateSnapshot, Topic
-from sparklog.broker.publisher import Publisher
-from sparklog.broker.retrying import Backoff
-from sparklog.storage import compaction, retention, wal
+import msgspec
+
+from sparklog import limits
+from sparklog.broker.backoff import RetrySchedule
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log import publisher as publishers
+from sparklog.broker.log import readers
+from sparklog.broker.log import writer as writers
+from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot, Topic
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
+from sparklog.formats import record_batch
+from sparklog.sinks import commit as commits
+from sparklog.sinks import options
+from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention, wal
+from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
+from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import base
-from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import Change, Table, end_app_id, maintenance_app_id
+from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
+from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
 from tests.simulation.faults import Rates
 from tests.simulation.world import Profile
 
@@ -34,7 +44,7 @@ class Mutation:
 
     name: str
     patches: tuple[tuple[Any, str, Any], ...]
-    """(where, attribute, what stands there instead)."""
+    """(owner, attribute, replacement)."""
     rates: Rates
     aim: str = ""
     profile: tuple[tuple[str, Any], ...] = ()
@@ -47,7 +57,7 @@ class Mutation:
             yield
 
     def change(self, profile: Profile) -> Profile:
-        """The same profile, with this mutation's rates, and what else it asks for."""
+        """Returns the profile with this mutation's rates and other requirements."""
         return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **dict(self.profile))
 
 
@@ -62,10 +72,10 @@ def _put_nothing(_appender: wal.Appender, _path: str, _pieces: Any) -> None:
 def _commit_blindly(
     publisher: Publisher, topic: Topic, runs: Sequence[Any], files: Sequence[TableFile]
 ) -> TableSnapshot:
-    """Adds what was written to whatever version it meets."""
+    """Adds the written actions to any version it meets."""
     return publisher.table(topic).commit(
         lambda before: (
-            Change(
+            TableChange(
                 adds=tuple(files),
                 txns={
                     end_app_id(topic.topic_id, run.partition.number): max(
@@ -80,7 +90,7 @@ def _commit_blindly(
     )
 
 
-def _needs_nothing(_ledger: Ledger, _broker: int, _epoch: int) -> list[int]:
+def _needs_nothing(_partition_table: PartitionTable, _broker: int, _epoch: int) -> list[int]:
     return []
 
 
@@ -92,7 +102,7 @@ def _always(answer: Any) -> Callable[..., Any]:
     return lambda *_, **__: answer
 
 
-def _move_nothing(table: Table, _topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
+def _move_nothing(table: TopicTable, _topic_id: str, offsets: Mapping[int, int]) -> TableSnapshot:
     """A log start that only the broker knows."""
     snapshot = table.refresh()
     starts = tuple(
@@ -111,9 +121,46 @@ def _keep_the_start(snapshot: TableSnapshot, topic_id: str, _starts: Any) -> dic
     return {maintenance_app_id(topic_id): snapshot.version + 1}
 
 
+def _look_by_wall_clock(
+    watch: LeaderWatch, metadata: ClusterMetadata | None = None
+) -> Sighting | None:
+    """Compares the clocks of two hosts."""
+    leader = Leader.of(metadata or watch._meta.reload(), watch._store)
+    if leader is None:
+        return None
+    beat_us = leader.heartbeat.at_us if leader.heartbeat is not None else leader.known.started_us
+    is_silent = watch._clock.now_us() - beat_us > watch.patience_seconds(leader) * 1e6
+    state = LeaderState.DEAD if leader.stopped or is_silent else LeaderState.ALIVE
+    return Sighting(leader=leader, state=state)
+
+
+def _judge_late(leader: Leader, *, now: float, **known: Any) -> LeaderState:
+    """Takes the time that an answer needs for silence."""
+    return _judge(leader, **{**known, "now": now, "asked_at": now})
+
+
+def _tell_nothing(append: writers.Append, **place: int) -> Entry:
+    return msgspec.structs.replace(_entry(append, **place), decoded_bytes=1)
+
+
+_judge = liveness.judge
+_entry = writers.Append.entry
+_check = record_batch.check
+_HEAVY = (("is_heavy", True), ("consumers", 1), ("steps", 1_500))
+_ENGINE = (("engines", 1), ("has_vacuum", False), ("is_local", True))
+_COPIES = (("clone", "other"), ("queries", 1), ("partitions", (2, 2)), ("steps", 1_500))
+_LARGE = (
+    ("has_large_batches", True),
+    ("queries", 1),
+    ("readers", 1),
+    ("skew_seconds", 0.05),
+    ("steps", 700),
+)
 _RESTARTS = Rates(crash=0.01)
 _RIVALS = Rates(stall=0.02, freeze=0.01)
 _DOUBTS = Rates(unresolved=0.03, crash=0.004)
+
+_VACUUM = (("engines", 1), ("has_vacuum", True), ("cut_rate", 0.0), ("steps", 1_500))
 
 MUTATIONS = (
     Mutation(
@@ -128,8 +175,8 @@ MUTATIONS = (
         rates=_RESTARTS,
     ),
     Mutation(
-        name="a checkpoint forgets what is needed",
-        patches=((Ledger, "needed", _needs_nothing),),
+        name="a checkpoint omits references",
+        patches=((PartitionTable, "needed", _needs_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(
@@ -151,28 +198,98 @@ MUTATIONS = (
     Mutation(
         name="batches of queries are not remembered",
         patches=(
-            (Batches, "find", _always(None)),
-            (Standing, "has", _always(False)),
-            (Standing, "newest", _always(-1)),
+            (PartitionSparkBatches, "find", _always(None)),
+            (TopicSparkBatches, "has", _always(False)),
+            (TopicSparkBatches, "newest", _always(-1)),
         ),
         rates=_DOUBTS,
         profile=(("queries", 1),),
     ),
     Mutation(
+        name="the log does not say what batches decode to",
+        patches=((writers.Append, "entry", _tell_nothing),),
+        rates=Rates(),
+        profile=_HEAVY,
+    ),
+    Mutation(
+        name="heavy batches take no turns",
+        patches=((DecodeMemory, "_has_room", _always(True)),),
+        rates=Rates(stall=0.01),
+        profile=_HEAVY,
+    ),
+    Mutation(
+        name="heavy batches are read like others",
+        patches=((readers, "_is_packed", _always(False)),),
+        rates=Rates(),
+        profile=_HEAVY,
+    ),
+    Mutation(
+        name="a batch of any size is taken that is small compressed",
+        patches=((record_batch, "check", lambda data, **_: _check(data)),),
+        rates=Rates(),
+        profile=_HEAVY,
+    ),
+    Mutation(
+        name="a large batch is published in parts",
+        patches=((publishers, "_keep_batches_whole", _always(None)),),
+        rates=Rates(),
+        profile=_LARGE,
+    ),
+    Mutation(
+        name="files that are prepared are swept",
+        patches=((maintenance, "_is_needed", lambda table, path: table.is_named(path)),),
+        rates=Rates(),
+        profile=_LARGE,
+    ),
+    Mutation(
+        name="a preparation is not renewed",
+        patches=((TopicTable, "renew", _always(None)),),
+        rates=Rates(),
+        profile=_LARGE,
+    ),
+    Mutation(
+        name="files that are prepared become too old",
+        patches=((TopicTable, "is_prepared", _always(False)),),
+        rates=Rates(),
+        profile=_LARGE,
+    ),
+    Mutation(
+        name="a query is known without its topic",
+        patches=(
+            (options, "to_topic", lambda query, _topic: query),
+            (commits, "_check_topics", _always(None)),
+        ),
+        rates=Rates(),
+        profile=_COPIES,
+    ),
+    Mutation(
+        name="a batch is known by its manifest only",
+        patches=(
+            (PartitionSparkBatches, "find", _always(None)),
+            (TopicSparkBatches, "has", _always(False)),
+            (TopicSparkBatches, "newest", _always(-1)),
+        ),
+        rates=Rates(),
+        profile=(("clone", "same"), *_COPIES[1:]),
+    ),
+    Mutation(
         name="staged files go while the log refers to them",
-        patches=((Ledger, "is_staged", _always(False)),),
+        patches=((PartitionTable, "is_staged", _always(False)),),
         rates=_DOUBTS,
         profile=(("queries", 2),),
     ),
     Mutation(
-        name="compaction takes no look at what is active",
-        patches=((compaction, "_are_active", _always(True)), (Table, "_check", _always(None))),
+        name="compaction ignores which files are active",
+        patches=(
+            (file_compaction, "_are_active", _always(True)),
+            (TopicTable, "_check", _always(None)),
+        ),
         rates=Rates(stall=0.02),
-        profile=(("administrators", 1), ("engines", 1)),
+        profile=(("administrators", 1), ("engines", 1), ("steps", 3_000)),
     ),
     Mutation(
-        name="files are added at any age",
-        patches=((Table, "_check", _always(None)),),
+        name="files of any age are added without a check that they exist",
+        patches=((TopicTable, "_check", _always(None)), (Confirmer, "_missing", _always([]))),
         rates=Rates(stall=0.05, jump=0.01),
         aim="after put_new topics",
         profile=(("steps", 1_500),),
@@ -197,38 +314,69 @@ MUTATIONS = (
     ),
     Mutation(
         name="a broker does not look where its logs start",
-        patches=((Ledger, "started", _always(None)),),
+        patches=((PartitionTable, "advance_start", _always(None)),),
         rates=Rates(),
         profile=(("administrators", 1),),
     ),
     Mutation(
-        name="whatever stands at a path is taken for ours",
+        name="any object at a path is taken for ours",
         patches=((base, "_is_equal", _always(True)),),
         rates=_RIVALS,
         profile=(("brokers", 3),),
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=((Table, "settle", _always(None)),),
+        patches=((TopicTable, "settle", _always(None)),),
         rates=Rates(crash=0.03, power_cut=0.005),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=((Table, "_harden", _always(None)),),
+        patches=((TopicTable, "_harden", _always(None)),),
         rates=Rates(power_cut=0.005),
-        profile=(("engines", 1), ("has_vacuum", False), ("is_local", True), ("steps", 1_500)),
+        profile=(*_ENGINE, ("steps", 1_500)),
     ),
     Mutation(
-        name="nobody looks whether published files are there",
+        name="replaced files are removed while the file in their place is torn",
+        patches=((maintenance, "_check_files", _always(None)),),
+        rates=Rates(),
+        profile=(*_ENGINE, ("administrators", 0), ("cut_rate", 0.3), ("steps", 2_500)),
+    ),
+    Mutation(
+        name="published files are not checked",
         patches=((Confirmer, "_missing", _always([])),),
         rates=_RESTARTS,
-        profile=(("engines", 1), ("has_vacuum", True), ("administrators", 0), ("steps", 1_500)),
+        profile=_VACUUM,
+    ),
+    Mutation(
+        name="what a merge has replaced is not kept from VACUUM",
+        patches=((limits, "REPLACED_KEPT_SECONDS", 0.0),),
+        rates=Rates(),
+        profile=_VACUUM,
+    ),
+    Mutation(
+        name="merged files are not checked",
+        patches=((restoring, "look", _always(None)), (restoring, "restore", _always(set()))),
+        rates=Rates(),
+        profile=_VACUUM,
+    ),
+    Mutation(
+        name="the clocks of two hosts are compared",
+        patches=((LeaderWatch, "look", _look_by_wall_clock),),
+        rates=Rates(),
+        profile=(("brokers", 3), ("is_one_machine", False), ("skew_seconds", 1_800.0)),
+    ),
+    Mutation(
+        name="a slow answer is taken for a silent leader",
+        patches=((liveness, "judge", _judge_late),),
+        rates=Rates(stall=0.05, freeze=0.05),
+        aim="after get heartbeats",
+        profile=(("brokers", 3), ("steps", 1_500)),
     ),
     Mutation(
         name="a topic that cannot be published holds up the others",
-        patches=((Backoff, "is_waiting", lambda backoff, _name: bool(backoff._failures)),),
+        patches=((RetrySchedule, "is_waiting", lambda backoff, _name: bool(backoff._failures)),),
         rates=Rates(),
         profile=(("partitions", (2, 1)),),
     ),

@@ -1,11 +1,11 @@
-"""Readers that follow the root by themselves, as a Spark source does, with no broker between.
+"""Readers that follow the root directly, as a Spark source does, without a broker.
 
-What they hold against the log, besides what `History` does with every row:
+They check the following, besides the checks of `History` on every row:
 
 - a refresh shows at least everything that had been acked when it began;
-- neither start nor end of a partition ever goes back, and what is below the start is refused;
+- neither start nor end of a partition ever moves back, and offsets below the start are refused;
 - rows come in order, without a gap, exactly in the range that was asked for;
-- the table alone holds exactly what is below its ends.
+- the table alone holds exactly the offsets below its ends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Reader:
-    """One process that reads until it dies; whoever watches it starts another."""
+    """A process that reads until it dies; its watcher starts another."""
 
     def __init__(self, world: World, name: str) -> None:
         self._world = world
@@ -57,6 +57,7 @@ class Reader:
         history = self._world.history
         acked, starts = dict(history.acked), dict(history.starts)
         snapshot = follower.refresh([topic])[topic]
+        history.check_ends(self._name, snapshot.topic_id or "", snapshot.ends)
         ends = follower.ends(snapshot)
         for partition, end in enumerate(ends):
             place = snapshot.topic_id or "", partition
@@ -108,7 +109,7 @@ class Reader:
         partition: int,
         log_start: int,
     ) -> None:
-        """What lies below the log start cannot be planned."""
+        """Checks that offsets below the log start cannot be planned."""
         try:
             follower.plan(topic, snapshot, partition, log_start - 1, log_start)
         except errors.OffsetOutOfRange:
@@ -116,7 +117,7 @@ class Reader:
         ensure(False, f"{self._name}: {topic}-{partition} is read below its start, {log_start}")
 
     def _read_table(self, topic: str, snapshot: TableSnapshot, partition: int) -> None:
-        """What another engine would find: all of the table's partition, and nothing else."""
+        """Checks the table as another engine reads it: the whole partition and nothing else."""
         start, end = snapshot.starts[partition], snapshot.ends[partition]
         pieces = plan(
             topic=topic, snapshot=snapshot, tail=(), partition=partition, start=start, end=end

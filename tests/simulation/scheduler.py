@@ -1,11 +1,11 @@
 """Greenlets in place of threads: one seed decides which of them runs next, and when time passes.
 
-Rules of this room:
+Rules:
 
 - A *process* is a set of tasks that live, freeze and die together. A task gives up control only
   where the real code waits for something outside of it: at a store, a clock, a lock.
-- Time passes a little with every step of a task, and otherwise only when everybody waits.
-- Who is killed gets `Crashed` where it stands; nothing it does after that has an effect, because
+- Time passes a little with every step of a task, and otherwise only when all tasks wait.
+- A killed task gets `Crashed` where it waits; nothing it does after that has an effect, because
   store, clock and locks only raise `Crashed` from then on.
 - `Threading` stands in for the module `threading`, and `Queueing` for `queue`: a greenlet that
   waits for a lock lets the others run. In one thread a real lock would never wait, or for ever.
@@ -34,7 +34,7 @@ class Crashed(BaseException):
 
 
 class Stuck(Exception):
-    """Everybody waits for somebody else."""
+    """All tasks wait for each other."""
 
 
 class Process:
@@ -79,7 +79,7 @@ class Task:
         self.greenlet: greenlet | None = None
         self.wake_at = 0.0
         self.until: Callable[[], bool] | None = None
-        """What it waits for, at most until `wake_at`."""
+        """Condition that the task waits for, at most until `wake_at`."""
         self.failure: Exception | None = None
         self.thread: _Thread | None = None
 
@@ -87,7 +87,7 @@ class Task:
         return f"{self.process.name}.{self.name}"
 
     def is_ready(self, now: float) -> bool:
-        """Whether it can go on; the dead can, to their end."""
+        """Returns true if the task can continue; killed tasks can, to their end."""
         process = self.process
         if now < process.frozen_until and process.alive:
             return False
@@ -150,7 +150,7 @@ class Scheduler:
         self.check_alive()
 
     def wait(self, until: Callable[[], bool], timeout_seconds: float = float("inf")) -> bool:
-        """Whether it came true before the timeout; the task sleeps meanwhile."""
+        """Sleeps until the condition holds. Returns false on timeout."""
         self.check_alive()
         if until():
             return True
@@ -213,11 +213,11 @@ class Scheduler:
             default=float("inf"),
         )
         if soonest == float("inf"):
-            raise Stuck(f"nobody can go on: {self._tasks}")
+            raise Stuck(f"no task can continue: {self._tasks}")
         self.clock.advance(max(soonest - self.now, 1e-6))
 
     def end(self) -> None:
-        """Kills whoever is left, so that nothing runs after the run."""
+        """Kills all remaining tasks, so that nothing runs after the run."""
         while self._tasks:
             for task in list(self._tasks):
                 task.process.alive = False
@@ -228,7 +228,9 @@ class Scheduler:
 
 
 class Threading:
-    """What the code under test uses of the module `threading`, for greenlets."""
+    """Replacement of the module `threading`, as far as the code under test uses it, for
+    greenlets.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -256,14 +258,14 @@ class Threading:
 
 
 class Queueing:
-    """What the code under test uses of the module `queue`, for greenlets."""
+    """Replacement of the module `queue`, as far as the code under test uses it, for greenlets."""
 
     Empty = queue.Empty
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
 
-    def SimpleQueue(self) -> _Queue:  # noqa: N802 - the module's own name
+    def Queue(self) -> _Queue:  # noqa: N802 - the module's own name
         return _Queue(self._scheduler)
 
 
@@ -329,7 +331,7 @@ class _Lock:
     def release(self) -> None:
         current = self._scheduler.current
         is_dying = current is not None and not current.process.alive
-        assert self._count or is_dying, "released, and nobody holds it"
+        assert self._count or is_dying, "released by a task that does not hold it"
         self._count = max(self._count - 1, 0)
 
     def locked(self) -> bool:
@@ -365,7 +367,7 @@ class _Condition:
         self._notified = 0
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether it was notified before the timeout; the lock is free meanwhile."""
+        """Releases the lock until notified. Returns false on timeout."""
         seen, count = self._notified, self._lock.give_up()
         try:
             patience_seconds = float("inf") if timeout is None else timeout

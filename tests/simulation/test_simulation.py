@@ -24,14 +24,14 @@ _ROOT = Path(__file__).parents[2]
 
 
 def _replay(outcome: Outcome) -> str:
-    """What to type to see the failure again."""
+    """Returns the command that repeats the failure."""
     command = f"{sys.executable} -m tests.simulation --seed {outcome.seed} --trace"
     return f"seed {outcome.seed} breaks a promise: {outcome.violation}\nreplay it with: {command}"
 
 
 @pytest.mark.parametrize("first", range(0, _SEEDS, _SEEDS_PER_TEST))
 def test_promises_hold(first: int) -> None:
-    """Whatever a seed does to brokers, clients, readers and store, no promise is broken."""
+    """No seed's faults in brokers, clients, readers and store break a promise."""
     for seed in range(first, first + _SEEDS_PER_TEST):
         outcome = run(seed)
         assert outcome.violation is None, _replay(outcome)
@@ -45,6 +45,7 @@ def test_runs_are_not_empty() -> None:
     assert sum(outcome.seen for outcome in outcomes) > 30 * len(outcomes)
     assert sum(outcome.deletions for outcome in outcomes) > len(outcomes) / 8
     assert sum(outcome.retained for outcome in outcomes) > len(outcomes) / 8
+    assert sum(outcome.torn > 0 for outcome in outcomes) > len(outcomes) / 100
     assert sum(outcome.steps for outcome in outcomes) > 500 * len(outcomes)
     kinds = outcomes[0].profile.rates.kinds()
     assert not [kind for kind in kinds if not injected[kind]]
@@ -52,7 +53,7 @@ def test_runs_are_not_empty() -> None:
 
 @pytest.mark.parametrize("seed", [3, 14, 15])
 def test_a_seed_is_one_run(seed: int) -> None:
-    """The same seed gives the same run, step by step, within a process and in another one."""
+    """Each seed gives one run, step by step, within a process and in another one."""
     digest = run(seed).digest
     assert run(seed).digest == digest
     command = [sys.executable, "-m", "tests.simulation", "--seed", str(seed), "--digest"]
@@ -64,7 +65,7 @@ def test_a_seed_is_one_run(seed: int) -> None:
     assert answer.stdout.split() == [str(seed), digest]
 
 
-@pytest.mark.parametrize("seed", [6, 5, 7, 11, 12])
+@pytest.mark.parametrize("seed", [5, 6, 11, 13, 16])
 def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
     """In the end delta-rs finds in every topic's table exactly the log that everybody saw."""
     compared: list[int] = []
@@ -94,7 +95,7 @@ def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mistake_is_noticed(mutation: Mutation) -> None:
-    """Where one line of defence is taken away, some seed soon breaks a promise."""
+    """Each line of defence is needed: without it, some seed soon breaks a promise."""
     with mutation.applied():
         assert any(run(seed, mutation.change).violation for seed in range(_SEEDS_PER_MUTATION))
 

@@ -21,27 +21,31 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pyarrow as pa
 
-from sparklog import errors, limits, wire
-from sparklog.broker.core import Core
-from sparklog.storage import deltalog, manifest, table, upkeep, wal
+from sparklog import errors, limits
+from sparklog.broker.broker import Broker
+from sparklog.formats import flight_messages
+from sparklog.storage import delta_log, maintenance, manifest, table, wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.meta import Epoch, Metadata, MetaStore
+from sparklog.storage.liveness import Heartbeat, Leader
+from sparklog.storage.metadata import ClusterMetadata, Epoch, MetadataStore
 from sparklog.storage.objects import SyncFailed
 from sparklog.storage.plan import plan
 from sparklog.storage.snapshot import TableSnapshot
+from tests.simulation import scales
 from tests.simulation.brokers import (
-    ORPHAN_GRACE_SECONDS,
+    DEAD_AFTER_SECONDS,
     REMOVED_FILE_GRACE_SECONDS,
-    Broker,
     Call,
     Pace,
+    SimulatedBroker,
     simulated,
 )
 from tests.simulation.clients import Administrator, Client, Consumer, Producer, Query
-from tests.simulation.engines import NAME, Engine
-from tests.simulation.faults import AIMS, Disk, Faults, ProcessStore, Rates
+from tests.simulation.engines import NAME, Engine, restore
+from tests.simulation.faults import AIMS, SKEW_SECONDS, Disk, Faults, ProcessStore, Rates
 from tests.simulation.history import History, Row, Value, Violation, ensure
 from tests.simulation.readers import Reader, read
 from tests.simulation.scheduler import Process, ProcessClock, Scheduler
@@ -52,6 +56,7 @@ _LIMITS = {
     "SWEEP_EVERY_SECONDS": 0.5,
     "SETTLE_EVERY_SECONDS": 0.5,
     "UPKEEP_RETRY_SECONDS": 0.3,
+    "UPKEEP_RETRY_MAX_SECONDS": 1.0,
     "RETENTION_EVERY_SECONDS": 0.4,
     "COMPACT_SETTLED_SECONDS": 0.5,
     "TOMBSTONE_SECONDS": 1.0,
@@ -73,56 +78,114 @@ _CONFIGS: list[dict[str, str]] = [
 ]
 
 _PATIENCE_SECONDS = 60.0
+_BACKLOG_SECONDS = 600.0
+"""Until all is published: the backlog of a topic that was held back may be hundreds of files, each
+of as few rows as the smallest bounds allow, and each a dozen requests to the store."""
+_CONFIRM_AFTER_SECONDS = 0.2
+"""Longer than a VACUUM takes. Without one, the WAL lets go sooner than it does by default."""
+_QUIET_SECONDS = 3.0
+"""Longer than upkeep pauses: a merge leads to others, and each has files to sweep after a grace."""
+_WRONG_SECONDS = 1_800.0
+"""Largest clock error of a broker in runs about clocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a seed's world is made of."""
+    """Parameters of a seed's world."""
 
     is_local: bool
     rates: Rates
     aim: str
-    """Where crashes, freezes and stalls hit, if not anywhere."""
+    """Place that crashes, freezes and stalls aim at; "": any."""
     pace: Pace
     brokers: int
     partitions: tuple[int, ...]
-    """Of each topic to begin with; the first is never deleted, and the query writes to it."""
+    """Partitions of each initial topic; the first topic is never deleted, and the query writes to
+    it.
+    """
     config: dict[str, str]
-    """Of each topic to begin with."""
+    """Configuration of each initial topic."""
     idempotent: int
     simple: int
     queries: int
+    is_heavy: bool
+    """True if producers send batches as Kafka's do, small when compressed and large when decoded.
+    """
+    has_large_batches: bool
+    """True if some batches of the query take long to publish."""
+    clone: str
+    """Target of a copied query checkpoint: the "same" topic, an "other" one, or none."""
     consumers: int
     readers: int
     engines: int
+    cut_rate: float
+    """Probability of a power cut soon after a commit of another engine."""
     has_vacuum: bool
-    """Whether another engine removes what a table does not name; nobody merges files then."""
+    """True if another engine runs VACUUM."""
     administrators: int
+    is_one_machine: bool
+    """True if all brokers are on one machine, where processes can be probed."""
+    skew_seconds: float
+    """Largest clock error of a process."""
     switch_rate: float
     steps: int
+
+    @property
+    def is_skewed(self) -> bool:
+        """Returns true if every broker's clock is wrong by more than a silent broker is waited
+        for.
+        """
+        return self.skew_seconds > SKEW_SECONDS
+
+    @property
+    def orphan_grace_seconds(self) -> float:
+        """Clocks may differ by a quarter of it."""
+        if self.has_large_batches:
+            return 0.8  # shorter than their preparations
+        return 10 * self.skew_seconds if self.is_skewed else 3.0
+
+    @property
+    def abandoned_seconds(self) -> float:
+        return 8 * self.skew_seconds if self.is_skewed else 1.0
 
     @classmethod
     def draw(cls, chance: random.Random) -> Profile:
         is_local = chance.random() < 0.5
         has_vacuum = chance.random() < 0.1
+        clone = chance.choice(["same", "other"]) if chance.random() < 0.08 else ""
+        is_heavy = chance.random() < 0.04
+        has_large_batches = chance.random() < 0.015
+        is_skewed = chance.random() < 0.1 and not has_vacuum
+        skew_seconds = _WRONG_SECONDS if is_skewed else SKEW_SECONDS
+        if has_large_batches:
+            skew_seconds = SKEW_SECONDS / 4
+        others = [chance.randint(1, 3) for _ in range(chance.choice([0, 1]))]
+        cut_rate = 0.7 if is_local and not has_vacuum and chance.random() < 0.25 else 0.0
         return cls(
             is_local=is_local,
             rates=Rates.draw(chance, is_local=is_local),
             aim=chance.choice(AIMS) if chance.random() < 0.3 else "",
             pace=Pace.draw(chance),
             brokers=chance.choice([1, 2, 3]),
-            partitions=(2, *(chance.randint(1, 3) for _ in range(chance.choice([0, 1])))),
+            partitions=(2, 2) if clone else (2, *others),
             config=chance.choice(_CONFIGS),
             idempotent=chance.choice([1, 2]),
             simple=chance.choice([0, 0, 1]),
-            queries=chance.choice([0, 0, 1]),
+            queries=1 if clone or has_large_batches else chance.choice([0, 0, 1]),
+            is_heavy=is_heavy,
+            has_large_batches=has_large_batches,
+            clone=clone,
             consumers=chance.choice([0, 1]),
             readers=chance.choice([0, 1, 1, 2]),
-            engines=1 if has_vacuum else chance.choice([0, 0, 1]),
+            engines=1 if has_vacuum or cut_rate else chance.choice([0, 0, 1]),
+            cut_rate=cut_rate,
             has_vacuum=has_vacuum,
-            administrators=0 if has_vacuum else chance.choice([0, 1]),
+            administrators=chance.choice([0, 1]),
+            is_one_machine=chance.random() < 0.3,
+            skew_seconds=skew_seconds,
             switch_rate=chance.choice([0.3, 0.7, 1.0]),
-            steps=chance.randint(250, 900) * (4 if chance.random() < 0.05 else 1),
+            steps=chance.randint(600 if cut_rate else 250, 900)
+            * (4 if chance.random() < 0.05 else 1),
         )
 
 
@@ -137,7 +200,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to."""
+    """Result of a run."""
 
     seed: int
     profile: Profile
@@ -149,6 +212,8 @@ class Outcome:
     seen: int
     deletions: int
     retained: int
+    torn: int
+    """Files of other engines that were damaged below commits that survived."""
 
     @property
     def digest(self) -> str:
@@ -163,7 +228,7 @@ def run(
 ) -> Outcome:
     """The seed's run, from an empty root to the last check, in the world that it draws.
 
-    `inspect` may have a look of its own at what is left in the end.
+    `inspect` may examine the store at the end.
     """
     chance = random.Random(seed)
     profile = change(Profile.draw(chance))
@@ -176,7 +241,7 @@ def run(
         except Violation as error:
             violation = str(error)
         except Exception:
-            # Whatever the real code lets out and nobody expects is a violation too.
+            # An unexpected error of the real code is a violation too.
             violation = traceback.format_exc()
         finally:
             world.scheduler.end()
@@ -191,11 +256,12 @@ def run(
         seen=world.history.seen,
         deletions=world.history.deletions,
         retained=world.history.retained,
+        torn=len(world.disk.ever_damaged),
     )
 
 
-def _create(request: wire.CreateTopic, core: Core) -> wire.TopicInfo:
-    return core.create_topic(request)
+def _create(request: flight_messages.CreateTopic, core: Broker) -> flight_messages.TopicInfo:
+    return core.topics.create(request)
 
 
 class World:
@@ -208,7 +274,14 @@ class World:
         self.disk = Disk(
             self.scheduler, chance, is_local=profile.is_local, after_cut=self.note_torn
         )
-        self.faults = Faults(self.scheduler, chance, profile.rates, profile.aim, self.disk)
+        self.faults = Faults(
+            self.scheduler,
+            chance,
+            profile.rates,
+            profile.aim,
+            self.disk,
+            skew_seconds=profile.skew_seconds,
+        )
         self.history = History()
         self.closing = False
         self._is_operated = True
@@ -216,10 +289,16 @@ class World:
         """Topics whose log a power cut has once left with an empty commit, or with a hole."""
         self.producer_ids: set[int] = set()
         self.deletions: list[Call] = []
-        """Of topics, as they were asked for."""
+        """Requested configurations of topics."""
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
-        self.mortal_topics = self.topic_names[1:]
-        self._brokers: list[Broker] = []
+        self.mortal_topics = [] if profile.clone else self.topic_names[1:]
+        self.written: set[tuple[str, str, int]] = set()
+        """Topic, sender and number of each query batch that was acked."""
+        self.stagings: dict[bytes, int] = {}
+        """Values that a query staged together, by value."""
+        self.sizes: dict[tuple[str, int, int, int], int] = {}
+        """Rows that each task of a query stages, by sender, batch, partition and task."""
+        self._brokers: list[SimulatedBroker] = []
         self._others: list[Reader | Engine] = []
         self._clients: list[Client] = []
         self._nonce = 0
@@ -236,7 +315,7 @@ class World:
         process = Process(self.scheduler, name)
         return Machine(process, self.disk.view(process, self.faults))
 
-    def find_broker(self) -> Broker | None:
+    def find_broker(self) -> SimulatedBroker | None:
         """A broker that serves: mostly the newest, sometimes one that was replaced."""
         serving = [each for each in self._brokers if each.alive and each.serving]
         if not serving:
@@ -245,47 +324,107 @@ class World:
             return serving[-1]
         return self.chance.choice(serving)
 
-    def is_replaced(self, broker: Broker) -> bool:
-        """Whether a newer epoch than the broker's has been opened."""
-        lease, metadata = broker.lease, self._metadata()
-        if lease is None:
+    def is_replaced(self, broker: SimulatedBroker) -> bool:
+        """Returns true if a newer epoch than the broker's has been opened."""
+        leadership, metadata = broker.leadership, self._metadata()
+        if leadership is None:
             return False
-        is_newest = metadata.brokers[lease.broker].epoch == lease.epoch
-        return metadata.controller != lease.broker or not is_newest
+        is_newest = metadata.brokers[leadership.broker].epoch == leadership.epoch
+        return metadata.controller != leadership.broker or not is_newest
 
     def is_deleted(self, topic_id: str) -> bool:
-        """Whether the topic is gone, by a deletion that is over."""
+        """Returns true if the topic's deletion is finished."""
         if any(not call.done and call.broker.alive for call in self.deletions):
             return False
         return all(known.topic_id != topic_id for known in self._metadata().topics.values())
 
-    def broker_of(self, process: Process) -> Broker:
+    def broker_of(self, process: Process) -> SimulatedBroker:
         """The broker that is this process."""
         return next(each for each in self._brokers if each.process is process)
+
+    def number_of(self, broker: SimulatedBroker) -> int:
+        """Its place among all brokers that there ever were."""
+        return self._brokers.index(broker)
+
+    def broker_at(self, number: int) -> SimulatedBroker:
+        return self._brokers[number]
+
+    def check_dead(self, leader: Leader, asked_at: float) -> None:
+        """Checks that a leader may be taken for dead, by a process that asked for its heartbeat
+        then.
+        """
+        named = leader.broker, leader.epoch
+        known = {
+            (each.leadership.broker, each.leadership.epoch): each
+            for each in self._brokers
+            if each.leadership
+        }
+        broker = known.get(named)
+        if leader.stopped or broker is None or not broker.alive:
+            return
+        for landed_at, data in self.disk.beats.get(f"heartbeats/{leader.broker}.json", ()):
+            beat = msgspec.json.decode(data, type=Heartbeat)
+            silent_seconds = asked_at - beat.monotonic_seconds
+            ensure(
+                beat.epoch != leader.epoch
+                or landed_at > asked_at
+                or silent_seconds >= DEAD_AFTER_SECONDS,
+                f"{broker.process} is taken for dead {silent_seconds} s after a heartbeat",
+            )
+
+    def is_broker(self, process: Process) -> bool:
+        return any(each.process is process for each in self._brokers)
 
     def topics(self) -> list[tuple[str, str, TableSnapshot]]:
         """(name, id, table) of every topic that there is."""
         clock = self.scheduler.clock
         return [
-            (name, known.topic_id, table.Table(self.disk.base, name, clock=clock).refresh())
+            (name, known.topic_id, table.TopicTable(self.disk.base, name, clock=clock).refresh())
             for name, known in self._metadata().topics.items()
         ]
 
-    def _metadata(self) -> Metadata:
-        return MetaStore(self.disk.base, clock=self.scheduler.clock).reload()
+    def _metadata(self) -> ClusterMetadata:
+        return MetadataStore(self.disk.base, clock=self.scheduler.clock).reload()
+
+    def copy(self, query: Query) -> None:
+        """Runs a copy of the query's checkpoint."""
+        topic = self.topic_names[self.profile.clone == "other"]
+        self._clients.append(Query(self, f"{query.name}-copy", topic, original=query))
 
     # -------------------------------------------------------------------------- torn logs
 
+    def cut_soon(self) -> None:
+        """Another engine has committed: maybe the power goes, at once or some moments later."""
+        if not self.faults.active or self.chance.random() >= self.profile.cut_rate:
+            return
+        seconds = 10 ** self.chance.uniform(-3, -1)
+
+        def body() -> None:
+            self.scheduler.sleep(seconds)
+            if self.faults.active:
+                self.faults.injected["power_cut"] += 1
+                self.disk.note("fault", "power_cut")
+                self.disk.power_cut()
+
+        self.scheduler.spawn(Process(self.scheduler, "power"), "cut", body)
+
     def note_torn(self) -> None:
-        """Keeps in mind whose log is not whole; what nobody built on may be lost in a power cut."""
+        """Remembers torn logs; a commit that nothing was built on may be lost in a power cut."""
         for topic in self.disk.base.folders("topics"):
             if self._beyond_damage(topic):
                 self.torn.add(topic)
 
     def explains(self, error: errors.Corrupt) -> bool:
-        """Whether it is of a torn log, or of a data file that a VACUUM may have taken."""
+        """Returns true if the error is about a torn log, or a data file lost to another cause.
+
+        Such a file was removed by a VACUUM, or damaged by a power cut.
+        """
         told = str(error)
-        if self.profile.has_vacuum and isinstance(error, errors.MissingObject):
+        if any(path in told for path in self.disk.ever_damaged):
+            return True
+        if self.profile.has_vacuum and isinstance(
+            error, errors.MissingObject | errors.CorruptObject
+        ):
             return ".parquet" in told
         return any(
             mark in told
@@ -294,28 +433,29 @@ class World:
         )
 
     def _mend(self) -> None:
-        """What a person does: takes away the torn end of a log."""
+        """Repairs as an operator does: removes the torn end of a log, restores damaged files."""
         for topic in sorted(self.torn):
             beyond = self._beyond_damage(topic)
             if beyond:
                 self.disk.note("mended", beyond)
                 self.disk.base.delete(beyond)
+        restore(self)
 
     def _beyond_damage(self, topic: str) -> list[str]:
         """Commits that are empty, or behind one that is or that is missing."""
         folder = f"topics/{topic}/_delta_log"
         stats = {stat.name: stat for stat in self.disk.base.list_after(folder)}
-        listing = deltalog.read_names(stats)
+        listing = delta_log.read_names(stats)
         version = max(listing.checkpoints, default=-1)
-        while (stat := stats.get(deltalog.commit_name(version + 1))) and stat.size_bytes:
+        while (stat := stats.get(delta_log.commit_name(version + 1))) and stat.size_bytes:
             version += 1
-        names = (deltalog.commit_name(each) for each in sorted(listing.commits) if each > version)
+        names = (delta_log.commit_name(each) for each in sorted(listing.commits) if each > version)
         return [f"{folder}/{name}" for name in names]
 
     # -------------------------------------------------------------------------- the run
 
     def run(self) -> None:
-        """Raises `Violation`, `Stuck`, and whatever the real code raises and nobody expects."""
+        """Raises `Violation`, `Stuck`, and unexpected errors of the real code."""
         self._begin()
         self.faults.active = True
         self._populate()
@@ -329,7 +469,9 @@ class World:
         first = self._start_broker(check_alive=True)
         self._until(lambda: first.serving, "the first broker serves")
         for name, count in zip(self.topic_names, self.profile.partitions, strict=True):
-            request = wire.CreateTopic(topic=name, partitions=count, config=self.profile.config)
+            request = flight_messages.CreateTopic(
+                topic=name, partitions=count, config=self.profile.config
+            )
             if self.profile.config:
                 self.history.keeps_nothing(name)
             self._ask(first, f"create {name}", functools.partial(_create, request))
@@ -355,7 +497,7 @@ class World:
         def body() -> None:
             while self._is_operated:
                 self._replenish()
-                if self.torn and self.chance.random() < 0.1:
+                if (self.torn or self.disk.damaged) and self.chance.random() < 0.1:
                     self._mend()
                 alive = [each for each in self._brokers if each.alive]
                 odds = self.chance.random()
@@ -375,8 +517,8 @@ class World:
             for _ in range(count - alive):
                 self._others.append(kind(self, f"{kind.__name__.lower()}{self.nonce()}"))
 
-    def _start_broker(self, *, check_alive: bool) -> Broker:
-        broker = Broker(
+    def _start_broker(self, *, check_alive: bool) -> SimulatedBroker:
+        broker = SimulatedBroker(
             self,
             name=f"broker{len(self._brokers)}",
             broker_id=self.chance.choice([1, 1, 2]),
@@ -385,18 +527,21 @@ class World:
         self._brokers.append(broker)
         return broker
 
-    def judge(self, broker: Broker, error: Exception) -> None:
+    def judge(self, broker: SimulatedBroker, error: Exception) -> None:
         """Only what the design names may end a broker."""
         expected: tuple[type[Exception], ...] = (
             errors.BrokerClosing,
             errors.Fenced,
-            errors.OutcomeUnknown,  # of a change of the metadata: it no longer knows its topics
             SyncFailed,
         )
         if not broker.serving:
-            expected += (errors.Retriable, errors.BrokerAlive)
+            expected += (errors.Retriable, errors.BrokerAlive, errors.OutcomeUnknown)
         if isinstance(error, errors.Corrupt) and self.is_replaced(broker):
             return  # its successor tidied up behind it
+        if isinstance(error, errors.Fenced):
+            ensure(
+                self.is_replaced(broker), f"{broker.process} is fenced without a successor: {error}"
+            )
         if not isinstance(error, expected):
             raise error
 
@@ -409,7 +554,7 @@ class World:
         for each in self._brokers:
             each.process.frozen_until = 0.0
         self._mend()
-        # Who has begun to take the root may still take it away from the last.
+        # A broker that has begun to take the root may still replace the last one.
         self._until(
             lambda: all(each.serving or not each.alive for each in self._brokers),
             "brokers that have begun to start serve or end",
@@ -421,7 +566,10 @@ class World:
         self._until(
             lambda: all(each.finished for each in self._clients), "every client gets its answers"
         )
-        self._ask(last, "publish all", lambda core: core.publish_all(wire.PublishNow()))
+        request = flight_messages.PublishNow(timeout_seconds=_BACKLOG_SECONDS)
+        self._ask(
+            last, "publish all", lambda core: core.publishing.publish(request), _BACKLOG_SECONDS
+        )
         for other in self._others:
             other.process.alive = False
         self._until(lambda: not self.disk.late_puts, "all late puts have landed")
@@ -430,31 +578,33 @@ class World:
             "brokers that were replaced notice it",
         )
         last.process.alive = False
-        self.last = self._replace()
+        self.last = self._replace(check_alive=True)
         # A log is trimmed up to its newest checkpoint, and that comes with the next record.
         self._ask(self.last, "one more", self._append_one)
         for _ in range(2):
             self._pass(1.5)
-            self.scheduler.clock.advance(ORPHAN_GRACE_SECONDS)
-        self._pass(3.0)  # what has just become too old for its topic has a grace as well
+            self.scheduler.clock.advance(
+                self.profile.orphan_grace_seconds + 2 * self.profile.skew_seconds
+            )
+        self._rest(_QUIET_SECONDS)
 
-    def _check_progress(self, broker: Broker) -> None:
+    def _check_progress(self, broker: SimulatedBroker) -> None:
         """While the table of one topic cannot be written, the others are published."""
         self.faults.broken = f"topics/{self.mortal_topics[0]}/"
         self._ask(broker, "one record", self._append_one)
-        request = wire.PublishNow(topics=self.topic_names[:1])
-        self._ask(broker, "publish the others", lambda core: core.publish_all(request))
+        request = flight_messages.PublishNow(topics=self.topic_names[:1])
+        self._ask(broker, "publish the others", lambda core: core.publishing.publish(request))
         self.faults.broken = ""
 
-    def _replace(self) -> Broker:
+    def _replace(self, *, check_alive: bool = False) -> SimulatedBroker:
         """One more broker, which serves."""
-        last = self._start_broker(check_alive=False)
+        last = self._start_broker(check_alive=check_alive)
         self._until(lambda: last.serving or not last.alive, "the last broker serves")
         ensure(last.alive, f"the last broker does not start: {last.failure!r}")
         return last
 
-    def _append_one(self, core: Core) -> None:
-        topic_id = core.describe(self.topic_names[0]).topic_id
+    def _append_one(self, core: Broker) -> None:
+        topic_id = core.topics.describe(self.topic_names[0]).topic_id
         nonce = self.nonce()
         value = Value(topic_id=topic_id, sender="end", partition=0, sequence=nonce, nonce=nonce)
         batch = pa.record_batch({"value": pa.array([value.encode()], pa.binary())})
@@ -462,18 +612,43 @@ class World:
         row = Row(value.encode(), None, found.arrival_us)
         self.history.ack("the end", (topic_id, 0), found.base_offset, [row])
 
-    def _until(self, is_reached: Callable[[], bool], what: str) -> None:
-        deadline = self.scheduler.now + _PATIENCE_SECONDS
+    def _until(
+        self, is_reached: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS
+    ) -> None:
+        deadline = self.scheduler.now + seconds
         self.scheduler.run(lambda: is_reached() or self.scheduler.now > deadline)
-        ensure(is_reached(), f"this does not come about in {_PATIENCE_SECONDS} s: {what}")
+        ensure(is_reached(), f"this does not come about in {seconds} s: {what}")
 
     def _pass(self, seconds: float) -> None:
         end = self.scheduler.now + seconds
         self.scheduler.run(lambda: self.scheduler.now >= end)
 
-    def _ask(self, broker: Broker, what: str, body: Callable[[Core], Any]) -> None:
+    def _rest(self, seconds: float) -> None:
+        """Waits until nothing was put into tables or staging, or removed there, for so long."""
+        files, since = self._files(), self.scheduler.now
+
+        def is_quiet() -> bool:
+            nonlocal files, since
+            found = self._files()
+            if found != files:
+                files, since = found, self.scheduler.now
+            return self.scheduler.now - since >= seconds
+
+        self._until(is_quiet, "upkeep has nothing left to do")
+
+    def _files(self) -> set[str]:
+        objects = self.disk.base._objects
+        return {path for path in objects if path.startswith(("topics/", "staging/"))}
+
+    def _ask(
+        self,
+        broker: SimulatedBroker,
+        what: str,
+        body: Callable[[Broker], Any],
+        seconds: float = _PATIENCE_SECONDS,
+    ) -> None:
         call = broker.call(what, body)
-        self._until(lambda: call.done or not broker.alive, what)
+        self._until(lambda: call.done or not broker.alive, what, seconds)
         ensure(call.done and call.error is None, f"{what}: {call.error!r}, {broker.failure!r}")
 
     # -------------------------------------------------------------------------- the checks
@@ -481,11 +656,12 @@ class World:
     def _check(self) -> None:
         metadata = self._metadata()
         self._check_logs(metadata)
+        self._check_batches(metadata)
         self._check_bounds()
         self._check_epochs(metadata)
         self._check_leftovers()
 
-    def _check_logs(self, metadata: Metadata) -> None:
+    def _check_logs(self, metadata: ClusterMetadata) -> None:
         """Every topic's log, as four tell it, is one, and keeps all promises."""
         base = self.disk.base
         follower = RootFollower(base, clock=self.scheduler.clock)
@@ -493,7 +669,7 @@ class World:
             snapshot = follower.refresh([name])[name]
             ends = follower.ends(snapshot)
             ensure(ends == snapshot.ends, f"{name}: the table ends at {snapshot.ends} of {ends}")
-            info = self.last.core.describe(name)
+            info = self.last.core.topics.describe(name)
             self.last.check_starts("the end", info)
             told = {each.partition: (each.start, each.end) for each in info.partitions}
             for partition, (start, end) in enumerate(zip(snapshot.starts, ends, strict=True)):
@@ -513,23 +689,61 @@ class World:
                 self.history.check_log("the log at the end", place, start, log)
                 ensure(
                     told.get(partition, (0, 0)) == (start, end),
-                    f"{place}: is from {start} to {end}, told was {told}",
+                    f"{place}: is from {start} to {end}, reported was {told}",
                 )
 
+    def _check_batches(self, metadata: ClusterMetadata) -> None:
+        """Checks that each batch of a query exists once and whole in its topic, and in no other."""
+        found: Counter[tuple[str, str, int, int]] = Counter()
+        stagings: dict[tuple[str, str, int], int] = {}
+        whole: set[tuple[str, int]] = set()
+        for name, known in metadata.topics.items():
+            for partition in range(len(known.partitions)):
+                place = known.topic_id, partition
+                if self.history.is_whole(place):
+                    whole.add((name, partition))
+                for row in self.history.rows(place):
+                    value = Value.decode(row.value)
+                    staging = self.stagings.get(row.value)
+                    if staging is None:
+                        continue
+                    what = f"{name}: batch {value.nonce} of {value.sender}"
+                    ensure(value.sender.endswith(f"@{name}"), what)
+                    found[name, value.sender, value.nonce, partition] += 1
+                    before = stagings.setdefault((name, value.sender, value.nonce), staging)
+                    ensure(before == staging, f"{what} was staged as {before} and as {staging}")
+        for name, sender, batch in self.written:
+            for partition in (0, 1):
+                wanted = sum(self.sizes.get((sender, batch, partition, task), 0) for task in (0, 1))
+                count = found[name, sender, batch, partition]
+                ensure(
+                    count == wanted or (name, partition) not in whole,
+                    f"batch {batch} of {sender} has {count} rows in {name}-{partition}: {wanted}",
+                )
+        drivers = [each for each in self._clients if isinstance(each, Query)]
+        for sender in {each.sender for each in drivers}:
+            refused = [each.is_refused for each in drivers if each.sender == sender]
+            ensure(not all(refused), f"every driver of {sender} was refused")
+
     def _check_bounds(self) -> None:
-        """Nothing is kept in memory for what is long over."""
-        ledger = self.last.ledger
-        ensure(not ledger.unpublished_bytes, f"{ledger.unpublished_bytes} bytes wait")
-        ensure(not ledger.waiting(), f"these wait: {[each.name for each in ledger.waiting()]}")
-        count = ledger.unconfirmed_count
+        """Checks that nothing is kept in memory for finished work."""
+        partition_table = self.last.partition_table
+        ensure(
+            not partition_table.unpublished_bytes, f"{partition_table.unpublished_bytes} bytes wait"
+        )
+        ensure(
+            not partition_table.waiting(),
+            f"these wait: {[each.name for each in partition_table.waiting()]}",
+        )
+        count = partition_table.unconfirmed_count
         ensure(not count, f"{count} published entries are kept")
-        for topic in ledger.topics():
+        for topic in partition_table.topics():
             ensure(topic.held_back is None, f"{topic.name} is held back: {topic.held_back}")
 
-    def _check_epochs(self, metadata: Metadata) -> None:
-        lease = self.last.lease
-        assert lease is not None
-        own = Epoch(lease.broker, lease.epoch)
+    def _check_epochs(self, metadata: ClusterMetadata) -> None:
+        leadership = self.last.leadership
+        assert leadership is not None
+        own = Epoch(leadership.broker, leadership.epoch)
         ensure(metadata.open_epochs == (own,), f"epochs are still open: {metadata.open_epochs}")
         base = self.disk.base
         for broker in base.folders("wal"):
@@ -543,7 +757,7 @@ class World:
     def _check_leftovers(self) -> None:
         base = self.disk.base
         for topic in base.folders("topics"):
-            found = table.Table(base, topic, clock=self.scheduler.clock)
+            found = table.TopicTable(base, topic, clock=self.scheduler.clock)
             snapshot = found.refresh()
             named = {table.data_path(topic, file) for files in snapshot.files for file in files}
             stored = {
@@ -551,7 +765,7 @@ class World:
                 for stat in base.walk(f"topics/{topic}")
                 if stat.name.endswith(".parquet") and "_delta_log" not in stat.name
             }
-            # What another engine has put and not committed is for its own VACUUM.
+            # Uncommitted files of another engine are for its own VACUUM.
             stored = {path for path in stored if path in named or f"/{NAME}" not in path}
             ensure(named <= stored, f"{topic}: these are gone: {sorted(named - stored)}")
             ensure(stored <= named, f"{topic}: these are orphans: {sorted(stored - named)}")
@@ -600,16 +814,20 @@ def _deterministic(world: World, chance: random.Random) -> Iterator[None]:
                         patch(module, known, value)
         for name, bound in _LIMITS.items():
             patch(limits, name, bound)
-        if world.profile.has_vacuum:
-            patch(limits, "COMPACT_SETTLED_SECONDS", 1e9)
-        defaults = table.Table.__init__.__kwdefaults__ or {}
-        # A writer goes by the default, whatever the janitor was told.
+        after_seconds = _CONFIRM_AFTER_SECONDS if world.profile.has_vacuum else 0.0
+        patch(limits, "CONFIRM_AFTER_SECONDS", after_seconds)
+        if world.profile.is_heavy:
+            for name, bound in scales.LIMITS.items():
+                patch(limits, name, bound)
+            stack.enter_context(scales.installed(world))
+        defaults = table.TopicTable.__init__.__kwdefaults__ or {}
+        # A writer uses the default, regardless of the janitor's setting.
         graces = {
-            "orphan_grace_seconds": ORPHAN_GRACE_SECONDS,
+            "orphan_grace_seconds": world.profile.orphan_grace_seconds,
             "removed_file_grace_seconds": REMOVED_FILE_GRACE_SECONDS,
         }
-        patch(table.Table.__init__, "__kwdefaults__", {**defaults, **graces})
-        patch(upkeep.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
+        patch(table.TopicTable.__init__, "__kwdefaults__", {**defaults, **graces})
+        patch(maintenance.clean_log, "__kwdefaults__", {"kept_seconds": 1.0, "kept_versions": 4})
         stack.enter_context(simulated(world))
         patch(os, "urandom", chance.randbytes)
         patch(secrets, "token_bytes", lambda count=32: chance.randbytes(count))

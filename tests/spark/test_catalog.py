@@ -55,7 +55,7 @@ def send(log: Log, topic: str, *values: str) -> None:
 
 
 def values(spark: SparkSession, table: str) -> list[str]:
-    """What a SELECT finds."""
+    """Returns the values of a SELECT."""
     query = f"SELECT CAST(value AS STRING) AS value FROM {SCHEMA}.`{table}` ORDER BY `offset`"
     return [row.value for row in spark.sql(query).collect()]
 
@@ -80,7 +80,7 @@ def test_a_topic_is_a_table_of_the_catalog(spark: SparkSession, root: Path, log:
 
 
 def test_a_topic_that_was_created_again(spark: SparkSession, root: Path, log: Log) -> None:
-    """The same table of the catalog shows the topic's new records, and only those."""
+    """The catalog's table shows the records of the recreated topic, and only those."""
     log.create_topic("t", partitions=1)
     send(log, "t", "old")
     register(spark, root, "t")

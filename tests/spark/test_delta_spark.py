@@ -1,4 +1,4 @@
-"""delta-spark reads and maintains a topic's table, and we go on over what it left."""
+"""delta-spark reads and maintains a topic's table, and sparklog continues on the result."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.storage import compaction, keycompaction, upkeep
+from sparklog.storage import file_compaction, log_compaction, maintenance
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import Change, Table, delete_change, describe_change
+from sparklog.storage.table import TableChange, TopicTable, delete_change, describe_change
 from tests.support import tables
 from tests.support.tables import create, publish_rows
 
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.spark
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> Table:
+def table(tmp_path: Path) -> TopicTable:
     """A topic of two partitions: five files of twenty rows in the first, one in the second."""
-    table = Table(LocalStore(tmp_path), "t", clock=SystemClock())
+    table = TopicTable(LocalStore(tmp_path), "t", clock=SystemClock())
     create(table)
     for _ in range(5):
         publish_rows(table, 0, 20)
@@ -33,13 +33,13 @@ def table(tmp_path: Path) -> Table:
     return table
 
 
-def root_of(table: Table) -> str:
+def root_of(table: TopicTable) -> str:
     """The table's own folder, as other engines want to have it named."""
     assert isinstance(table.store, LocalStore)
     return f"{table.store.root}/{table.folder}"
 
 
-def read(spark: SparkSession, table: Table) -> DataFrame:
+def read(spark: SparkSession, table: TopicTable) -> DataFrame:
     """The table as Spark opens it, natively."""
     return spark.read.format("delta").load(root_of(table))
 
@@ -50,16 +50,16 @@ def offsets(found: DataFrame, partition: int = 0) -> list[int]:
     return sorted(row.offset for row in rows)
 
 
-def rows_in(table: Table, partition: int = 0) -> int:
-    """How many rows the statistics say there are."""
+def rows_in(table: TopicTable, partition: int = 0) -> int:
+    """Returns the number of rows in the statistics."""
     return sum(file.rows or 0 for file in table.snapshot.files[partition])
 
 
 @pytest.mark.parametrize(
-    "prepare", [lambda _: None, Table.checkpoint], ids=["commits", "checkpoint"]
+    "prepare", [lambda _: None, TopicTable.checkpoint], ids=["commits", "checkpoint"]
 )
 def test_spark_reads_our_table(
-    spark: SparkSession, table: Table, prepare: Callable[[Table], None]
+    spark: SparkSession, table: TopicTable, prepare: Callable[[TopicTable], None]
 ) -> None:
     """Spark sees our rows with their exact types and values, from commits or from a checkpoint."""
     prepare(table)
@@ -84,7 +84,7 @@ def test_spark_reads_our_table(
     assert bytes(row.headers[0].value) == b"7"
 
 
-def test_spark_skips_by_our_statistics(spark: SparkSession, table: Table) -> None:
+def test_spark_skips_by_our_statistics(spark: SparkSession, table: TopicTable) -> None:
     """A filter on offset, or on time to the microsecond, opens one file of five."""
     for condition in ("offset = 45", f"timestamp < timestamp_micros({tables.START_US + 20})"):
         found = read(spark, table).where("partition = 0").where(condition)
@@ -94,9 +94,9 @@ def test_spark_skips_by_our_statistics(spark: SparkSession, table: Table) -> Non
 
 
 def test_a_native_stream_passes_over_a_key_compaction(
-    spark: SparkSession, table: Table, tmp_path: Path
+    spark: SparkSession, table: TopicTable, tmp_path: Path
 ) -> None:
-    """It is told of rows that went; with `ignoreDeletes` it goes on and reads none twice."""
+    """It reports removed rows; with `ignoreDeletes` it continues and reads none twice."""
     config = {"cleanup.policy": "compact"}
     table.commit(lambda before: describe_change(before, 2, config))
 
@@ -107,8 +107,8 @@ def test_a_native_stream_passes_over_a_key_compaction(
 
     stream().awaitTermination(60)
     publish_rows(table, 0, 20)
-    passes = keycompaction.choose(table, everything=True)
-    assert [keycompaction.compact(table, each) for each in passes] == [113, 13]
+    passes = log_compaction.choose(table, everything=True)
+    assert [log_compaction.compact(table, each) for each in passes] == [113, 13]
     publish_rows(table, 0, 10)
     assert sorted(offsets(read(spark, table))) == [*range(113, 130)]
     with pytest.raises(StreamingQueryException, match=r"IGNORE_DELETE|ignoreDeletes"):
@@ -117,7 +117,7 @@ def test_a_native_stream_passes_over_a_key_compaction(
     assert offsets(spark.read.parquet(f"{tmp_path}/read")) == list(range(130))
 
 
-def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: Table) -> None:
+def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: TopicTable) -> None:
     """OPTIMIZE, Z-ORDER, DELETE and a checkpoint by Spark come through; we read, merge, commit."""
     theirs = DeltaTable.forPath(spark, root_of(table))
     theirs.optimize().executeCompaction()
@@ -131,20 +131,20 @@ def test_we_go_on_after_spark_maintenance(spark: SparkSession, table: Table) -> 
     theirs.delete("partition = 1 and offset = 3")
     assert table.refresh().version == 10  # every tenth version Spark writes a checkpoint
     table.store.delete(f"{table.log_folder}/{version:020d}.json" for version in range(10))
-    assert Table(table.store, "t", clock=table.clock).refresh() == table.snapshot
+    assert TopicTable(table.store, "t", clock=table.clock).refresh() == table.snapshot
     for _ in range(3):
         publish_rows(table, 0, 5)
-    groups = compaction.choose(table.snapshot, everything=True)
+    groups = file_compaction.choose(table.snapshot, everything=True)
     assert len(groups) == 2
     for group in groups:
-        assert compaction.compact(table, group) is not None
+        assert file_compaction.compact(table, group) is not None
     table.checkpoint()
     assert offsets(read(spark, table)) == [*range(10), *range(15, 115)]
     assert offsets(read(spark, table), 1) == [0, 1, 2, *range(4, 20)]
 
 
 def test_spark_follows_our_compaction_as_no_change(
-    spark: SparkSession, table: Table, tmp_path: Path
+    spark: SparkSession, table: TopicTable, tmp_path: Path
 ) -> None:
     """A native stream on the table passes over a compaction without reading a row twice."""
     checkpoint = str(tmp_path / "stream")
@@ -162,27 +162,46 @@ def test_spark_follows_our_compaction_as_no_change(
         return sum(count)
 
     assert drain() == 120
-    for group in compaction.choose(table.snapshot, everything=True):
-        compaction.compact(table, group)
+    for group in file_compaction.choose(table.snapshot, everything=True):
+        file_compaction.compact(table, group)
     publish_rows(table, 0, 5)
     assert drain() == 5
 
 
-def test_spark_vacuum_takes_only_what_is_replaced(spark: SparkSession, table: Table) -> None:
-    """VACUUM knows our tombstones, and we know what it has removed."""
-    old = [file.path for file in table.snapshot.files[0]]
-    for group in compaction.choose(table.snapshot, everything=True):
-        compaction.compact(table, group)
+@pytest.mark.timeout(300)
+def test_spark_vacuum_takes_only_what_is_replaced(
+    spark: SparkSession, table: TopicTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """VACUUM honours sparklog's tombstones, and sparklog notices the removed files.
+
+    Files that a merge replaced stay until the date in its commit.
+    """
     spark.conf.set("spark.databricks.delta.retentionDurationCheck.enabled", "false")
-    spark.sql(f"VACUUM delta.`{root_of(table)}` RETAIN 0 HOURS")
-    assert not any(Path(root_of(table), path).exists() for path in old)
-    table.refresh()
-    table.removed_file_grace_seconds = 0.0
-    assert upkeep.sweep_replaced(table) == len(old) + 1
+    vacuum = f"VACUUM delta.`{root_of(table)}` RETAIN 0 HOURS"
+    old = [file.path for file in table.snapshot.files[0]]
+
+    def merge() -> None:
+        for group in file_compaction.choose(table.refresh(), everything=True):
+            file_compaction.compact(table, group)
+
+    def are_there() -> list[bool]:
+        return [Path(root_of(table), path).exists() for path in old]
+
+    merge()
+    spark.sql(vacuum)
+    assert all(are_there())
+    for file in table.snapshot.files[0]:
+        Path(root_of(table), file.path).unlink()
+    with pytest.raises(errors.CorruptObject, match="in the table again"):
+        maintenance.sweep_replaced(table)
+    monkeypatch.setattr(limits, "REPLACED_KEPT_SECONDS", 0.0)
+    merge()
+    spark.sql(vacuum)
+    assert not any(are_there())
     assert offsets(read(spark, table)) == list(range(100))
 
 
-def test_spark_upgrade_is_refused_by_name(spark: SparkSession, table: Table) -> None:
+def test_spark_upgrade_is_refused_by_name(spark: SparkSession, table: TopicTable) -> None:
     """Deletion vectors, switched on from Spark, stop the topic and are named."""
     good = table.snapshot
     spark.sql(
@@ -194,14 +213,14 @@ def test_spark_upgrade_is_refused_by_name(spark: SparkSession, table: Table) -> 
     assert table.snapshot == good
 
 
-def test_spark_comment_is_welcome(spark: SparkSession, table: Table) -> None:
+def test_spark_comment_is_welcome(spark: SparkSession, table: TopicTable) -> None:
     """A property or comment that touches nothing of ours stays, also through our own changes."""
     root = root_of(table)
     spark.sql(f"ALTER TABLE delta.`{root}` SET TBLPROPERTIES ('team' = 'us')")
     spark.sql(f"COMMENT ON TABLE delta.`{root}` IS 'flights'")
     spark.sql(f"ALTER TABLE delta.`{root}` ALTER COLUMN value COMMENT 'json'")
     table.refresh()
-    table.commit(lambda _: Change(properties={"sparklog.config": '{"a":"b"}'}))
+    table.commit(lambda _: TableChange(properties={"sparklog.config": '{"a":"b"}'}))
     table.checkpoint()
     detail = spark.sql(f"DESCRIBE DETAIL delta.`{root}`").collect()[0]
     assert detail.description == "flights"
@@ -210,7 +229,7 @@ def test_spark_comment_is_welcome(spark: SparkSession, table: Table) -> None:
     assert (detail.minReaderVersion, detail.minWriterVersion) == (1, 2)
 
 
-def test_spark_sees_a_topic_return(spark: SparkSession, table: Table) -> None:
+def test_spark_sees_a_topic_return(spark: SparkSession, table: TopicTable) -> None:
     """A topic that was deleted and created again shows only its new records, and its history."""
     table.commit(delete_change)
     assert read(spark, table).count() == 0

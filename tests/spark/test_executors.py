@@ -22,7 +22,6 @@ pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.timeout(400),
-    pytest.mark.xdist_group("executors"),  # all look at one run of the program
 ]
 
 PARTITIONS = 3
@@ -30,7 +29,7 @@ PARTITIONS = 3
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What the program has left behind."""
+    """Results of the program."""
 
     root: Path
     notes: Path
@@ -85,7 +84,7 @@ def test_a_task_that_failed_first_counts_once(ran: Ran) -> None:
 
 
 def test_attempts_that_race_stage_twice_and_count_once(ran: Ran) -> None:
-    """The manifest names what one attempt has staged; the other one's files are nobody's."""
+    """The manifest names the files of one attempt; those of the other are not used."""
     assert (ran.notes / "attempt 0").exists()
     assert (ran.notes / "attempt 1").exists()
     manifest = json.loads((ran.notes / "manifest.json").read_bytes())

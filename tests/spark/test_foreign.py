@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 import pytest
 from delta.exceptions.base import (
@@ -18,11 +20,11 @@ from delta.exceptions.base import (
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
-from sparklog.client.producer import RecordFuture
+from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 from tests.support.harvest import Collected, start
 from tests.support.killing import BrokerProcess
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
@@ -44,7 +46,7 @@ REFUSALS: Final = (
     ConcurrentDeleteDeleteException,
     ConcurrentDeleteReadException,
 )
-"""What an engine is told whose files were merged meanwhile, or whose partition got new ones."""
+"""The conflict errors of an engine whose files were merged, or whose partition has new ones."""
 
 Row = tuple[int, int, str]
 """Partition, offset and value."""
@@ -112,13 +114,13 @@ class Maintenance:
         self.collected(batch, number)
 
     def _maintain(self, partition: int) -> None:
-        before = self._files()
+        before = self._table().refresh().version
         self._run(f"OPTIMIZE delta.`{self._path}` WHERE partition = {partition}")
         self._delete(partition)
-        replaced = before - self._files()
+        replaced = self._replaced_by_spark(before)
         assert replaced
         self._vacuum()
-        assert not any(Path(self._path, name).exists() for name in replaced)
+        assert not {name for name in replaced if Path(self._path, name).exists()}
 
     def _run(self, statement: str) -> None:
         """Again where the broker was faster with something that concerns it."""
@@ -131,11 +133,11 @@ class Maintenance:
         raise AssertionError(f"another commit was faster {ATTEMPTS} times")
 
     def _delete(self, partition: int) -> None:
-        """Ten offsets which the stream has had, and the table has."""
+        """Deletes ten records that the stream has read and the table contains."""
         seen = sorted(row[1] for row in self.collected.rows if row[0] == partition)
         wait_until(
             lambda: self._table().refresh().ends[partition] > seen[-1],
-            "what was read is in the table",
+            "the records read are in the table",
         )
         chosen = seen[-20:-10]
         condition = f"partition = {partition} AND offset IN {tuple(chosen)}"
@@ -143,19 +145,31 @@ class Maintenance:
         self.deleted |= {(partition, offset) for offset in chosen}
 
     def _vacuum(self) -> None:
-        """What was replaced until now goes."""
+        """Removes the files that were replaced until now."""
         old_at = time.monotonic() + RETAIN_SECONDS
-        wait_until(lambda: time.monotonic() > old_at, "what was replaced is old enough")
+        wait_until(lambda: time.monotonic() > old_at, "the replaced files are old enough")
         self._run(f"VACUUM delta.`{self._path}` RETAIN {RETAIN_SECONDS / 3600:.6f} HOURS")
 
-    def _table(self) -> Table:
-        return Table(self._store, "t", clock=SystemClock())
+    def _table(self) -> TopicTable:
+        return TopicTable(self._store, "t", clock=SystemClock())
 
-    def _files(self) -> set[str]:
-        return {file.path for files in self._table().refresh().files for file in files}
+    def _replaced_by_spark(self, after: int) -> set[str]:
+        """Files that Spark's commits after a version removed, by the log itself.
+
+        The broker merges files at the same time: VACUUM keeps what those merges replaced.
+        """
+        replaced: set[str] = set()
+        for version in range(after + 1, self._table().refresh().version + 1):
+            lines = Path(self._path, "_delta_log", f"{version:020d}.json").read_text().splitlines()
+            actions = [json.loads(line) for line in lines]
+            engines = [each["commitInfo"]["engineInfo"] for each in actions if "commitInfo" in each]
+            if engines[0].startswith("Apache-Spark/"):
+                removes = [each["remove"] for each in actions if "remove" in each]
+                replaced |= {unquote(remove["path"]) for remove in removes}
+        return replaced
 
     def is_published(self) -> bool:
-        """Whether the table ends where the log does."""
+        """Returns true if the table ends where the log does."""
         follower = RootFollower(self._store, clock=SystemClock())
         snapshot = follower.refresh(["t"])["t"]
         return snapshot.ends == follower.ends(snapshot)
@@ -163,7 +177,7 @@ class Maintenance:
 
 @contextmanager
 def checks_off(spark: SparkSession) -> Iterator[None]:
-    """VACUUM takes what is replaced, however young."""
+    """Lets VACUUM remove replaced files of any age."""
     name = "spark.databricks.delta.retentionDurationCheck.enabled"
     spark.conf.set(name, "false")
     yield
@@ -179,8 +193,8 @@ def rows_of(frame: DataFrame) -> list[Row]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_maintenance_by_spark_disturbs_nobody(spark: SparkSession, tmp_path: Path) -> None:
-    """OPTIMIZE, DELETE of what was read and VACUUM in the middle of a batch: the stream sees each
-    record once, a batch all that is left, and the broker goes on publishing."""
+    """With OPTIMIZE, DELETE of read records and VACUUM during a batch, the stream sees each record
+    once, a batch read sees all that remain, and the broker continues publishing."""
     root = tmp_path / "root"
     broker = BrokerProcess(root, {"SPARKLOG_JANITOR_COMPACT_FILES": "6"})
     maintained = Maintenance(spark, root)

@@ -43,7 +43,7 @@ def _log(root: str) -> Iterator[Log]:
 
 
 def drained(df: DataFrame, tmp_path: Path, name: str) -> list[tuple[object, ...]]:
-    """What a streaming query gives until there is no more, in order."""
+    """Returns the results of a streaming query up to the current end, in order."""
     query = (
         df.writeStream.format("memory")
         .queryName(name)

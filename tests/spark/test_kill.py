@@ -61,14 +61,14 @@ class Stream:
 
 @pytest.mark.slow
 def test_a_stream_lives_through_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """Through three kills of the broker the query goes on, and sees each record once."""
+    """Through three kills of the broker the query continues, and sees each record once."""
     stream = Stream(spark, tmp_path / "checkpoint")
     survive(tmp_path / "root", kills=3, minutes=0.0, seed=11, witnesses=[stream, Follower()])
 
 
 @pytest.mark.soak
 def test_a_stream_lives_through_many_kills(spark: SparkSession, tmp_path: Path) -> None:
-    """The same for twenty kills, and for as many minutes as are given."""
+    """The promises hold for twenty kills, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     seed = int.from_bytes(os.urandom(4))
     stream = Stream(spark, tmp_path / "checkpoint")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
-import sparklog
 from sparklog import errors
 from sparklog.client import Log
 from sparklog.sources import dataframe, native
@@ -23,13 +21,6 @@ pytestmark = pytest.mark.spark
 @pytest.fixture(name="root")
 def _root(tmp_path: Path) -> str:
     return str(tmp_path / "root")
-
-
-@pytest.fixture(name="log")
-def _log(root: str) -> Iterator[Log]:
-    with sparklog.connect(root) as log:
-        log.create_topic("t", partitions=2)
-        yield log
 
 
 def through_source(spark: SparkSession, root: str, **options: str) -> DataFrame:
@@ -130,10 +121,10 @@ def _leaves(frame: DataFrame) -> list[Any]:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingOffset": "earliest"}, "did you mean 'startingOffsets'"),
+        ({"startingOffset": "earliest"}, "Did you mean 'startingOffsets'"),
         ({"startingOffsets": "latest"}, "no records"),
         ({"valueFormat": "string"}, "from_json"),
-        ({"subscribe": "u"}, "topics are named by the argument"),
+        ({"subscribe": "u"}, "name the topics by the argument"),
     ],
 )
 def test_wrong_options_are_refused(

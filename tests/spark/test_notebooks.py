@@ -32,13 +32,13 @@ names["spark"].stop()
 
 
 def code_cells(notebook: Path) -> list[str]:
-    """What a kernel would run."""
+    """Returns the code that a kernel would run."""
     cells = json.loads(notebook.read_text())["cells"]
     return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 def run(cells: Sequence[str], folder: Path, wanted: str) -> Any:
-    """What the expression `wanted` is when all cells have run, in one namespace."""
+    """Returns the value of the expression `wanted` after all cells have run, in one namespace."""
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith("SPARKLOG_")},
         "SPARKLOG_ROOT": str(folder / "root"),
@@ -62,7 +62,7 @@ def run(cells: Sequence[str], folder: Path, wanted: str) -> Any:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_are_kept_without_results(notebook: Path) -> None:
-    """No output and no count, so that what changes is what somebody has written."""
+    """Notebooks have no output and no counts, so that diffs show edits only."""
     content = json.loads(notebook.read_text())
     assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
     for cell in content["cells"]:

@@ -15,7 +15,7 @@ from tests.support.harvest import start
 pytestmark = pytest.mark.spark
 
 RECORDS = 80_000
-"""Of each of two partitions: enough for several tasks, by their size."""
+"""Records in each of two partitions: enough for several tasks, by their size."""
 
 
 @pytest.fixture(name="root", scope="module")

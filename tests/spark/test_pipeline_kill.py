@@ -1,7 +1,7 @@
 """A pipeline from topic to topic whose driver and broker are killed: each record comes out once.
 
 The driver is a program of its own, `tests.support.pipeline`, with a JVM and Python workers of its
-own; who produces, kills and judges is here.
+own; producers, kills and checks are here.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Self, TypeAlias
 import pytest
 
 import sparklog
-from sparklog.client.producer import RecordFuture
+from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
-from sparklog.partitioner import murmur2, to_positive
+from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import rows_of_table
@@ -99,7 +99,7 @@ class Producer:
 
 
 class Driver:
-    """The program with its JVM and its workers; what they say stands in a file."""
+    """The program with its JVM and its workers; their output is in a file."""
 
     def __init__(self, root: Path, folder: Path, points: KillPoints) -> None:
         folder.mkdir()
@@ -138,7 +138,7 @@ class Driver:
         self.await_end()
 
     def await_end(self) -> int:
-        """How it ended, by whatever hand."""
+        """Waits for the exit code of the driver."""
         assert self._process is not None
         assert self._process.stdin is not None
         code = self._process.wait(PATIENCE_SECONDS)
@@ -146,7 +146,7 @@ class Driver:
         return code
 
     def drain(self) -> list[Record]:
-        """Lets it take what is left, and end; the records of `out` as Spark has read them."""
+        """Lets it process the rest and end. Returns the records of `out` as Spark has read them."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.close()
@@ -233,7 +233,7 @@ class Pipeline:
         return sum(self._follower.ends(self._follower.refresh(["out"])["out"]))
 
     def kill(self, *victims: str) -> None:
-        """Some time from now; what is dead begins again."""
+        """Kills the victims some time from now, and restarts them."""
         time.sleep(self._chance.uniform(0.0, 1.5))
         if "driver" in victims:
             self.driver.kill()
@@ -245,7 +245,7 @@ class Pipeline:
         self._seen = self._ended_at()
 
     def kill_at(self, point: str, victim: str) -> None:
-        """The next one who comes there; what is dead begins again, and the pipeline goes on."""
+        """Kills the next process at the point and restarts it; the pipeline continues."""
         self.points.arm(point, victim)
         wait_until(lambda: self.points.was_met(point, victim), f"{point} is met")
         if victim == "driver":
@@ -258,7 +258,7 @@ class Pipeline:
         self.await_progress()
 
     def judge(self) -> None:
-        """Drains it; what is acked has come out once, in order, and nothing else is there."""
+        """Drains it; each acked record came out once, in order, and there are no others."""
         acked = self._producer.end()
         by_spark = self.driver.drain()
         with sparklog.connect(self.broker.address) as log:
@@ -276,7 +276,7 @@ class Pipeline:
             assert partition == to_positive(murmur2(key.encode())) % OUT_PARTITIONS
 
     def _table(self) -> list[tuple[int, int, str]]:
-        """Partition, offset and value of what stands in the table of `out`."""
+        """Returns partition, offset and value of the rows in the table of `out`."""
         return [
             (partition, offset, (value or b"").decode())
             for partition in range(OUT_PARTITIONS)
@@ -334,7 +334,7 @@ def test_a_pipeline_lives_through_kills(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_a_pipeline_lives_through_many_kills(tmp_path: Path) -> None:
-    """The same for sixty kills, and for as many minutes as are given."""
+    """The promises hold for sixty kills, and for as many minutes as configured."""
     minutes = float(os.environ.get("SPARKLOG_SOAK_MINUTES", "0"))
     survive(tmp_path, kills=60, minutes=minutes, seed=int.from_bytes(os.urandom(4)))
 
@@ -343,7 +343,7 @@ DRIVER_POINTS = ["undecided", "decided", "answered"]
 """From the last task's end to Spark's own log of the batch."""
 
 WORKER_POINTS = ["planned", "staged", "undecided", "decided", "answered"]
-BROKER_POINTS = ["asked", "adopted"]
+BROKER_POINTS = ["asked", "appended"]
 
 
 @pytest.mark.slow
@@ -360,7 +360,7 @@ BROKER_POINTS = ["asked", "adopted"]
 def test_a_batch_stands_once_wherever_it_is_cut_off(
     tmp_path: Path, deaths: Sequence[tuple[str, str]]
 ) -> None:
-    """Who dies at any step from plan to answer, the batch is driven to its end, and never twice."""
+    """After a kill at any step from plan to answer, the batch is completed, and never twice."""
     with Pipeline(tmp_path, seed=3) as pipeline:
         for point, victim in deaths:
             pipeline.kill_at(point, victim)

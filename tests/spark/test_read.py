@@ -1,9 +1,8 @@
-"""spark.read and readStream of a root: what was sent is what Spark sees, each record once."""
+"""spark.read and readStream of a root: Spark sees each sent record once."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-import sparklog
 from sparklog.client import Log
 from tests.support.harvest import AT, Collected, send, sent, start, values
 
@@ -21,18 +19,6 @@ KAFKA_SCHEMA = (
     "key binary, value binary, topic string, partition int, offset bigint,"
     " timestamp timestamp, timestampType int"
 )
-
-
-@pytest.fixture(name="root")
-def _root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
-
-
-@pytest.fixture(name="log")
-def _log(root: Path) -> Iterator[Log]:
-    with sparklog.connect(root) as log:
-        log.create_topic("t", partitions=2)
-        yield log
 
 
 def read(spark: SparkSession, root: Path, /, **options: str) -> DataFrame:
@@ -114,12 +100,15 @@ def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) ->
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"startingOfsets": "latest"}, "did you mean 'startingOffsets'"),
-        ({"subscribe": "u"}, "no topic named 'u'"),
-        ({"startingOffsets": "latest"}, "a batch that begins there has no records"),
+        ({"startingOfsets": "latest"}, "Did you mean 'startingOffsets'"),
+        ({"subscribe": "u"}, "Topic 'u' does not exist"),
+        ({"startingOffsets": "latest"}, "a batch that starts at the end of the log has no records"),
         ({"assign": '{"t": [0]}'}, "exactly one of subscribe"),
-        ({"root": "/nowhere"}, "is no sparklog root"),
-        ({"startingOffsets": '{"t": {"0": 9, "1": 0}}'}, "offset 9 is outside the range 0 to 0"),
+        ({"root": "/nowhere"}, "is not a sparklog root"),
+        (
+            {"startingOffsets": '{"t": {"0": 9, "1": 0}}'},
+            "Offset 9 of t-0 is outside the range 0 to 0",
+        ),
     ],
 )
 def test_a_wrong_option_is_told_by_name(
@@ -194,7 +183,7 @@ def test_available_now_reads_what_there_is_and_ends(
 def test_a_new_query_begins_at_the_end(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """Without startingOffsets a stream gives what comes, as Spark's Kafka source does."""
+    """Without startingOffsets a stream returns new records only, as Spark's Kafka source does."""
     collected = Collected()
     send(log, 0, 5)
     given = {"root": str(root), "subscribe": "t"}
@@ -233,7 +222,7 @@ def test_a_topic_that_was_created_again_ends_the_query(
 def test_a_stream_s_wrong_option_is_told_by_name(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """What only a running stream can refuse is the query's own error."""
+    """A refusal that needs a running stream is the query's own error."""
     query = start(stream(spark, root, endingOffsets="latest"), tmp_path / "checkpoint", Collected())
     with pytest.raises(StreamingQueryException, match="a stream has no end") as failure:
         query.awaitTermination(60)

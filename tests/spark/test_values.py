@@ -101,7 +101,7 @@ DDL = ", ".join(f"{name} {kind}" for name, kind in KINDS.items())
 
 
 def by_spark(spark: SparkSession, texts: Sequence[str | None], ddl: str) -> DataFrame:
-    """What `from_json` makes of the texts, null where it found one corrupt."""
+    """Returns the result of `from_json`, null for corrupt texts."""
     rows = spark.createDataFrame(list(enumerate(texts)), "id INT, text STRING")
     read = rows.withColumn("v", f.from_json("text", f"{ddl}, _corrupt_record STRING"))
     good = f.when(f.col("v._corrupt_record").isNull(), f.col("v"))
@@ -109,7 +109,7 @@ def by_spark(spark: SparkSession, texts: Sequence[str | None], ddl: str) -> Data
 
 
 def by_us(spark: SparkSession, texts: Sequence[str | None], ddl: str) -> DataFrame:
-    """The same, from Arrow."""
+    """Returns the result of sparklog's parser."""
     schema = spark.createDataFrame([], f"id INT, v STRUCT<{ddl}>").schema
     kind = schema["v"].dataType
     assert isinstance(kind, StructType)
@@ -121,7 +121,7 @@ def by_us(spark: SparkSession, texts: Sequence[str | None], ddl: str) -> DataFra
 
 
 def check(ours: DataFrame, theirs: DataFrame) -> None:
-    """Rows are compared as texts, so that NaN is NaN, and a time is told to the microsecond."""
+    """Compares rows as texts, so that NaN equals NaN, with times to the microsecond."""
     assert ours.schema["v"].simpleString() == theirs.schema["v"].simpleString()
     assert_df_equality(
         ours.selectExpr("id", "CAST(v AS STRING) AS v"),
@@ -132,7 +132,7 @@ def check(ours: DataFrame, theirs: DataFrame) -> None:
 
 
 def test_fields_are_as_from_json_has_them(spark: SparkSession) -> None:
-    """Of every type, what fits and what does not."""
+    """Fitting and unfitting values of every type give the same result."""
     texts = [
         f'{{"{name}":{literal}}}' for name, kind in KINDS.items() for literal in LITERALS[kind]
     ]
@@ -171,7 +171,7 @@ def test_what_spark_writes_is_read(spark: SparkSession) -> None:
 
 
 def test_strings_are_as_a_cast_has_them(spark: SparkSession) -> None:
-    """CAST(value AS STRING), of what is UTF-8."""
+    """Values in UTF-8 equal CAST(value AS STRING)."""
     texts = ["", "x", "é", "\x00", "😀", None, "x" * 10_000]
     values = pa.array([None if text is None else text.encode() for text in texts], pa.binary())
     ids = pa.array(range(len(texts)), pa.int32())

@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 import sparklog
 from sparklog.client import Log
 from sparklog.clock import SystemClock
-from sparklog.partitioner import murmur2, to_positive
+from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch
 from sparklog.storage import manifest
 from sparklog.storage.liveness import read_heartbeats
@@ -32,11 +32,6 @@ RECORD = (
     "key string, value string, headers array<struct<key:string,value:binary>>, timestamp timestamp"
 )
 AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
-
-
-@pytest.fixture(name="root")
-def _root(tmp_path: Path) -> Path:
-    return tmp_path / "root"
 
 
 @pytest.fixture(name="log")
@@ -71,7 +66,7 @@ def values(log: Log, topic: str = "t") -> list[str]:
 
 
 def staged_files(root: Path) -> list[str]:
-    """What lies staged, but for manifests."""
+    """Returns the staged files, except manifests."""
     return [
         stat.name
         for stat in LocalStore(root).walk("staging")
@@ -161,8 +156,8 @@ def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log
 @pytest.mark.parametrize(
     ("columns", "options", "message"),
     [
-        (["value"], {"topic": "nowhere"}, "no topic named 'nowhere'"),
-        (["value"], {"topik": "t"}, "did you mean 'topic'"),
+        (["value"], {"topic": "nowhere"}, "Topic 'nowhere' does not exist"),
+        (["value"], {"topik": "t"}, "Did you mean 'topic'"),
         (["value"], {}, "set option 'topic'"),
         (["key"], {"topic": "t"}, "a record needs a column 'value'"),
         (["1.5 as value"], {"topic": "t"}, r"column 'value' is decimal\(2,1\)"),
@@ -235,7 +230,7 @@ def test_json_is_spark_s_own(spark: SparkSession, root: Path, log: Log) -> None:
 
 
 def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -> None:
-    """Runs the query that copies what is new in `t` to `u`."""
+    """Runs the query that copies new records of `t` to `u`."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"} | options
     target = source.pop("to", "u")
     frame = spark.readStream.format("sparklog").options(**source).load().select("key", "value")
@@ -251,7 +246,7 @@ def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -
 def test_a_stream_writes_each_record_once(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """In several batches and over a restart, what goes in comes out, each once."""
+    """Each record is copied once, in several batches and over a restart."""
     write(numbers(spark, 50), root, topic="t")
     copy(spark, root, tmp_path / "checkpoint", maxOffsetsPerTrigger="20")
     assert values(log, "u") == values(log, "t")
@@ -300,7 +295,7 @@ def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
 def test_a_stream_s_complete_mode_is_refused(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """It would replace what stands; the query ends with our message."""
+    """The mode would replace existing records; the query ends with sparklog's message."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
     write(numbers(spark, 3), root, topic="t")
     counts = spark.readStream.format("sparklog").options(**source).load().groupBy("key").count()
@@ -320,7 +315,7 @@ def test_a_stream_s_complete_mode_is_refused(
 def hand_over(
     spark: SparkSession, root: Path, checkpoint: Path, take: Callable[[DataFrame, int], None]
 ) -> None:
-    """Runs the query that gives `take` what is new in `t`, in batches of 20 records."""
+    """Runs the query that passes new records of `t` to `take`, in batches of 20 records."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
     frame = spark.readStream.format("sparklog").options(**source, maxOffsetsPerTrigger="20").load()
     writer = frame.selectExpr("key", "value").writeStream.foreachBatch(take)
@@ -331,7 +326,7 @@ def hand_over(
 def test_foreach_batch_writes_each_row_once(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """A query that dies after the write runs the micro-batch again; a new query writes anew."""
+    """A query that dies after the write repeats the micro-batch; a new query writes again."""
     write(numbers(spark, 30), root, topic="t")
     once = foreach_batch(name="copy", root=str(root), topic="u")
 
@@ -352,7 +347,7 @@ def test_foreach_batch_writes_each_row_once(
 def test_foreach_batch_may_write_a_topic_twice(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """Two writes of one micro-batch are told apart by their names."""
+    """Two writes of one micro-batch are distinguished by their names."""
 
     def split(frame: DataFrame, batch_id: int) -> None:
         for name, which in (("even", 0), ("odd", 1)):
@@ -365,7 +360,7 @@ def test_foreach_batch_may_write_a_topic_twice(
 
 
 def test_a_topic_is_copied_with_all_its_columns(spark: SparkSession, root: Path, log: Log) -> None:
-    """What the source has besides, offset and timestamp type, the copy has of its own."""
+    """Offset and timestamp type of the source are ignored; the copy has its own."""
     write(numbers(spark, 20).selectExpr("*", "1 as partition"), root, topic="t")
     frame = read(spark, root, "t")
     write(frame, root, topic="u", **{"kafka.bootstrap.servers": "k:9092"})

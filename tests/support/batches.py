@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from sparklog import record, recordbatch
+from sparklog.formats import record, record_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +25,10 @@ class Record:
 
 def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
     """As aiokafka's producer would send it."""
-    stamp = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
-    builder = DefaultRecordBatchBuilder(2, codec, is_transactional=0, batch_size=1 << 26, **stamp)
+    producer_sequence = {"producer_id": -1, "producer_epoch": -1, "base_sequence": -1} | more
+    builder = DefaultRecordBatchBuilder(
+        2, codec, is_transactional=0, batch_size=1 << 26, **producer_sequence
+    )
     for offset, each in enumerate(given):
         added = builder.append(offset, each.timestamp_ms, each.key, each.value, list(each.headers))
         assert added is not None
@@ -34,7 +36,7 @@ def built(given: Sequence[Record], codec: int = 0, **more: int) -> bytes:
 
 
 def bomb(size_bytes: int, *, value_bytes: int = 1_000) -> bytes:
-    """So many bytes of zeros in zstd: some kilobytes on the wire."""
+    """Returns this many zero bytes in zstd: some kilobytes on the wire."""
     count = size_bytes // value_bytes
     values = pa.array([bytes(value_bytes)], pa.binary()).take(pa.array(np.zeros(count, np.int32)))
     return _packed(pa.record_batch([values], names=["value"]))
@@ -58,8 +60,8 @@ def _packed(payload: pa.RecordBatch) -> bytes:
         timestamp_us=1_700_000_000_000_000,
         timestamp_type=record.CREATE_TIME,
     )
-    (batch,) = recordbatch.encode(rows, leader_epoch=0, limit_bytes=1 << 30)
-    return bytes(recordbatch.encoded_in(batch, recordbatch.Codec.ZSTD, 3))
+    (batch,) = record_batch.encode(rows, leader_epoch=0, limit_bytes=1 << 30)
+    return bytes(record_batch.encoded_in(batch, record_batch.Codec.ZSTD, 3))
 
 
 def split(pieces: Sequence[Any]) -> list[bytes]:

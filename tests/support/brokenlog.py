@@ -1,4 +1,4 @@
-"""A log that is played, with clients of it, and that can be told to misbehave in one way.
+"""A simulated log with clients, which can misbehave in one chosen way.
 
 `play` gives the history that the clients of such a log would have recorded: the same seed the same
 history. With a fault, what one promise forbids happens some times in it, and nothing else.
@@ -36,7 +36,7 @@ FAULTS = {
     "give an offset twice": "inconsistent-offsets",
     "ack with another offset": "acked-elsewhere",
     "append to another partition": "wrong-partition",
-    "append what was refused": "failed-read",
+    "append a refused record": "failed-read",
     "make a record up": "phantom",
     "flip a bit": "changed-record",
     "give a record before it was sent": "future-read",
@@ -54,7 +54,7 @@ FAULTS = {
     "tell an old end": "stale-end",
     "take the end back": "end-went-back",
 }
-"""What a log may be told to do, and what a checker is to call it."""
+"""Faults that a log can be made to have, with the anomaly that a checker must report."""
 
 
 @dataclass(slots=True)
@@ -62,9 +62,9 @@ class _Partition:
     records: list[tuple[int, bool]] = field(default_factory=list)
     """Value and whether it is intact, by offset."""
     hidden: set[int] = field(default_factory=set)
-    """Offsets that nobody is given any more."""
+    """Offsets that are no longer delivered."""
     told: int = 0
-    """The highest end that was told."""
+    """The highest end offset that was reported."""
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Play:
                 self._new_session(reader, partition, 0)
 
     def plant(self, fault: str, likelihood: float = 0.05) -> bool:
-        """Whether to do it now."""
+        """Returns true if the fault is due now."""
         happens = self.fault == fault and self.chance.random() < likelihood
         self.planted += happens
         return happens
@@ -117,7 +117,7 @@ class _Play:
             self.sequence[producer] += 1
             burst.append((value, self.tick()))
         if self.chance.random() < 0.05:  # refused for good
-            appended = self.plant("append what was refused", 0.5)
+            appended = self.plant("append a refused record", 0.5)
             for value, started in burst:
                 if appended:
                     log.records.append((value, True))
@@ -140,7 +140,7 @@ class _Play:
             self._answered(value, partition, status, *told, started)
 
     def _append(self, value: int, partition: int, status: int) -> tuple[int, int]:
-        """Where it is."""
+        """Returns the offset of the record."""
         if self.plant("append to another partition", 0.02):
             partition = (partition + 1) % PARTITIONS
         log = self.log[partition]
@@ -158,7 +158,7 @@ class _Play:
         return partition, offset
 
     def _told(self, partition: int, offset: int) -> tuple[int, int]:
-        """What its ack says."""
+        """Returns the offset that the ack names."""
         if self.plant("ack with another offset", 0.02):
             offset += 1_000_000
         if offset and self.plant("give an offset twice", 0.02):
@@ -245,7 +245,7 @@ class _Play:
         self.seen.commits.add(GROUP, partition, position, status, started, self.tick())
 
     def rebalance(self) -> None:
-        """Partitions go to other members, which ask where to go on."""
+        """Moves partitions to other members, which fetch the committed offsets."""
         for partition in range(PARTITIONS):
             self.owners[partition] = owner = self.chance.randrange(MEMBERS)
             started = self.tick()
@@ -278,7 +278,7 @@ class _Play:
     # ---------------------------------------------------------------------- the whole
 
     def step(self) -> None:
-        """What somebody does."""
+        """Runs one random action of a client."""
         match self.chance.randrange(12):
             case 0 | 1 | 2 | 3 | 4:
                 self.send(self.chance.randrange(PRODUCERS))

@@ -1,7 +1,7 @@
-"""A broker without threads or doors, on any store: every step happens when a test asks for it.
+"""A broker without threads or listeners, on any store: each step happens when a test asks for it.
 
 `Rig` is one broker in one epoch, built as the agent builds it. `rig.successor()` takes the root
-over, after which the first is a zombie that may still be used: it is fenced, and must not know.
+over; the first rig remains usable as a zombie, which is fenced without having noticed.
 """
 
 from __future__ import annotations
@@ -13,34 +13,34 @@ from typing import Any
 
 import pyarrow as pa
 
-from sparklog import wire
-from sparklog.broker import lease as leases
-from sparklog.broker.confirming import Confirmer
-from sparklog.broker.core import Core, TopicDefaults
-from sparklog.broker.hot import HotTail
-from sparklog.broker.janitor import Janitor
-from sparklog.broker.partitions import Topic
-from sparklog.broker.producers import Stamp
-from sparklog.broker.publisher import Publisher
-from sparklog.broker.reading import Batch
-from sparklog.broker.walkeeper import KeeperLimits, WalKeeper
-from sparklog.broker.writer import Append, Appended, Ticket, Writer, WriterLimits
+from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.log import takeover
+from sparklog.broker.log.confirmer import Confirmer
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.janitor import Janitor
+from sparklog.broker.log.partitions import Topic
+from sparklog.broker.log.producer_state import ProducerSequence
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.readers import ReadBatch
+from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
+from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, Writer, WriterLimits
 from sparklog.clock import Clock, ManualClock
-from sparklog.record import PAYLOAD_SCHEMA
+from sparklog.formats import flight_messages
+from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
 from sparklog.storage import plan, wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.meta import MetaStore
+from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 
 START_US = 1_700_000_000_123_456
 GRACE_SECONDS = 10.0
 
 _WRITER = WriterLimits()
-_KEEPER = KeeperLimits(trim_grace_seconds=GRACE_SECONDS)
+_KEEPER = WalCleanerLimits(trim_grace_seconds=GRACE_SECONDS)
 _JANITOR = JanitorSettings()
 _TOPICS = TopicDefaults()
 
@@ -61,10 +61,10 @@ def payload(values: Sequence[bytes | str | None], **columns: Sequence[Any]) -> p
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RigOptions:
-    """How a rig differs from the usual."""
+    """Settings of a rig that differ from the defaults."""
 
     writer: WriterLimits = _WRITER
-    keeper: KeeperLimits = _KEEPER
+    wal_cleaner: WalCleanerLimits = _KEEPER
     janitor: JanitorSettings = _JANITOR
     topics: TopicDefaults = _TOPICS
     hot_bytes: int = 1 << 20
@@ -72,6 +72,7 @@ class RigOptions:
     file_bytes: int = 1 << 20
     pool: Executor | None = None
     submit_timeout_seconds: float = 0.0
+    confirm_after_seconds: float = 0.0
 
 
 class Rig:
@@ -89,8 +90,8 @@ class Rig:
         self.store = store
         self.clock = clock
         self.options = options = options or RigOptions()
-        self.meta = MetaStore(store, clock=clock)
-        self.lease = leases.acquire(
+        self.meta = MetadataStore(store, clock=clock)
+        self.leadership = takeover.acquire(
             store,
             self.meta,
             broker=broker,
@@ -99,18 +100,20 @@ class Rig:
             dead_after_seconds=5.0,
             check_alive=check_alive,
         )
-        tables: dict[str, Table] = {}
-        self.ledger = leases.recover(store, self.meta.current, self.lease, tables, clock=clock)
+        tables: dict[str, TopicTable] = {}
+        self.partition_table = takeover.recover(
+            store, self.meta.current, self.leadership, tables, clock=clock
+        )
         self.hot = HotTail(limit_bytes=options.hot_bytes)
         self.appender = wal.Appender(
-            store, broker=broker, epoch=self.lease.epoch, clock=clock, stopping=lambda: False
+            store, broker=broker, epoch=self.leadership.epoch, clock=clock, stopping=lambda: False
         )
         self.writer = Writer(
-            store, self.appender, self.ledger, self.hot, clock=clock, bounds=options.writer
+            store, self.appender, self.partition_table, self.hot, clock=clock, bounds=options.writer
         )
         self.publisher = Publisher(
             store,
-            self.ledger,
+            self.partition_table,
             self.hot,
             clock=clock,
             tables=tables.values(),
@@ -118,23 +121,29 @@ class Rig:
             file_bytes=options.file_bytes,
             pool=options.pool,
         )
-        self.confirmer = Confirmer(store, self.ledger, self.publisher)
-        self.keeper = WalKeeper(
+        self.confirmer = Confirmer(
             store,
-            MetaStore(store, clock=clock),
-            self.lease,
+            self.partition_table,
+            self.publisher,
+            clock=clock,
+            after_seconds=options.confirm_after_seconds,
+        )
+        self.wal_cleaner = WalCleaner(
+            store,
+            MetadataStore(store, clock=clock),
+            self.leadership,
             self.appender,
-            self.ledger,
+            self.partition_table,
             self.writer,
             confirm=self.confirmer.confirm,
             clock=clock,
-            bounds=options.keeper,
+            bounds=options.wal_cleaner,
         )
-        self.core = Core(
+        self.core = Broker(
             store,
             self.meta,
-            self.lease,
-            self.ledger,
+            self.leadership,
+            self.partition_table,
             self.writer,
             self.publisher,
             self.hot,
@@ -144,12 +153,13 @@ class Rig:
         )
         self.janitor = Janitor(
             store,
-            self.ledger,
+            self.partition_table,
             options.janitor,
             clock=clock,
-            bury=self.core.bury,
+            finish_deletion=self.core.topics.finish_deletion,
+            settle_doubts=self.core.topics.settle_doubts,
         )
-        self.core.publish_now = self.publish
+        self.core.publishing.publish_now = self.publish
         self.writer.open()
 
     def successor(
@@ -159,7 +169,7 @@ class Rig:
         return Rig(
             store if store is not None else self.store,
             self.clock,
-            broker=self.lease.broker if broker is None else broker,
+            broker=self.leadership.broker if broker is None else broker,
             options=RigOptions(**options) if options else self.options,
         )
 
@@ -168,8 +178,10 @@ class Rig:
     def create(self, name: str = "t", partitions: int = 1, **config: str) -> Topic:
         """A topic; underscores in keys of `config` stand for dots."""
         named = {key.replace("_", "."): value for key, value in config.items()}
-        self.core.create_topic(wire.CreateTopic(topic=name, partitions=partitions, config=named))
-        return self.ledger.topic(name)
+        self.core.topics.create(
+            flight_messages.CreateTopic(topic=name, partitions=partitions, config=named)
+        )
+        return self.partition_table.topic(name)
 
     def submit(
         self,
@@ -177,14 +189,14 @@ class Rig:
         *,
         topic: str = "t",
         partition: int = 0,
-        stamp: tuple[int, int, int] | None = None,
+        producer_sequence: tuple[int, int, int] | None = None,
         **columns: Sequence[Any],
-    ) -> Ticket:
-        """Queues one batch. `stamp`: producer id, epoch, base sequence."""
-        named = Stamp(*stamp) if stamp else None
+    ) -> PendingAppend:
+        """Queues one batch. `producer_sequence`: producer id, epoch, base sequence."""
+        named = ProducerSequence(*producer_sequence) if producer_sequence else None
         return self.core.append(topic, partition, payload(values, **columns), named)
 
-    def append(self, values: Sequence[bytes | str | None], **where: Any) -> Appended:
+    def append(self, values: Sequence[bytes | str | None], **where: Any) -> AppendResult:
         """One batch, acked; `where` is `submit`'s."""
         return self.core.wait(self.submit(values, **where))[0]
 
@@ -197,11 +209,11 @@ class Rig:
         topic: str = "t",
     ) -> list[Append]:
         """One staged append for each (partition, values), all of one batch of a query."""
-        known = self.ledger.topic(topic)
+        known = self.partition_table.topic(topic)
         appends = []
         for number, (partition, values) in enumerate(sections):
             data = wal.encode_payload(payload(values))
-            path = f"staging/{query}/{batch}/{number}-{self.lease.epoch}.arrow"
+            path = f"staging/{query}/{batch}/{number}-{self.leadership.epoch}.arrow"
             self.store.put(path, data.pieces)
             now_us = self.clock.now_us()
             appends.append(
@@ -220,37 +232,37 @@ class Rig:
             )
         return appends
 
-    def adopt(
+    def append_staged(
         self, sections: Sequence[tuple[int, Sequence[bytes | str | None]]], **batch: Any
-    ) -> list[Appended]:
+    ) -> list[AppendResult]:
         """One batch of a query, acked; `batch` is `stage`'s."""
         return self.writer.wait(self.writer.submit(self.stage(sections, **batch)))
 
     def publish(self) -> None:
         """Everything that waits, in as many commits as it takes."""
-        for topic in self.ledger.topics():
+        for topic in self.partition_table.topics():
             while any(each.unpublished for each in topic.partitions):
                 self.publisher.publish(topic)
 
     def trim(self) -> None:
-        """A checkpoint, its grace, and what goes after that."""
-        self.keeper.checkpoint()
+        """Writes a checkpoint, lets its grace period pass, and trims the log."""
+        self.wal_cleaner.checkpoint()
         assert isinstance(self.clock, ManualClock)
         self.clock.advance(GRACE_SECONDS)
-        self.keeper.tick()
+        self.wal_cleaner.tick()
 
     # -------------------------------------------------------------------------- looking
 
     def read(self, topic: str = "t", partition: int = 0, start: int = 0) -> list[Row]:
         """The partition from `start` on, as this broker serves it."""
-        end = self.ledger.topic(topic).partition(partition).end
+        end = self.partition_table.topic(topic).partition(partition).end
         return rows_of(self.core.read(topic, partition, start, end))
 
     def end(self, topic: str = "t", partition: int = 0) -> int:
-        return self.ledger.topic(topic).partition(partition).end
+        return self.partition_table.topic(topic).partition(partition).end
 
 
-def rows_of(batches: Iterable[Batch | None]) -> list[Row]:
+def rows_of(batches: Iterable[ReadBatch | None]) -> list[Row]:
     """Offsets and values; asserts that the batches follow one another."""
     found: list[Row] = []
     end: int | None = None
@@ -265,8 +277,8 @@ def rows_of(batches: Iterable[Batch | None]) -> list[Row]:
 
 
 def rows_of_table(store: Store, clock: Clock, topic: str = "t", partition: int = 0) -> list[Row]:
-    """What stands in the topic's table, and nowhere else, as far as its `txn`."""
-    snapshot = Table(store, topic, clock=clock).refresh()
+    """Returns the rows that are in the topic's table only, as far as its `txn`."""
+    snapshot = TopicTable(store, topic, clock=clock).refresh()
     return _rows(store, plan_of_table(topic, snapshot, partition))
 
 
@@ -283,14 +295,14 @@ def plan_of_table(topic: str, snapshot: TableSnapshot, partition: int) -> list[S
 
 
 def rows_of_root(store: Store, clock: Clock, topic: str = "t", partition: int = 0) -> list[Row]:
-    """What a reader without a broker sees: table and write-ahead logs."""
+    """Returns the rows that a reader without a broker sees: table and write-ahead logs."""
     return rows_followed(RootFollower(store, clock=clock), store, topic, partition)
 
 
 def rows_followed(
     follower: RootFollower, store: Store, topic: str = "t", partition: int = 0
 ) -> list[Row]:
-    """The same by somebody who may have been looking for long."""
+    """Returns the rows as seen by a reader that may have started long ago."""
     snapshot = follower.refresh([topic])[topic]
     end = follower.ends(snapshot)[partition]
     slices = follower.plan(topic, snapshot, partition, snapshot.starts[partition], end)

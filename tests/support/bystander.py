@@ -1,7 +1,7 @@
-"""A client that behaves, in a process of its own: the worst that it meets is what others do to it.
+"""A well-behaved client in a process of its own, which measures the worst delays that others cause.
 
 Run as a program with `HOST PORT`; reads frames as one line of JSON, then answers each line on its
-standard input with what it has met since the line before. Standard library only, so that it starts
+standard input with its measurements since the line before. Standard library only, so that it starts
 at once and takes little of the processor.
 """
 
@@ -12,10 +12,38 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 PAUSE_SECONDS = 0.01
 GIVE_UP_SECONDS = 30.0
+NOTED_SECONDS = 0.02
+"""Shorter spans of time are not kept one by one."""
+
+Span = tuple[float, float]
+
+
+class Sleeper:
+    """Measures when the machine delays this process: its own short sleeps take too long.
+
+    A delay of others at the same moment, and only then, is not the broker's fault.
+    """
+
+    def __init__(self) -> None:
+        self._spans: list[Span] = []
+        self._wakes = time.monotonic()
+
+    def sleep(self) -> None:
+        self._wakes = time.monotonic() + PAUSE_SECONDS
+        time.sleep(PAUSE_SECONDS)
+        now = time.monotonic()
+        if now - self._wakes > NOTED_SECONDS:
+            self._spans.append((self._wakes, now))
+
+    def taken(self) -> list[Span]:
+        """Since the last time."""
+        found, self._spans = self._spans, []
+        now = time.monotonic()
+        return [*found, (self._wakes, now)] if now > self._wakes else found
 
 
 class Meter:
@@ -24,22 +52,40 @@ class Meter:
     def __init__(self) -> None:
         self.count = 0
         self._worst = 0.0
+        self._spans: list[Span] = []
         self._since: float | None = None
 
     def measure(self, what: Callable[[], object]) -> None:
         self._since = time.monotonic()
         what()
         began, self._since = self._since, None
-        self._worst = max(self._worst, time.monotonic() - began)
+        self._note(began, time.monotonic())
         self.count += 1
 
-    def taken(self) -> tuple[int, float]:
-        """(how many, the longest), one that has not ended yet included; begins again."""
+    def _note(self, began: float, ended: float) -> None:
+        if ended - began > NOTED_SECONDS:
+            self._spans.append((began, ended))
+        else:
+            self._worst = max(self._worst, ended - began)
+
+    def taken(self, kept: Sequence[Span]) -> tuple[int, float]:
+        """(how many, the longest), one that has not ended yet included; begins again.
+
+        Excludes the time for which the machine `kept` this process waiting at the same moment.
+        """
         since, now = self._since, time.monotonic()
-        running = now - since if since is not None else 0.0
-        found = self.count, max(self._worst, running)
-        self.count, self._worst = 0, 0.0
-        return found
+        spans, self._spans = self._spans, []
+        if since is not None:
+            spans.append((since, now))
+        found = self.count, max((_net(each, kept) for each in spans), default=0.0)
+        worst, self._worst, self.count = self._worst, 0.0, 0
+        return found[0], max(found[1], worst)
+
+
+def _net(span: Span, kept: Sequence[Span]) -> float:
+    began, ended = span
+    within = sum(max(min(ended, until) - max(began, since), 0.0) for since, until in kept)
+    return ended - began - within
 
 
 class Link:
@@ -51,13 +97,15 @@ class Link:
         self._frame = frame
         self._code_at = code_at
 
-    def ask(self) -> None:
+    def ask(self) -> bytes:
+        """The answer, without its length."""
         self._socket.sendall(self._frame)
         answer = self._read(int.from_bytes(self._read(4), "big"))
         if self._code_at is not None:
             code = int.from_bytes(answer[self._code_at : self._code_at + 2], "big")
             if code:
                 raise RuntimeError(f"error code {code}")
+        return answer
 
     def _read(self, size: int) -> bytes:
         parts = b""
@@ -69,6 +117,30 @@ class Link:
         return parts
 
 
+class Reader(Link):
+    """A consumer of the newest acked records. Its frame is a Fetch below version 5."""
+
+    _OFFSET_AT = -12
+    """In the frame, which ends with the offset and the partition's most bytes."""
+    _SIZE_AT = 2 + 8 + 8 + 4
+    """Behind the code: high watermark, last stable offset, aborted transactions, of which none."""
+
+    def __init__(self, host: str, port: int, frame: bytes, code_at: int) -> None:
+        super().__init__(host, port, frame, code_at)
+        self._size_at = code_at + self._SIZE_AT
+        self.offset: int | None = None
+
+    def fetch(self) -> None:
+        """Raises where the record is not there."""
+        if self.offset is None:
+            return  # nothing is acked yet
+        offset = self.offset.to_bytes(8, "big")
+        self._frame = self._frame[: self._OFFSET_AT] + offset + self._frame[self._OFFSET_AT + 8 :]
+        answer = self.ask()
+        if int.from_bytes(answer[self._size_at : self._size_at + 4], "big", signed=True) <= 0:
+            raise RuntimeError(f"no record at offset {self.offset}, which was acked")
+
+
 def main() -> None:
     """Runs until standard input ends."""
     host, port = sys.argv[1], int(sys.argv[2])
@@ -76,13 +148,21 @@ def main() -> None:
     pings = Link(host, port, bytes.fromhex(given["ping"]), given["ping_code_at"])
     sends = Link(host, port, bytes.fromhex(given["send"]), given["send_code_at"])
     large = Link(host, port, bytes.fromhex(given["large_send"]), given["send_code_at"])
-    meters = {each: Meter() for each in ("ping", "send", "large_send", "sleep")}
+    reader = Reader(host, port, bytes.fromhex(given["fetch"]), given["fetch_code_at"])
+    offset_at = given["send_code_at"] + 2
+    sleeper = Sleeper()
+
+    def send() -> None:
+        reader.offset = int.from_bytes(sends.ask()[offset_at : offset_at + 8], "big")
+
     works: dict[str, Callable[[], object]] = {
         "ping": pings.ask,
-        "send": sends.ask,
+        "send": send,
         "large_send": large.ask,
-        "sleep": lambda: time.sleep(PAUSE_SECONDS),
+        "fetch": reader.fetch,
+        "sleep": sleeper.sleep,
     }
+    meters = {each: Meter() for each in works}
     failures: dict[str, str] = {}
 
     def repeat(name: str) -> None:
@@ -97,8 +177,11 @@ def main() -> None:
         threading.Thread(target=repeat, args=(name,), daemon=True).start()
     for _ in sys.stdin:
         found: dict[str, object] = {}
+        kept = sleeper.taken()
         for name, meter in meters.items():
-            found[f"{name}s"], found[f"{name}_seconds"] = meter.taken()
+            is_machine = name == "sleep"
+            count, seconds = meter.taken(() if is_machine else kept)
+            found[f"{name}_count"], found[f"{name}_seconds"] = count, seconds
         sys.stdout.write(json.dumps({**found, "failures": failures}) + "\n")
         sys.stdout.flush()
 

@@ -16,25 +16,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from sparklog.record import FILE_SCHEMA
-from sparklog.storage import deltalog
+from sparklog.formats.record import FILE_SCHEMA
+from sparklog.storage import delta_log
 from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import Table, data_path
+from sparklog.storage.table import TopicTable, data_path
 
 Statistics: TypeAlias = Literal["all", "count", "none"]
-"""What the engine tells of a file: bounds too, only how many rows there are, or nothing."""
+"""Statistics that the engine writes for a file: bounds and counts, counts only, or none."""
 
 _names = itertools.count()
 
 
-def rows_in(table: Table, file: TableFile) -> pa.Table:
+def rows_in(table: TopicTable, file: TableFile) -> pa.Table:
     """All rows of one file."""
     with table.store.open(data_path(table.topic, file)) as source:
         return pq.read_table(source, schema=FILE_SCHEMA)
 
 
 def rewrite(
-    table: Table,
+    table: TopicTable,
     files: Sequence[TableFile],
     *,
     into: int = 1,
@@ -55,25 +55,38 @@ def rewrite(
     partition = files[0].partition
     adds = [_add(table, partition, part, statistics, bool(without)) for part in dealt if len(part)]
     removes = [_remove(table, file, bool(without)) for file in files]
-    _commit(table, deltalog.Actions(adds=adds, removes=removes), bool(without))
+    _commit(table, delta_log.Actions(adds=adds, removes=removes), bool(without))
 
 
-def vacuum(table: Table) -> None:
-    """Removes each data file that the table does not name now."""
+def vacuum(table: TopicTable) -> None:
+    """VACUUM without retention: removes each data file that the table does not name now.
+
+    As delta-spark and delta-rs do it, one whose removal is dated in the future stays.
+    """
+    kept = kept_by_vacuum(table)
+    table.store.delete(f"{table.folder}/{path}" for path in _data_files(table) if path not in kept)
+
+
+def kept_by_vacuum(table: TopicTable) -> set[str]:
+    """Files in the newest version, and those removed from it later than now."""
     snapshot = table.refresh()
-    named = {unquote(file.path) for files in snapshot.files for file in files}
-    table.store.delete(f"{table.folder}/{path}" for path in _data_files(table) if path not in named)
+    now_ms = table.clock.now_us() // 1_000
+    return {unquote(file.path) for files in snapshot.files for file in files} | {
+        path
+        for path, remove in table._replay.removed.items()
+        if (remove.deletion_timestamp or 0) >= now_ms
+    }
 
 
-def _data_files(table: Table) -> Iterator[str]:
+def _data_files(table: TopicTable) -> Iterator[str]:
     for stat in table.store.walk(table.folder):
-        if not stat.name.startswith(deltalog.LOG_FOLDER):
+        if not stat.name.startswith(delta_log.LOG_FOLDER):
             yield stat.name
 
 
 def _add(
-    table: Table, partition: int, rows: pa.Table, statistics: Statistics, data_change: bool
-) -> deltalog.Add:
+    table: TopicTable, partition: int, rows: pa.Table, statistics: Statistics, data_change: bool
+) -> delta_log.Add:
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, row_group_size=5, write_statistics=statistics != "none")
     data = sink.getvalue()
@@ -90,10 +103,10 @@ def _add(
         last=bounds["max"].as_py() if told else None,
         modified_us=table.clock.now_us() // 1_000 * 1_000,
     )
-    add = deltalog.add_of(file, data_change=data_change)
+    add = delta_log.add_of(file, data_change=data_change)
     if statistics != "none":
         return add
-    return deltalog.Add(
+    return delta_log.Add(
         path=add.path,
         partition_values=add.partition_values,
         size=add.size,
@@ -102,8 +115,8 @@ def _add(
     )
 
 
-def _remove(table: Table, file: TableFile, data_change: bool) -> deltalog.Remove:
-    return deltalog.Remove(
+def _remove(table: TopicTable, file: TableFile, data_change: bool) -> delta_log.Remove:
+    return delta_log.Remove(
         path=file.path,
         deletion_timestamp=table.clock.now_us() // 1_000,
         data_change=data_change,
@@ -113,9 +126,9 @@ def _remove(table: Table, file: TableFile, data_change: bool) -> deltalog.Remove
     )
 
 
-def _commit(table: Table, actions: deltalog.Actions, is_delete: bool) -> None:
+def _commit(table: TopicTable, actions: delta_log.Actions, is_delete: bool) -> None:
     version = table.refresh().version + 1
-    info = deltalog.CommitInfo(
+    info = delta_log.CommitInfo(
         timestamp=table.clock.now_us() // 1_000,
         operation="DELETE" if is_delete else "OPTIMIZE",
         operation_parameters={},
@@ -123,6 +136,6 @@ def _commit(table: Table, actions: deltalog.Actions, is_delete: bool) -> None:
         engine_info="another",
         txn_id=f"{version}",
     )
-    path = f"{table.log_folder}/{deltalog.commit_name(version)}"
-    table.store.put_new(path, deltalog.encode_commit(info, actions))
+    path = f"{table.log_folder}/{delta_log.commit_name(version)}"
+    table.store.put_new(path, delta_log.encode_commit(info, actions))
     table.refresh()

@@ -1,10 +1,10 @@
-"""A broker in memory behind a real Flight port: all of `wire`, with faults on demand.
+"""A broker in memory behind a real Flight port: all of `flight_messages`, with faults on demand.
 
-It is strict where a broker must be, so that a client cannot lean on its kindness: sequences are
-checked as Kafka does (the first of an identity is 0), only the last five batches are known again,
-and each batch is answered before the next one is read.
+It is as strict as a broker may be, so that no client depends on leniency: sequences are checked as
+in Kafka (the first of a producer id is 0), only the last five batches are recognised, and each
+batch is answered before the next one is read.
 
-`FakeLog` is what survives; a `FakeBroker` is one door to it, and several may stand on one log. Run
+`FakeLog` survives restarts; a `FakeBroker` serves it, and several may share one log. Run
 as a program, it prints its port and serves; with `--sink` it acks batches and keeps nothing.
 """
 
@@ -22,7 +22,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparklog import errors, limits, record, wire
+from sparklog import errors, limits
+from sparklog.formats import flight_messages, record
 from tests.support.relay import Relay
 
 SLICE_ROWS = 1_000
@@ -37,7 +38,7 @@ class DropAfter(Exception):
     """The connection breaks, and the batch was appended."""
 
 
-Fault = Callable[[str, wire.AppendHeader], None]
+Fault = Callable[[str, flight_messages.AppendHeader], None]
 """Called before each append; raises a drop, or the error that refuses the batch, or waits."""
 
 
@@ -84,7 +85,7 @@ class FakeTopic:
 
 
 class FakeLog:
-    """Topics and producer states; `changed` guards them and tells of appends."""
+    """Topics and producer states; `changed` guards them and is notified of appends."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -92,8 +93,8 @@ class FakeLog:
         self.brokers: dict[int, str] = {}
         self.now_us = 1_700_000_000_000_000
         self.published: list[list[str] | None] = []
-        self.groups: dict[str, wire.GroupInfo] = {}
-        """Nobody joins them: a test says what they are."""
+        self.groups: dict[str, flight_messages.GroupInfo] = {}
+        """Offsets committed for groups, as the test sets them."""
         self.group_offsets: dict[str, dict[tuple[str, int], int]] = {}
         self._producers = 0
         self._created = 0
@@ -131,7 +132,9 @@ class FakeLog:
     def values(self, topic: str, partition: int = 0) -> list[bytes | None]:
         return [row["value"] for row in self.rows(topic, partition)]
 
-    def append(self, topic: str, header: wire.AppendHeader, payload: pa.RecordBatch) -> int:
+    def append(
+        self, topic: str, header: flight_messages.AppendHeader, payload: pa.RecordBatch
+    ) -> int:
         """The base offset, of the first time if it was here before."""
         with self.changed:
             partition = self.partition(topic, header.partition)
@@ -167,7 +170,7 @@ class FakeLog:
             self.changed.notify_all()
             return base_offset
 
-    def known(self, topic: str, header: wire.AppendHeader, rows: int) -> int | None:
+    def known(self, topic: str, header: flight_messages.AppendHeader, rows: int) -> int | None:
         """The base offset of a batch that was appended before, if it is remembered."""
         identity = (header.producer_id, header.producer_epoch)
         state = self.partition(topic, header.partition).producers.get(identity, ProducerState())
@@ -181,16 +184,16 @@ class FakeLog:
         with self.changed:
             self.partition(topic, partition).start = start
 
-    def new_producer(self) -> wire.ProducerIdentity:
+    def new_producer(self) -> flight_messages.ProducerIdentity:
         self._producers += 1
-        return wire.ProducerIdentity(producer_id=self._producers)
+        return flight_messages.ProducerIdentity(producer_id=self._producers)
 
 
-# ------------------------------------------------------------------------------ a door
+# ------------------------------------------------------------------------------ a broker
 
 
 class FakeBroker(flight.FlightServerBase):
-    """One door. Faults: `on_append`, `on_action`, `on_read` are called first, and may raise."""
+    """One broker. Faults: `on_append`, `on_action`, `on_read` are called first, and may raise."""
 
     def __init__(self, log: FakeLog | None = None, *, broker: int = 0, port: int = 0) -> None:
         super().__init__(f"grpc://127.0.0.1:{port}")
@@ -202,8 +205,8 @@ class FakeBroker(flight.FlightServerBase):
         self.ends_streams = False
         """A batch refused for good ends its stream with an error, instead of being answered so."""
         self.actions: list[str] = []
-        self.appended: list[tuple[str, wire.AppendHeader]] = []
-        self.tails: list[wire.TailRequest] = []
+        self.appended: list[tuple[str, flight_messages.AppendHeader]] = []
+        self.tails: list[flight_messages.TailRequest] = []
         self.streams: list[list[str]] = []
         """The columns of each stream that was opened."""
         self._stopping = False
@@ -231,14 +234,14 @@ class FakeBroker(flight.FlightServerBase):
     # -------------------------------------------------------------------------- append
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        topic = wire.decode(wire.AppendStream, descriptor.command).topic
+        topic = flight_messages.decode(flight_messages.AppendStream, descriptor.command).topic
         self.streams.append(reader.schema.names)
         while True:
             try:
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
-            header = wire.decode(wire.AppendHeader, chunk.app_metadata)
+            header = flight_messages.decode(flight_messages.AppendHeader, chunk.app_metadata)
             try:
                 reply = self._append(topic, header, chunk.data)
             except (DropBefore, DropAfter):
@@ -247,11 +250,11 @@ class FakeBroker(flight.FlightServerBase):
             if self.ends_streams and reply.error is not None:
                 with told():
                     raise reply.error.exception()
-            writer.write(pa.py_buffer(wire.encode(reply)))
+            writer.write(pa.py_buffer(flight_messages.encode(reply)))
 
     def _append(
-        self, topic: str, header: wire.AppendHeader, payload: pa.RecordBatch
-    ) -> wire.AppendReply:
+        self, topic: str, header: flight_messages.AppendHeader, payload: pa.RecordBatch
+    ) -> flight_messages.AppendReply:
         dropped: DropAfter | None = None
         try:
             try:
@@ -269,16 +272,16 @@ class FakeBroker(flight.FlightServerBase):
                 )
             base_offset = self.log.append(topic, header, payload)
         except errors.SparklogError as error:
-            return wire.AppendReply(error=wire.ErrorReply.of(error))
+            return flight_messages.AppendReply(error=flight_messages.ErrorReply.of(error))
         self.appended.append((topic, header))
         if dropped is not None:
             raise dropped
-        return wire.AppendReply(base_offset=base_offset, timestamp_us=self.log.now_us)
+        return flight_messages.AppendReply(base_offset=base_offset, timestamp_us=self.log.now_us)
 
     # -------------------------------------------------------------------------- read
 
     def do_get(self, context: Any, ticket: Any) -> Any:
-        wanted = wire.decode(wire.ReadTicket, ticket.ticket)
+        wanted = flight_messages.decode(flight_messages.ReadTicket, ticket.ticket)
         with told():
             self.log.check_id(wanted.topic, wanted.topic_id)
             partition = self.log.partition(wanted.topic, wanted.partition)
@@ -294,7 +297,7 @@ class FakeBroker(flight.FlightServerBase):
         return flight.GeneratorStream(schema, batches())
 
     def do_exchange(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        request = wire.decode(wire.TailRequest, descriptor.command)
+        request = flight_messages.decode(flight_messages.TailRequest, descriptor.command)
         self.tails.append(request)
         schema = _schema(request.columns)
         writer.begin(schema)
@@ -312,10 +315,12 @@ class FakeBroker(flight.FlightServerBase):
                     self.log.changed.wait(request.heartbeat_ms / 1000)
             for header, batch in found:
                 self._read_fault()
-                writer.write_with_metadata(batch.select(schema.names), wire.encode(header))
+                writer.write_with_metadata(
+                    batch.select(schema.names), flight_messages.encode(header)
+                )
                 offsets[header.topic, header.partition] = header.end
             if not found:
-                idle = wire.encode(wire.TailHeader(idle=True))
+                idle = flight_messages.encode(flight_messages.TailHeader(idle=True))
                 writer.write_with_metadata(nothing, idle)
 
     def _read_fault(self) -> None:
@@ -328,7 +333,7 @@ class FakeBroker(flight.FlightServerBase):
 
     def _new_rows(
         self, offsets: dict[tuple[str, int], int]
-    ) -> list[tuple[wire.TailHeader, pa.RecordBatch]]:
+    ) -> list[tuple[flight_messages.TailHeader, pa.RecordBatch]]:
         found = []
         for (topic, number), offset in offsets.items():
             with told():
@@ -340,7 +345,7 @@ class FakeBroker(flight.FlightServerBase):
                 _check_offset(topic, number, partition, offset)
             for batch in partition.slice(offset, partition.end):
                 first = batch.column("offset")[0].as_py()
-                header = wire.TailHeader(
+                header = flight_messages.TailHeader(
                     topic=topic,
                     partition=number,
                     first=first,
@@ -354,45 +359,47 @@ class FakeBroker(flight.FlightServerBase):
 
     def do_action(self, context: Any, action: Any) -> Iterator[Any]:
         name = action.type
-        request_type, _ = wire.ACTIONS[name]
+        request_type, _ = flight_messages.ACTIONS[name]
         self.actions.append(name)
         try:
             with told(), self.log.changed:
                 self.on_action(name)
-                request = wire.decode(request_type, action.body)
+                request = flight_messages.decode(request_type, action.body)
                 reply = getattr(self, "_" + name.replace(".", "_"))(request)
                 self.log.changed.notify_all()
         except (DropBefore, DropAfter):
             self.relay.cut()
             return
-        yield flight.Result(pa.py_buffer(wire.encode(reply)))
+        yield flight.Result(pa.py_buffer(flight_messages.encode(reply)))
 
-    def _cluster(self, _: wire.Empty) -> wire.ClusterInfo:
+    def _cluster(self, _: flight_messages.Empty) -> flight_messages.ClusterInfo:
         brokers = [
-            wire.BrokerInfo(broker=broker, epoch=1, address=address)
+            flight_messages.BrokerInfo(broker=broker, epoch=1, address=address)
             for broker, address in self.log.brokers.items()
         ]
-        return wire.ClusterInfo(cluster_id="fake", root="memory:", version="0", brokers=brokers)
+        return flight_messages.ClusterInfo(
+            cluster_id="fake", root="memory:", version="0", brokers=brokers
+        )
 
-    def _topics_list(self, _: wire.Empty) -> wire.TopicNames:
-        return wire.TopicNames(topics=sorted(self.log.topics))
+    def _topics_list(self, _: flight_messages.Empty) -> flight_messages.TopicNames:
+        return flight_messages.TopicNames(topics=sorted(self.log.topics))
 
-    def _topics_create(self, request: wire.CreateTopic) -> wire.TopicInfo:
+    def _topics_create(self, request: flight_messages.CreateTopic) -> flight_messages.TopicInfo:
         record.check_topic_name(request.topic)
         if request.topic not in self.log.topics:
             self.log.create(request.topic, max(request.partitions, 1), **request.config)
         elif not request.if_absent:
             raise errors.TopicExists(topic=request.topic)
-        return self._topics_describe(wire.TopicName(topic=request.topic))
+        return self._topics_describe(flight_messages.TopicName(topic=request.topic))
 
-    def _topics_describe(self, request: wire.TopicName) -> wire.TopicInfo:
+    def _topics_describe(self, request: flight_messages.TopicName) -> flight_messages.TopicInfo:
         topic = self.log.topic(request.topic)
-        return wire.TopicInfo(
+        return flight_messages.TopicInfo(
             topic=request.topic,
             topic_id=topic.topic_id,
             config=topic.config,
             partitions=[
-                wire.PartitionInfo(
+                flight_messages.PartitionInfo(
                     partition=number,
                     leader=partition.leader,
                     start=partition.start,
@@ -403,16 +410,18 @@ class FakeBroker(flight.FlightServerBase):
             max_record_bytes=topic.max_record_bytes,
         )
 
-    def _topics_alter(self, request: wire.AlterTopic) -> wire.TopicInfo:
+    def _topics_alter(self, request: flight_messages.AlterTopic) -> flight_messages.TopicInfo:
         config = self.log.topic(request.topic).config
         for name, value in request.config.items():
             if value is None:
                 config.pop(name, None)
             else:
                 config[name] = value
-        return self._topics_describe(wire.TopicName(topic=request.topic))
+        return self._topics_describe(flight_messages.TopicName(topic=request.topic))
 
-    def _topics_add_partitions(self, request: wire.AddPartitions) -> wire.TopicInfo:
+    def _topics_add_partitions(
+        self, request: flight_messages.AddPartitions
+    ) -> flight_messages.TopicInfo:
         partitions = self.log.topic(request.topic).partitions
         if request.partitions <= len(partitions):
             raise errors.BadPartitionCount(
@@ -422,23 +431,27 @@ class FakeBroker(flight.FlightServerBase):
             )
         while len(partitions) < request.partitions:
             partitions.append(FakePartition(leader=0))
-        return self._topics_describe(wire.TopicName(topic=request.topic))
+        return self._topics_describe(flight_messages.TopicName(topic=request.topic))
 
-    def _topics_delete(self, request: wire.TopicName) -> wire.Empty:
+    def _topics_delete(self, request: flight_messages.TopicName) -> flight_messages.Empty:
         self.log.topic(request.topic)
         del self.log.topics[request.topic]
-        return wire.Empty()
+        return flight_messages.Empty()
 
-    def _records_delete(self, request: wire.DeleteRecords) -> wire.LogStarts:
+    def _records_delete(self, request: flight_messages.DeleteRecords) -> flight_messages.LogStarts:
         partitions = {each: self.log.partition(request.topic, each) for each in request.offsets}
         for number, offset in request.offsets.items():
             partition = partitions[number]
             wanted = partition.end if offset == -1 else offset
             _check_offset(request.topic, number, partition, max(wanted, partition.start))
             partition.start = max(wanted, partition.start)
-        return wire.LogStarts(starts={each: partitions[each].start for each in partitions})
+        return flight_messages.LogStarts(
+            starts={each: partitions[each].start for each in partitions}
+        )
 
-    def _offsets_for_times(self, request: wire.OffsetsForTimes) -> wire.Offsets:
+    def _offsets_for_times(
+        self, request: flight_messages.OffsetsForTimes
+    ) -> flight_messages.Offsets:
         found = {}
         for number, timestamp_us in request.timestamps_us.items():
             rows = pa.Table.from_batches(
@@ -448,32 +461,32 @@ class FakeBroker(flight.FlightServerBase):
             offsets = rows.column("offset").to_pylist()
             late = [at for at, when in zip(offsets, times, strict=True) if when >= timestamp_us]
             found[number] = late[0] if late else -1
-        return wire.Offsets(offsets=found)
+        return flight_messages.Offsets(offsets=found)
 
-    def _producers_new(self, _: wire.Empty) -> wire.ProducerIdentity:
+    def _producers_new(self, _: flight_messages.Empty) -> flight_messages.ProducerIdentity:
         return self.log.new_producer()
 
-    def _groups_list(self, _: wire.Empty) -> wire.GroupList:
+    def _groups_list(self, _: flight_messages.Empty) -> flight_messages.GroupList:
         groups = [msgspec.structs.replace(each, members=[]) for each in self.log.groups.values()]
-        return wire.GroupList(groups=groups)
+        return flight_messages.GroupList(groups=groups)
 
-    def _groups_describe(self, request: wire.GroupName) -> wire.GroupInfo:
+    def _groups_describe(self, request: flight_messages.GroupName) -> flight_messages.GroupInfo:
         if request.group not in self.log.groups:
             raise errors.GroupRefused(group=request.group, error="GROUP_ID_NOT_FOUND", hint="")
         return self.log.groups[request.group]
 
-    def _groups_offsets(self, request: wire.GroupName) -> wire.GroupOffsets:
+    def _groups_offsets(self, request: flight_messages.GroupName) -> flight_messages.GroupOffsets:
         found = self.log.group_offsets.get(request.group, {})
-        return wire.GroupOffsets(
+        return flight_messages.GroupOffsets(
             offsets=[
-                wire.GroupOffset(topic=topic, partition=partition, offset=offset)
+                flight_messages.GroupOffset(topic=topic, partition=partition, offset=offset)
                 for (topic, partition), offset in sorted(found.items())
             ]
         )
 
-    def _groups_commit(self, request: wire.CommitOffsets) -> wire.Empty:
+    def _groups_commit(self, request: flight_messages.CommitOffsets) -> flight_messages.Empty:
         group = self.log.groups.setdefault(
-            request.group, wire.GroupInfo(group=request.group, state="Empty")
+            request.group, flight_messages.GroupInfo(group=request.group, state="Empty")
         )
         if group.members:
             raise errors.MemberFenced(
@@ -483,24 +496,24 @@ class FakeBroker(flight.FlightServerBase):
         for each in request.offsets:
             self.log.partition(each.topic, each.partition)
             offsets[each.topic, each.partition] = each.offset
-        return wire.Empty()
+        return flight_messages.Empty()
 
-    def _groups_forget(self, request: wire.ForgetOffsets) -> wire.Empty:
-        self._groups_describe(wire.GroupName(group=request.group))
+    def _groups_forget(self, request: flight_messages.ForgetOffsets) -> flight_messages.Empty:
+        self._groups_describe(flight_messages.GroupName(group=request.group))
         for each in request.partitions:
             self.log.group_offsets.get(request.group, {}).pop((each.topic, each.partition), None)
-        return wire.Empty()
+        return flight_messages.Empty()
 
-    def _groups_delete(self, request: wire.GroupName) -> wire.Empty:
+    def _groups_delete(self, request: flight_messages.GroupName) -> flight_messages.Empty:
         if self._groups_describe(request).members:
             raise errors.GroupRefused(group=request.group, error="NON_EMPTY_GROUP", hint="")
         del self.log.groups[request.group]
         self.log.group_offsets.pop(request.group, None)
-        return wire.Empty()
+        return flight_messages.Empty()
 
-    def _publish_now(self, request: wire.PublishNow) -> wire.Empty:
+    def _publish_now(self, request: flight_messages.PublishNow) -> flight_messages.Empty:
         self.log.published.append(request.topics)
-        return wire.Empty()
+        return flight_messages.Empty()
 
 
 @contextmanager
@@ -509,7 +522,7 @@ def told() -> Iterator[None]:
     try:
         yield
     except errors.SparklogError as error:
-        reply = wire.encode(wire.ErrorReply.of(error))
+        reply = flight_messages.encode(flight_messages.ErrorReply.of(error))
         raise flight.FlightServerError(str(error), extra_info=reply) from None
 
 
@@ -534,7 +547,7 @@ def _schema(columns: list[str] | None) -> pa.Schema:
 
 
 class SinkBroker(FakeBroker):
-    """Acks what comes, and forgets it: what is measured against it is the client."""
+    """Acks records and drops them, to measure the client alone."""
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         ends: dict[int, int] = defaultdict(int)
@@ -543,10 +556,10 @@ class SinkBroker(FakeBroker):
                 chunk = reader.read_chunk()
             except StopIteration:
                 return
-            header = wire.decode(wire.AppendHeader, chunk.app_metadata)
-            reply = wire.AppendReply(base_offset=ends[header.partition], timestamp_us=0)
+            header = flight_messages.decode(flight_messages.AppendHeader, chunk.app_metadata)
+            reply = flight_messages.AppendReply(base_offset=ends[header.partition], timestamp_us=0)
             ends[header.partition] += chunk.data.num_rows
-            writer.write(pa.py_buffer(wire.encode(reply)))
+            writer.write(pa.py_buffer(flight_messages.encode(reply)))
 
 
 def main(arguments: list[str]) -> None:

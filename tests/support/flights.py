@@ -1,4 +1,4 @@
-"""What `wire` says, said by plain Arrow Flight: a client that knows no mercy and never retries."""
+"""Our messages sent by plain Arrow Flight: a client that knows no mercy and never retries."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from sparklog import errors, wire
+from sparklog import errors
 from sparklog.client.connection import failure_of
+from sparklog.formats import flight_messages
 from tests.support.brokers import payload
 
 
-class Door:
-    """One channel to a broker. What the broker refuses is raised as the broker's own error."""
+class BrokerClient:
+    """A channel to a broker. Refusals are raised as the broker's own errors."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -41,8 +42,9 @@ class Door:
 
     def action(self, name: str, request: msgspec.Struct | None = None) -> Any:
         """The reply."""
-        return wire.decode(
-            wire.ACTIONS[name][1], self.raw_action(name, wire.encode(request or wire.Empty()))
+        return flight_messages.decode(
+            flight_messages.ACTIONS[name][1],
+            self.raw_action(name, flight_messages.encode(request or flight_messages.Empty())),
         )
 
     def raw_action(self, name: str, body: bytes) -> bytes:
@@ -53,34 +55,40 @@ class Door:
             raise failure_of(error, self.address) from None
         return result.body.to_pybytes()
 
-    def create(self, topic: str = "t", partitions: int = 1, **config: str) -> wire.TopicInfo:
+    def create(
+        self, topic: str = "t", partitions: int = 1, **config: str
+    ) -> flight_messages.TopicInfo:
         """A topic; underscores in keys of `config` stand for dots."""
         named = {key.replace("_", "."): value for key, value in config.items()}
-        request = wire.CreateTopic(topic=topic, partitions=partitions, config=named)
-        info: wire.TopicInfo = self.action("topics.create", request)
+        request = flight_messages.CreateTopic(topic=topic, partitions=partitions, config=named)
+        info: flight_messages.TopicInfo = self.action("topics.create", request)
         return info
 
-    def describe(self, topic: str = "t") -> wire.TopicInfo:
-        info: wire.TopicInfo = self.action("topics.describe", wire.TopicName(topic=topic))
+    def describe(self, topic: str = "t") -> flight_messages.TopicInfo:
+        info: flight_messages.TopicInfo = self.action(
+            "topics.describe", flight_messages.TopicName(topic=topic)
+        )
         return info
 
     def append(
         self, values: Sequence[str | bytes | None], *, topic: str = "t", partition: int = 0
-    ) -> wire.AppendReply:
+    ) -> flight_messages.AppendReply:
         """One batch, in a stream of its own. Raises what refused it."""
         batch = payload(values)
         with Stream(self, topic, batch.schema) as stream:
-            return stream.append(batch, wire.AppendHeader(partition=partition))
+            return stream.append(batch, flight_messages.AppendHeader(partition=partition))
 
     def read(
         self, start: int, end: int, *, topic: str = "t", partition: int = 0, **options: Any
     ) -> pa.Table:
         """Rows of a range."""
-        ticket = wire.ReadTicket(topic=topic, partition=partition, start=start, end=end, **options)
-        return self.raw_read(wire.encode(ticket))
+        ticket = flight_messages.ReadTicket(
+            topic=topic, partition=partition, start=start, end=end, **options
+        )
+        return self.raw_read(flight_messages.encode(ticket))
 
     def raw_read(self, ticket: bytes) -> pa.Table:
-        """Whatever a ticket gives."""
+        """Reads any ticket."""
         try:
             return self.flight.do_get(flight.Ticket(ticket)).read_all()
         except (pa.ArrowException, OSError) as error:
@@ -94,14 +102,21 @@ class Door:
         found: list[bytes | None] = rows.column("value").to_pylist()
         return found
 
-    def tail(self, request: wire.TailRequest) -> Iterator[tuple[pa.RecordBatch, wire.TailHeader]]:
-        """What comes, for as long as somebody takes it."""
-        descriptor = flight.FlightDescriptor.for_command(wire.encode(request))
+    def tail(
+        self, request: flight_messages.TailRequest
+    ) -> Iterator[tuple[pa.RecordBatch, flight_messages.TailHeader]]:
+        """Yields batches for as long as they are taken."""
+        descriptor = flight.FlightDescriptor.for_command(flight_messages.encode(request))
         writer, reader = self.flight.do_exchange(descriptor)
         try:
             while True:
                 chunk = reader.read_chunk()
-                yield chunk.data, wire.decode(wire.TailHeader, memoryview(chunk.app_metadata))
+                yield (
+                    chunk.data,
+                    flight_messages.decode(
+                        flight_messages.TailHeader, memoryview(chunk.app_metadata)
+                    ),
+                )
         except StopIteration:
             return
         except (pa.ArrowException, OSError) as error:
@@ -115,20 +130,20 @@ class Door:
 class Stream:
     """A DoPut of one topic."""
 
-    def __init__(self, door: Door, topic: str, schema: pa.Schema) -> None:
+    def __init__(self, door: BrokerClient, topic: str, schema: pa.Schema) -> None:
         self._address = door.address
-        command = wire.encode(wire.AppendStream(topic=topic))
+        command = flight_messages.encode(flight_messages.AppendStream(topic=topic))
         descriptor = flight.FlightDescriptor.for_command(command)
         try:
             self.writer, self.reader = door.flight.do_put(descriptor, schema)
         except (pa.ArrowException, OSError) as error:
             raise failure_of(error, self._address) from None
 
-    def send(self, batch: pa.RecordBatch, header: wire.AppendHeader) -> None:
+    def send(self, batch: pa.RecordBatch, header: flight_messages.AppendHeader) -> None:
         """A batch whose answer is read later."""
-        self.writer.write_with_metadata(batch, wire.encode(header))
+        self.writer.write_with_metadata(batch, flight_messages.encode(header))
 
-    def reply(self) -> wire.AppendReply:
+    def reply(self) -> flight_messages.AppendReply:
         """The next answer. Raises what refused the batch."""
         try:
             answer = self.reader.read()
@@ -138,12 +153,14 @@ class Stream:
             raise failure_of(error, self._address) from None
         if answer is None:
             raise errors.BrokerUnavailable(address=self._address, reason="the stream has ended")
-        found = wire.decode(wire.AppendReply, memoryview(answer))
+        found = flight_messages.decode(flight_messages.AppendReply, memoryview(answer))
         if found.error is not None:
             raise found.error.exception()
         return found
 
-    def append(self, batch: pa.RecordBatch, header: wire.AppendHeader) -> wire.AppendReply:
+    def append(
+        self, batch: pa.RecordBatch, header: flight_messages.AppendHeader
+    ) -> flight_messages.AppendReply:
         """One batch and its answer."""
         try:
             self.send(batch, header)

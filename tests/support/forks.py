@@ -1,4 +1,4 @@
-"""What happens in a forked child."""
+"""Work in a forked child."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def said_in_child(work: Callable[[], object]) -> str:
-    """What `work` returns or raises in a forked child, as text."""
+    """Returns the result or the error of `work` in a forked child, as text."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -1,4 +1,4 @@
-"""What tests of the Spark source share: records that can be told apart, and a query's harvest."""
+"""Helpers for tests of the Spark source: distinct records, and the rows of a query."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def values(frame: DataFrame) -> list[str]:
 
 
 def sent(first: int, end: int) -> list[str]:
-    """What `values` should give."""
+    """Returns the expected `values`."""
     return [f"v{number}" for number in range(first, end)]
 
 
 class Collected:
-    """What a query gave to its batches; `rows` are (partition, offset, value)."""
+    """Rows of a query's batches; `rows` are (partition, offset, value)."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int, str]] = []

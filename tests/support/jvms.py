@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from sparklog.bench import jars
-from sparklog.bench.kafkaprocess import java
+from benchmarks import jars
+from benchmarks.kafka_process import java
 from tests.support.waiting import wait_until
 
 PATIENCE_SECONDS: Final = 60.0
@@ -28,7 +28,7 @@ def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
 
 
 def command(path: Sequence[str], *arguments: str) -> list[str]:
-    """A JVM that says only what is wrong."""
+    """A JVM that prints only errors."""
     return [
         *(java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR"),
         *("-cp", os.pathsep.join(path), *arguments),
@@ -76,11 +76,11 @@ class Program:
         self._process.stdin.close()
 
     def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
-        """Its exit code; fails where it goes on."""
+        """Returns its exit code; fails if it does not end."""
         try:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"the program goes on: {self.output}")
+            pytest.fail(f"the program does not end: {self.output}")
         self._thread.join(seconds)
         return code
 

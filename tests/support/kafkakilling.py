@@ -1,8 +1,8 @@
-"""The Kafka door of a broker that is killed again and again, with Kafka's clients at work.
+"""Kills a broker repeatedly while Kafka's clients work through its Kafka listener.
 
-Idempotent producers write numbered records, a group of two reads and commits. What must hold in the
-end: each record stands once, in its producer's order, where it was acked; no commit that was acked
-is ever taken back; and the group has processed everything.
+Idempotent producers write numbered records, a group of two reads and commits. In the end
+each record exists once, in its producer's order, at its acked offset; no acked commit is ever lost;
+and the group has processed everything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from sparklog.check.analysis import analyse
-from sparklog.check.driving import Outcome, Workload, drive
+from sparklog.check.driving import RunResult, Workload, drive
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore
@@ -51,7 +51,7 @@ _EAGER_CLIENT: Final[Mapping[str, Any]] = {
 
 
 def kafka_broker(root: Path, environment: Mapping[str, str] | None = None) -> BrokerProcess:
-    """A broker that may be killed, with a Kafka door always at the same address."""
+    """A broker that may be killed, with a Kafka listener always at the same address."""
     return BrokerProcess(root, {**_SOON, **(environment or {})}, kafka=_quiet_address())
 
 
@@ -72,7 +72,7 @@ def _quiet_address() -> str:
 
 @dataclass(slots=True)
 class _Producer:
-    """An idempotent producer: what it has sent to each partition in order, and what was acked."""
+    """An idempotent producer: the records it sent to each partition in order, and those acked."""
 
     number: int
     sent: list[list[bytes]] = field(default_factory=lambda: [[] for _ in range(PARTITIONS)])
@@ -81,7 +81,7 @@ class _Producer:
     failures: list[object] = field(default_factory=list)
 
     def run(self, address: str, ended: threading.Event, chance: random.Random) -> None:
-        """Sends one by one, in bursts and after rests, until it is told to end."""
+        """Sends one by one, in bursts and after rests, until it is stopped."""
         producer = confluent_kafka.Producer(
             {
                 **_EAGER_CLIENT,
@@ -127,7 +127,7 @@ class _Producer:
 
 
 class _Commits:
-    """What the group was acked, and what it is told that it has committed."""
+    """Acked commits of the group, and the commits that the broker reports."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -140,7 +140,7 @@ class _Commits:
             self.count += 1
 
     def check(self, fetch: Callable[[], Sequence[confluent_kafka.TopicPartition]]) -> None:
-        """Asserts that nothing is told below what had been acked, or told, when it was asked."""
+        """Asserts that no reported commit is below one acked or reported before the request."""
         with self._lock:
             before = list(self.acked)
         for each in fetch():
@@ -163,7 +163,7 @@ class _Member:
     failures: list[BaseException] = field(default_factory=list)
 
     def run(self, address: str, ended: threading.Event, chance: random.Random) -> None:
-        """Processes some records, then commits them, until it is told to end."""
+        """Processes some records, then commits them, until it is stopped."""
         consumer = confluent_kafka.Consumer(
             {
                 **_EAGER_CLIENT,
@@ -207,7 +207,7 @@ class _Member:
             self.seen.append((partition, offset, value))
 
     def _commit(self, consumer: confluent_kafka.Consumer) -> None:
-        """How far it is; where that is not acked nothing is known, and it goes on."""
+        """Commits its position; without an ack the outcome is unknown, and it continues."""
         with contextlib.suppress(confluent_kafka.KafkaException):
             for each in consumer.commit(asynchronous=False) or ():
                 if each.error is None and each.offset >= 0:
@@ -259,7 +259,7 @@ class KafkaWorld:
         before = self._progress()
         deadline = time.monotonic() + PATIENCE_SECONDS
         while any(now <= then for now, then in zip(self._progress(), before, strict=True)):
-            assert time.monotonic() < deadline, f"nobody goes on: {before}, {self._progress()}"
+            assert time.monotonic() < deadline, f"no client continues: {before}, {self._progress()}"
             self._check_failures()
             time.sleep(0.01)
 
@@ -272,14 +272,14 @@ class KafkaWorld:
         assert [failure for each in self.members for failure in each.failures] == []
 
     def check_commits(self) -> None:
-        """Of the broker that has come back; asked until it answers."""
+        """Asks the restarted broker until it answers."""
         places = [confluent_kafka.TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             try:
                 return self.commits.check(lambda: self._asking.committed(places, _FETCH_SECONDS))
             except confluent_kafka.KafkaException:
-                assert time.monotonic() < deadline, "nobody tells what was committed"
+                assert time.monotonic() < deadline, "no broker reports the committed offsets"
 
     def end(self) -> None:
         """Everything is acked, processed and committed when this returns."""
@@ -295,7 +295,7 @@ class KafkaWorld:
         self._check_failures()
 
     def close(self) -> None:
-        """Nobody works any more."""
+        """Stops all workers."""
         self._written.set()
         self._read.set()
         for thread in self._writers + self._readers:
@@ -304,7 +304,7 @@ class KafkaWorld:
         self._asking.close()
 
     def judge(self) -> None:
-        """What the root says, of which nobody has it any more, against what all have been told."""
+        """Compares the records in the root, with all clients gone, with the acks."""
         store, clock = LocalStore(self.broker.root), SystemClock()
         follower = RootFollower(store, clock=clock)
         log = [rows_followed(follower, store, TOPIC, number) for number in range(PARTITIONS)]
@@ -376,7 +376,7 @@ def survive_a_check(root: Path, *, kills: int, seed: int) -> None:
         patience_seconds=2 * PATIENCE_SECONDS,
     )
     ended = threading.Event()
-    outcomes: list[Outcome | BaseException] = []
+    outcomes: list[RunResult | BaseException] = []
 
     def check() -> None:
         try:
@@ -395,7 +395,7 @@ def survive_a_check(root: Path, *, kills: int, seed: int) -> None:
         ended.set()
         checking.join(6 * PATIENCE_SECONDS)
         (outcome,) = outcomes
-        assert isinstance(outcome, Outcome), outcome
+        assert isinstance(outcome, RunResult), outcome
         assert outcome.problems == (), f"seed {seed}"
         assert outcome.history.acked > 0
         assert len(outcome.history.commits) > 0

@@ -16,9 +16,9 @@ TIMEOUT: Final = dt.timedelta(seconds=SECONDS)
 AT_MS: Final = 1_700_000_000_000
 
 
-def batch(values: Sequence[bytes], codec: int = 0, **stamp: int) -> bytes:
-    """A batch of records without keys; `stamp` is `batches.built`'s."""
-    return built([Record(AT_MS, None, value) for value in values], codec, **stamp)
+def batch(values: Sequence[bytes], codec: int = 0, **producer_sequence: int) -> bytes:
+    """A batch of records without keys; `producer_sequence` is `batches.built`'s."""
+    return built([Record(AT_MS, None, value) for value in values], codec, **producer_sequence)
 
 
 def produce_fields(topic: str, partition: int, records: bytes | None) -> dict[str, Any]:
@@ -33,10 +33,25 @@ def produce_fields(topic: str, partition: int, records: bytes | None) -> dict[st
 
 
 def produce(frames: Frames, topic: str, partition: int, records: bytes | None) -> Any:
-    """What is answered of the one partition."""
+    """Returns the answer for the only partition."""
     reply = frames.ask(PRODUCE, 9, produce_fields(topic, partition, records))
     ((found,),) = (each.partition_responses for each in reply.responses)
     return found
+
+
+def fetch_fields(
+    topic: str, partition: int, offset: int, max_bytes: int = 1 << 20
+) -> dict[str, Any]:
+    """Fetch from an offset on; of the versions without topic ids."""
+    place = {"partition": partition, "fetch_offset": offset, "partition_max_bytes": max_bytes}
+    return {
+        "replica_id": -1,
+        "max_wait": dt.timedelta(seconds=1),
+        "min_bytes": 1,
+        "max_bytes": max_bytes,
+        "isolation_level": 0,
+        "topics": [{"topic": topic, "partitions": [place]}],
+    }
 
 
 def new_producer(frames: Frames) -> Any:

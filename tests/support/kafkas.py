@@ -1,4 +1,4 @@
-"""The Kafka door from outside: a broker that has one, and requests frame by frame."""
+"""The Kafka listener from outside: a broker with one, and requests frame by frame."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SECONDS = 30.0
 
 @contextmanager
 def broker(root: Path, **settings: Any) -> Iterator[Agent]:
-    """A broker with both doors, number 1."""
+    """A broker with both listeners, number 1."""
     usual = {
         "flight": FlightSettings(listen="127.0.0.1:0"),
         "kafka": KafkaSettings(listen="127.0.0.1:0"),
@@ -43,14 +43,14 @@ def broker(root: Path, **settings: Any) -> Iterator[Agent]:
 
 def forget_producers(agent: Agent) -> None:
     """Makes the broker forget all producers, as after a day in which they wrote nothing."""
-    ledger = agent._ledger
-    with ledger.lock:
-        ledger.forget_silent(2**62)
-        assert not any(each.producers for t in ledger.topics() for each in t.partitions)
+    partition_table = agent._partition_table
+    with partition_table.lock:
+        partition_table.expire_producers(2**62)
+        assert not any(each.producers for t in partition_table.topics() for each in t.partitions)
 
 
 class Frames:
-    """One connection to the door: any request in any version, for what no client asks."""
+    """A connection to the listener: any request in any version, also those that no client sends."""
 
     def __init__(self, address: str, seconds: float = SECONDS) -> None:
         host, _, port = address.rpartition(":")
@@ -82,7 +82,7 @@ class Frames:
         return answer
 
     def ask_all(self, requests: Sequence[tuple[int, int, Mapping[str, Any]]]) -> list[Any]:
-        """The same of (key, version, fields) each, sent all before the first answer is read."""
+        """Sends all requests, (key, version, fields) each, before the first answer is read."""
         numbers = [next(self._numbers) for _ in requests]
         self._socket.sendall(
             b"".join(
@@ -106,7 +106,7 @@ class Frames:
         parts = b""
         while len(parts) < size:
             part = self._socket.recv(size - len(parts))
-            assert part, "the door has closed the connection"
+            assert part, "the listener has closed the connection"
             parts += part
         return parts
 
@@ -116,7 +116,7 @@ class Frames:
 
 @contextmanager
 def frames(agent: Agent) -> Iterator[Frames]:
-    """A connection to the door."""
+    """Opens a connection to the listener."""
     found = Frames(agent.kafka_address)
     try:
         yield found

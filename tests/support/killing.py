@@ -1,8 +1,8 @@
-"""A real broker that is killed again and again while people write and read; and what must hold.
+"""Kills a real broker repeatedly while clients write and read, and checks the promises.
 
 Nothing acked is lost, none is doubled, the order of each producer is kept, and in the end the table
-is the log. Who wants to know whether a reader of his stands it too brings a `Witness`: it begins
-before the first kill and ends after the last record, and is then told what the log is.
+is the log. A test of another reader passes a `Witness`: it starts before the first kill, ends after
+the last record, and then compares its records with the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 import sparklog
-from sparklog.client.producer import RecordFuture
+from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import LocalStore, ObjectMissing
@@ -119,7 +119,7 @@ class BrokerProcess:
 
 @dataclass(slots=True)
 class _Writing:
-    """What one producer has sent to its partition, in order, and what became of each."""
+    """Records that one producer has sent to its partition, in order, and their outcomes."""
 
     producer: int
     partition: int
@@ -127,7 +127,7 @@ class _Writing:
 
 
 def _write(address: str, writing: _Writing, ended: threading.Event, chance: random.Random) -> None:
-    """Sends numbered records, one by one and in bursts, until it is told to end."""
+    """Sends numbered records, one by one and in bursts, until it is stopped."""
     with sparklog.connect(address) as log, log.producer(linger_ms=1) as producer:
         number = 0
         while not ended.is_set():
@@ -200,7 +200,7 @@ def _judge(root: Path, writings: Sequence[_Writing], witnesses: Sequence[Witness
         assert len({value for _, value in rows}) == len(rows), "a record is there twice"
         assert rows_of_table(store, clock, TOPIC, partition) == rows, "the table is not the log"
     for writing in writings:
-        assert writing.sent, "nobody has written"
+        assert writing.sent, "no producer has written"
         rows = log[writing.partition]
         mine = [value for _, value in rows if value and value.startswith(b"%d:" % writing.producer)]
         assert mine == [value for value, _ in writing.sent], "a record is missing, or out of order"
@@ -271,7 +271,7 @@ class Consumer:
         self._ended = threading.Event()
         self._seen: list[list[Row]] = [[] for _ in range(PARTITIONS)]
         self._counted = 0
-        """How many it had seen at the last kill."""
+        """Records seen at the last kill."""
         self._failures: list[BaseException] = []
 
     def begin(self, root: Path, address: str) -> None:
@@ -291,7 +291,7 @@ class Consumer:
     def go_on(self) -> None:
         """It polls all the time, and may need a while to find the broker again."""
         before = self._counted
-        wait_until(lambda: self._count() > before or bool(self._failures), "the consumer goes on")
+        wait_until(lambda: self._count() > before or bool(self._failures), "the consumer continues")
         self._counted = self._count()
 
     def _count(self) -> int:

@@ -7,11 +7,11 @@ broker; a `sitecustomize` on their path brings them here, so none of them knows.
 | point | who comes there | when |
 |---|---|---|
 | planned | the planner of a stream | a batch is planned, and no task has begun |
-| staged | a task | its rows are staged, and nobody has been told |
+| staged | a task | its rows are staged, and no other process knows |
 | undecided | who commits | all tasks have staged, and there is no manifest |
-| decided | who commits | the manifest stands, and the broker has not been asked |
+| decided | the committer | the manifest exists, and the broker has not been asked |
 | asked | the broker | it has been asked, and has done nothing |
-| adopted | the broker | the batch is durable, and the answer is not sent |
+| appended | the broker | the batch is durable, and the answer is not sent |
 | answered | who commits | the answer has come, and Spark does not know yet |
 """
 
@@ -44,7 +44,7 @@ class KillPoints:
             (folder / state).mkdir(parents=True)
 
     def environment(self, of: str) -> dict[str, str]:
-        """What processes of `spark`, or the `broker`, are started with."""
+        """Returns the environment of processes of `spark`, or of the `broker`."""
         site = self._folder / of
         site.mkdir(exist_ok=True)
         (site / "sitecustomize.py").write_text(_ARM.format(of))
@@ -52,7 +52,9 @@ class KillPoints:
         return {_FOLDER: str(self._folder), "PYTHONPATH": os.pathsep.join(path)}
 
     def arm(self, point: str, victim: str) -> None:
-        """Who comes to the point next kills `driver`, `worker` (itself) or `broker` (itself)."""
+        """Arms the point: the next process there kills `driver`, `worker` (itself) or `broker`
+        (itself).
+        """
         (self._folder / "armed" / f"{point}@{victim}").touch()
 
     def was_met(self, point: str, victim: str) -> bool:
@@ -63,7 +65,7 @@ class KillPoints:
 
 
 def be_driver() -> None:
-    """What this process starts from now on knows it as the driver."""
+    """Names this process as the driver to all processes that it starts from now on."""
     os.environ[_DRIVER] = str(os.getpid())
 
 
@@ -98,7 +100,7 @@ class _Hooks(MetaPathFinder):
 
 def _on_liveness(liveness: Any) -> None:
     """A sink waits for the broker that was killed, and starts none of its own in its place."""
-    alive, dead = liveness.State.ALIVE, liveness.State.DEAD
+    alive, dead = liveness.LeaderState.ALIVE, liveness.LeaderState.DEAD
     liveness.judge = lambda leader, **_: dead if leader.stopped else alive
 
 
@@ -112,11 +114,11 @@ def _on_manifest(manifest: Any) -> None:
 
 
 def _on_connection(connection: Any) -> None:
-    _wrap(connection.Connection, "action", after="answered", only="batches.adopt")
+    _wrap(connection.Connection, "action", after="answered", only="batches.append_staged")
 
 
-def _on_core(core: Any) -> None:
-    _wrap(core.Core, "adopt", before="asked", after="adopted")
+def _on_staged(staged: Any) -> None:
+    _wrap(staged.StagedBatches, "append", before="asked", after="appended")
 
 
 _OF_SPARK: Final = {
@@ -125,7 +127,7 @@ _OF_SPARK: Final = {
     "sparklog.storage.liveness": _on_liveness,
     "sparklog.client.connection": _on_connection,
 }
-_OF_BROKER: Final = {"sparklog.broker.core": _on_core}
+_OF_BROKER: Final = {"sparklog.broker.staged": _on_staged}
 
 
 def _wrap(

@@ -11,7 +11,7 @@ MIB = 1 << 20
 
 
 def resident_bytes(pid: int) -> int:
-    """What the process has in memory now."""
+    """Returns the resident memory of the process."""
     status = Path(f"/proc/{pid}/status").read_text("utf-8")
     (line,) = (each for each in status.splitlines() if each.startswith("VmRSS:"))
     return int(line.split()[1]) * 1024
@@ -25,7 +25,7 @@ class Peak:
         self.began_bytes = self.most_bytes = resident_bytes(pid)
 
     @property
-    def grown_bytes(self) -> int:
+    def appended_bytes(self) -> int:
         return self.most_bytes - self.began_bytes
 
     @contextmanager

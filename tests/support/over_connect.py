@@ -53,7 +53,9 @@ def hand_over(
     take: Callable[[DataFrame, int], None],
     name: str,
 ) -> str:
-    """Runs the query that gives `take` what is new in `t`; what it ended with, if with an error."""
+    """Runs a query that passes new records of `t` to `take`. Returns the error it ended with, if
+    any.
+    """
     writer = stream(spark).writeStream.foreachBatch(take).queryName(name)
     query = start(writer.option("checkpointLocation", checkpoint).trigger(availableNow=True))
     try:
@@ -82,7 +84,7 @@ def dying(frame: DataFrame, batch_id: int) -> None:
 
 
 def refusal(spark: SparkSession) -> str:
-    """What a write to a topic that does not exist ends with."""
+    """Returns the error of a write to a topic that does not exist."""
     try:
         write(spark.range(1).selectExpr("cast(id as string) as value"), "nowhere")
     except AnalysisException as error:

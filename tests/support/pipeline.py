@@ -1,10 +1,10 @@
-"""A program: from topic `in` through a small transform to topic `out`, until it is told to end.
+"""A program: from topic `in` through a small transform to topic `out`, until it is stopped.
 
     python -m tests.support.pipeline <root> <checkpoint> <report>
 
-It runs a Structured Streaming query, and starts it again where it fails, as a service would. At the
-end of its standard input it takes what is left, writes the rows of `out`, as Spark reads them, to
-`report` (JSON lines), and ends.
+It runs a Structured Streaming query and restarts it after a failure, as a service would. At the end
+of its standard input it processes the remaining records, writes the rows of `out`, as Spark reads
+them, to `report` (JSON lines), and ends.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ _PIECE_BYTES = 64 * 1024
 
 
 class Relay:
-    """Passes bytes between `address` and a port of this machine, until it is told to stop."""
+    """Passes bytes between `address` and a port of this machine, until it is stopped."""
 
     def __init__(self, port: int) -> None:
         self._port = port

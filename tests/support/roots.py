@@ -10,13 +10,19 @@ import msgspec
 import pyarrow as pa
 
 from sparklog.clock import Clock
-from sparklog.record import PAYLOAD_SCHEMA, rows_of_run, timestamp_range_us
+from sparklog.formats.record import PAYLOAD_SCHEMA, rows_of_run, timestamp_range_us
 from sparklog.storage import wal
-from sparklog.storage.meta import Broker, Epoch, MetaStore, PartitionMeta, TopicMeta
+from sparklog.storage.data_file import write_file
+from sparklog.storage.metadata import (
+    BrokerRegistration,
+    Epoch,
+    MetadataStore,
+    PartitionMetadata,
+    TopicMetadata,
+)
 from sparklog.storage.objects import Store
-from sparklog.storage.publish import write_file
-from sparklog.storage.snapshot import Entry, Kind, Located
-from sparklog.storage.table import Change, Table, create_change, delete_change, end_app_id
+from sparklog.storage.snapshot import Entry, EntryKind, Located
+from sparklog.storage.table import TableChange, TopicTable, create_change, delete_change, end_app_id
 from sparklog.storage.table import start_app_id as log_start_app_id
 
 BROKER = 1
@@ -35,24 +41,26 @@ def payload(values: Sequence[bytes | None], **columns: Any) -> pa.RecordBatch:
 
 
 class HandmadeRoot:
-    """What one broker, that never dies, would have put under `store`; nothing happens by itself."""
+    """Writes the root that one broker would have put under `store`; nothing runs in the
+    background.
+    """
 
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self.store = store
         self.clock = clock
         self._ids = itertools.count()
-        self._meta = MetaStore(store, clock=clock)
+        self._meta = MetadataStore(store, clock=clock)
         self._meta.open(create=True)
         self._meta.change(
             lambda before: msgspec.structs.replace(
                 before,
-                brokers={BROKER: Broker(epoch=EPOCH)},
+                brokers={BROKER: BrokerRegistration(epoch=EPOCH)},
                 open_epochs=(Epoch(BROKER, EPOCH),),
                 controller=BROKER,
             )
         )
         self._log = wal.Appender(store, broker=BROKER, epoch=EPOCH, clock=clock)
-        self._log.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+        self._log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
         self._checkpoint = -1
         self._ends: dict[tuple[str, int], int] = {}
         self._unpublished: dict[tuple[str, int], list[Located]] = {}
@@ -76,7 +84,7 @@ class HandmadeRoot:
             for name in (end_app_id, log_start_app_id)
         ]
         properties = {"sparklog.partitions": str(partitions)}
-        change = Change(txns=dict.fromkeys(app_ids, 0), properties=properties)
+        change = TableChange(txns=dict.fromkeys(app_ids, 0), properties=properties)
         self._table(topic).commit(lambda _: change)
         self._set_topic(topic, topic_id, partitions)
 
@@ -93,14 +101,14 @@ class HandmadeRoot:
         return self._meta.current.topic(topic).topic_id
 
     def _set_topic(self, topic: str, topic_id: str, partitions: int) -> None:
-        places = tuple(PartitionMeta(leader=BROKER, leader_epoch=0) for _ in range(partitions))
-        known = TopicMeta(topic_id=topic_id, partitions=places)
+        places = tuple(PartitionMetadata(leader=BROKER, leader_epoch=0) for _ in range(partitions))
+        known = TopicMetadata(topic_id=topic_id, partitions=places)
         self._meta.change(
             lambda before: msgspec.structs.replace(before, topics={**before.topics, topic: known})
         )
 
-    def _table(self, topic: str) -> Table:
-        table = Table(self.store, topic, clock=self.clock)
+    def _table(self, topic: str) -> TopicTable:
+        table = TopicTable(self.store, topic, clock=self.clock)
         table.refresh()
         return table
 
@@ -115,7 +123,7 @@ class HandmadeRoot:
             arrival_us = self.clock.now_us()
             low, high = timestamp_range_us(batch, arrival_us)
             entry = Entry(
-                kind=Kind.RECORDS,
+                kind=EntryKind.RECORDS,
                 topic_id=key[0],
                 partition=partition,
                 base_offset=base,
@@ -151,7 +159,7 @@ class HandmadeRoot:
             files.append(file)
             txns[end_app_id(topic_id, key[1])] = self._ends[key]
         if files:
-            self._table(topic).commit(lambda _: Change(adds=tuple(files), txns=txns))
+            self._table(topic).commit(lambda _: TableChange(adds=tuple(files), txns=txns))
 
     def trim(self) -> None:
         """Removes the objects of the log whose entries are all published."""
@@ -176,5 +184,5 @@ class HandmadeRoot:
             if file.last is not None and file.last < offset
         ]
         txns = {log_start_app_id(self.topic_id(topic), partition): offset}
-        table.commit(lambda _: Change(removes=tuple(gone), txns=txns))
+        table.commit(lambda _: TableChange(removes=tuple(gone), txns=txns))
         self.store.delete(f"topics/{topic}/{file.path}" for file in gone)

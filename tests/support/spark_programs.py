@@ -73,7 +73,7 @@ def _started(command: list[str], env: Mapping[str, str], output: IO[str]) -> Ite
 
 
 def run(program: str, *arguments: str, timeout_seconds: float) -> Any:
-    """What the program has found; fails with all its output where it does not end well."""
+    """Returns the program's findings; fails with all its output if it does not end well."""
     command = [sys.executable, "-m", f"tests.support.{program}", *arguments]
     with tempfile.TemporaryFile("w+") as output:
         with _started(command, environment(), output) as process:

@@ -21,6 +21,7 @@ class Standing:
         command = [sys.executable, "-m", "sparklog", "broker", "--root", str(root)]
         command += ["--flight", "127.0.0.1:0", "--kafka", kafka, *options]
         environment = {n: v for n, v in os.environ.items() if not n.startswith("SPARKLOG_")}
+        environment.pop("PYTHONUNBUFFERED", None)  # a broker may be started without it
         self._process = subprocess.Popen(
             command,
             env=environment,

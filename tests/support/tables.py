@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from sparklog.clock import Clock, ManualClock
-from sparklog.record import rows
-from sparklog.storage import publish
+from sparklog.formats.record import rows
+from sparklog.storage import data_file
 from sparklog.storage.snapshot import TableFile, TableSnapshot
-from sparklog.storage.table import Change, Table, create_change, end_app_id
+from sparklog.storage.table import TableChange, TopicTable, create_change, end_app_id
 
 TOPIC_ID = "0f3a9c"
 START_US = 1_700_000_000_123_456
@@ -37,17 +37,17 @@ def table_file(
     )
 
 
-def create(table: Table, partitions: int = 2, *, topic_id: str = TOPIC_ID) -> TableSnapshot:
+def create(table: TopicTable, partitions: int = 2, *, topic_id: str = TOPIC_ID) -> TableSnapshot:
     """A topic's first version."""
     return table.commit(lambda _: create_change(topic_id, partitions, {"retention.ms": "1000"}))
 
 
 def appending(
     clock: Clock, rows_per_partition: int = 10
-) -> Callable[[TableSnapshot], Change | None]:
+) -> Callable[[TableSnapshot], TableChange | None]:
     """A decision that adds one file at the end of every partition, wherever that is."""
 
-    def decide(snapshot: TableSnapshot) -> Change:
+    def decide(snapshot: TableSnapshot) -> TableChange:
         topic_id = snapshot.topic_id
         assert topic_id is not None
         files = tuple(
@@ -55,13 +55,13 @@ def appending(
             for partition, end in enumerate(snapshot.ends)
         )
         ends = {end_app_id(topic_id, file.partition): (file.last or 0) + 1 for file in files}
-        return Change(adds=files, txns=ends)
+        return TableChange(adds=files, txns=ends)
 
     return decide
 
 
-def append(table: Table, times: int = 1) -> TableSnapshot:
-    """So many commits, each with a file of ten made-up rows for every partition."""
+def append(table: TopicTable, times: int = 1) -> TableSnapshot:
+    """Makes this many commits, each with a file of ten generated rows for every partition."""
     for _ in range(times):
         table.commit(appending(table.clock))
     return table.snapshot
@@ -88,12 +88,12 @@ def record_batch(
     return rows(payload, partition=partition, base_offset=first, timestamp_us=0, timestamp_type=0)
 
 
-def publish_rows(table: Table, partition: int, count: int, *, seed: int = 0) -> TableFile:
+def publish_rows(table: TopicTable, partition: int, count: int, *, seed: int = 0) -> TableFile:
     """A real file at the end of the partition, written and committed; its table entry."""
     topic_id = table.snapshot.topic_id
     assert topic_id is not None
     first = table.snapshot.ends[partition]
-    file = publish.write_file(
+    file = data_file.write_file(
         table.store,
         topic=table.topic,
         topic_id=topic_id,
@@ -102,10 +102,10 @@ def publish_rows(table: Table, partition: int, count: int, *, seed: int = 0) -> 
         clock=table.clock,
     )
     txns = {end_app_id(topic_id, partition): first + count}
-    table.commit(lambda _: Change(adds=(file,), txns=txns))
+    table.commit(lambda _: TableChange(adds=(file,), txns=txns))
     return file
 
 
 def manual_clock(*, at_us: int = START_US) -> ManualClock:
-    """A clock that stands still on a whole millisecond, as file times do in the log."""
+    """A clock that does not move, at a whole millisecond, as precise as file times in the log."""
     return ManualClock(now_us=at_us // 1_000 * 1_000)

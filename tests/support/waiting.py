@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-PATIENCE_SECONDS: Final = 240.0
-"""Many times what anything takes on a machine that has time for it."""
+PATIENCE_SECONDS: Final = 90.0
+"""Many times what anything takes on a machine that has time for it; less than a test may take."""
 
 _LOOK_SECONDS: Final = 0.05
 

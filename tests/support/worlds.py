@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from sparklog import consumeroffsets, limits
+from sparklog import limits
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.consumeroffsets import CommittedOffset, OffsetKey
+from sparklog.formats import consumer_offsets
+from sparklog.formats.consumer_offsets import CommittedOffset, OffsetKey
 from sparklog.sources import tasks
 from sparklog.sources.offsets import Position, TopicOffsets
-from sparklog.sources.options import Place
+from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import Scan
 from sparklog.sources.selection import Selection
@@ -61,12 +62,12 @@ class World:
             self.root.append(*batches)
 
     def commit(self, group: str, offsets: Mapping[int, int | None], *, topic_id: str = "") -> None:
-        """What a group says of partitions of `t`, in one object of the log; None: it takes it back.
+        """Commits a group's offsets for partitions of `t`, in one object; None deletes a commit.
 
-        `topic_id`: of another topic than has the name now.
+        `topic_id`: the id of an earlier topic of that name.
         """
         if not self._has_groups:
-            self.root.create_topic(consumeroffsets.TOPIC, limits.OFFSETS_PARTITIONS)
+            self.root.create_topic(consumer_offsets.TOPIC, limits.OFFSETS_PARTITIONS)
             self._has_groups = True
         values: list[bytes | None] = []
         for offset in offsets.values():
@@ -74,16 +75,16 @@ class World:
             if offset is not None:
                 known = topic_id or self.root.topic_id("t")
                 committed = CommittedOffset(offset=offset, commit_ms=0, topic_id=known)
-                value = consumeroffsets.encode_offset(committed)
+                value = consumer_offsets.encode_offset(committed)
             values.append(value)
-        keys = [consumeroffsets.encode_key(OffsetKey(group, "t", number)) for number in offsets]
-        number = consumeroffsets.partition_of(group, limits.OFFSETS_PARTITIONS)
-        self.root.append((consumeroffsets.TOPIC, number, payload(values, key=keys)))
+        keys = [consumer_offsets.encode_key(OffsetKey(group, "t", number)) for number in offsets]
+        number = consumer_offsets.partition_of(group, limits.OFFSETS_PARTITIONS)
+        self.root.append((consumer_offsets.TOPIC, number, payload(values, key=keys)))
 
     def publish_groups(self) -> None:
-        """What groups have said so far is in the table."""
+        """Puts the commits of groups so far into the table."""
         if self._has_groups:
-            self.root.publish(consumeroffsets.TOPIC)
+            self.root.publish(consumer_offsets.TOPIC)
 
     def planner(self, *topics: str, pattern: str | None = None, fail: bool = True) -> Planner:
         """One that has looked."""
@@ -94,9 +95,9 @@ class World:
         return planner
 
     def scan(self, *, fail: bool = True) -> Scan:
-        """Of what `SCHEMA` names."""
-        place = Place(root=self.uri)
-        return Scan(place=place, schema=SCHEMA, values=None, fail_on_data_loss=fail)
+        """Returns the offsets of the columns of `SCHEMA`."""
+        place = LogLocation(root=self.uri)
+        return Scan(location=place, schema=SCHEMA, values=None, fail_on_data_loss=fail)
 
     def read(self, slices: Sequence[Slice], *, fail: bool = True) -> list[Row]:
         """The rows of one task, after a journey to an executor."""
@@ -107,7 +108,7 @@ class World:
         return found
 
     def rows(self, partition: int, first: int, end: int) -> list[Row]:
-        """What should be read."""
+        """Returns the expected rows."""
         values = self.values[partition]
         return [(values[offset], "t", partition, offset) for offset in range(first, end)]
 
@@ -118,7 +119,7 @@ def position(topic_id: str, *at: int) -> Position:
 
 
 class WatchedClock(ManualClock):
-    """Counts what is waited, and does something meanwhile."""
+    """Counts the waits, and acts meanwhile."""
 
     def __init__(self, meanwhile: Callable[[], None] = lambda: None) -> None:
         super().__init__()

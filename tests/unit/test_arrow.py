@@ -54,7 +54,7 @@ def test_strings_are_utf8(values: list[str]) -> None:
     ids=str,
 )
 def test_one_value_many_times(value: int | str, kind: pa.DataType) -> None:
-    """Of each kind that a constant column has."""
+    """A constant column has the value in every row, for each type of constant column."""
     expected = pa.scalar(value, kind)
     assert arrow.repeated(value, 3, kind).equals(pa.array([expected.as_py()] * 3, kind))
 
@@ -95,7 +95,7 @@ end = reader.latestOffset(start, reader.getDefaultReadLimit())
 done = sum(b.num_rows for part in reader.partitions(start, end) for b in reader.read(part))
 reader.commit(end)
 reader.stop()
-assert "sparklog.session" in sys.modules
+assert "sparklog.connecting" in sys.modules
 """
 
 WRITE = """
@@ -105,7 +105,7 @@ from sparklog.sinks import datasink
 
 values = arrow.strings([b"a", b"b", b"c"])
 keyless = pa.nulls(3, pa.string())
-target = datasink.Target(root=sys.argv[1], storage={}, topic="t", counts={"t": 2})
+target = datasink.WriteTarget(root=sys.argv[1], storage={}, topic="t", counts={"t": 2})
 for number, key in enumerate([values, keyless]):
     frame = pa.RecordBatch.from_arrays([key, values], names=["key", "value"])
     datasink._stage(target, "query", number, iter([frame]))
@@ -115,8 +115,8 @@ done = 3
 
 @pytest.mark.parametrize("task", [READ, FOLLOW, WRITE], ids=["read", "follow", "write"])
 def test_tasks_load_nothing_heavy(tmp_path: Path, task: str) -> None:
-    """Neither pandas nor numba: to read what is published and what is not, to follow it from where
-    a group is and to look for a broker to tell, and to stage rows."""
+    """Reading records, starting from a group, committing to it and staging rows load neither pandas
+    nor numba."""
     world = World(uri=str(tmp_path))
     world.commit("g", {0: 0, 1: 0})
     world.append(2)

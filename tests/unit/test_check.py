@@ -73,7 +73,7 @@ def test_a_million_operations_in_time() -> None:
 
 
 def test_a_history_is_kept_in_a_file(tmp_path: Path) -> None:
-    """What is loaded is what was saved, and so are its findings."""
+    """A saved history loads unchanged, with the same anomalies."""
     history, _ = play(3, "lose an acked record")
     histories.save(history, tmp_path / "history.npz")
     loaded = histories.load(tmp_path / "history.npz")

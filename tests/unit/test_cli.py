@@ -6,6 +6,7 @@ import decimal
 import io
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,7 +15,9 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,9 +29,11 @@ from typer.testing import CliRunner, Result
 
 import sparklog
 from sparklog import errors
-from sparklog.broker.topicconfig import KEYS
-from sparklog.cli import app, jsonrows
-from sparklog.cli.produce import _Acks
+from sparklog.broker.config.topic_config import KEYS
+from sparklog.cli import app, json_rows
+from sparklog.cli.consume import _GroupBatches
+from sparklog.cli.formats import InputFormat
+from sparklog.cli.produce import _Acks, _Input, _Meter
 from sparklog.cli.shared import ExitCode
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
@@ -37,7 +42,7 @@ from tests.support.fake_broker import FakeBroker, FakeLog
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's shell says about logs is not asked."""
+    """Removes the variables that name a log from the environment."""
     for name in list(os.environ):
         if name.startswith("SPARKLOG_"):
             monkeypatch.delenv(name)
@@ -45,7 +50,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def log() -> FakeLog:
-    """What the broker keeps, with a topic of one partition and one of four."""
+    """A log with a topic of one partition and a topic of four."""
     log = FakeLog()
     log.create("t1", 1)
     log.create("t4", 4)
@@ -54,7 +59,7 @@ def log() -> FakeLog:
 
 @pytest.fixture
 def broker(log: FakeLog) -> Iterator[FakeBroker]:
-    """A door to `log`."""
+    """A broker that serves `log`."""
     with FakeBroker(log) as broker:
         yield broker
 
@@ -77,15 +82,15 @@ def ask(broker: FakeBroker, *arguments: str, stdin: bytes | str | None = None) -
 
 def fill(log: FakeLog, topic: str, *records: tuple[int, bytes | None, bytes | None]) -> None:
     """Appends (partition, key, value) each, as one batch."""
-    from sparklog import wire
-    from sparklog.record import PAYLOAD_SCHEMA
+    from sparklog.formats import flight_messages
+    from sparklog.formats.record import PAYLOAD_SCHEMA
 
     schema = pa.schema([PAYLOAD_SCHEMA.field("key"), PAYLOAD_SCHEMA.field("value")])
     for partition, key, value in records:
         batch = pa.RecordBatch.from_arrays(
             [pa.array([key], pa.binary()), pa.array([value], pa.binary())], schema=schema
         )
-        log.append(topic, wire.AppendHeader(partition=partition), batch)
+        log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
 
 
 def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -109,6 +114,137 @@ def test_help_shows_an_example(words: tuple[str, ...]) -> None:
     result = run(*words, "--help")
     assert result.exit_code == ExitCode.OK
     assert f"Example: sparklog {' '.join(words)}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [(), *(each for each in commands() if each != ("bench",))], ids=" ".join
+)
+def test_help_fits_80_columns_without_types(words: tuple[str, ...]) -> None:
+    """Help names values instead of types, and no line is longer than a terminal of 80 columns."""
+    shown = run(*words, "--help", COLUMNS="80").stdout
+    assert max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"<(str|int|float|Path|list|bool)|x>=|<=x|INTEGER|TEXT", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "nearest"),
+    [(("topcs",), "topics"), (("topics", "lst"), "list"), (("topics", "list", "--jso"), "--json")],
+)
+def test_a_misspelt_word_is_corrected(words: tuple[str, ...], nearest: str) -> None:
+    """A usage error names the most similar command or option."""
+    result = run(*words)
+    assert result.exit_code == ExitCode.USAGE
+    assert nearest in result.stderr
+
+
+def test_a_misspelt_topic_is_corrected(broker: FakeBroker, log: FakeLog) -> None:
+    """An unknown topic is an error with the most similar name, and not an internal one."""
+    log.create("orders", 1)
+    log.create("__consumer_offsets", 1)
+    for arguments in (("topics", "describe", "ordres"), ("consume", "ordres")):
+        assert ask(broker, *arguments).stderr == (
+            "sparklog: Topic 'ordres' does not exist. Create it, or correct the name."
+            " Did you mean 'orders'?\n"
+        )
+    assert "Did you mean" not in ask(broker, "consume", "__consumer_offset").stderr
+
+
+def test_internal_topics_are_listed_on_request(broker: FakeBroker, log: FakeLog) -> None:
+    """`topics list` names the topics of brokers only with --internal."""
+    log.create("__consumer_offsets", 8)
+    assert ask(broker, "topics", "list").stdout == "t1\nt4\n"
+    listed = ask(broker, "topics", "list", "--internal", "--json").stdout
+    assert json.loads(listed) == ["__consumer_offsets", "t1", "t4"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (b'{"carrier":"UA", "delay":11}', {"carrier": "UA", "delay": 11}),
+        (b"[1,\n 2.50]\n", [1, 2.5]),
+        (b"12", "12"),
+        (b"null", "null"),
+        (b'"text"', '"text"'),
+        (b"{not json}", "{not json}"),
+        (b'{"a":1} {"b":2}', '{"a":1} {"b":2}'),
+        (b'{"base64":"AA=="}', '{"base64":"AA=="}'),
+        (b'{"base64":"AA==","n":1}', {"base64": "AA==", "n": 1}),
+        (b'{"a":"\xff"}', {"base64": "eyJhIjoi/yJ9"}),
+        (b"", ""),
+        (None, None),
+    ],
+)
+def test_json_values_are_json(
+    broker: FakeBroker, log: FakeLog, value: bytes | None, shown: object
+) -> None:
+    """In jsonl a value that is a JSON object or array is JSON, and all others are as before."""
+    fill(log, "t1", (0, None, b"before"), (0, None, value), (0, None, b"{}"))
+    lines = ask(broker, "consume", "t1", "--output", "jsonl").stdout.splitlines()
+    assert [json.loads(line)["value"] for line in lines] == ["before", shown, {}]
+
+
+def test_json_values_keep_their_digits(broker: FakeBroker, log: FakeLog) -> None:
+    """The text of a JSON value is not changed: large numbers and zeros stay."""
+    value = b'{"n":12345678901234567890123,"price":1.500,"n":2}'
+    fill(log, "t1", (0, None, value))
+    shown = ask(broker, "consume", "t1", "--output", "jsonl").stdout
+    assert shown == '{"value":' + value.decode() + "}\n"
+
+
+@pytest.mark.parametrize("is_typed", [True, False])
+def test_no_progress_bar_over_typed_input(monkeypatch: pytest.MonkeyPatch, is_typed: bool) -> None:
+    """While a person types the records, a progress bar would overwrite the lines."""
+    from rich.console import Console
+
+    given = _Input(path=Path("-"), kind=InputFormat.TEXT, is_guessed=True)
+    monkeypatch.setattr(Console, "is_terminal", property(lambda _: True))
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: is_typed))
+    assert _Meter([given])._progress.disable is is_typed
+
+
+def test_consume_in_a_group_continues_where_it_ended(tmp_path: Path) -> None:
+    """A command with --group commits exactly the records that it has printed."""
+    root = ("--root", str(tmp_path / "log"))
+    assert run("topics", "create", "t", "--partitions", "2", *root).exit_code == ExitCode.OK
+    given = [f"v{number}" for number in range(8)]
+    sent = run("produce", "t", "--partition", "1", *root, stdin="\n".join(given))
+    assert sent.exit_code == ExitCode.OK
+    group = ("consume", "t", "--group", "g", *root)
+    assert run(*group, "--max", "3").stdout.split() == given[:3]
+    shown = [
+        json.loads(line)
+        for line in run(*group, "--output", "jsonl", "--metadata", "--max", "2").stdout.splitlines()
+    ]
+    assert [(each["offset"], each["value"]) for each in shown] == [(3, "v3"), (4, "v4")]
+    assert run(*group).stdout.split() == given[5:]
+    assert run(*group).stdout == ""
+    told = json.loads(run("groups", "describe", "g", "--json", *root).stdout)
+    committed = {each["partition"]: (each["committed"], each["lag"]) for each in told["partitions"]}
+    assert committed[1] == (8, 0)
+    assert told["members"] == []
+
+
+def test_a_group_assigns_partitions_itself(broker: FakeBroker) -> None:
+    """--partition and --group are a usage error together."""
+    result = ask(broker, "consume", "t4", "--group", "g", "--partition", "1")
+    assert result.exit_code == ExitCode.USAGE
+    assert "exclude each other" in " ".join(result.stderr.split())
+
+
+def test_an_interrupted_member_commits_what_it_has_written() -> None:
+    """The batch that was being written is not committed, and neither are lost partitions."""
+    batches = [
+        pa.record_batch({"partition": [number], "offset": [4], "value": [b"v"]})
+        for number in range(3)
+    ]
+    member = mock.Mock(assignment=[("t", 1), ("t", 2)])
+    member.batches.return_value = iter(batches)
+    given = _GroupBatches(member, "t", ["value"], None)
+    taken = iter(given)
+    for _ in batches:
+        assert next(taken).schema.names == ["value"]
+    given.commit_written()
+    member.commit.assert_called_once_with({("t", 1): 5})
 
 
 def test_help_tells_exit_codes() -> None:
@@ -139,7 +275,7 @@ def test_version() -> None:
 
 @pytest.mark.parametrize("command", ["create", "alter"])
 def test_help_tells_the_keys_of_topics(command: str) -> None:
-    """Who sets a topic's config is told every key, and of those with an effect, which."""
+    """The help lists every key of a topic's configuration, and which of them have an effect."""
     told = " ".join(run("topics", command, "--help").stdout.split())
     effective, idle = told.split("Kafka's others are kept and have no effect: ")
     for name, key in KEYS.items():
@@ -150,7 +286,7 @@ def test_help_tells_the_keys_of_topics(command: str) -> None:
 
 
 def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
-    """What sparklog refuses is one line on standard error and exit code 1, in every command."""
+    """An error of sparklog is one line on standard error and exit code 1, in every command."""
     for arguments in (
         ("topics", "describe", "nope"),
         ("topics", "delete", "nope", "--yes"),
@@ -160,12 +296,14 @@ def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
     ):
         result = ask(broker, *arguments)
         assert result.exit_code == ExitCode.FAILED
-        assert result.stderr == "sparklog: no topic named 'nope'; create it, or check the name\n"
+        assert result.stderr == (
+            "sparklog: Topic 'nope' does not exist. Create it, or correct the name.\n"
+        )
         assert result.stdout == ""
 
 
 def test_no_broker_is_one_line() -> None:
-    """A broker that is not there is told with its address."""
+    """An unreachable broker is an error with its address."""
     result = run("topics", "list", "--bootstrap", "not-an-address")
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith("sparklog: ")
@@ -184,13 +322,13 @@ def test_closed_port_is_told_at_once(host: str, told: str) -> None:
     result = run("topics", "list", "--bootstrap", address)
     assert time.monotonic() - began < 1.0
     assert result.exit_code == ExitCode.FAILED
-    assert result.stderr.startswith(f"sparklog: no answer from the broker at {address}: ")
+    assert result.stderr.startswith(f"sparklog: No broker answers at {address}: ")
     assert told in result.stderr
-    assert result.stderr.endswith("; --wait waits for it\n")
+    assert result.stderr.endswith(" To wait for it, give --wait.\n")
 
 
 def test_wait_waits_and_says_so(log: FakeLog) -> None:
-    """With --wait a broker that starts later is used, and standard error says what is going on."""
+    """With --wait, the command uses a broker that starts later, and prints that it waits."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     started: list[FakeBroker] = []
@@ -215,7 +353,7 @@ def test_wait_ends(tmp_path: Path) -> None:
     assert result.exit_code == ExitCode.FAILED
     assert [line[:30] for line in result.stderr.splitlines()] == [
         "sparklog: waiting up to 0.3 s ",
-        "sparklog: no answer from the b",
+        "sparklog: No broker answers at",
     ]
     refused = run("topics", "list", "--wait", "1", "--root", str(tmp_path))
     assert refused.exit_code == ExitCode.USAGE
@@ -241,19 +379,19 @@ def test_missing_root_is_not_made(tmp_path: Path) -> None:
     root = tmp_path / "typo"
     result = run("topics", "list", "--root", str(root))
     assert result.exit_code == ExitCode.FAILED
-    assert "is no sparklog root" in result.stderr
+    assert "is not a sparklog root" in result.stderr
     assert not root.exists()
 
 
-@pytest.mark.parametrize("address", ["a:1,b:2", "host", "host:"])
-def test_bootstrap_is_one_address(address: str) -> None:
-    """A list of brokers, as Kafka has, is told to be none before anything is asked."""
+@pytest.mark.parametrize("address", ["a:1,b", "host", "host:"])
+def test_bootstrap_that_is_no_address(address: str) -> None:
+    """A bootstrap with a part that is not an address is refused."""
     for result in (
         run("topics", "list", "--bootstrap", address),
         run("topics", "list", SPARKLOG_BOOTSTRAP=address),
     ):
         assert result.exit_code == ExitCode.FAILED
-        assert "the address of one broker, host:port" in result.stderr
+        assert "expected host:port" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -266,10 +404,11 @@ def test_bootstrap_is_one_address(address: str) -> None:
 def test_trouble_outside_is_one_line(
     monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
 ) -> None:
-    """What the operating system or the store reports is told in one line, and is exit code 1."""
+    """An error of the operating system or the store is one line and exit code 1."""
 
-    def fail(_settings: BrokerSettings, *, take_over: bool) -> None:
+    def fail(_settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
         assert not take_over
+        assert not allow_non_empty
         raise error
 
     monkeypatch.setattr("sparklog.broker.agent.run_broker", fail)
@@ -290,21 +429,24 @@ def test_a_folder_needs_no_storage_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("topics", "list"), "which log?"),
+        (("topics", "list"), "no log is named"),
         (("topics", "list", "--root", "a", "--bootstrap", "b:1"), "not both"),
         (("topics", "create", "t", "--root", "a", "--config", "key"), "KEY=VALUE"),
         (("topics", "alter", "t", "--root", "a"), "nothing to change"),
         (("topics", "alter", "t", "--root", "a", "--set", "k=1", "--unset", "k"), "set and unset"),
-        (("topics", "delete", "t", "--root", "a"), "nobody to ask"),
+        (("topics", "delete", "t", "--root", "a"), "cannot ask"),
         (("topics", "trim", "t", "--root", "a"), "give --before or --before-time"),
-        (("topics", "trim", "t", "--before", "1", "--root", "a"), "nobody to ask"),
-        (("topics", "trim", "t", "--before", "-1", "--root", "a"), "not an offset, nor latest"),
-        (("topics", "trim", "t", "--before-time", "9", "--root", "a"), "not a time in ISO 8601"),
-        (("produce", "t", "no-such-file", "--root", "a"), "no file 'no-such-file'"),
-        (("produce", "t", "/", "--root", "a"), "'/' is a folder; name the files in it"),
-        (("produce", "t", "--from-line", "2", "--format", "csv"), "--from-line is for lines"),
-        (("produce", "t", "-", "-", "--from-line", "2"), "--from-line is for one file"),
-        (("produce", "t", "--skip-bad", "bad"), "--skip-bad is for lines of JSON"),
+        (("topics", "trim", "t", "--before", "1", "--root", "a"), "cannot ask"),
+        (("topics", "trim", "t", "--before", "-1", "--root", "a"), "use an offset, or latest"),
+        (("topics", "trim", "t", "--before-time", "9", "--root", "a"), "use a time in ISO 8601"),
+        (("produce", "t", "no-such-file", "--root", "a"), "file 'no-such-file' does not exist"),
+        (("produce", "t", "/", "--root", "a"), "'/' is a folder: name the files in it"),
+        (
+            ("produce", "t", "--from-line", "2", "--format", "csv"),
+            "--from-line requires a format of lines",
+        ),
+        (("produce", "t", "-", "-", "--from-line", "2"), "--from-line allows a single file"),
+        (("produce", "t", "--skip-bad", "bad"), "--skip-bad requires lines of JSON"),
         (
             ("produce", "t", "--format", "text", "--key-field", "k", "--root", "a"),
             "text has no fields",
@@ -330,7 +472,7 @@ def test_environment_names_the_log(broker: FakeBroker) -> None:
 
 
 def test_option_goes_before_the_environment(broker: FakeBroker) -> None:
-    """What is on the command line is asked, whatever variables say."""
+    """The command line overrides the environment."""
     found = run("topics", "list", "--bootstrap", broker.address, SPARKLOG_BOOTSTRAP="other:1")
     assert found.exit_code == ExitCode.OK
     found = run("topics", "list", "--root", "/nowhere", SPARKLOG_BOOTSTRAP=broker.address)
@@ -370,15 +512,15 @@ def test_topic_that_exists(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        ("8", "with 4 partitions, not 8; more are added by: sparklog topics add-partitions t4 8"),
-        ("2", "with 4 partitions, not 2; there is no way to fewer"),
+        ("8", "with 4 partitions, not 8; to add some: sparklog topics add-partitions t4 8"),
+        ("2", "with 4 partitions, not 2; partitions cannot be removed"),
     ],
 )
 def test_topic_that_exists_and_differs(broker: FakeBroker, asked: str, told: str) -> None:
-    """--if-absent is no error then, but says on standard error what is not as it was asked for."""
+    """--if-absent succeeds, and prints the differences from the request to standard error."""
     result = ask(broker, "topics", "create", "t4", "--if-absent", "--partitions", asked)
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "t4: 4 partitions\n")
-    assert result.stderr == f"sparklog: warning: t4 exists already, {told}\n"
+    assert result.stderr == f"sparklog: warning: topic 't4' already exists, {told}\n"
     config = ("--config", "retention.ms=7")
     result = ask(broker, "topics", "create", "t4", "--if-absent", "--partitions", "4", *config)
     assert "without retention.ms=7" in result.stderr
@@ -412,7 +554,7 @@ def test_trim_by_offset(broker: FakeBroker) -> None:
     assert (again.exit_code, again.stdout.split()[-4:]) == (ExitCode.OK, ["0", "2", "2", "5"])
     beyond = ask(broker, "topics", "trim", "t1", "--before", "6", "--yes")
     assert beyond.exit_code == ExitCode.FAILED
-    assert "offset 6 is outside the range 2 to 5" in beyond.stderr
+    assert "Offset 6 of t1-0 is outside the range 2 to 5" in beyond.stderr
     assert ask(broker, "topics", "trim", "t1", "--before", "latest", "--yes").exit_code == 0
     assert broker.log.partition("t1", 0).start == 5
 
@@ -422,7 +564,7 @@ def test_trim_of_some_partitions(broker: FakeBroker) -> None:
     fill(broker.log, "t4", *[(number % 4, None, b"x") for number in range(8)])
     unsaid = ask(broker, "topics", "trim", "t4", "--before", "1", "--yes")
     assert unsaid.exit_code == ExitCode.USAGE
-    assert "t4 has 4 partitions: give --partition" in " ".join(unsaid.stderr.split())
+    assert "'t4' has 4 partitions: give --partition" in " ".join(unsaid.stderr.split())
     chosen = ("--partition", "1", "--partition", "3", "--yes")
     assert ask(broker, "topics", "trim", "t4", "--before", "1", *chosen).exit_code == ExitCode.OK
     assert [broker.log.partition("t4", number).start for number in range(4)] == [0, 1, 0, 1]
@@ -449,7 +591,7 @@ def test_produce_lines(broker: FakeBroker) -> None:
 
 
 def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
-    """A line of JSON is the value as it stands; key and time are copied out of it."""
+    """A line of JSON is the value unchanged; key and timestamp are copied from its fields."""
     lines = [
         '{"carrier": "UA", "at": "2013-01-01T10:00:00Z"}',
         '{"at": 1500, "x": [1, {"carrier": "no"}], "carrier": 7.50}',
@@ -474,7 +616,7 @@ def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
 
 
 def test_produce_from_a_pipe_with_fields(broker: FakeBroker) -> None:
-    """What comes in on standard input is JSON where a field of it is named."""
+    """Standard input is read as JSON if a field is named."""
     arguments = ("produce", "t1", "--key-field", "customer")
     assert ask(broker, *arguments, stdin=b'{"customer":"alice"}\n').exit_code == ExitCode.OK
     assert [row["key"] for row in broker.log.rows("t1")] == [b"alice"]
@@ -580,7 +722,7 @@ def test_produce_what_is_wrong(broker: FakeBroker, kind: str, content: bytes, to
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith("sparklog: standard input: ")
     assert told in result.stderr
-    assert " records were acked" in result.stderr
+    assert " acked" in result.stderr or " Nothing was sent." in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -596,7 +738,7 @@ _BAD_LINES = (
 
 @pytest.mark.parametrize("bad", _BAD_LINES)
 def test_produce_stops_at_a_bad_line(broker: FakeBroker, tmp_path: Path, bad: bytes) -> None:
-    """All lines before a bad one are sent, none after it, and going on there doubles nothing."""
+    """All lines before an invalid one are sent, none after it, and continuing sends none twice."""
     good = [b'{"n":%d}' % number for number in range(6)]
     file = tmp_path / "a.jsonl"
     file.write_bytes(b"\n".join([good[0], b"", *good[1:3], bad, *good[3:]]) + b"\n")
@@ -604,14 +746,25 @@ def test_produce_stops_at_a_bad_line(broker: FakeBroker, tmp_path: Path, bad: by
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith(f"sparklog: {file}: line 5: ")
     assert result.stderr.endswith(
-        "; 3 records were acked; these are all lines before 5: go on by --from-line 5 once it is"
-        " corrected, or write bad lines elsewhere by --skip-bad FILE\n"
+        " 3 records were acked: all lines before 5; continue by --from-line 5 after correcting the"
+        " line, or write invalid lines to a file by --skip-bad FILE.\n"
     )
     assert broker.log.values("t1") == good[:3]
     file.write_bytes(file.read_bytes().replace(bad, b'{"n":"good"}'))
     result = ask(broker, "produce", "t1", str(file), "--from-line", "5")
     assert result.exit_code == ExitCode.OK
     assert broker.log.values("t1") == [*good[:3], b'{"n":"good"}', *good[3:]]
+
+
+def test_produce_stops_at_a_bad_first_line(broker: FakeBroker) -> None:
+    """If nothing was sent, the message names no line to continue from."""
+    result = ask(broker, "produce", "t1", "--format", "jsonl", stdin=b"{bad\n{}\n")
+    assert result.exit_code == ExitCode.FAILED
+    assert result.stderr.endswith(
+        " Nothing was sent. Correct the line, or write invalid lines to a file by"
+        " --skip-bad FILE.\n"
+    )
+    assert broker.log.values("t1") == []
 
 
 def test_produce_leaves_bad_lines_out(broker: FakeBroker, tmp_path: Path) -> None:
@@ -625,7 +778,7 @@ def test_produce_leaves_bad_lines_out(broker: FakeBroker, tmp_path: Path) -> Non
     assert broker.log.values("t1") == [b'{"k":1}', b'{"k":2}']
     assert [row["key"] for row in broker.log.rows("t1")] == [b"1", b"2"]
     assert left.read_bytes().splitlines() == [b"earlier", *_BAD_LINES, b'{"j":1}']
-    assert result.stderr.endswith(f"7 lines left out, and written to {left}\n")
+    assert result.stderr.endswith(f"7 invalid lines skipped and written to {left}\n")
 
 
 def test_a_bad_line_leaves_no_half_of_itself(broker: FakeBroker, tmp_path: Path) -> None:
@@ -645,8 +798,32 @@ def test_produce_from_a_line_of_text(broker: FakeBroker, tmp_path: Path) -> None
     assert ask(broker, *run_on, "4").exit_code == ExitCode.OK
     assert broker.log.values("t1") == [b"three", big, b"five"]
     assert ask(broker, *run_on, "6").exit_code == ExitCode.OK
-    assert ask(broker, *run_on, "7").exit_code == ExitCode.OK
     assert broker.log.values("t1")[3:] == [b"five"]
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "code", "told"),
+    [
+        (b"one\ntwo\n", 3, ExitCode.OK, "ends with line 2: nothing is left to send"),
+        (b"one\ntwo", 3, ExitCode.OK, "ends with line 2: nothing is left to send"),
+        (b"one\ntwo\n", 4, ExitCode.FAILED, "ends with line 2, so --from-line 4 is beyond it"),
+        (b"one\ntwo\n", 5_000, ExitCode.FAILED, "so --from-line 5,000 is beyond it. Nothing"),
+        (b"", 2, ExitCode.FAILED, "is empty, so --from-line 2 is beyond it. Nothing was sent"),
+    ],
+)
+@pytest.mark.parametrize("name", ["a.txt", "-"])
+def test_produce_from_beyond_the_end(
+    broker: FakeBroker, tmp_path: Path, name: str, content: bytes, line: int, code: int, told: str
+) -> None:
+    """A start beyond the input is an error with the number of lines, except right at its end."""
+    file = tmp_path / name
+    file.write_bytes(content)
+    given = "-" if name == "-" else str(file)
+    result = ask(broker, "produce", "t1", given, "--from-line", str(line), stdin=content)
+    assert result.exit_code == code
+    assert told in result.stderr
+    assert result.stderr.count("\n") == (2 if code == ExitCode.OK else 1)
+    assert broker.log.values("t1") == []
 
 
 @pytest.mark.parametrize(
@@ -658,7 +835,7 @@ def test_produce_from_a_line_of_text(broker: FakeBroker, tmp_path: Path) -> None
         ("a.csv", "n\n1\n".encode("utf-16"), "byte order mark of UTF-16"),
         ("a.jsonl.gz", b"\x1f\x8b\x08\x00abc", "compressed by gzip: send the output of zcat"),
         ("a.jsonl", b"\x28\xb5\x2f\xfdabc", "compressed by zstd"),
-        ("a.log", b"PAR1\x15\x04", "Parquet file: say so by --format parquet"),
+        ("a.log", b"PAR1\x15\x04", "Parquet file: give --format parquet"),
         ("a.jsonl", b"\x7fELF\x00\x00", "a binary file, not lines of JSON"),
         ("a", b"\x7fELF\x00\x00\n", "a binary file, not lines of text; --format text"),
     ],
@@ -673,19 +850,20 @@ def test_produce_of_what_are_no_lines(
     assert result.exit_code == ExitCode.FAILED
     assert result.stderr.startswith(f"sparklog: {file}: it ")
     assert told in result.stderr
-    assert "--skip-bad" not in result.stderr  # it takes lines, and here none can be told
+    assert result.stderr.endswith(" Nothing was sent.\n")
+    assert "--skip-bad" not in result.stderr  # it takes lines, and this input has none
     assert broker.log.values("t1") == []
 
 
 def test_produce_of_bytes_that_were_called_text(broker: FakeBroker) -> None:
-    """Who says that bytes are text gets them as they are."""
+    """With --format text, any bytes are sent unchanged."""
     lines = b"\xef\xbb\xbfa\x00\nb\n"
     assert ask(broker, "produce", "t1", "--format", "text", stdin=lines).exit_code == ExitCode.OK
     assert broker.log.values("t1") == [b"\xef\xbb\xbfa\x00", b"b"]
 
 
 def test_produce_to_a_broker_that_refuses(broker: FakeBroker, tmp_path: Path) -> None:
-    """Where a batch fails, the advice names its first line, not the last that was read."""
+    """After a failed batch, the advice names its first line, not the last line that was read."""
 
     def refuse(_topic: str, header: object) -> None:
         raise errors.PolicyViolation(topic="t1", reason="not this one")
@@ -694,8 +872,8 @@ def test_produce_to_a_broker_that_refuses(broker: FakeBroker, tmp_path: Path) ->
     (tmp_path / "a.jsonl").write_text("1\n2\n3\n")
     result = ask(broker, "produce", "t1", str(tmp_path / "a.jsonl"), "--from-line", "2")
     assert result.stderr.endswith(
-        "; 0 records were acked; all lines before 2 are among them, of those from it on perhaps"
-        " some: --from-line 2 sends all of these\n"
+        " 0 records were acked: all lines before 2, and perhaps some from there on; --from-line 2"
+        " sends these again.\n"
     )
 
 
@@ -709,11 +887,11 @@ def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
     result = ask(broker, "produce", "t1", stdin="one\n")
     assert result.exit_code == ExitCode.FAILED
     assert "max_record_bytes" in result.stderr
-    assert "; 0 records were acked; " in result.stderr
+    assert " 0 records were acked: " in result.stderr
 
 
 def test_acks_are_counted_after_failures() -> None:
-    """What is acked counts, before and after whatever failed."""
+    """Acked records count, both before and after a failed batch."""
     acks = _Acks()
     place: Any = None
     for fails in (True, False, True, True, False):
@@ -726,7 +904,7 @@ def test_acks_are_counted_after_failures() -> None:
 
 
 class _Answer:
-    """Of a broker, to one batch."""
+    """The answer of a broker to one batch."""
 
     def __init__(self, fails: bool) -> None:
         self._fails = fails
@@ -741,13 +919,13 @@ class _Answer:
 
 @on_linux
 def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> None:
-    """A file that fails in the middle of several is one line, with what was acked before it."""
+    """A file that fails among several is one line, with the number of records acked before it."""
     (tmp_path / "a.txt").write_text("a\n")
     (tmp_path / "b.txt").symlink_to("/proc/self/mem")  # opens, and cannot be read
     names = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
     result = ask(broker, "produce", "t1", *names)
     assert result.exit_code == ExitCode.FAILED
-    assert "; 1 records were acked; these are all lines before 1 of" in result.stderr
+    assert " 1 record was acked: all lines before 1 of" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 
@@ -755,16 +933,19 @@ def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> No
 
 
 def test_consume_text(broker: FakeBroker) -> None:
-    """Values come as the bytes that they are, a line each, with what is asked for before them."""
+    """Values are printed as their bytes, one per line, after the requested columns."""
     fill(broker.log, "t1", (0, b"k", b"\xffone"), (0, None, None))
     assert ask(broker, "consume", "t1").stdout_bytes == b"\xffone\n\n"
     everything = ask(broker, "consume", "t1", "--keys", "--headers", "--metadata").stdout_bytes
-    stamp = b"2023-11-14T22:13:20.000000Z"
-    assert everything == b"0\t0\t%b\tk\t\t\xffone\n0\t1\t%b\t\t\t\n" % (stamp, stamp)
+    producer_sequence = b"2023-11-14T22:13:20.000000Z"
+    assert everything == b"0\t0\t%b\tk\t\t\xffone\n0\t1\t%b\t\t\t\n" % (
+        producer_sequence,
+        producer_sequence,
+    )
 
 
 def test_consume_jsonl(broker: FakeBroker) -> None:
-    """A line of JSON tells null from empty, and bytes that are no text from text."""
+    """A line of JSON distinguishes null from empty, and binary data from text."""
     fill(broker.log, "t1", (0, b"", b"\xff"), (0, None, b'{"a":"\n"}'), (0, b"k", None))
     result = ask(broker, "consume", "t1", "--output", "jsonl", "--keys")
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
@@ -776,8 +957,8 @@ def test_consume_jsonl(broker: FakeBroker) -> None:
 
 def test_consume_headers(broker: FakeBroker) -> None:
     """Headers are pairs in text and objects in JSON, in their order, doubles kept."""
-    from sparklog import wire
-    from sparklog.record import HEADERS
+    from sparklog.formats import flight_messages
+    from sparklog.formats.record import HEADERS
 
     headers = [
         None,
@@ -788,7 +969,7 @@ def test_consume_headers(broker: FakeBroker) -> None:
     batch = pa.RecordBatch.from_arrays(
         [pa.array([b"v"] * 4, pa.binary()), pa.array(headers, HEADERS)], names=["value", "headers"]
     )
-    broker.log.append("t1", wire.AppendHeader(partition=0), batch)
+    broker.log.append("t1", flight_messages.AppendHeader(partition=0), batch)
     text = ask(broker, "consume", "t1", "--headers").stdout_bytes
     assert text == b"\tv\na=1,a=\tv\n\tv\nb=\xff\tv\n"
     lines = ask(broker, "consume", "t1", "--headers", "--output", "jsonl").stdout.splitlines()
@@ -802,7 +983,7 @@ def test_consume_headers(broker: FakeBroker) -> None:
 
 def test_consume_arrow(broker: FakeBroker) -> None:
     """The Arrow stream holds all columns, and a schema even where there is no record."""
-    from sparklog.record import ROW_SCHEMA
+    from sparklog.formats.record import ROW_SCHEMA
 
     fill(broker.log, "t4", (1, b"k", b"v"))
     for topic, count in (("t4", 1), ("t1", 0)):
@@ -828,7 +1009,7 @@ def test_consume_arrow(broker: FakeBroker) -> None:
 def test_consume_from_and_to(
     broker: FakeBroker, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
-    """It begins at the point that is named, and ends after so many, or at what stands now."""
+    """The command starts at the given point, and ends after --max records or at the present end."""
     fill(broker.log, "t1", *((0, None, b"%d" % number) for number in range(3)))
     assert ask(broker, "consume", "t1", *arguments).stdout.split() == expected
 
@@ -842,7 +1023,7 @@ def test_consume_some_partitions(broker: FakeBroker) -> None:
         assert sorted(found.stdout.split()) == ["1", "3"]
     refused = ask(broker, "consume", "t4", "--partition", "4")
     assert refused.exit_code == ExitCode.FAILED
-    assert "partitions 0 to 3, not 4" in refused.stderr
+    assert "no partition 4: its partitions are 0 to 3" in refused.stderr
 
 
 # ------------------------------------------------------------------------------ as a process
@@ -891,7 +1072,7 @@ def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
 
 
 def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
-    """An interrupted `produce` says what was acked, and from which line on nothing was sent."""
+    """An interrupted `produce` prints the number of acked records and the line to continue from."""
     command = [sys.executable, "-m", "sparklog", "produce", "t1", "--format", "jsonl"]
     command += ["--bootstrap", broker.address]
     with subprocess.Popen(
@@ -908,12 +1089,12 @@ def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
         _, told = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
     assert told.decode() == (
-        "sparklog: 2 records were acked; these are all lines before 4: go on by --from-line 4\n"
+        "sparklog: 2 records were acked: all lines before 4; continue by --from-line 4.\n"
     )
 
 
 def test_lines_go_out_as_they_come_in(broker: FakeBroker) -> None:
-    """What is typed is sent at once, while the input stays open."""
+    """Typed lines are sent at once, while the input stays open."""
     arguments = ("produce", "t1", "--bootstrap", broker.address)
     with start(*arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -959,17 +1140,17 @@ def test_broker_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Options go before the environment, and that before the file."""
     file = tmp_path / "broker.toml"
     file.write_text('root = "/from-file"\nid = 1\n[flight]\nlisten = "127.0.0.1:1"\n')
-    taken: list[tuple[BrokerSettings, bool]] = []
+    taken: list[tuple[BrokerSettings, bool, bool]] = []
 
-    def take(settings: BrokerSettings, *, take_over: bool) -> None:
-        taken.append((settings, take_over))
+    def take(settings: BrokerSettings, *, take_over: bool, allow_non_empty: bool) -> None:
+        taken.append((settings, take_over, allow_non_empty))
 
     monkeypatch.setattr("sparklog.broker.agent.run_broker", take)
     options = ("--config", str(file), "--id", "3", "--take-over")
     result = run("broker", *options, SPARKLOG_FLIGHT_LISTEN="0.0.0.0:2")
     assert result.exit_code == ExitCode.OK
-    ((settings, take_over),) = taken
-    assert take_over
+    ((settings, take_over, allow_non_empty),) = taken
+    assert (take_over, allow_non_empty) == (True, False)
     assert (settings.root, settings.id, settings.flight.listen) == ("/from-file", 3, "0.0.0.0:2")
 
 
@@ -977,7 +1158,7 @@ def test_broker_without_a_root() -> None:
     """A setting that is missing or wrong is one line and exit code 1."""
     result = run("broker")
     assert result.exit_code == ExitCode.FAILED
-    assert result.stderr.startswith("sparklog: root = ")
+    assert result.stderr.startswith("sparklog: Invalid option root = ")
 
 
 def test_doctor_of_a_sound_root(tmp_path: Path) -> None:
@@ -1027,9 +1208,9 @@ _SCALARS: dict[pa.DataType, st.SearchStrategy[Any]] = {
     )
 )
 def test_json_of_any_column(column: tuple[pa.DataType, list[Any]]) -> None:
-    """What a row's JSON says is what the row holds, by the standard library's own reading."""
+    """The standard library reads the row's values from its JSON."""
     kind, values = column
-    found = jsonrows.json_rows([jsonrows.json_values(pa.array(values, kind))], ['a"b'])
+    found = json_rows.json_rows([json_rows.json_values(pa.array(values, kind))], ['a"b'])
     assert [json.loads(row)['a"b'] for row in found.to_pylist()] == [_plain(v) for v in values]
 
 
@@ -1047,7 +1228,7 @@ def _plain(value: Any) -> Any:
 @given(st.lists(st.none() | st.text() | st.from_regex(r"-?[0-9.eE+-]{1,8}", fullmatch=True)))
 def test_json_of_loose_text(texts: list[str | None]) -> None:
     """A text becomes a number only if JSON reads it as one, and then to the letter."""
-    found = jsonrows.loose_values(pa.array(texts, pa.string())).to_pylist()
+    found = json_rows.loose_values(pa.array(texts, pa.string())).to_pylist()
     for text, token in zip(texts, found, strict=True):
         read = json.loads(
             token, parse_int=lambda t: ("number", t), parse_float=lambda t: ("number", t)
@@ -1057,14 +1238,14 @@ def test_json_of_loose_text(texts: list[str | None]) -> None:
 
 def test_json_of_what_it_lacks() -> None:
     """NaN and the infinities are null, and times are ISO 8601 with a Z where the zone is known."""
-    nothing = jsonrows.json_values(pa.array([float("nan"), float("inf"), -1e-7]))
+    nothing = json_rows.json_values(pa.array([float("nan"), float("inf"), -1e-7]))
     assert nothing.to_pylist() == ["null", "null", "-1e-7"]
     at = dt.datetime(2013, 1, 1, 5, tzinfo=dt.UTC)
     zoned = pa.array([at], pa.timestamp("ms", "America/New_York"))
-    assert jsonrows.json_values(zoned).to_pylist() == ['"2013-01-01T05:00:00.000Z"']
+    assert json_rows.json_values(zoned).to_pylist() == ['"2013-01-01T05:00:00.000Z"']
     naive = pa.array([at.replace(tzinfo=None)], pa.timestamp("s"))
-    assert jsonrows.json_values(naive).to_pylist() == ['"2013-01-01T05:00:00"']
-    assert jsonrows.json_values(pa.array([at.date()])).to_pylist() == ['"2013-01-01"']
-    assert jsonrows.json_values(pa.nulls(1)).to_pylist() == ["null"]
+    assert json_rows.json_values(naive).to_pylist() == ['"2013-01-01T05:00:00"']
+    assert json_rows.json_values(pa.array([at.date()])).to_pylist() == ['"2013-01-01"']
+    assert json_rows.json_values(pa.nulls(1)).to_pylist() == ["null"]
     words = pa.array(["a", None]).dictionary_encode()
-    assert jsonrows.json_values(words).to_pylist() == ['"a"', "null"]
+    assert json_rows.json_values(words).to_pylist() == ['"a"', "null"]

@@ -15,7 +15,7 @@ from sparklog.cli.shared import ExitCode
 
 @pytest.fixture(autouse=True)
 def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the developer's shell says about logs is not asked."""
+    """Removes the variables that name a log from the environment."""
     for name in list(os.environ):
         if name.startswith("SPARKLOG_"):
             monkeypatch.delenv(name)
@@ -36,7 +36,7 @@ def run(*arguments: str) -> Result:
 
 
 def ddl(root: Path, *arguments: str) -> str:
-    """What `topics ddl` prints."""
+    """Returns the output of `topics ddl`."""
     result = run("topics", "ddl", *arguments, "--root", str(root))
     assert result.exit_code == ExitCode.OK, result.output
     return result.stdout
@@ -63,7 +63,7 @@ def test_tables_of_all_topics(root: Path) -> None:
 
 
 def test_a_table_may_have_a_name_of_its_own(root: Path) -> None:
-    """Whatever it is, it is one name."""
+    """Any text is quoted as one name."""
     found = ddl(root, "orders", "--schema", "s", "--name", "the `best` orders.v1")
     assert found.splitlines()[0] == "CREATE TABLE IF NOT EXISTS `s`.`the ``best`` orders.v1`"
 
@@ -100,7 +100,7 @@ def test_locations(uri: str, expected: str) -> None:
 
 
 def test_spark_has_no_such_store() -> None:
-    """What Spark names otherwise is not guessed."""
+    """A scheme with another notation in Spark is not guessed."""
     with pytest.raises(errors.BadOption, match="--spark-root"):
         catalog.location("az://container/log/topics/t")
     root = "abfss://c@a.dfs.core.windows.net/log"
@@ -110,7 +110,7 @@ def test_spark_has_no_such_store() -> None:
 @pytest.mark.parametrize("other", ["a_b", "a.b", "A-B"])
 def test_two_topics_never_have_one_table(other: str) -> None:
     """Names that most catalogs do not tell apart are refused, with both topics."""
-    with pytest.raises(errors.BadOption, match="as that of a-b") as raised:
+    with pytest.raises(errors.BadOption, match="like that of 'a-b'") as raised:
         catalog.table_names(["a-b", "c", other])
     assert raised.value.value == other
 
@@ -118,11 +118,11 @@ def test_two_topics_never_have_one_table(other: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "name topics, or give --all"),
-        (("t", "--all"), "name topics, or give --all"),
-        (("t", "--catalog", "main"), "--catalog needs --schema"),
-        (("t", "u", "--name", "n"), "--name is for one topic"),
-        (("--all", "--name", "n"), "--name is for one topic"),
+        ((), "name some, or give --all"),
+        (("t", "--all"), "name some, or give --all"),
+        (("t", "--catalog", "main"), "--catalog requires --schema"),
+        (("t", "u", "--name", "n"), "--name allows a single topic"),
+        (("--all", "--name", "n"), "--name allows a single topic"),
     ],
 )
 def test_usage_errors(arguments: tuple[str, ...], told: str) -> None:
@@ -136,5 +136,5 @@ def test_a_topic_must_exist(root: Path) -> None:
     """One that does not is one line, and nothing is printed for the others."""
     result = run("topics", "ddl", "orders", "nope", "--root", str(root))
     assert result.exit_code == ExitCode.FAILED
-    assert "no topic named 'nope'" in result.stderr
+    assert "Topic 'nope' does not exist" in result.stderr
     assert result.stdout == ""

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from typer.testing import CliRunner, Result
 
-from sparklog import record, wire
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
-from sparklog.client.assign import encode_assignment
+from sparklog.client.consumer.assignors import encode_assignment
+from sparklog.formats import flight_messages, record
 from tests.support.fake_broker import FakeBroker
 
 DAY_US = 24 * 3600 * 1_000_000
@@ -35,9 +35,11 @@ def _broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeBroker]:
                     "value": [b"%d" % number for number in range(30)],
                 }
             )
-            broker.log.append("t", wire.AppendHeader(partition=partition), rows)
+            broker.log.append("t", flight_messages.AppendHeader(partition=partition), rows)
             broker.log.trim("t", partition, 10)
-        broker.log.groups["g"] = wire.GroupInfo(group="g", state="Empty", protocol_type="consumer")
+        broker.log.groups["g"] = flight_messages.GroupInfo(
+            group="g", state="Empty", protocol_type="consumer"
+        )
         broker.log.group_offsets["g"] = {("t", 0): 25, ("t", 1): 30}
         yield broker
 
@@ -52,20 +54,20 @@ def ask(broker: FakeBroker, *arguments: str, stdin: str | None = None) -> Result
 
 
 def told(result: Result) -> str:
-    """What stands on standard error, without the frame around it."""
+    """Standard error as one line of words."""
     return " ".join(result.stderr.replace("│", "").split())
 
 
 def with_member(broker: FakeBroker) -> None:
     """Group `g` gets a member that has t-0, of which 25 is committed, and u-0."""
-    member = wire.GroupMember(
+    member = flight_messages.GroupMember(
         member_id="app-1",
         instance_id="one",
         client_id="app",
         client_host="/10.0.0.7",
         assignment=encode_assignment([("t", 0), ("u", 0)]),
     )
-    broker.log.groups["g"] = wire.GroupInfo(
+    broker.log.groups["g"] = flight_messages.GroupInfo(
         group="g",
         state="Stable",
         protocol_type="consumer",
@@ -81,7 +83,7 @@ def with_member(broker: FakeBroker) -> None:
 def test_list(broker: FakeBroker) -> None:
     """Groups are listed with their members, their topics, and their lag in all partitions."""
     with_member(broker)
-    broker.log.groups["idle"] = wire.GroupInfo(group="idle", state="Empty")
+    broker.log.groups["idle"] = flight_messages.GroupInfo(group="idle", state="Empty")
     heading, first, second = ask(broker, "list").stdout.splitlines()
     assert heading.split() == ["group", "state", "members", "protocol", "topics", "lag"]
     assert first.split() == ["g", "Stable", "1", "range", "t,u", "5"]
@@ -91,7 +93,7 @@ def test_list(broker: FakeBroker) -> None:
 
 
 def test_describe(broker: FakeBroker) -> None:
-    """Each partition is told with its lag in records and in time, and with who has it."""
+    """Each partition has its lag in records and in time, and its member."""
     with_member(broker)
     found = ask(broker, "describe", "g").stdout.splitlines()
     assert found[1].split() == ["state", "Stable"]
@@ -107,7 +109,7 @@ def test_describe(broker: FakeBroker) -> None:
 def test_describe_tells_the_age_of_the_first_record_to_come(
     broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is behind is the record at the committed offset, and not the last or the end."""
+    """The age is that of the record at the committed offset, not of the last record."""
     monkeypatch.setattr("sparklog.clock.SystemClock.now_us", lambda _: OLD_US + DAY_US)
     found = json.loads(ask(broker, "describe", "g", "--json").stdout)
     first, second = found["partitions"]
@@ -120,7 +122,7 @@ def test_describe_tells_the_age_of_the_first_record_to_come(
 
 
 def test_describe_members(broker: FakeBroker) -> None:
-    """The members' view tells what each of them has."""
+    """The view of members lists the partitions of each."""
     with_member(broker)
     found = ask(broker, "describe", "g", "--members").stdout.splitlines()
     assert found[-1].split() == ["app-1", "one", "app", "/10.0.0.7", "t:0", "u:0"]
@@ -139,11 +141,13 @@ def test_topic_that_is_gone(broker: FakeBroker) -> None:
 
 
 def test_unknown_group(broker: FakeBroker) -> None:
-    """A group that is not there is told in one line."""
+    """An unknown group is an error of one line."""
     for arguments in (("describe", "nope"), ("delete", "nope", "--yes")):
         result = ask(broker, *arguments)
         assert result.exit_code == ExitCode.FAILED
-        assert result.stderr.startswith("sparklog: group 'nope': GROUP_ID_NOT_FOUND")
+        assert result.stderr.startswith(
+            "sparklog: Group 'nope' refuses the request: GROUP_ID_NOT_FOUND"
+        )
 
 
 # ------------------------------------------------------------------------------ resetting
@@ -166,11 +170,11 @@ def test_unknown_group(broker: FakeBroker) -> None:
     ],
 )
 def test_reset(broker: FakeBroker, target: tuple[str, ...], expected: dict[int, int]) -> None:
-    """A reset shows what it would do, within what exists, and does it when it is told to."""
+    """A reset shows offsets within the log, and commits them with --execute."""
     before = {("t", 0): 25, ("t", 1): 30}
     shown = ask(broker, "reset", "g", "--topic", "t", *target)
     assert shown.exit_code == ExitCode.OK
-    assert "give --execute" in shown.stderr
+    assert "--execute commits" in shown.stderr
     rows = [line.split() for line in shown.stdout.splitlines()[1:]]
     assert {int(row[1]): int(row[3]) for row in rows} == expected
     assert [int(row[2]) for row in rows] == [25, 30]
@@ -180,7 +184,7 @@ def test_reset(broker: FakeBroker, target: tuple[str, ...], expected: dict[int, 
 
 
 def test_reset_says_what_it_clamps(broker: FakeBroker) -> None:
-    """An offset that does not exist is told beside the one that is set instead."""
+    """An offset outside the log is printed beside its replacement."""
     below = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "3").stdout
     assert below.splitlines()[1].split(maxsplit=4)[3:] == ["10", "3 is below the log start"]
     beyond = ask(broker, "reset", "g", "--topic", "t:0", "--to-offset", "31").stdout
@@ -191,14 +195,14 @@ def test_reset_of_some(broker: FakeBroker) -> None:
     """Only the partitions that are named are reset; where nothing is committed, none is shifted."""
     chosen = ("--topic", "t:1", "--topic", "u")
     done = ask(broker, "reset", "g", *chosen, "--shift-by", "-1", "--execute")
-    assert "nothing is committed to shift from" in done.stdout
+    assert "no committed offset to shift from" in done.stdout
     assert broker.log.group_offsets["g"] == {("t", 0): 25, ("t", 1): 29}
     ask(broker, "reset", "g", "--all-topics", "--to-earliest", "--execute")
     assert broker.log.group_offsets["g"] == {("t", 0): 10, ("t", 1): 10}
 
 
 def test_reset_from_a_file_that_was_exported(broker: FakeBroker, tmp_path: Path) -> None:
-    """What --export prints, --from-file reads: for another group, too, that is not there yet."""
+    """The output of --export is the input of --from-file, also for a group that does not exist."""
     exported = ask(broker, "reset", "g", "--all-topics", "--to-current", "--export")
     assert exported.stdout == "t,0,25\nt,1,30\n"
     file = tmp_path / "offsets.csv"
@@ -219,7 +223,7 @@ def test_reset_of_what_is_not_there(broker: FakeBroker) -> None:
 
 
 def test_reset_while_it_has_members(broker: FakeBroker) -> None:
-    """A group with members is not reset; who they are, and what to do, is said."""
+    """A group with members is not reset; the error names them and the remedy."""
     with_member(broker)
     result = ask(broker, "reset", "g", "--topic", "t", "--to-earliest")
     assert result.exit_code == ExitCode.FAILED
@@ -229,14 +233,14 @@ def test_reset_while_it_has_members(broker: FakeBroker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (("--topic", "t"), "give one of --to-earliest"),
-        (("--topic", "t", "--to-earliest", "--to-latest"), "give one of --to-earliest"),
+        (("--topic", "t"), "give exactly one of --to-earliest"),
+        (("--topic", "t", "--to-earliest", "--to-latest"), "give exactly one of --to-earliest"),
         (("--to-earliest",), "give --topic or --all-topics"),
         (("--topic", "t", "--all-topics", "--to-latest"), "give --topic or --all-topics"),
-        (("--topic", "t:x", "--to-latest"), "expected TOPIC or TOPIC:P,P"),
-        (("--topic", "t", "--to-time", "noon"), "'noon' is no time"),
-        (("--from-file", "no-such-file"), "there is no file 'no-such-file'"),
-        (("--topic", "t", "--from-file", "pyproject.toml"), "is not topic,partition,offset"),
+        (("--topic", "t:x", "--to-latest"), "use TOPIC or TOPIC:P,P"),
+        (("--topic", "t", "--to-time", "noon"), "'noon' is invalid: use a time"),
+        (("--from-file", "no-such-file"), "file 'no-such-file' does not exist"),
+        (("--topic", "t", "--from-file", "pyproject.toml"), "expected topic,partition,offset"),
     ],
 )
 def test_reset_usage(broker: FakeBroker, arguments: tuple[str, ...], expected: str) -> None:
@@ -261,8 +265,8 @@ def test_delete(broker: FakeBroker) -> None:
 
 
 def test_delete_asks(broker: FakeBroker) -> None:
-    """Nobody there to be asked: it is not done."""
+    """Without a terminal to ask on, nothing is deleted."""
     result = ask(broker, "delete", "g")
     assert result.exit_code == ExitCode.USAGE
-    assert "nobody to ask" in told(result)
+    assert "cannot ask" in told(result)
     assert "g" in broker.log.groups

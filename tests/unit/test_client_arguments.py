@@ -1,4 +1,4 @@
-"""What programs give to `connect` and its logs, producers and consumers is checked by name."""
+"""Arguments of `connect`, logs, producers and consumers are checked, and errors name them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import sparklog
@@ -69,6 +70,11 @@ def _on_consumer(log: Log, name: str, *given: Any) -> None:
 def _on_producer(log: Log, name: str, *given: Any) -> None:
     with log.producer() as producer:
         getattr(producer, name)(*given)
+
+
+def _with_table(log: Log, **options: Any) -> None:
+    with log.producer() as producer:
+        producer.send_table("t", pa.table({"value": [b""]}), **options)
 
 
 def _await(log: Log, timeout: Any) -> None:
@@ -157,6 +163,12 @@ CALLS: dict[str, Call] = {
     "read(end)": lambda log, value: log.read("t", end=value),
     "read(columns)": lambda log, value: log.read("t", columns=value),
     "read(partitions)": lambda log, value: log.read("t", partitions=value),
+    "read(values)": lambda log, value: log.read("t", values=value),
+    "send_table": lambda log, value: _on_producer(log, "send_table", "t", value),
+    "send_table(as_json)": lambda log, value: _with_table(log, as_json=value),
+    "send_table(key)": lambda log, value: _with_table(log, as_json=True, key=value),
+    "lag": lambda log, value: log.lag(value),
+    "topics": lambda log, value: log.topics(internal=value),
     "offsets_for_times": lambda log, value: log.offsets_for_times("t", value),
     "flush_to_table": lambda log, value: log.flush_to_table(value),
     "flush_to_table(timeout)": lambda log, value: log.flush_to_table(timeout_seconds=value),
@@ -191,10 +203,7 @@ CALLS: dict[str, Call] = {
 @pytest.mark.parametrize("strange", STRANGE)
 @pytest.mark.parametrize("call", CALLS)
 def test_strange_arguments_are_refused_by_name(log: Log, call: str, strange: str) -> None:
-    """No call answers a strange argument with an error that is not ours: it takes it, or says so.
-
-    Such errors travel, so their facts are values of JSON.
-    """
+    """A call accepts a strange argument, or raises a `SparklogError` whose facts are JSON."""
     try:
         CALLS[call](log, STRANGE[strange])
     except errors.SparklogError as error:
@@ -231,17 +240,17 @@ def test_strange_arguments_are_refused_by_name(log: Log, call: str, strange: str
         ("commit_group_offsets(group)", "", "group = '': expected a str that is not empty"),
         ("forget_group_offsets", "t", "partitions = 't': expected a list of (topic, partition)"),
         ("create_topic(config)", "a=b", "config = 'a=b': expected a dict, {key: value}"),
-        ("describe", None, "None is no topic name"),
+        ("describe", None, "The topic name None is invalid"),
         ("offsets_for_times", "soon", "when = 'soon': expected a datetime with a zone, or a time"),
         ("read(partitions)", 0, "partitions = 0: expected the numbers of partitions, as a list"),
-        ("connect", 8815, "target = '8815': expected a folder, a URI or host:port"),
+        ("connect", 8815, "target = '8815': expected a folder, a URI, host:port or a list"),
         ("connect(storage_options: value)", 5, "storage_options['aws_region'] = '…': expected a"),
         ("poll", "1", "timeout = '1': expected a number of seconds, or None"),
         ("result", "1", "timeout = '1': expected a number of seconds, or None"),
     ],
 )
 def test_what_is_wrong_is_said(log: Log, call: str, value: Any, told: str) -> None:
-    """An error names the argument, what was given, and what was expected."""
+    """An error names the argument, the value and the expected form."""
     with pytest.raises((errors.BadOption, errors.BadTopicName)) as refused:
         CALLS[call](log, value)
     assert told in str(refused.value)
@@ -258,10 +267,12 @@ def test_numbers_of_numpy_are_numbers(log: Log) -> None:
     """Offsets that come out of an array or a data frame are taken as they are."""
     zero: Any = np.int64(0)
     one: Any = np.int16(1)
+    linger_ms: Any = np.float32(1.0)
+    batch_rows: Any = np.int32(5)
     log.create_topic("fresh", 2)
     log.commit_group_offsets("of-numpy", {("fresh", one): zero})
     assert log.group_offsets("of-numpy") == {("fresh", 1): 0}
-    with log.producer(linger_ms=np.float32(1.0), batch_rows=np.int32(5)) as producer:
+    with log.producer(linger_ms=linger_ms, batch_rows=batch_rows) as producer:
         producer.send("fresh", b"", partition=one).result()
     assert log.read("fresh", start=zero, partitions=np.arange(2)).num_rows == 1
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from sparklog import errors, limits, wire
+from sparklog import errors, limits
 from sparklog.client import connection as connection_module
 from sparklog.client.connection import Backoff, Connection, failure_of
 from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
 from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
 from tests.support.forks import said_in_child
 
@@ -52,11 +53,13 @@ def _listening(answer: bytes | None) -> Iterator[str]:
 
 
 def test_actions_are_typed(broker: FakeBroker) -> None:
-    """An action takes and gives the structs that `wire` names."""
+    """An action takes and gives the structs that `flight_messages` names."""
     with Connection.to(broker.address) as connection:
-        created = connection.action("topics.create", wire.CreateTopic(topic="t", partitions=3))
-        assert isinstance(created, wire.TopicInfo)
-        assert connection.action("topics.list") == wire.TopicNames(topics=["t"])
+        created = connection.action(
+            "topics.create", flight_messages.CreateTopic(topic="t", partitions=3)
+        )
+        assert isinstance(created, flight_messages.TopicInfo)
+        assert connection.action("topics.list") == flight_messages.TopicNames(topics=["t"])
 
 
 def test_refusals_keep_their_facts(broker: FakeBroker) -> None:
@@ -64,7 +67,7 @@ def test_refusals_keep_their_facts(broker: FakeBroker) -> None:
     clock = ManualClock()
     with Connection.to(broker.address, clock=clock) as connection:
         with pytest.raises(errors.UnknownTopic) as raised:
-            connection.action("topics.describe", wire.TopicName(topic="nope"))
+            connection.action("topics.describe", flight_messages.TopicName(topic="nope"))
         assert raised.value.facts == {"topic": "nope"}
         assert clock.monotonic() == 0.0
 
@@ -86,7 +89,7 @@ def test_retriable_refusals_are_tried_again(broker: FakeBroker) -> None:
 
 
 def test_what_took_its_time_is_not_tried_again(broker: FakeBroker) -> None:
-    """A broker that has worked for as long as it was told to is not asked for more of it."""
+    """A request whose timeout the broker has used is not repeated."""
 
     def refuse(name: str) -> None:
         raise errors.TimedOut(what="publishing", timeout_seconds=1.0)
@@ -94,12 +97,12 @@ def test_what_took_its_time_is_not_tried_again(broker: FakeBroker) -> None:
     broker.on_action = refuse
     with Connection.to(broker.address, clock=ManualClock()) as connection:
         with pytest.raises(errors.TimedOut):
-            connection.action("publish.now", wire.PublishNow(timeout_seconds=1.0))
+            connection.action("publish.now", flight_messages.PublishNow(timeout_seconds=1.0))
         assert broker.actions == ["publish.now"]
 
 
 def test_time_for_retries_ends(broker: FakeBroker) -> None:
-    """What is refused for too long is raised as it was refused."""
+    """A refusal that lasts longer than the time for retries is raised."""
 
     def refuse(name: str) -> None:
         raise errors.StorageUnavailable(operation="put", path="x", reason="y")
@@ -113,7 +116,7 @@ def test_time_for_retries_ends(broker: FakeBroker) -> None:
 
 
 def test_a_broker_that_moved_is_found() -> None:
-    """After a break `resolve` is asked again, and the call goes on at the new address."""
+    """After a break `resolve` is called again, and the call continues at the new address."""
     first, second = FakeBroker(), FakeBroker()
     addresses = [first.address, second.address]
     second.log.create("on-the-second")
@@ -128,7 +131,7 @@ def test_a_broker_that_moved_is_found() -> None:
 
 @pytest.mark.parametrize("cause", [OSError("no more files"), LookupError("EIO")])
 def test_a_broker_that_cannot_be_looked_for(cause: Exception) -> None:
-    """What keeps `resolve` from its work is told at once as an error of ours, with its cause."""
+    """A failure of `resolve` is raised at once as a `SparklogError` with its cause."""
 
     def resolve() -> str:
         raise cause
@@ -139,8 +142,8 @@ def test_a_broker_that_cannot_be_looked_for(cause: Exception) -> None:
     assert str(cause) in str(raised.value)
 
 
-def test_nobody_there() -> None:
-    """Where nobody listens, the error names the address, after the time for retries."""
+def test_no_broker_there() -> None:
+    """If no broker listens, the error names the address after the time for retries."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with (
@@ -189,8 +192,30 @@ def test_wrong_port_may_be_right_later(broker: FakeBroker) -> None:
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:http"])
 def test_bad_address(address: str) -> None:
-    """What is no host:port is refused as such."""
+    """An address that is not host:port is refused."""
     with Connection.to(address) as connection, pytest.raises(errors.BadOption):
+        connection.action("topics.list")
+
+
+def test_another_address_serves_after_a_break() -> None:
+    """After a break the addresses are tried again in their order."""
+    first, second = FakeBroker(), FakeBroker()
+    second.log.create("on-the-second")
+    with Connection.to(f"{first.address},{second.address}", clock=ManualClock()) as connection:
+        assert connection.action("topics.list").topics == []
+        first.stop()
+        assert connection.action("topics.list").topics == ["on-the-second"]
+    second.stop()
+
+
+def test_several_wrong_ports() -> None:
+    """Addresses that are all wrong ports are refused together, without another attempt."""
+    with (
+        _listening(b"") as one,
+        _listening(b"HTTP/1.1 400\r\n\r\n") as two,
+        Connection.to(f"{one},{two}") as connection,
+        pytest.raises(errors.WrongPort, match=f"{one}: .*Kafka.*; {two}: .*console"),
+    ):
         connection.action("topics.list")
 
 
@@ -198,7 +223,7 @@ def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
     """A change that is refused after an answer was lost may be one's own doing, and says so."""
     answer = broker._topics_create
 
-    def lose_the_first_answer(request: wire.CreateTopic) -> wire.TopicInfo:
+    def lose_the_first_answer(request: flight_messages.CreateTopic) -> flight_messages.TopicInfo:
         info = answer(request)
         if broker.actions == ["topics.create"]:
             raise DropAfter
@@ -207,9 +232,9 @@ def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
     broker._topics_create = lose_the_first_answer  # type: ignore[method-assign]
     with (
         Connection.to(broker.address, clock=ManualClock()) as connection,
-        pytest.raises(errors.OutcomeUnknown, match="exists already"),
+        pytest.raises(errors.OutcomeUnknown, match="already exists"),
     ):
-        connection.action("topics.create", wire.CreateTopic(topic="t"))
+        connection.action("topics.create", flight_messages.CreateTopic(topic="t"))
     assert list(broker.log.topics) == ["t"]
 
 
@@ -217,7 +242,7 @@ def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
     ("name", "request_", "failure"),
     [
         ("topics.list", None, errors.BrokerUnavailable),
-        ("topics.delete", wire.TopicName(topic="t"), errors.OutcomeUnknown),
+        ("topics.delete", flight_messages.TopicName(topic="t"), errors.OutcomeUnknown),
     ],
 )
 def test_no_answer_at_all(
@@ -242,7 +267,7 @@ def test_leaders_are_found() -> None:
         first.log.create("t", 2).partitions[1].leader = 7
         with Connection.to(first.address) as connection:
             connection.learn_leaders(
-                connection.action("topics.describe", wire.TopicName(topic="t"))
+                connection.action("topics.describe", flight_messages.TopicName(topic="t"))
             )
             assert connection.channel(7).address == second.address
             assert connection.channel(0).address == first.address
@@ -268,7 +293,7 @@ def test_backoff_grows_to_a_bound() -> None:
 
 
 def test_foreign_exceptions_are_not_hidden() -> None:
-    """What is no failure of the transport is reported as a fault of the broker, in its words."""
+    """A failure of another kind than the transport is reported with the broker's message."""
     failure = failure_of(OSError("something odd"), "host:1")
     assert type(failure) is errors.SparklogError
     assert "something odd" in str(failure)

@@ -14,12 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, record, wire
+from sparklog import errors
 from sparklog.client.connection import Connection
-from sparklog.client.consumer import Consumer, Record
-from sparklog.client.feed import Feed
+from sparklog.client.consumer.consumer import Consumer, Record
+from sparklog.client.consumer.fetcher import Fetcher
 from sparklog.client.serialize import json_deserializer, string_deserializer
-from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker
+from sparklog.formats import flight_messages, record
+from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker, FakePartition
 from tests.support.forks import said_in_child
 
 SECONDS = 20.0
@@ -45,7 +46,15 @@ def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **colum
     end = broker.log.partition(topic, partition).end
     values = [b"%d" % i for i in range(end, end + rows)]
     batch = pa.RecordBatch.from_pydict({"value": values} | columns)
-    broker.log.append(topic, wire.AppendHeader(partition=partition), batch)
+    broker.log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
+
+
+def _assigned(consumer: Consumer) -> dict[tuple[str, int], int]:
+    return {each: consumer.position(*each) for each in consumer.assignment}
+
+
+def _reading_threads() -> set[threading.Thread]:
+    return {each for each in threading.enumerate() if each.name == "sparklog-read"}
 
 
 def _values(records: list[Record]) -> list[int]:
@@ -65,7 +74,7 @@ def _poll_all(consumer: Consumer, count: int) -> list[Record]:
 
 
 def test_record(broker: FakeBroker, connection: Connection) -> None:
-    """A record tells all that stands in its row."""
+    """A record has all columns of its row."""
     when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     _fill(
         broker,
@@ -93,9 +102,9 @@ def test_record(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_deserializers(broker: FakeBroker, connection: Connection) -> None:
-    """Deserializers make the values, and are not asked for null."""
+    """Deserializers make keys and values, and are not called for null."""
     batch = pa.RecordBatch.from_pydict({"key": ["a", None], "value": [b'{"x":1}', None]})
-    broker.log.append("t", wire.AppendHeader(partition=0), batch)
+    broker.log.append("t", flight_messages.AppendHeader(partition=0), batch)
     with Consumer(
         connection,
         "t",
@@ -110,10 +119,10 @@ def test_deserializers(broker: FakeBroker, connection: Connection) -> None:
 def test_value_that_is_not_deserialized(
     broker: FakeBroker, connection: Connection, polling: bool
 ) -> None:
-    """A record that cannot be deserialized is not skipped; `seek` goes past it."""
+    """A record that cannot be deserialized is not skipped; `seek` passes it."""
     values = [b"1", b"2", b"not JSON", b"4"]
     batch = pa.RecordBatch.from_pydict({"value": values})
-    broker.log.append("t", wire.AppendHeader(partition=0), batch)
+    broker.log.append("t", flight_messages.AppendHeader(partition=0), batch)
     with Consumer(connection, "t", value_deserializer=json_deserializer) as consumer:
 
         def take() -> list[Any]:
@@ -130,7 +139,7 @@ def test_value_that_is_not_deserialized(
 
 
 def test_batches(broker: FakeBroker, connection: Connection) -> None:
-    """Batches have the schema of rows, all rows in order, and tell their topic."""
+    """Batches have the schema of rows, all rows in order, and the name of their topic."""
     _fill(broker, "t", 2 * SLICE_ROWS + 10)
     with Consumer(connection, "t", follow=False) as consumer:
         batches = list(consumer.batches())
@@ -141,7 +150,7 @@ def test_batches(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_records_and_batches_mixed(broker: FakeBroker, connection: Connection) -> None:
-    """Records, polls and batches go on where the others stopped."""
+    """Records, polls and batches each continue after the records that the others returned."""
     _fill(broker, "t", 100)
     with Consumer(connection, "t", follow=False, max_poll_rows=10) as consumer:
         first = [each.offset for each in islice(consumer, 7)]
@@ -153,7 +162,7 @@ def test_records_and_batches_mixed(broker: FakeBroker, connection: Connection) -
 
 
 def test_columns(broker: FakeBroker, connection: Connection) -> None:
-    """Only the columns asked for come, in that order; records have None for the others."""
+    """Only the columns asked for are fetched, in that order; records have None for the others."""
     _fill(broker, "t", 3, key=[b"a", b"b", b"c"])
     with Consumer(connection, "t", follow=False, columns=["value", "partition"]) as consumer:
         [batch] = consumer.batches()
@@ -171,7 +180,7 @@ def test_unknown_column(connection: Connection) -> None:
 
 
 def test_unknown_topic(connection: Connection) -> None:
-    """A topic that does not exist is refused when the consumer is made."""
+    """A topic that does not exist is refused when the consumer is opened."""
     with pytest.raises(errors.UnknownTopic):
         Consumer(connection, ["t", "nope"])
 
@@ -197,7 +206,7 @@ def test_unknown_topic(connection: Connection) -> None:
 def test_start(
     broker: FakeBroker, connection: Connection, follow: bool, start: Any, first: int
 ) -> None:
-    """A consumer begins at the offset or time that it is told, and goes to the end."""
+    """A consumer begins at the given offset or time, and reads to the end."""
     times = pa.array([100 * i for i in range(100)], pa.timestamp("ms", tz="UTC"))
     _fill(broker, "t", 100, timestamp=times)
     with Consumer(connection, "t", start=start, follow=follow) as consumer:
@@ -206,7 +215,7 @@ def test_start(
 
 
 def test_start_latest(broker: FakeBroker, connection: Connection) -> None:
-    """From the latest on, only what comes after the consumer was made is read."""
+    """With "latest" a consumer reads the records that are written after it was opened."""
     _fill(broker, "t", 10)
     with Consumer(connection, "t", start="latest") as consumer:
         assert consumer.poll(0) == []
@@ -215,7 +224,7 @@ def test_start_latest(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_start_after_all_times(broker: FakeBroker, connection: Connection) -> None:
-    """A time after all records is the end."""
+    """A time after all records means the end."""
     _fill(broker, "t", 10)
     late = datetime.now(UTC) + timedelta(days=9999)
     with Consumer(connection, "t", start=late, follow=False) as consumer:
@@ -235,7 +244,7 @@ def test_start_after_all_times(broker: FakeBroker, connection: Connection) -> No
     ],
 )
 def test_bad_start(connection: Connection, start: Any, failure: type[Exception]) -> None:
-    """What is no place to begin is refused by name."""
+    """A start that is not valid is refused by name."""
     with pytest.raises(failure):
         Consumer(connection, "t", start=start)
 
@@ -244,7 +253,7 @@ def test_bad_start(connection: Connection, start: Any, failure: type[Exception])
 def test_start_out_of_range(
     broker: FakeBroker, connection: Connection, offset: int, follow: bool
 ) -> None:
-    """An offset that does not exist, or not any more, is an error that names what does."""
+    """An offset that does not exist, or not any more, is an error that names the range."""
     _fill(broker, "t", 20)
     broker.log.trim("t", 0, 5)
     with Consumer(connection, "t", start=offset, follow=follow) as consumer:
@@ -256,7 +265,7 @@ def test_start_out_of_range(
 
 
 def test_start_beyond_the_end(broker: FakeBroker, connection: Connection) -> None:
-    """A consumer that does not follow has nothing to read beyond the end, and says so at once."""
+    """A consumer that does not follow refuses a start beyond the end at once."""
     _fill(broker, "t", 20)
     with pytest.raises(errors.OffsetOutOfRange, match="0 to 20"):
         Consumer(connection, "t", start=21, follow=False)
@@ -267,7 +276,7 @@ def test_start_beyond_the_end(broker: FakeBroker, connection: Connection) -> Non
 
 
 def test_offsets(broker: FakeBroker, connection: Connection) -> None:
-    """Beginning, end and times are told for each partition."""
+    """Start offsets, end offsets and offsets of a time are returned for each partition."""
     times = pa.array([100 * i for i in range(10)], pa.timestamp("ms", tz="UTC"))
     _fill(broker, "t4", 10, partition=2, timestamp=times)
     broker.log.trim("t4", 2, 3)
@@ -282,7 +291,7 @@ def test_offsets(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_stops_at_the_end(broker: FakeBroker, connection: Connection) -> None:
-    """Without following, the records that stood at the start are read, and no more."""
+    """Without `follow` a consumer reads the records that exist when it is opened, and no others."""
     for partition in range(4):
         _fill(broker, "t4", 2_500, partition)
     with Consumer(connection, "t4", follow=False) as consumer:
@@ -295,7 +304,7 @@ def test_stops_at_the_end(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_follows(broker: FakeBroker, connection: Connection) -> None:
-    """Following, new records of all topics come as they are written, each once."""
+    """With `follow` a consumer returns new records of all topics, each once."""
     with Consumer(connection, ["t", "t4"]) as consumer:
         for round_ in range(5):
             _fill(broker, "t", 10)
@@ -307,14 +316,14 @@ def test_follows(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_waits_no_longer_than_told(connection: Connection) -> None:
-    """A poll returns nothing after its time."""
+    """A poll returns nothing after its timeout."""
     with Consumer(connection, "t") as consumer:
         assert consumer.poll(0) == []
         assert consumer.poll(0.01) == []
 
 
 def test_poll_is_bounded(broker: FakeBroker, connection: Connection) -> None:
-    """A poll gives no more records than `max_poll_rows`."""
+    """A poll returns at most `max_poll_rows` records."""
     _fill(broker, "t", 95)
     with Consumer(connection, "t", max_poll_rows=10, follow=False) as consumer:
         sizes = [len(consumer.poll(SECONDS)) for _ in range(11)]
@@ -322,28 +331,31 @@ def test_poll_is_bounded(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_buffer_is_bounded(broker: FakeBroker, connection: Connection) -> None:
-    """Reading ahead stops when the buffer is full, and goes on when there is room."""
+    """Reading ahead stops when the buffer is full, and continues when it has space."""
     _fill(broker, "t", 50 * SLICE_ROWS)
     with Consumer(connection, "t", buffer_bytes=1) as consumer:
         records = _poll_all(consumer, SLICE_ROWS)
-        assert len(consumer._feed._chunks) <= 2
+        found = consumer.statistics()
+        assert found.buffered_bytes <= 2 * found.bytes
         records += _poll_all(consumer, 49 * SLICE_ROWS)
     assert _values(records) == list(range(50 * SLICE_ROWS))
 
 
 def test_new_partitions(broker: FakeBroker, connection: Connection) -> None:
-    """Partitions that are added are followed from their first record, whatever the start was."""
+    """Partitions that are added are read from their first record, whatever the start was."""
     with Consumer(connection, "t", start="latest", metadata_age_seconds=0.02) as consumer:
         assert consumer.poll(0.01) == []
-        connection.action("topics.add_partitions", wire.AddPartitions(topic="t", partitions=3))
+        connection.action(
+            "topics.add_partitions", flight_messages.AddPartitions(topic="t", partitions=3)
+        )
         _fill(broker, "t", 5, partition=2)
         _fill(broker, "t", 5, partition=0)
         records = _poll_all(consumer, 10)
     assert {each.partition for each in records} == {0, 2}
 
 
-def test_topic_made_anew(broker: FakeBroker, connection: Connection) -> None:
-    """A topic that was deleted and made again is another: reading on is refused."""
+def test_topic_created_again(broker: FakeBroker, connection: Connection) -> None:
+    """Reading on in a topic that was deleted and created again is an error."""
     _fill(broker, "t", 5)
     with Consumer(connection, "t") as consumer:
         _poll_all(consumer, 5)
@@ -371,14 +383,14 @@ def test_seek(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_batches_of_a_reading_that_is_over(broker: FakeBroker, connection: Connection) -> None:
-    """What was on its way before a seek comes too late, and is dropped."""
+    """Chunks that were on their way before a seek are dropped."""
     _fill(broker, "t", 10)
     with Consumer(connection, "t") as consumer:
-        feed = consumer._feed
-        before = feed._reading
+        fetcher = consumer._fetcher
+        before = fetcher._reading
         consumer.pause("t")
         [rows] = broker.log.partition("t", 0).batches
-        assert not feed._put(before, feed.places["t", 0], rows, 10)
+        assert not fetcher._put(before, fetcher.positions["t", 0], rows, 10)
         consumer.resume("t")
         assert _values(_poll_all(consumer, 10)) == list(range(10))
 
@@ -407,7 +419,7 @@ def test_seek_elsewhere(connection: Connection) -> None:
 
 
 def test_pause_and_resume(broker: FakeBroker, connection: Connection) -> None:
-    """Paused partitions give nothing, whatever was read ahead, and then go on where they were."""
+    """Paused partitions return no records, and continue where they stopped."""
     for partition in range(4):
         _fill(broker, "t4", 2_000, partition)
     with Consumer(connection, "t4", max_poll_rows=50) as consumer:
@@ -424,7 +436,7 @@ def test_pause_and_resume(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_pause_all(broker: FakeBroker, connection: Connection) -> None:
-    """A whole topic can be paused, in the middle of a batch too."""
+    """A whole topic can be paused, also in the middle of a batch."""
     _fill(broker, "t", 100)
     with Consumer(connection, "t") as consumer:
         assert next(consumer).offset == 0
@@ -442,7 +454,7 @@ def test_pause_all(broker: FakeBroker, connection: Connection) -> None:
 def test_each_once_over_broken_connections(
     broker: FakeBroker, connection: Connection, follow: bool, seed: int
 ) -> None:
-    """However often connections break, each record comes once and in order."""
+    """Each record comes once and in order, however often connections break."""
     random = Random(seed)
 
     def drop() -> None:
@@ -476,7 +488,7 @@ def test_broker_that_moves(broker: FakeBroker) -> None:
 
 
 def test_leaders(broker: FakeBroker) -> None:
-    """Each partition is read from the broker that leads it, also after it has moved."""
+    """Each partition is read from its leader, also after the leader has changed."""
     log = broker.log
     for partition in range(4):
         _fill(broker, "t4", 10, partition)
@@ -499,7 +511,7 @@ def test_leaders(broker: FakeBroker) -> None:
 
 
 def test_leader_that_dies(broker: FakeBroker) -> None:
-    """When a leader dies, its partitions are read from the broker that leads them then."""
+    """When a leader dies, its partitions are read from their new leader."""
     log = broker.log
     log.topics["t"].partitions[0].leader = 7
     with (
@@ -515,7 +527,7 @@ def test_leader_that_dies(broker: FakeBroker) -> None:
         assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
 
 
-@pytest.mark.parametrize(("follow", "step"), [(True, "_follow_chunk"), (False, "_read_place")])
+@pytest.mark.parametrize(("follow", "step"), [(True, "_follow_chunk"), (False, "_read_range")])
 def test_fault_of_ours(
     broker: FakeBroker,
     connection: Connection,
@@ -523,12 +535,12 @@ def test_fault_of_ours(
     follow: bool,
     step: str,
 ) -> None:
-    """Whatever goes wrong in a thread that reads is raised where records are waited for."""
+    """A fault in a reading thread is raised by the call that waits for records."""
 
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Feed, step, fail)
+    monkeypatch.setattr(Fetcher, step, fail)
     _fill(broker, "t", 1)
     with (
         Consumer(connection, "t", follow=follow) as consumer,
@@ -538,7 +550,7 @@ def test_fault_of_ours(
 
 
 def test_refused_reading(broker: FakeBroker, connection: Connection) -> None:
-    """What a broker refuses for good is raised, after all that came before."""
+    """A refusal for good is raised after all records that were read before."""
     _fill(broker, "t", 10)
     with Consumer(connection, "t", metadata_age_seconds=1e6) as consumer:
         _poll_all(consumer, 10)
@@ -553,9 +565,11 @@ def test_refused_reading(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_closed(connection: Connection) -> None:
-    """A closed consumer says so, and has no threads."""
+    """A closed consumer raises on each call, and has no threads."""
+    before = _reading_threads()
     consumer = Consumer(connection, "t")
-    threads = consumer._feed._reading.threads
+    threads = _reading_threads() - before
+    assert threads
     consumer.close()
     with pytest.raises(errors.BadRequest, match="closed"):
         consumer.poll(0)
@@ -563,7 +577,7 @@ def test_closed(connection: Connection) -> None:
 
 
 def test_closed_by_another_thread(connection: Connection) -> None:
-    """Whoever waits in a poll is woken when the consumer is closed."""
+    """Closing a consumer wakes a poll that waits."""
     consumer = Consumer(connection, "t")
     raised: list[BaseException] = []
 
@@ -582,8 +596,10 @@ def test_closed_by_another_thread(connection: Connection) -> None:
 
 def test_dropped(connection: Connection) -> None:
     """A consumer that is dropped is collected, and its threads end."""
+    before = _reading_threads()
     consumer = Consumer(connection, "t")
-    threads = consumer._feed._reading.threads
+    threads = _reading_threads() - before
+    assert threads
     gone = weakref.ref(consumer)
     del consumer
     gc.collect()
@@ -595,8 +611,131 @@ def test_dropped(connection: Connection) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked(broker: FakeBroker, connection: Connection) -> None:
-    """In a forked child a consumer is refused; the parent's goes on."""
+    """A forked child refuses the consumer; the parent's continues."""
     _fill(broker, "t", 10)
     with Consumer(connection, "t") as consumer:
         assert "belongs to the parent" in said_in_child(lambda: consumer.poll(SECONDS))
         assert len(_poll_all(consumer, 10)) == 10
+
+
+# ------------------------------------------------------------------------------ assignment
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_assign(broker: FakeBroker, connection: Connection, follow: bool) -> None:
+    """A consumer reads the partitions that it is given, of several topics, and no others."""
+    _fill(broker, "t", 3)
+    for number in range(4):
+        _fill(broker, "t4", 3, number)
+    with Consumer(connection, follow=follow) as consumer:
+        assert consumer.assignment == []
+        consumer.assign([("t4", 2), ("t", 0)])
+        records = _poll_all(consumer, 6)
+        assert {(each.topic, each.partition) for each in records} == {("t", 0), ("t4", 2)}
+        consumer.assign([("t4", 2), ("t4", 3)], start=1)
+        assert _assigned(consumer) == {("t4", 2): 3, ("t4", 3): 1}
+        assert _values(_poll_all(consumer, 2)) == [1, 2]
+        assert consumer.end_offsets() == {("t4", number): 3 for number in range(4)}
+        consumer.assign([])
+        assert consumer.assignment == []
+        assert consumer.poll(0.01) == []
+
+
+def test_assign_drops_records_that_were_read_ahead(
+    broker: FakeBroker, connection: Connection
+) -> None:
+    """Records of a partition that is not assigned any more are not returned."""
+    _fill(broker, "t4", 10, 0)
+    _fill(broker, "t4", 10, 1)
+    with Consumer(connection, max_poll_rows=1) as consumer:
+        consumer.assign([("t4", 0)])
+        assert _values(_poll_all(consumer, 1)) == [0]
+        consumer.assign([("t4", 1)])
+        assert {each.partition for each in _poll_all(consumer, 10)} == {1}
+        consumer.assign([("t4", 0)], start={("t4", 0): 7})
+        assert _values(_poll_all(consumer, 3)) == [7, 8, 9]
+
+
+def test_assign_after_a_subscription(broker: FakeBroker, connection: Connection) -> None:
+    """After `assign` the consumer does not take later partitions, unlike before."""
+    with Consumer(connection, "t", metadata_age_seconds=0.0) as consumer:
+        _fill(broker, "t", 1)
+        _poll_all(consumer, 1)
+        consumer.assign([("t", 0)])
+        broker.log.topics["t"].partitions.append(FakePartition(leader=0))
+        _fill(broker, "t", 1, 1)
+        _fill(broker, "t", 1, 0)
+        _fill(broker, "t", 1, 0)
+        assert {each.partition for each in _poll_all(consumer, 2)} == {0}
+        assert consumer.assignment == [("t", 0)]
+
+
+@pytest.mark.parametrize(
+    ("partitions", "failure"),
+    [
+        ([("t", 1)], errors.UnknownPartition),
+        ([("unknown", 0)], errors.UnknownTopic),
+        ([("t", -1)], errors.BadOption),
+        (["t"], errors.BadOption),
+        ("t", errors.BadOption),
+    ],
+)
+def test_assign_refuses(connection: Connection, partitions: Any, failure: type[Exception]) -> None:
+    """A partition that does not exist is refused, and the assignment stays."""
+    with Consumer(connection, "t4") as consumer:
+        with pytest.raises(failure):
+            consumer.assign(partitions)
+        assert len(consumer.assignment) == 4
+
+
+def test_assign_in_a_group(connection: Connection) -> None:
+    """A group assigns the partitions of its members itself, and needs a subscription."""
+    with (
+        Consumer(connection, "t", group="g") as consumer,
+        pytest.raises(errors.BadRequest, match="without a group"),
+    ):
+        consumer.assign([("t", 0)])
+    with pytest.raises(errors.BadOption, match="topics"):
+        Consumer(connection, group="g")
+
+
+# ------------------------------------------------------------------------------ statistics
+
+
+@pytest.mark.parametrize("way", ["records", "polls", "batches"])
+def test_statistics(broker: FakeBroker, connection: Connection, way: str) -> None:
+    """Statistics count the records that were handed out, and those that are left."""
+    _fill(broker, "t", 2 * SLICE_ROWS)
+    with Consumer(connection, "t", max_poll_rows=SLICE_ROWS) as consumer:
+        before = consumer.statistics()
+        assert (before.records, before.bytes, before.lag) == (0, 0, 2 * SLICE_ROWS)
+        assert (before.rebalances, before.last_poll) == (0, None)
+        if way == "records":
+            for _ in islice(consumer, SLICE_ROWS):
+                pass
+        elif way == "polls":
+            _poll_all(consumer, SLICE_ROWS)
+        else:
+            next(consumer.batches())
+        found = consumer.statistics()
+        assert (found.records, found.lag) == (SLICE_ROWS, SLICE_ROWS)
+        assert found.bytes > SLICE_ROWS
+        assert found.last_poll is not None
+        assert datetime.now(UTC) - found.last_poll < timedelta(seconds=SECONDS)
+        _fill(broker, "t", 5)
+        _poll_all(consumer, SLICE_ROWS + 5)
+        found = consumer.statistics()
+        assert (found.records, found.lag) == (2 * SLICE_ROWS + 5, 0)
+        consumer.seek("t", 0, 7)
+        assert consumer.statistics().lag == 2 * SLICE_ROWS - 2
+
+
+def test_repr(broker: FakeBroker, connection: Connection) -> None:
+    """The repr names the assignment and the lag; the table has a row for each partition."""
+    _fill(broker, "t4", 3, 1)
+    with Consumer(connection, "t4", follow=False) as consumer:
+        assert repr(consumer) == "Consumer(4 partitions, lag 3)"
+        assert consumer._repr_html_().count("<tr>") == 5
+    assert repr(consumer) == "Consumer(closed)"
+    with Consumer(connection, "t", group="g") as consumer:
+        assert repr(consumer) == "Consumer(group 'g', 0 partitions, lag 0)"

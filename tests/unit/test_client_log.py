@@ -1,17 +1,25 @@
-"""The log as a whole: admin, tables, options, and the end."""
+"""The log: administration, tables, the parameters of its clients, and closing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import inspect
+import re
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, record, wire
-from sparklog.client import Connection, Log
+import sparklog
+from sparklog import errors
+from sparklog.client import Connection, Consumer, Log, Producer
+from sparklog.client.consumer.assignors import encode_assignment
+from sparklog.client.lag import PartitionLag
+from sparklog.formats import flight_messages, record
 from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker
 
 SECONDS = 20.0
@@ -33,7 +41,7 @@ def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **colum
     end = broker.log.partition(topic, partition).end
     values = [b"%d" % i for i in range(end, end + rows)]
     batch = pa.RecordBatch.from_pydict({"value": values} | columns)
-    broker.log.append(topic, wire.AppendHeader(partition=partition), batch)
+    broker.log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
 
 
 # ------------------------------------------------------------------------------ admin
@@ -68,7 +76,7 @@ def test_deleted_records(broker: FakeBroker, log: Log) -> None:
 
 
 def test_refused_topics(log: Log) -> None:
-    """What the broker refuses is raised as such."""
+    """A refusal of the broker is raised as its own error."""
     log.create_topic("t", partitions=3)
     with pytest.raises(errors.TopicExists):
         log.create_topic("t")
@@ -95,7 +103,7 @@ def test_flush_to_table(broker: FakeBroker, log: Log) -> None:
 
 
 def test_round_trip(log: Log) -> None:
-    """What a producer of the log sends, a consumer of the log gets."""
+    """A consumer of the log gets the records that a producer of the log sends."""
     log.create_topic("t", partitions=4)
     with log.producer(linger_ms=0) as producer:
         futures = [producer.send("t", b"%d" % i, key=b"%d" % (i % 10)) for i in range(500)]
@@ -223,18 +231,50 @@ def test_offsets_for_times(broker: FakeBroker, log: Log) -> None:
     assert log.offsets_for_times("t", datetime.fromtimestamp(3, UTC)) == {0: 0, 1: 3}
 
 
-# ------------------------------------------------------------------------------ options, the end
+# ------------------------------------------------------------------------------ parameters, closing
 
 
-def test_unknown_options(log: Log) -> None:
-    """An option that nobody knows is refused by name, with the nearest that exists."""
-    log.create_topic("t")
-    with pytest.raises(errors.UnknownOption, match=r"producer\(\).*'linger'.*'linger_ms'"):
-        log.producer(linger=3)
-    with pytest.raises(errors.UnknownOption, match=r"consumer\(\).*'begin'.*start"):
-        log.consumer("t", begin=3)
-    with pytest.raises(errors.UnknownOption, match="connection"):
-        log.producer(connection=3)
+@pytest.mark.parametrize(
+    ("call", "keyword", "message"),
+    [
+        (Log.producer, "linger", r"Log.producer\(\) .* 'linger'; did you mean 'linger_ms'\?"),
+        (Log.consumer, "begin", r"Log.consumer\(\) .* 'begin'; it has topics, start, follow"),
+        (Log.producer, "connection", r"'connection'; it has linger_ms"),
+        (sparklog.connect, "detach", r"connect\(\) .* 'detach'; did you mean 'detached'\?"),
+    ],
+)
+def test_unknown_keywords(call: Callable[..., Any], keyword: str, message: str) -> None:
+    """An unknown keyword raises a TypeError that names the nearest parameter, or all of them."""
+    with pytest.raises(TypeError, match=message):
+        call(**{keyword: 3})
+
+
+@pytest.mark.parametrize(("method", "client"), [(Log.producer, Producer), (Log.consumer, Consumer)])
+def test_parameters_of_clients(method: Callable[..., Any], client: type) -> None:
+    """`Log.producer` and `Log.consumer` have the parameters of the classes, and document each."""
+    described, opened = inspect.signature(method), inspect.signature(client)
+    own = [each for name, each in described.parameters.items() if name != "self"]
+    assert own == [each for name, each in opened.parameters.items() if name != "connection"]
+    assert all(each.annotation is not each.empty for each in own)
+    assert all(each.kind is each.KEYWORD_ONLY for each in own if each.name != "topics")
+    text = inspect.getdoc(method) or ""
+    assert [each.name for each in own if f"\n    {each.name}: " not in text] == []
+
+
+def test_parameters_reach_clients(broker: FakeBroker, log: Log) -> None:
+    """Each argument of `Log.producer` and `Log.consumer` is passed on under its name."""
+    for method, client, name in (
+        (log.producer, Producer, "sparklog.client.log.Producer"),
+        (partial(log.consumer, "t"), Consumer, "sparklog.client.log.Consumer"),
+    ):
+        given: dict[str, Any] = {
+            each.name: object()
+            for each in inspect.signature(client).parameters.values()
+            if each.name not in ("connection", "topics")
+        }
+        with mock.patch(name) as opened:
+            method(**given)
+        assert opened.call_args.kwargs == given
 
 
 def test_close(broker: FakeBroker) -> None:
@@ -253,12 +293,83 @@ def test_close(broker: FakeBroker) -> None:
     assert closed == ["once"]
 
 
-def test_shown_to_people(broker: FakeBroker, log: Log) -> None:
-    """A notebook shows topics and counts, and a broker that is gone does not raise."""
+def test_display_of_a_log(broker: FakeBroker, log: Log) -> None:
+    """A notebook shows topics and counts, and an error if the broker does not answer."""
     broker.log.create("<t>", 2)
+    broker.log.create("__consumer_offsets")
     _fill(broker, "<t>", 1_234)
     assert repr(log) == "Log('memory:root')"
     shown = log._repr_html_()
-    assert "<td>&lt;t&gt;</td><td>2</td><td>1,234</td>" in shown
+    cells = re.findall("<td[^>]*>([^<]*)</td>", shown)
+    assert cells == ["&lt;t&gt;", "2", "1,234"]
     broker.relay.close()
-    assert "no answer" in log._repr_html_()
+    assert "No broker answers" in log._repr_html_()
+
+
+def test_display_of_many_topics(broker: FakeBroker, log: Log) -> None:
+    """The display of a log describes 50 topics, and counts the others."""
+    for number in range(60):
+        broker.log.create(f"t{number:02}")
+    assert "<td>… and 10 more</td>" in log._repr_html_()
+    assert broker.actions.count("topics.describe") == 50
+
+
+def test_display_of_a_topic_and_a_group(broker: FakeBroker, log: Log) -> None:
+    """Topics and groups have a repr of one line, and tables of partitions and members."""
+    topic = log.create_topic("t", partitions=2)
+    assert repr(topic) == "TopicInfo('t', 2 partitions, 0 offsets)"
+    assert topic._repr_html_().count("<tr>") == 3
+    member = flight_messages.GroupMember(member_id="<m>", client_id="c", client_host="/h")
+    broker.log.groups["g"] = flight_messages.GroupInfo(group="g", state="Stable", members=[member])
+    group = log.describe_group("g")
+    assert repr(group) == "GroupInfo('g', Stable, 1 members)"
+    assert "<td>&lt;m&gt;</td><td>–</td><td>c</td><td>/h</td>" in group._repr_html_()
+
+
+def test_internal_topics(broker: FakeBroker, log: Log) -> None:
+    """Topics that brokers write for themselves are listed only on request."""
+    for name in ("t", "__consumer_offsets", "__mine"):
+        broker.log.create(name)
+    assert log.topics() == ["__mine", "t"]
+    assert log.topics(internal=True) == ["__consumer_offsets", "__mine", "t"]
+
+
+# ------------------------------------------------------------------------------ lag
+
+
+def test_lag(broker: FakeBroker, log: Log) -> None:
+    """Lag is the distance from the committed offset, or the log start, to the end."""
+    broker.log.create("t", 3)
+    broker.log.create("gone")
+    _fill(broker, "t", 10)
+    _fill(broker, "t", 7, 1)
+    log.commit_group_offsets("g", {("t", 0): 4, ("t", 1): 0, ("gone", 0): 0})
+    broker.log.trim("t", 1, 5)
+    log.delete_topic("gone")
+    member = flight_messages.GroupMember(
+        member_id="m", assignment=encode_assignment([("t", 1), ("t", 2)])
+    )
+    broker.log.groups["g"] = flight_messages.GroupInfo(group="g", state="Stable", members=[member])
+    lag = log.lag("g")
+    assert lag.to_table().to_pydict() == {
+        "topic": ["t", "t", "t"],
+        "partition": [0, 1, 2],
+        "committed": [4, 0, None],
+        "end": [10, 7, 0],
+        "lag": [6, 2, None],
+    }
+    assert (lag.group, lag.state, lag.total, len(lag)) == ("g", "Stable", 8, 3)
+    assert lag[0] == PartitionLag(topic="t", partition=0, committed=4, end=10, lag=6)
+    assert list(lag) == list(lag.partitions)
+    assert repr(lag) == "GroupLag('g', 3 partitions, lag 8)"
+    assert lag._repr_html_().count("<td>–</td>") == 2
+
+
+def test_lag_without_members(broker: FakeBroker, log: Log) -> None:
+    """A group that only has commits, as a Spark query's, has a lag; an unknown group is refused."""
+    broker.log.create("t")
+    _fill(broker, "t", 3)
+    log.commit_group_offsets("query", {("t", 0): 1})
+    assert log.lag("query").total == 2
+    with pytest.raises(errors.GroupRefused):
+        log.lag("nobody")

@@ -1,23 +1,32 @@
-"""A membership against a coordinator that says what a test wants it to say."""
+"""A membership against a coordinator with prepared answers."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 import msgspec
 import pytest
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
-from sparklog import errors, wire
-from sparklog.client.assign import decode_assignment, encode_assignment
+from sparklog import errors
 from sparklog.client.connection import Backoff, Connection
-from sparklog.client.membership import GroupOptions, Membership, Step, Topics
+from sparklog.client.consumer.assignors import (
+    decode_assignment,
+    decode_member,
+    encode_assignment,
+)
+from sparklog.client.consumer.membership import GroupOptions, Membership, Step, Topics
+from sparklog.client.consumer.reading import OffsetAndMetadata
+from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
 
 SECONDS = 20.0
+"""Longer than anything here takes: a test that waits so long has failed."""
+HEARTBEAT_SECONDS = 3.0
 FAR_SECONDS = 3600.0
 BUSY = errors.GroupBusy(group="g", error="REBALANCE_IN_PROGRESS")
 GONE = errors.BrokerUnavailable(address="a:1", reason="the connection broke")
@@ -26,72 +35,104 @@ Answer = msgspec.Struct | Exception | Callable[[Any], msgspec.Struct]
 
 
 def fenced(error: str) -> errors.MemberFenced:
-    """By Kafka's name of the reason."""
+    """Returns the error with Kafka's name of the reason."""
     return errors.MemberFenced(group="g", member_id="m", error=error)
 
 
 class Coordinator:
-    """Stands for a connection; answers as it was told to, else as all goes well.
+    """Fake connection with the answers that a test prepares, or those of a healthy group.
 
     Topic `t` has two partitions; of t-1 the offset 5 is committed.
     """
 
     def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.changed = threading.Condition()
+        """Notified of each call, and when the membership calls for its consumer."""
         self.asked: list[tuple[str, Any]] = []
         self.partitions = 2
         self._next: dict[str, list[Answer]] = {}
         self._usual: dict[str, Answer] = {
             "groups.join": self._join,
-            "groups.sync": lambda asked: wire.SyncedGroup(
+            "groups.sync": lambda asked: flight_messages.SyncedGroup(
                 assignment=asked.assignments.get("m") or encode_assignment([("t", 1)])
             ),
-            "groups.heartbeat": wire.GroupState(),
-            "groups.offsets": wire.GroupOffsets(
-                offsets=[wire.GroupOffset(topic="t", partition=1, offset=5)]
+            "groups.heartbeat": flight_messages.GroupHeartbeatReply(),
+            "groups.offsets": flight_messages.GroupOffsets(
+                offsets=[flight_messages.GroupOffset(topic="t", partition=1, offset=5)]
             ),
-            "topics.describe": lambda asked: wire.TopicInfo(
+            "topics.describe": lambda asked: flight_messages.TopicInfo(
                 topic=asked.topic,
                 topic_id="id",
-                partitions=[wire.PartitionInfo(partition=n) for n in range(self.partitions)],
+                partitions=[
+                    flight_messages.PartitionInfo(partition=n) for n in range(self.partitions)
+                ],
             ),
         }
         self.generation = 1
 
-    def _join(self, asked: wire.JoinGroup) -> wire.JoinedGroup:
+    def _join(self, asked: flight_messages.JoinGroup) -> flight_messages.JoinedGroup:
         if not asked.member_id:
-            return wire.JoinedGroup(member_id="m")
-        return wire.JoinedGroup(
+            return flight_messages.JoinedGroup(member_id="m")
+        return flight_messages.JoinedGroup(
             member_id=asked.member_id, generation=self.generation, protocol="range", leader="other"
         )
 
     def say(self, name: str, *answers: Answer) -> None:
-        """To the next calls of this name."""
+        """Gives these answers to the next calls of this name."""
         self._next.setdefault(name, []).extend(answers)
 
     def always(self, name: str, answer: Answer) -> None:
         self._usual[name] = answer
 
     def calls(self, name: str) -> list[Any]:
-        """What was asked by this name."""
+        """Returns the requests of this name."""
         return [request for each, request in list(self.asked) if each == name]
+
+    def notify(self) -> None:
+        with self.changed:
+            self.changed.notify_all()
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Waits for the membership's thread."""
+        with self.changed:
+            assert self.changed.wait_for(holds, SECONDS)
+
+    def beat(self, count: int) -> None:
+        """Lets time pass for so many heartbeats, and waits for each."""
+        for _ in range(count):
+            wanted = len(self.calls("groups.heartbeat")) + 1
+            self.clock.advance(HEARTBEAT_SECONDS)
+            self.until(partial(self._has_beaten, wanted))
+
+    def _has_beaten(self, count: int) -> bool:
+        return len(self.calls("groups.heartbeat")) >= count
 
     # -------------------------------------------------------------------------- a Connection
 
     def attempt(self, name: str, request: Any, *, timeout_seconds: float = 0.0) -> Any:
         self.asked.append((name, request))
+        self.notify()
         waiting = self._next.get(name)
-        answer = waiting.pop(0) if waiting else self._usual.get(name, wire.Empty())
+        answer = waiting.pop(0) if waiting else self._usual.get(name, flight_messages.Empty())
         if isinstance(answer, Exception):
             raise answer
         return answer(request) if callable(answer) else answer
 
     action = attempt
 
-    def learn_leaders(self, _topic: wire.TopicInfo) -> None:
+    def learn_leaders(self, _topic: flight_messages.TopicInfo) -> None:
         pass
 
     def backoff(self) -> Backoff:
-        return Backoff(jitter=lambda: 0.0)
+        return NoBackoff()
+
+
+class NoBackoff(Backoff):
+    """Tries again at once."""
+
+    def next_seconds(self) -> float:
+        return 0.0
 
 
 @pytest.fixture(name="coordinator")
@@ -106,12 +147,14 @@ def _make(coordinator: Coordinator) -> Iterator[Callable[..., Membership]]:
     def make(**options: Any) -> Membership:
         known: dict[str, Any] = {
             "group": "g",
-            "heartbeat_seconds": 0.01,
+            "heartbeat_seconds": HEARTBEAT_SECONDS,
+            "metadata_age_seconds": FAR_SECONDS,
+            "max_poll_interval_seconds": FAR_SECONDS,
             "auto_commit_seconds": FAR_SECONDS,
         }
         connection = cast("Connection", coordinator)
         given_options = GroupOptions(**(known | options))
-        membership = Membership(connection, given_options, Topics("t"), lambda: None)
+        membership = Membership(connection, given_options, Topics("t"), coordinator.notify)
         made.append(membership)
         return membership
 
@@ -120,22 +163,14 @@ def _make(coordinator: Coordinator) -> Iterator[Callable[..., Membership]]:
         each.close()
 
 
-def until(holds: Callable[[], object]) -> None:
-    """Waits for what the membership's thread does."""
-    deadline = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
-
-
 def joined(membership: Membership) -> Membership:
-    """After a generation has begun, and was taken over."""
+    """Lets the membership join, and takes its assignment over."""
     while (step := membership.next_step()) is not Step.NOTHING:
         match step:
             case Step.GIVE_UP:
                 membership.join()
             case Step.WAIT:
-                assert membership.wait(time.monotonic() + SECONDS)
+                assert membership.wait(None)
             case Step.TAKE_OVER:
                 membership.took_over()
             case _:
@@ -150,18 +185,18 @@ Make = Callable[..., Membership]
 
 
 def test_joining(coordinator: Coordinator, make: Make) -> None:
-    """A new member asks for its id first, joins with it, and has what the leader gave it."""
+    """A new member asks for its id first, joins with it, and gets its assignment."""
     membership = make()
     assert membership.next_step() is Step.GIVE_UP
     membership.join()
-    assert membership.wait(time.monotonic() + SECONDS)
+    assert membership.wait(None)
     assert membership.next_step() is Step.TAKE_OVER
     assert membership.assigned.partitions == [("t", 1)]
     assert membership.assigned.committed == {("t", 1): 5}
     first, second = coordinator.calls("groups.join")
     assert (first.member_id, first.member_id_required, second.member_id) == ("", True, "m")
     assert [each.name for each in second.protocols] == ["range", "roundrobin"]
-    assert (second.session_timeout_ms, second.rebalance_timeout_ms) == (45_000, 300_000)
+    assert (second.session_timeout_ms, second.rebalance_timeout_ms) == (45_000, 3_600_000)
     (sync,) = coordinator.calls("groups.sync")
     assert (sync.member_id, sync.generation, sync.assignments) == ("m", 1, {})
 
@@ -171,48 +206,49 @@ def test_joining(coordinator: Coordinator, make: Make) -> None:
 def test_joining_again(
     coordinator: Coordinator, make: Make, where: str, failure: Exception
 ) -> None:
-    """Whatever goes wrong on the way and may pass, it joins once more as the same member."""
+    """After a failure that may pass, it joins once more as the same member."""
     coordinator.say(where, failure)
     joined(make())
     assert [each.member_id for each in coordinator.calls("groups.join")] == ["", "m", "m"]
 
 
 def test_joining_after_the_answer_was_lost(coordinator: Coordinator, make: Make) -> None:
-    """A join whose answer was lost is repeated with the id that the member knows."""
-    coordinator.say("groups.join", wire.JoinedGroup(member_id="m"), GONE)
+    """A join without an answer is repeated with the id that the member knows."""
+    coordinator.say("groups.join", flight_messages.JoinedGroup(member_id="m"), GONE)
     joined(make())
     assert [each.member_id for each in coordinator.calls("groups.join")] == ["", "m", "m"]
 
 
 def test_joining_when_nobody_knows_it_any_more(coordinator: Coordinator, make: Make) -> None:
-    """An id that the group does not know is forgotten."""
+    """A member forgets an id that the group does not know."""
     coordinator.say("groups.sync", fenced("UNKNOWN_MEMBER_ID"))
     joined(make())
     assert [each.member_id for each in coordinator.calls("groups.join")] == ["", "m", "", "m"]
 
 
 def test_refusal(coordinator: Coordinator, make: Make) -> None:
-    """What is refused is raised once, and tried again by the next poll."""
+    """A refusal is raised once; the next poll tries again."""
     coordinator.say("groups.join", errors.GroupRefused(group="g", error="X", hint=""))
     membership = make()
     membership.join()
-    assert membership.wait(time.monotonic() + SECONDS)
+    assert membership.wait(None)
     with pytest.raises(errors.GroupRefused):
         membership.next_step()
     joined(membership)
 
 
 def test_fault_of_ours(coordinator: Coordinator, make: Make) -> None:
-    """Whatever goes wrong in the membership's thread is raised where somebody waits."""
+    """A fault in the membership's thread is raised by the call that waits."""
     coordinator.say("groups.join", ZeroDivisionError())
     membership = make()
     membership.join()
-    assert membership.wait(time.monotonic() + SECONDS)
+    assert membership.wait(None)
     with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
         membership.next_step()
     joined(membership)
     coordinator.say("groups.heartbeat", ZeroDivisionError())
-    until(lambda: membership.calls)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
     assert membership.next_step() is Step.GIVE_UP
     membership.join()
     with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
@@ -224,29 +260,29 @@ def test_fault_of_ours(coordinator: Coordinator, make: Make) -> None:
 
 
 def test_leader_assigns(coordinator: Coordinator, make: Make) -> None:
-    """The leader gives every member its part, Kafka's members too."""
+    """The leader assigns partitions to every member, Kafka's members too."""
     theirs = ConsumerProtocolSubscription(
         version=3, topics=["t", "gone"], user_data=None, owned_partitions=[]
     ).encode()
     coordinator.say(
         "groups.join",
-        wire.JoinedGroup(
+        flight_messages.JoinedGroup(
             member_id="m",
             generation=4,
             protocol="roundrobin",
             leader="m",
             members=[
-                wire.GroupMember(member_id="m", metadata=theirs),
-                wire.GroupMember(member_id="k", instance_id="static", metadata=theirs),
+                flight_messages.GroupMember(member_id="m", metadata=theirs),
+                flight_messages.GroupMember(member_id="k", instance_id="static", metadata=theirs),
             ],
         ),
     )
 
-    def describe(asked: wire.TopicName) -> wire.TopicInfo:
+    def describe(asked: flight_messages.TopicName) -> flight_messages.TopicInfo:
         if asked.topic == "gone":
             raise errors.UnknownTopic(topic="gone")
-        partitions = [wire.PartitionInfo(partition=number) for number in range(3)]
-        return wire.TopicInfo(topic="t", topic_id="id", partitions=partitions)
+        partitions = [flight_messages.PartitionInfo(partition=number) for number in range(3)]
+        return flight_messages.TopicInfo(topic="t", topic_id="id", partitions=partitions)
 
     coordinator.always("topics.describe", describe)
     joined(make())
@@ -259,37 +295,36 @@ def test_leader_assigns(coordinator: Coordinator, make: Make) -> None:
 def test_leader_watches_the_topics(coordinator: Coordinator, make: Make, leader: str) -> None:
     """The leader calls for a new generation when partitions are added; also one that came back.
 
-    Who came back is told the members, and that the assignment stands (KIP-814).
+    A leader that came back gets the members, and keeps the assignment (KIP-814).
     """
     metadata = ConsumerProtocolSubscription(version=0, topics=["t"], user_data=b"").encode()
     coordinator.say(
         "groups.join",
-        wire.JoinedGroup(
+        flight_messages.JoinedGroup(
             member_id="m",
             generation=4,
             protocol="range",
             leader=leader,
-            members=[wire.GroupMember(member_id="m", metadata=metadata)],
+            members=[flight_messages.GroupMember(member_id="m", metadata=metadata)],
         ),
     )
-    membership = joined(make(metadata_age_seconds=0.01))
+    membership = joined(make(metadata_age_seconds=HEARTBEAT_SECONDS))
     (sync,) = coordinator.calls("groups.sync")
     assert bool(sync.assignments) == bool(leader)
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 3)
+    coordinator.beat(3)
     assert membership.next_step() is Step.NOTHING
     coordinator.partitions = 3
-    until(lambda: membership.calls)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
     assert membership.next_step() is Step.GIVE_UP
 
 
 def test_others_do_not_watch(coordinator: Coordinator, make: Make) -> None:
-    """Who does not lead leaves that to the leader."""
-    membership = joined(make(metadata_age_seconds=0.01))
+    """A member that does not lead does not look at the partitions."""
+    membership = joined(make(metadata_age_seconds=HEARTBEAT_SECONDS))
     described = len(coordinator.calls("topics.describe"))
     coordinator.partitions = 3
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 3)
+    coordinator.beat(3)
     assert not membership.calls
     assert len(coordinator.calls("topics.describe")) == described
 
@@ -298,29 +333,31 @@ def test_others_do_not_watch(coordinator: Coordinator, make: Make) -> None:
 
 
 def test_rebalance(coordinator: Coordinator, make: Make) -> None:
-    """When the group calls for a rebalance, the member goes on beating until it joins."""
+    """A member sends heartbeats in a rebalance until it joins."""
     membership = joined(make())
-    coordinator.always("groups.heartbeat", wire.GroupState(rebalancing=True))
-    until(lambda: membership.calls)
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 2)
+    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply(rebalancing=True))
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
+    coordinator.beat(2)
     assert membership.next_step() is Step.GIVE_UP
     assert not membership.is_lost
-    coordinator.always("groups.heartbeat", wire.GroupState())
+    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply())
     coordinator.generation = 2
     joined(membership)
     assert coordinator.calls("groups.join")[-1].member_id == "m"
-    until(lambda: coordinator.calls("groups.heartbeat")[-1].generation == 2)
+    coordinator.beat(1)
+    assert coordinator.calls("groups.heartbeat")[-1].generation == 2
 
 
 @pytest.mark.parametrize(
     ("error", "next_id"), [("UNKNOWN_MEMBER_ID", ""), ("ILLEGAL_GENERATION", "m")]
 )
 def test_fenced(coordinator: Coordinator, make: Make, error: str, next_id: str) -> None:
-    """A member that the group has gone on without can commit no more, and joins anew."""
+    """A member that the group has removed can commit nothing, and joins again."""
     membership = joined(make())
     coordinator.say("groups.heartbeat", fenced(error))
-    until(lambda: membership.calls)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
     assert membership.next_step() is Step.GIVE_UP
     assert membership.is_lost
     with pytest.raises(errors.MemberFenced):
@@ -332,10 +369,11 @@ def test_fenced(coordinator: Coordinator, make: Make, error: str, next_id: str) 
 
 
 def test_replaced(coordinator: Coordinator, make: Make) -> None:
-    """A static member whose place was taken gives up for good: it would push the other out."""
+    """A static member that was replaced gives up for good: joining would replace the other."""
     membership = joined(make(instance_id="i"))
     coordinator.say("groups.heartbeat", fenced("FENCED_INSTANCE_ID"))
-    until(lambda: membership.calls)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
     before = len(coordinator.calls("groups.join"))
     assert membership.next_step() is Step.GIVE_UP
     membership.join()
@@ -346,25 +384,118 @@ def test_replaced(coordinator: Coordinator, make: Make) -> None:
 
 
 def test_heartbeats_that_fail(coordinator: Coordinator, make: Make) -> None:
-    """A broker that does not answer for a while is no reason to give anything up."""
+    """A member keeps its partitions while a broker does not answer its heartbeats."""
     membership = joined(make())
     coordinator.say("groups.heartbeat", GONE, GONE, GONE)
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 5)
+    coordinator.beat(5)
     assert not membership.calls
+
+
+# ------------------------------------------------------------------------------ cooperation
+
+COOPERATIVE = ("cooperative-sticky",)
+
+
+def cooperating(coordinator: Coordinator, make: Make) -> Membership:
+    """Returns a cooperative member that owns t-1."""
+    membership = make(assignors=COOPERATIVE)
+    membership.join()
+    assert membership.wait(None)
+    assert membership.next_step() is Step.TAKE_OVER
+    membership.took_over()
+    assert membership.next_step() is Step.NOTHING
+    coordinator.always("groups.heartbeat", flight_messages.GroupHeartbeatReply(rebalancing=True))
+    coordinator.beat(1)
+    coordinator.until(lambda: membership.calls)
+    return membership
+
+
+def test_joining_with_owned_partitions(coordinator: Coordinator, make: Make) -> None:
+    """A cooperative member joins again with its partitions, and reads them meanwhile."""
+    membership = cooperating(coordinator, make)
+    may_go_on = threading.Event()
+
+    def slowly(asked: flight_messages.JoinGroup) -> flight_messages.JoinedGroup:
+        assert may_go_on.wait(SECONDS)
+        return flight_messages.JoinedGroup(
+            member_id="m", generation=2, protocol=COOPERATIVE[0], leader="other"
+        )
+
+    coordinator.say("groups.join", slowly)
+    assert membership.next_step() is Step.JOIN
+    membership.join([("t", 1)])
+    assert membership.next_step() is Step.NOTHING
+    membership.commit({("t", 1): 9})
+    may_go_on.set()
+    coordinator.until(lambda: membership.calls)
+    assert membership.next_step() is Step.TAKE_OVER
+    joins = coordinator.calls("groups.join")
+    subscriptions = [decode_member("m", None, each.protocols[0].metadata) for each in joins]
+    assert [(each.owned, each.generation) for each in subscriptions] == [
+        ((), -1),
+        ((), -1),
+        ((("t", 1),), 1),
+    ]
+
+
+@pytest.mark.parametrize("where", ["groups.join", "groups.sync"])
+def test_removed_while_it_joins(coordinator: Coordinator, make: Make, where: str) -> None:
+    """A cooperative member that was removed while it joins has lost its partitions."""
+    membership = cooperating(coordinator, make)
+    coordinator.say(where, fenced("UNKNOWN_MEMBER_ID"))
+    assert membership.next_step() is Step.JOIN
+    membership.join([("t", 1)])
+    coordinator.until(lambda: membership.is_lost)
+    assert membership.next_step() is Step.GIVE_UP
+    membership.join()
+    assert membership.wait(None)
+    last = coordinator.calls("groups.join")[-1]
+    found = decode_member("m", None, last.protocols[0].metadata)
+    assert (found.owned, found.generation) == ((), -1)
+
+
+def test_commit_after_the_next_generation_began(coordinator: Coordinator, make: Make) -> None:
+    """A commit of the old generation says that the group is busy; the member is not lost."""
+    membership = cooperating(coordinator, make)
+    may_go_on = threading.Event()
+
+    def slowly(_asked: object) -> flight_messages.SyncedGroup:
+        assert may_go_on.wait(SECONDS)
+        return flight_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
+
+    coordinator.say("groups.sync", slowly)
+    coordinator.say("groups.commit", fenced("ILLEGAL_GENERATION"))
+    membership.join([("t", 1)])
+    with pytest.raises(errors.GroupBusy):
+        membership.commit({("t", 1): 9})
+    assert not membership.is_lost
+    may_go_on.set()
+    coordinator.until(lambda: membership.calls)
 
 
 # ------------------------------------------------------------------------------ commits
 
 
+def test_commit_metadata(coordinator: Coordinator, make: Make) -> None:
+    """The text of a committed offset goes with it, and comes back with it."""
+    membership = joined(make())
+    membership.commit({("t", 1): OffsetAndMetadata(9, "half"), ("t", 0): OffsetAndMetadata(2)})
+    (commit,) = coordinator.calls("groups.commit")
+    assert [(each.offset, each.metadata) for each in commit.offsets] == [(9, "half"), (2, "")]
+    assert membership.committed == {("t", 0): 2, ("t", 1): 9}
+    coordinator.always("groups.offsets", flight_messages.GroupOffsets(offsets=commit.offsets))
+    assert membership.fetch_committed()["t", 1] == OffsetAndMetadata(9, "half")
+
+
 def test_commits_in_the_background(coordinator: Coordinator, make: Make) -> None:
-    """What is handed over is committed, by whom and of which generation, and remembered."""
-    membership = joined(make(auto_commit_seconds=0.02))
+    """Offsets are committed in the background with member id and generation, and remembered."""
+    membership = joined(make(auto_commit_seconds=HEARTBEAT_SECONDS))
     assert membership.committed == {("t", 1): 5}
-    until(lambda: membership.calls)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.calls)
     assert membership.next_step() is Step.COMMIT
     membership.commit_soon({("t", 1): 9})
-    assert membership.wait_for_commit(time.monotonic() + SECONDS)
+    assert membership.wait_for_commit(None)
     assert membership.committed == {("t", 1): 9}
     (commit,) = coordinator.calls("groups.commit")
     assert (commit.member_id, commit.generation) == ("m", 1)
@@ -373,11 +504,11 @@ def test_commits_in_the_background(coordinator: Coordinator, make: Make) -> None
 
 @pytest.mark.parametrize("failure", [GONE, BUSY])
 def test_commit_that_may_pass(coordinator: Coordinator, make: Make, failure: Exception) -> None:
-    """A commit in the background is tried again while that may help."""
+    """A commit in the background is tried again if that may help."""
     membership = joined(make())
     coordinator.say("groups.commit", failure, failure)
     membership.commit_soon({("t", 1): 9})
-    assert membership.wait_for_commit(time.monotonic() + SECONDS)
+    assert membership.wait_for_commit(None)
     assert membership.committed == {("t", 1): 9}
     assert len(coordinator.calls("groups.commit")) == 3
 
@@ -385,34 +516,34 @@ def test_commit_that_may_pass(coordinator: Coordinator, make: Make, failure: Exc
 def test_commit_that_is_refused(
     coordinator: Coordinator, make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One that is refused is logged, and counts as not committed."""
+    """A refused commit is logged, and counts as not committed."""
     caplog.set_level(logging.WARNING, "sparklog.client")
     membership = joined(make())
     coordinator.say("groups.commit", errors.GroupRefused(group="g", error="X", hint=""))
     membership.commit_soon({("t", 1): 9})
-    assert membership.wait_for_commit(time.monotonic() + SECONDS)
+    assert membership.wait_for_commit(None)
     assert membership.committed == {("t", 1): 5}
     assert "a commit of group 'g' failed" in caplog.text
 
 
 def test_older_commit_never_comes_after_a_newer(coordinator: Coordinator, make: Make) -> None:
-    """Who commits himself overtakes what was handed over and is not on its way yet."""
+    """A commit of the consumer replaces an older one that is not on its way yet."""
     membership = joined(make())
     is_busy, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(_request: object) -> wire.GroupState:
+    def slowly(_request: object) -> flight_messages.GroupHeartbeatReply:
         is_busy.set()
         assert may_go_on.wait(SECONDS)
-        return wire.GroupState()
+        return flight_messages.GroupHeartbeatReply()
 
     coordinator.say("groups.heartbeat", slowly)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
     assert is_busy.wait(SECONDS)
     membership.commit_soon({("t", 1): 8})
     membership.commit({("t", 1): 9})
     may_go_on.set()
-    assert membership.wait_for_commit(time.monotonic() + SECONDS)
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 1)
+    assert membership.wait_for_commit(None)
+    coordinator.beat(1)
     assert [each.offsets[0].offset for each in coordinator.calls("groups.commit")] == [9]
     assert membership.committed == {("t", 1): 9}
 
@@ -422,10 +553,10 @@ def test_commit_waits_for_the_one_on_its_way(coordinator: Coordinator, make: Mak
     membership = joined(make())
     is_on_its_way, may_go_on = threading.Event(), threading.Event()
 
-    def slowly(_request: object) -> wire.Empty:
+    def slowly(_request: object) -> flight_messages.Empty:
         is_on_its_way.set()
         assert may_go_on.wait(SECONDS)
-        return wire.Empty()
+        return flight_messages.Empty()
 
     coordinator.say("groups.commit", slowly)
     membership.commit_soon({("t", 1): 7})
@@ -444,7 +575,7 @@ def test_commit_waits_for_the_one_on_its_way(coordinator: Coordinator, make: Mak
 
 @pytest.mark.parametrize("instance_id", [None, "i"])
 def test_close(coordinator: Coordinator, make: Make, instance_id: str | None) -> None:
-    """Who ends leaves, once; a static member stays."""
+    """A member that is closed leaves, once; a static member stays."""
     membership = joined(make(instance_id=instance_id))
     membership.close()
     membership.close()
@@ -455,7 +586,7 @@ def test_close(coordinator: Coordinator, make: Make, instance_id: str | None) ->
 
 
 def test_leaving_that_fails(coordinator: Coordinator, make: Make) -> None:
-    """A broker that is not there does not keep anybody from ending."""
+    """A member can be closed while its broker cannot be reached."""
     membership = joined(make())
     coordinator.say("groups.leave", GONE)
     membership.close()
@@ -463,13 +594,13 @@ def test_leaving_that_fails(coordinator: Coordinator, make: Make) -> None:
 
 
 def test_not_polled(coordinator: Coordinator, make: Make) -> None:
-    """Who is not polled leaves, but not while it is being polled."""
-    membership = joined(make(max_poll_interval_seconds=0.05))
+    """A consumer that is not polled leaves, but not while a poll waits."""
+    membership = joined(make(max_poll_interval_seconds=10 * HEARTBEAT_SECONDS))
     membership.is_polled = True
-    membership.polled_at -= 1.0
-    beats = len(coordinator.calls("groups.heartbeat"))
-    until(lambda: len(coordinator.calls("groups.heartbeat")) > beats + 3)
+    coordinator.clock.advance(11 * HEARTBEAT_SECONDS)
+    coordinator.beat(3)
     assert coordinator.calls("groups.leave") == []
     membership.is_polled = False
-    until(lambda: membership.is_lost)
+    coordinator.clock.advance(HEARTBEAT_SECONDS)
+    coordinator.until(lambda: membership.is_lost)
     assert len(coordinator.calls("groups.leave")) == 1

@@ -1,11 +1,12 @@
-"""The producer against a strict fake broker, with every fault that it must bear."""
+"""The producer against a strict fake broker, with every fault that it has to survive."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from random import Random
 from typing import Any
@@ -16,15 +17,18 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits, wire
-from sparklog.client.batch import Batch, RecordFuture, RecordMetadata
+from sparklog import errors, limits
 from sparklog.client.connection import Connection
-from sparklog.client.lane import Lane
-from sparklog.client.producer import Producer
-from sparklog.client.routes import Route, Stream
-from sparklog.client.sender import TopicSender
+from sparklog.client.producer.batch import ProducerBatch, RecordFuture, RecordMetadata
+from sparklog.client.producer.partition_queue import PartitionQueue
+from sparklog.client.producer.producer import Producer
+from sparklog.client.producer.schedule import Route
+from sparklog.client.producer.sender import TopicSender
+from sparklog.client.producer.streams import ProducerStream
 from sparklog.client.serialize import json_serializer, string_serializer
-from sparklog.partitioner import murmur2, to_positive
+from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
+from sparklog.formats.partitioner import murmur2, to_positive
 from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
 from tests.support.forks import said_in_child
 
@@ -34,7 +38,7 @@ SECONDS = 20.0
 
 @pytest.fixture(autouse=True)
 def _only_errors(caplog: pytest.LogCaptureFixture) -> None:
-    """Ways that break on purpose are warned of a thousand times."""
+    """Logs only errors: broken connections are expected here."""
     caplog.set_level(logging.ERROR, logger="sparklog")
 
 
@@ -52,6 +56,18 @@ def _connection(broker: FakeBroker) -> Iterator[Connection]:
         yield connection
 
 
+@pytest.fixture(name="clock")
+def _clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(name="timed")
+def _timed(broker: FakeBroker, clock: ManualClock) -> Iterator[Connection]:
+    """A connection whose time passes only when the test says so."""
+    with Connection.to(broker.address, clock=clock) as connection:
+        yield connection
+
+
 @pytest.fixture(name="producer")
 def _producer(connection: Connection) -> Iterator[Producer]:
     with Producer(connection) as producer:
@@ -65,7 +81,7 @@ class Gate:
         self.opened = threading.Event()
         self.entered = threading.Event()
 
-    def __call__(self, topic: str, header: wire.AppendHeader) -> None:
+    def __call__(self, topic: str, header: flight_messages.AppendHeader) -> None:
         self.entered.set()
         self.opened.wait(SECONDS)
 
@@ -74,7 +90,7 @@ class Gate:
 
 
 def test_metadata(broker: FakeBroker, producer: Producer) -> None:
-    """A future tells topic, partition, offset and the time of arrival."""
+    """The metadata of a record have topic, partition, offset and the time of arrival."""
     producer.send("t", b"first")
     metadata = producer.send("t", b"second").result(SECONDS)
     assert metadata == RecordMetadata(
@@ -85,7 +101,7 @@ def test_metadata(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_all_fields_arrive(broker: FakeBroker, producer: Producer) -> None:
-    """Key, value, headers and timestamp stand in the log as they were sent, nulls included."""
+    """Key, value, headers and timestamp are in the log as they were sent, nulls included."""
     when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     producer.send("t", b"v", key=b"k", headers={"h": b"x", "none": None}, timestamp=when)
     producer.send("t", None, key=b"k", headers=[("twice", b"1"), ("twice", b"2")])
@@ -100,7 +116,7 @@ def test_all_fields_arrive(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_own_timestamp_in_metadata(producer: Producer) -> None:
-    """A record's own timestamp is the one that its metadata tell."""
+    """The metadata have the record's own timestamp, if it has one."""
     own = producer.send("t", b"v", timestamp=1_234)
     other = producer.send("t", b"v")
     assert own.result(SECONDS).timestamp == 1_234
@@ -108,7 +124,7 @@ def test_own_timestamp_in_metadata(producer: Producer) -> None:
 
 
 def test_order_of_a_key(broker: FakeBroker, producer: Producer) -> None:
-    """Records of a key go to murmur2 mod count, in order, and their futures tell where."""
+    """Records go to the partition murmur2(key) mod count, in order, and their metadata name it."""
     sent = [(b"key-%d" % (i % 7), b"%d" % i) for i in range(25_000)]
     futures = [producer.send("t4", value, key) for key, value in sent]
     producer.flush(SECONDS)
@@ -128,7 +144,7 @@ def test_order_of_a_key(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_batches_without_keys_take_turns(broker: FakeBroker, connection: Connection) -> None:
-    """A batch without keys goes whole to one partition, the next to another."""
+    """A batch without keys goes to one partition, and the next batch to another."""
     with Producer(connection, batch_rows=10, linger_ms=1000) as producer:
         for i in range(40):
             producer.send("t4", b"%d" % i)
@@ -139,14 +155,14 @@ def test_batches_without_keys_take_turns(broker: FakeBroker, connection: Connect
 
 
 def test_named_partition(broker: FakeBroker, producer: Producer) -> None:
-    """A named partition goes before the key."""
+    """A partition in `send` takes precedence over the key."""
     futures = [producer.send("t4", b"v", key=b"k", partition=number) for number in (3, 1, 3, 2)]
     assert [future.result(SECONDS).partition for future in futures] == [3, 1, 3, 2]
     assert [future.result().offset for future in futures] == [0, 0, 1, 0]
 
 
 def test_own_partitioner(broker: FakeBroker, connection: Connection) -> None:
-    """A partitioner is asked for each record that names no partition."""
+    """A partitioner is called for each record without a partition."""
     asked = []
 
     def partitioner(topic: str, key: bytes | None, count: int) -> int:
@@ -163,7 +179,7 @@ def test_own_partitioner(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_partitioner_out_of_range(connection: Connection) -> None:
-    """A partitioner that names no partition of the topic is refused in `send`."""
+    """`send` refuses a partition of a partitioner that the topic does not have."""
     with (
         Producer(connection, partitioner=lambda *_: 4) as producer,
         pytest.raises(errors.UnknownPartition),
@@ -172,7 +188,7 @@ def test_partitioner_out_of_range(connection: Connection) -> None:
 
 
 def test_serializers(broker: FakeBroker, connection: Connection) -> None:
-    """Serializers make the bytes, and are not asked for None."""
+    """Serializers make the bytes of keys and values, and are not called for None."""
     with Producer(
         connection, key_serializer=string_serializer, value_serializer=json_serializer
     ) as producer:
@@ -184,7 +200,7 @@ def test_serializers(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_full_batch_is_sent_before_the_linger(broker: FakeBroker, connection: Connection) -> None:
-    """A batch is sent when it is full, by rows or by bytes, whatever the linger."""
+    """A batch is sent when it is full, by rows or by bytes, before the linger is over."""
     with Producer(connection, linger_ms=1e6, batch_rows=3, batch_bytes=100) as producer:
         futures = [producer.send("t", b"x") for _ in range(3)]
         futures.append(producer.send("t", b"y" * 100))
@@ -193,23 +209,26 @@ def test_full_batch_is_sent_before_the_linger(broker: FakeBroker, connection: Co
     assert len(broker.appended) == 2
 
 
-def test_linger(broker: FakeBroker, connection: Connection) -> None:
-    """A record that nobody waits for is sent when the linger is over."""
-    with Producer(connection, linger_ms=1) as producer:
-        future = producer.send("t", b"x")
-        _wait_for(future.done)
-        assert future.result().offset == 0
+def test_linger(broker: FakeBroker, timed: Connection, clock: ManualClock) -> None:
+    """A record that no caller waits for is sent when the linger is over."""
+    delivered = threading.Event()
+    with Producer(timed, linger_ms=60_000) as producer:
+        producer.send("t", b"x", on_delivery=lambda *_: delivered.set())
+        clock.advance(59.0)
+        assert broker.appended == []
+        clock.advance(1.0)
+        assert delivered.wait(SECONDS)
 
 
 def test_waiting_expedites(connection: Connection) -> None:
-    """Who waits for a record does not wait for the linger."""
+    """Waiting for a record sends it before the linger is over."""
     with Producer(connection, linger_ms=1e6) as producer:
         for offset in range(3):
             assert producer.send("t", b"x").result(SECONDS).offset == offset
 
 
 def test_flush_waits_for_all_topics(broker: FakeBroker, connection: Connection) -> None:
-    """After `flush` all that was sent is decided, in every topic."""
+    """After `flush` every record sent before is decided, in every topic."""
     with Producer(connection, linger_ms=1e6) as producer:
         futures = [producer.send(topic, b"x") for topic in ("t", "t4", "t")]
         producer.flush(SECONDS)
@@ -217,7 +236,7 @@ def test_flush_waits_for_all_topics(broker: FakeBroker, connection: Connection) 
 
 
 def test_flush_times_out(broker: FakeBroker, connection: Connection) -> None:
-    """`flush` and `result` give up waiting, and the record is delivered all the same."""
+    """`flush` and `result` stop waiting after their timeout, and the record is delivered later."""
     broker.on_append = gate = Gate()
     with Producer(connection) as producer:
         future = producer.send("t", b"x")
@@ -246,7 +265,7 @@ def test_awaiting(connection: Connection) -> None:
 
 
 def test_many_threads(broker: FakeBroker, connection: Connection) -> None:
-    """Any number of threads may send; each one's records keep their order, and none is lost."""
+    """Any number of threads may send; the records of each keep their order, and none is lost."""
 
     def send(name: int) -> None:
         for i in range(2_000):
@@ -268,7 +287,7 @@ def test_many_threads(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_columns_widen(broker: FakeBroker, producer: Producer) -> None:
-    """A stream is opened with the columns in use, anew when more are needed, and never narrower."""
+    """A stream has the columns in use; a wider batch opens another, and none is narrower."""
     details: list[dict[str, Any]] = [{}, {"key": b"k"}, {}, {"headers": {"h": b"1"}}]
     for each in (*details, {"timestamp": 1}, {}):
         producer.send("t", b"x", **each).result(SECONDS)
@@ -284,7 +303,7 @@ def test_columns_widen(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None:
-    """While batches are in flight, a wider one waits for their acks and overtakes none."""
+    """A wider batch waits for the acks of the batches in flight, and overtakes none."""
     with Producer(connection, batch_rows=5) as producer:
         producer.send("t", b"0").result(SECONDS)
         for i in range(1, 2_000):
@@ -325,7 +344,7 @@ def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None
 def test_refused_before_anything_is_buffered(
     broker: FakeBroker, connection: Connection, record: dict[str, Any], failure: type[Exception]
 ) -> None:
-    """What is wrong with a record is said by `send`, and the record leaves no trace."""
+    """`send` raises for a wrong record, which has no effect."""
     broker.log.topics["t4"].max_record_bytes = 1_000
     with Producer(connection) as producer:
         before = producer.send("t4", b"before", partition=0)
@@ -337,15 +356,17 @@ def test_refused_before_anything_is_buffered(
 
 
 def test_partition_that_was_just_added(broker: FakeBroker, producer: Producer) -> None:
-    """A partition unknown so far is looked for before it is refused."""
+    """A partition that is not known is looked for before it is refused."""
     producer.send("t", b"x").result(SECONDS)
     with Connection.to(broker.address) as admin:
-        admin.action("topics.add_partitions", wire.AddPartitions(topic="t", partitions=3))
+        admin.action(
+            "topics.add_partitions", flight_messages.AddPartitions(topic="t", partitions=3)
+        )
     assert producer.send("t", b"x", partition=2).result(SECONDS).partition == 2
 
 
 def test_topic_that_was_deleted(broker: FakeBroker, producer: Producer) -> None:
-    """Records to a topic that is gone fail as such, at last in `send`; made anew, it is used."""
+    """Records to a deleted topic fail, at last in `send`; a topic created again is used."""
     producer.send("t", b"x").result(SECONDS)
     del broker.log.topics["t"]
     assert isinstance(producer.send("t", b"x").exception(SECONDS), errors.UnknownTopic)
@@ -356,7 +377,7 @@ def test_topic_that_was_deleted(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_options_are_checked(connection: Connection) -> None:
-    """An option that makes no sense is refused by name."""
+    """An invalid option is refused by name."""
     with pytest.raises(errors.BadOption, match="batch_rows"):
         Producer(connection, batch_rows=0)
 
@@ -379,10 +400,10 @@ def test_callbacks(connection: Connection) -> None:
 
 
 def test_callback_of_a_failure(broker: FakeBroker, connection: Connection) -> None:
-    """A callback learns of a failure too."""
+    """A callback gets the failure of its record."""
     refusal = errors.WrongSchema(reason="no")
 
-    def refuse(topic: str, header: wire.AppendHeader) -> None:
+    def refuse(topic: str, header: flight_messages.AppendHeader) -> None:
         raise refusal
 
     broker.on_append = refuse
@@ -394,7 +415,7 @@ def test_callback_of_a_failure(broker: FakeBroker, connection: Connection) -> No
 
 
 def test_callback_that_raises(connection: Connection, caplog: pytest.LogCaptureFixture) -> None:
-    """What a callback raises is logged, and the producer goes on."""
+    """An exception in a callback is logged, and the producer continues."""
     with Producer(connection) as producer:
         producer.send("t", b"x", on_delivery=lambda *_: 1 // 0)
         producer.flush(SECONDS)
@@ -403,7 +424,7 @@ def test_callback_that_raises(connection: Connection, caplog: pytest.LogCaptureF
 
 
 def test_callback_that_waits_for_itself(connection: Connection) -> None:
-    """A callback that waits for records of its own topic is told that this cannot end."""
+    """A callback that waits for records of its own topic gets an error instead of a deadlock."""
     raised: list[Exception] = []
 
     def wait(*_: object) -> None:
@@ -419,7 +440,7 @@ def test_callback_that_waits_for_itself(connection: Connection) -> None:
 
 
 def test_done_callbacks(connection: Connection) -> None:
-    """A done callback runs once, also if it is added when all is done already."""
+    """A done callback runs once, also if it is added after the record is decided."""
     called: list[int] = []
     with Producer(connection) as producer:
         future = producer.send("t", b"x")
@@ -432,23 +453,26 @@ def test_done_callbacks(connection: Connection) -> None:
 # ------------------------------------------------------------------------------ the buffer
 
 
-def test_full_buffer_blocks(broker: FakeBroker, connection: Connection) -> None:
-    """When the buffer is full `send` waits, raises after `max_block_seconds`, and has no effect."""
+def test_full_buffer_blocks(broker: FakeBroker, timed: Connection, clock: ManualClock) -> None:
+    """With a full buffer `send` waits, raises after `max_block_seconds`, and has no effect."""
     broker.on_append = gate = Gate()
-    with Producer(
-        connection, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=0.5
-    ) as producer:
+    with (
+        Producer(timed, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=5.0) as producer,
+        ThreadPoolExecutor() as threads,
+    ):
         for _ in range(7):
             producer.send("t", b"x" * 100)
+        blocked = threads.submit(producer.send, "t", b"x" * 100)
+        _pass_time(clock, blocked.done)
         with pytest.raises(errors.TimedOut, match="buffer"):
-            producer.send("t", b"x" * 100)
+            blocked.result()
         gate.opened.set()
         producer.flush(SECONDS)
         assert producer.send("t", b"y").result(SECONDS).offset == 7
 
 
 def test_full_buffer_lets_go_on(broker: FakeBroker, connection: Connection) -> None:
-    """Who waits for room goes on as soon as there is some."""
+    """A caller that waits for memory continues as soon as there is some."""
     broker.on_append = gate = Gate()
 
     def open_when_entered() -> None:
@@ -469,7 +493,7 @@ def test_full_buffer_lets_go_on(broker: FakeBroker, connection: Connection) -> N
 
 
 def test_table(broker: FakeBroker, producer: Producer) -> None:
-    """Rows of a table go by key, in order, after what was sent before."""
+    """Rows of a table go to the partitions of their keys, in order, after records sent before."""
     producer.send("t4", b"before", key=b"1")
     table = pa.table(
         {
@@ -502,7 +526,7 @@ def test_table(broker: FakeBroker, producer: Producer) -> None:
     ids=["table", "batch", "reader", "polars", "pandas"],
 )
 def test_kinds_of_tables(broker: FakeBroker, producer: Producer, make: Any) -> None:
-    """Arrow's tables, batches and readers and the data frames of polars and pandas are taken."""
+    """Tables, batches and readers of Arrow and data frames of polars and pandas are accepted."""
     future = producer.send_table("t", make({"key": ["a", None], "value": [b"1", b"2"]}))
     assert [each.rows for each in future.result(SECONDS)] == [2]
     assert future.done()
@@ -511,7 +535,7 @@ def test_kinds_of_tables(broker: FakeBroker, producer: Producer, make: Any) -> N
 
 
 def test_large_table_goes_in_pieces(broker: FakeBroker, producer: Producer) -> None:
-    """A table larger than a batch may be is cut, and its ranges join."""
+    """A table larger than the largest batch is cut into pieces, and their ranges join."""
     rows = 3 * limits.TABLE_BATCH_ROWS
     ranges = producer.send_table("t", pa.table({"value": np.arange(rows).astype("S8")})).result(
         SECONDS
@@ -523,7 +547,7 @@ def test_large_table_goes_in_pieces(broker: FakeBroker, producer: Producer) -> N
 
 
 def test_empty_table(producer: Producer) -> None:
-    """An empty table is sent at once, and stands nowhere."""
+    """An empty table is done at once, and has no range."""
     future = producer.send_table("t", pa.table({"value": pa.array([], pa.binary())}))
     assert future.result(0) == []
 
@@ -551,7 +575,7 @@ def test_wrong_tables(
     columns: dict[str, Any],
     failure: type[Exception],
 ) -> None:
-    """What is wrong with a table is said at once, and none of its rows is sent."""
+    """`send_table` raises for a wrong table, and none of its rows is sent."""
     broker.log.topics["t"].max_record_bytes = 1_000
     with Producer(connection) as producer, pytest.raises(failure):
         producer.send_table("t", pa.table(columns))
@@ -559,7 +583,7 @@ def test_wrong_tables(
 
 
 def test_no_table(producer: Producer) -> None:
-    """What is no table is refused by its type."""
+    """An object that is no table is refused by its type."""
     with pytest.raises(errors.WrongSchema, match="list"):
         producer.send_table("t", [b"x"])
 
@@ -567,7 +591,7 @@ def test_no_table(producer: Producer) -> None:
 def test_failed_table(broker: FakeBroker, connection: Connection) -> None:
     """The future of a table raises the failure of its rows."""
 
-    def refuse(topic: str, header: wire.AppendHeader) -> None:
+    def refuse(topic: str, header: flight_messages.AppendHeader) -> None:
         raise errors.WrongSchema(reason="no")
 
     broker.on_append = refuse
@@ -582,10 +606,10 @@ def test_failed_table(broker: FakeBroker, connection: Connection) -> None:
 
 @pytest.mark.parametrize("drop", [DropBefore, DropAfter])
 def test_dropped_connection(broker: FakeBroker, producer: Producer, drop: type[Exception]) -> None:
-    """Whether the connection breaks before or after the append, the record stands once."""
+    """A record is in the log once if its connection breaks, before or after the append."""
     drops = iter([drop] * 3)
 
-    def fault(topic: str, header: wire.AppendHeader) -> None:
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
         for each in drops:
             raise each
 
@@ -595,10 +619,10 @@ def test_dropped_connection(broker: FakeBroker, producer: Producer, drop: type[E
 
 
 def test_refusal_that_passes(broker: FakeBroker, producer: Producer) -> None:
-    """A batch that is refused retriably is sent again, in its place."""
+    """A batch with a retriable failure is sent again, before the batches behind it."""
     refusals = iter([errors.QueueFull(queue="q", bytes=1, setting="s")] * 2)
 
-    def fault(topic: str, header: wire.AppendHeader) -> None:
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
         for each in refusals:
             raise each
 
@@ -608,11 +632,11 @@ def test_refusal_that_passes(broker: FakeBroker, producer: Producer) -> None:
 
 
 def test_poisoned_batch_fails_alone(broker: FakeBroker, connection: Connection) -> None:
-    """A batch refused for good fails its own records only; those behind it are delivered."""
+    """A batch refused for good fails its own records only; the batches behind it are delivered."""
     broker.on_append = gate = Gate()
     poisoned = errors.WrongSchema(reason="poison")
 
-    def fault(topic: str, header: wire.AppendHeader) -> None:
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
         gate(topic, header)
         if header.base_sequence == 2 and header.producer_id == 1:
             raise poisoned
@@ -628,11 +652,11 @@ def test_poisoned_batch_fails_alone(broker: FakeBroker, connection: Connection) 
 
 
 def test_poisoned_batch_that_ends_streams(broker: FakeBroker, connection: Connection) -> None:
-    """Where a refusal ends the stream, the batches on it go again one by one, to find the cause."""
+    """After a refusal that ends the stream, its batches are sent one by one, to find the cause."""
     broker.ends_streams = True
     gate = Gate()
 
-    def fault(topic: str, header: wire.AppendHeader) -> None:
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
         if header.base_sequence > 0:
             gate(topic, header)
         if header.base_sequence == 3 and header.producer_id == 1:
@@ -650,7 +674,7 @@ def test_poisoned_batch_that_ends_streams(broker: FakeBroker, connection: Connec
 
 
 def test_refused_stream(broker: FakeBroker, connection: Connection) -> None:
-    """Where the door refuses a whole stream, what was sent on it fails with that refusal."""
+    """After the refusal of a whole stream, the batch that was sent on it fails with that error."""
 
     def refuse(context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
         from tests.support.fake_broker import told
@@ -664,7 +688,7 @@ def test_refused_stream(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_broker_that_moves(connection: Connection) -> None:
-    """A producer finds the broker that took over, and nothing is lost or doubled."""
+    """A producer finds the broker that took over, and no record is lost or duplicated."""
     first = FakeBroker()
     log = first.log
     log.create("t")
@@ -685,7 +709,7 @@ def test_broker_that_moves(connection: Connection) -> None:
 
 
 def test_leaders(broker: FakeBroker) -> None:
-    """Each partition's batches go to the broker that leads it, also after it has moved."""
+    """The batches of a partition go to its leader, also after the leader has changed."""
     log = broker.log
     with FakeBroker(log, broker=7) as other, Connection.to(broker.address) as connection:
         log.topics["t4"].partitions[1].leader = 7
@@ -704,7 +728,7 @@ def test_leaders(broker: FakeBroker) -> None:
 
 
 def test_leader_that_dies(broker: FakeBroker) -> None:
-    """When a leader dies, its partitions' batches go to the broker that leads them then."""
+    """When a leader dies, the batches of its partitions go to their new leader."""
     log = broker.log
     log.topics["t"].partitions[0].leader = 7
     with Connection.to(broker.address) as connection, Producer(connection) as producer:
@@ -716,14 +740,14 @@ def test_leader_that_dies(broker: FakeBroker) -> None:
 
 
 def test_leader_that_is_new(broker: FakeBroker, producer: Producer) -> None:
-    """What waits in line for a leader goes to the one that took over, known so far or not."""
+    """Batches that wait for their turn go to the new leader, which need not be known before."""
     log = broker.log
     broker.on_append = gate = Gate()
     refused = producer.send("t4", b"a", partition=0)
     assert gate.entered.wait(SECONDS)
     in_line = producer.send("t4", b"b", key=b"needs a wider stream", partition=1)
-    route = producer._senders["t4"]._routes[0]
-    _wait_for(lambda: route.stream is not None and route.stream.retiring)
+    [route] = producer._senders["t4"]._schedule.routes
+    _wait_for(lambda: route.stream is not None and route.stream.is_ending)
     with FakeBroker(log, broker=7) as other:
         for number in range(2):
             log.topics["t4"].partitions[number].leader = 7
@@ -734,12 +758,12 @@ def test_leader_that_is_new(broker: FakeBroker, producer: Producer) -> None:
 
 
 class DiskFailed(Exception):
-    """One of those that no client knows."""
+    """An exception that is none of sparklog's errors."""
 
 
 @pytest.mark.parametrize("failure", [OSError("no more files"), DiskFailed("EIO")])
 def test_broker_that_is_not_found(broker: FakeBroker, failure: Exception) -> None:
-    """Whatever keeps a broker from being found, it is looked for again."""
+    """A broker is looked for again after any failure to find it."""
     failures: list[Exception] = []
     asked = threading.Event()
 
@@ -757,41 +781,52 @@ def test_broker_that_is_not_found(broker: FakeBroker, failure: Exception) -> Non
     assert asked.is_set()
 
 
-def test_late_delivery_that_was_never_sent(broker: FakeBroker) -> None:
-    """A record that no broker could take in time fails as late, surely without effect."""
-    with Connection.to(broker.address) as connection:
-        producer = Producer(connection, delivery_timeout_seconds=0.1, linger_ms=0)
-        producer.send("t", b"x").result(SECONDS)
-        broker.stop()
-        future = producer.send("t", b"y")
-        failure = future.exception(SECONDS)
-        assert isinstance(failure, errors.TimedOut | errors.OutcomeUnknown)
-        assert isinstance(producer.send("t", b"z").exception(SECONDS), errors.TimedOut)
-        producer.close()
+def test_late_delivery_that_was_never_sent(
+    broker: FakeBroker, timed: Connection, clock: ManualClock
+) -> None:
+    """A record that no broker takes in time fails as late, surely without effect."""
+    producer = Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0)
+    producer.send("t", b"x").result(SECONDS)
+    broker.stop()
+    future = producer.send("t", b"y")
+    _pass_time(clock, future.done)
+    assert isinstance(future.exception(), errors.TimedOut | errors.OutcomeUnknown)
+    future = producer.send("t", b"z")
+    _pass_time(clock, future.done)
+    assert isinstance(future.exception(), errors.TimedOut)
+    producer.close()
 
 
-def test_late_delivery_that_may_stand(broker: FakeBroker, connection: Connection) -> None:
-    """A record that was sent and not answered in time is of unknown outcome; later ones go on."""
+def test_late_delivery_of_unknown_outcome(
+    broker: FakeBroker, timed: Connection, clock: ManualClock
+) -> None:
+    """The outcome of a record that was sent and not answered in time is unknown; others follow."""
     broker.on_append = gate = Gate()
-    with Producer(connection, delivery_timeout_seconds=0.2) as producer:
+    with Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0) as producer:
         stuck = producer.send("t", b"stuck")
+        assert gate.entered.wait(SECONDS)
+        clock.advance(30.0)
         assert isinstance(stuck.exception(SECONDS), errors.OutcomeUnknown)
         gate.opened.set()
         assert producer.send("t", b"next").result(SECONDS).partition == 0
     assert broker.log.values("t").count(b"next") == 1
 
 
-def test_stream_that_was_given_up(broker: FakeBroker, connection: Connection) -> None:
-    """It ends as soon as the broker goes on, before and after the producer is closed."""
+def test_stream_that_was_given_up(
+    broker: FakeBroker, timed: Connection, clock: ManualClock
+) -> None:
+    """A stream that was given up ends as soon as its broker continues, also after `close`."""
 
     def reading() -> int:
         return [each.name for each in threading.enumerate()].count("sparklog-acks-given-up")
 
     broker.log.create("given-up")
-    with Producer(connection, delivery_timeout_seconds=0.2) as producer:
+    with Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0) as producer:
         for _ in range(2):
             broker.on_append = gate = Gate()
             stuck = producer.send("given-up", b"stuck")
+            assert gate.entered.wait(SECONDS)
+            clock.advance(30.0)
             assert isinstance(stuck.exception(SECONDS), errors.OutcomeUnknown)
             assert reading() >= 1
             gate.opened.set()
@@ -807,7 +842,7 @@ def test_stream_that_was_given_up(broker: FakeBroker, connection: Connection) ->
 
 
 def test_identity_that_the_broker_forgot(broker: FakeBroker, producer: Producer) -> None:
-    """Where a broker lost the producer's state, what it surely does not have goes on anew."""
+    """After a broker has lost the producer's state, new records are sent under a new identity."""
     producer.send("t", b"1").result(SECONDS)
     broker.log.topics["t"].partitions[0].producers.clear()
     assert producer.send("t", b"2").result(SECONDS).offset == 1
@@ -816,13 +851,13 @@ def test_identity_that_the_broker_forgot(broker: FakeBroker, producer: Producer)
 
 @pytest.mark.parametrize("seed", range(12))
 def test_exactly_once_over_faults(broker: FakeBroker, connection: Connection, seed: int) -> None:
-    """Whatever breaks or is refused, a record stands once, in order, or its future says why not."""
+    """A record is in the log once and in order after any faults, or its future has the failure."""
     random = Random(seed)
     busy = errors.StorageUnavailable(operation="put", path="p", reason="r")
     poison = errors.WrongSchema(reason="poison")
     faults: list[Exception] = [DropBefore(), DropAfter(), busy, poison]
 
-    def fault(topic: str, header: wire.AppendHeader) -> None:
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
         if random.random() < 0.03:
             raise random.choice(faults[: 4 if seed % 2 else 3])
 
@@ -849,7 +884,7 @@ def test_exactly_once_over_faults(broker: FakeBroker, connection: Connection, se
 
 
 def test_closed(connection: Connection) -> None:
-    """A closed producer has delivered all, and takes nothing more."""
+    """A closed producer has delivered all records, and refuses new ones."""
     producer = Producer(connection, linger_ms=1e6)
     future = producer.send("t", b"x")
     producer.close()
@@ -860,7 +895,7 @@ def test_closed(connection: Connection) -> None:
 
 
 def test_closed_with_something_left(broker: FakeBroker, connection: Connection) -> None:
-    """`close` gives up after its timeout; what is left tells what is known of it."""
+    """`close` gives up after its timeout; the futures of the other records have the failure."""
     broker.on_append = gate = Gate()
     producer = Producer(connection)
     future = producer.send("t", b"x")
@@ -872,7 +907,7 @@ def test_closed_with_something_left(broker: FakeBroker, connection: Connection) 
 
 
 def test_dropped_with_something_left(broker: FakeBroker, connection: Connection) -> None:
-    """A producer that is dropped before its records are acked warns, and delivers them still."""
+    """A producer that is dropped before its records are acked warns, and delivers them."""
     broker.on_append = gate = Gate()
     producer = Producer(connection)
     future = producer.send("t", b"x")
@@ -884,19 +919,16 @@ def test_dropped_with_something_left(broker: FakeBroker, connection: Connection)
     assert future.result(SECONDS).offset == 0
 
 
-def test_idle_producer_ends_its_threads(
-    connection: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After a while without records there are no threads, and the next record starts them anew."""
-    monkeypatch.setattr(limits, "STREAM_IDLE_SECONDS", 0.01)
+def test_idle_producer_ends_its_threads(timed: Connection, clock: ManualClock) -> None:
+    """After a while without records there are no threads; the next record starts them again."""
 
     def sending() -> list[str]:
         return [each.name for each in threading.enumerate() if each.name.endswith("-t")]
 
-    with Producer(connection) as producer:
+    with Producer(timed) as producer:
         for offset in range(3):
             assert producer.send("t", b"x").result(SECONDS).offset == offset
-            _wait_for(lambda: not sending())
+            _pass_time(clock, lambda: not sending())
 
 
 def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
@@ -911,16 +943,16 @@ def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
 def test_closed_in_the_middle(
     connection: Connection, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch that was given up while it was being split is not sent, nor counted twice."""
+    """A batch that is given up while it is split is not sent, nor counted twice."""
     entered, left = threading.Event(), threading.Event()
-    split = Batch.split
+    split = ProducerBatch.split
 
-    def slow_split(batch: Batch, *arguments: int) -> Any:
+    def slow_split(batch: ProducerBatch, *arguments: int) -> Any:
         entered.set()
         left.wait(SECONDS)
         return split(batch, *arguments)
 
-    monkeypatch.setattr(Batch, "split", slow_split)
+    monkeypatch.setattr(ProducerBatch, "split", slow_split)
     producer = Producer(connection, linger_ms=0)
     future = producer.send("t", b"x")
     assert entered.wait(SECONDS)
@@ -934,13 +966,13 @@ def test_closed_in_the_middle(
     assert isinstance(future.exception(SECONDS), errors.BadRequest)
     left.set()
     closer.join()
-    assert producer._pool._used_bytes == 0
+    assert producer.statistics().buffered_bytes == 0
     assert "producers.new" not in broker.actions
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked(broker: FakeBroker, connection: Connection) -> None:
-    """In a forked child a producer is refused, and what the parent sent is the parent's to send."""
+    """A forked child refuses the producer; the parent sends the records."""
     broker.on_append = gate = Gate()
     with Producer(connection) as producer:
         future = producer.send("t", b"x")
@@ -953,12 +985,12 @@ def test_forked(broker: FakeBroker, connection: Connection) -> None:
 
 
 def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever goes wrong in the sender leaves nobody waiting, and stops the producer."""
+    """A fault in the sender fails every record that waits, and stops the producer."""
 
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Lane, "send", fail)
+    monkeypatch.setattr(PartitionQueue, "send", fail)
     with Producer(connection) as producer:
         with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
             producer.send("t", b"x").result(SECONDS)
@@ -967,12 +999,12 @@ def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_fault_of_ours_calls_back(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told to callbacks and coroutines, too; what was not sent is surely not in the log."""
+    """Callbacks and coroutines get a fault of the sender."""
 
     def fail(_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Lane, "send", fail)
+    monkeypatch.setattr(PartitionQueue, "send", fail)
     failures: list[Any] = []
 
     async def send(producer: Producer) -> None:
@@ -991,7 +1023,7 @@ def test_fault_of_ours_calls_back(connection: Connection, monkeypatch: pytest.Mo
 def test_fault_of_ours_amid_the_answers(
     broker: FakeBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was sent by then is of unknown outcome, and its answer changes nothing any more."""
+    """After a fault the outcome of records in flight is unknown; later answers change nothing."""
     broker.on_append = gate = Gate()
     producer = Producer(connection)
     sent = producer.send("t", b"x")
@@ -1005,7 +1037,7 @@ def test_fault_of_ours_amid_the_answers(
     gate.opened.set()
     producer.flush(SECONDS)
     producer.close(SECONDS)
-    assert producer._pool._used_bytes == 0
+    assert producer.statistics().buffered_bytes == 0
     _wait_for(lambda: broker.log.values("t") == [b"x"])
 
 
@@ -1022,7 +1054,7 @@ def test_callback_that_exits(connection: Connection) -> None:
 
 
 def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
-    """A broker that hangs keeps nobody longer than told, and when it goes on, so does all."""
+    """A broker that hangs blocks no call longer than its timeout; when it continues, so do all."""
     with Producer(
         connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.5
     ) as producer:
@@ -1041,12 +1073,22 @@ def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
     assert broker.log.values("t")[:3] == [b"0", b"1", b"x" * 500]
 
 
-def _wait_for(is_so: Any) -> None:
+def _wait_for(is_so: Callable[[], bool]) -> None:
     for _ in range(int(SECONDS * 200)):
         if is_so():
             return
         threading.Event().wait(0.005)
     raise AssertionError("it never came")
+
+
+def _pass_time(clock: ManualClock, is_so: Callable[[], bool]) -> None:
+    """Advances the clock, and lets other threads run, until `is_so`."""
+
+    def is_so_a_second_later() -> bool:
+        clock.advance(1.0)
+        return is_so()
+
+    _wait_for(is_so_a_second_later)
 
 
 def test_close_waits_until_threads_have_ended(
@@ -1056,7 +1098,9 @@ def test_close_waits_until_threads_have_ended(
     ends beside it may abort."""
     read_answers = TopicSender._read_answers
 
-    def linger_after(sender: TopicSender, route: Route, stream: Stream) -> None:
+    def linger_after(
+        sender: TopicSender, route: Route[ProducerStream], stream: ProducerStream
+    ) -> None:
         read_answers(sender, route, stream)
         threading.Event().wait(0.2)  # as one that the machine does not let run
 
@@ -1066,3 +1110,59 @@ def test_close_waits_until_threads_have_ended(
         producer.send("ended", b"x").result(SECONDS)
     names = ("sparklog-acks-ended", "sparklog-send-ended")
     assert not [each.name for each in threading.enumerate() if each.name in names]
+
+
+# ------------------------------------------------------------------------------ statistics
+
+
+def test_statistics(broker: FakeBroker, connection: Connection) -> None:
+    """Statistics count acked and failed records, retries, and the records without an ack."""
+    refusals = iter(
+        [errors.QueueFull(queue="q", bytes=1, setting="s"), errors.WrongSchema(reason="no")]
+    )
+    gate = Gate()
+
+    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
+        gate(topic, header)
+        for each in refusals:
+            raise each
+
+    broker.on_append = fault
+    with Producer(connection, batch_rows=3, linger_ms=1e6) as producer:
+        futures = [producer.send("t", b"x" * 10) for _ in range(3)]
+        assert gate.entered.wait(SECONDS)
+        assert producer.statistics().in_flight == 1
+        assert producer.statistics().buffered_bytes > 30
+        gate.opened.set()
+        assert futures[0].exception(SECONDS) is not None
+        ranges = producer.send_table("t", pa.table({"value": [b"y" * 100] * 5})).result(SECONDS)
+        assert [each.rows for each in ranges] == [5]
+    found = producer.statistics()
+    assert (found.records, found.batches, found.retries, found.errors) == (5, 1, 1, 3)
+    assert found.bytes >= 500
+    assert (found.in_flight, found.buffered_bytes) == (0, 0)
+
+
+def test_reprs(broker: FakeBroker, connection: Connection) -> None:
+    """Reprs are short, and say where a record is or why it failed."""
+    broker.on_append = gate = Gate()
+    with Producer(connection) as producer:
+        assert repr(producer) == "Producer(no topic yet; 0 records without an ack)"
+        record = producer.send("t", b"x")
+        rows = producer.send_table("t", pa.table({"value": [b"y", b"z"]}))
+        assert repr(record) == "RecordFuture('t', pending)"
+        assert repr(rows) == "TableFuture('t', 2 rows, pending)"
+        assert repr(producer) == "Producer(t; 3 records without an ack)"
+        assert "<td>buffered_bytes</td>" in producer._repr_html_()
+        gate.opened.set()
+        producer.flush(SECONDS)
+        assert repr(record) == "RecordFuture('t', partition=0, offset=0)"
+        assert record._repr_html_().startswith("<code>RecordFuture(")
+        assert repr(rows) == "TableFuture('t', 2 rows, delivered)"
+        assert rows._repr_html_().count("<tr>") == 2
+        broker.on_append = lambda *_: (_ for _ in ()).throw(errors.WrongSchema(reason="<no>"))
+        failed = producer.send("t", b"x")
+        producer.flush(SECONDS)
+        assert repr(failed) == "RecordFuture('t', WrongSchema: <no>)"
+        assert "&lt;no&gt;" in failed._repr_html_()
+    assert repr(producer) == "Producer(closed)"

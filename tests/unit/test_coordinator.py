@@ -1,4 +1,4 @@
-"""Consumer groups over `__consumer_offsets`: what is acked stands, whatever happens to brokers."""
+"""Consumer groups over `__consumer_offsets`: acked commits survive any failure of brokers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from sparklog import consumeroffsets, errors, limits, wire
-from sparklog.broker import flightgroups
-from sparklog.broker.coordinator import Commit, Coordinator, Errors, TopicPartition
-from sparklog.broker.groups import (
+from sparklog import errors, limits
+from sparklog.broker.flight import group_calls
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.groups.coordinator import Commit, Coordinator, Errors
+from sparklog.broker.groups.messages import (
     Description,
     GroupError,
     GroupState,
     JoinReply,
     JoinRequest,
     Leaver,
-    Protocol,
+    MemberProtocol,
     SyncRequest,
 )
 from sparklog.clock import ManualClock
+from sparklog.formats import consumer_offsets, flight_messages
 from sparklog.settings import GroupSettings
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from tests.support.brokers import Rig
@@ -64,7 +66,7 @@ class Room:
         return Room.on(self.rig.successor())
 
     def settle(self) -> None:
-        """Lets everything become durable that is under way, and do what is due."""
+        """Makes everything pending durable, and runs the work that is due."""
         for _ in range(20):
             self.groups.tick(0)
 
@@ -73,7 +75,7 @@ class Room:
         return future.result(timeout=0)
 
     def commit(self, offset: int, place: TopicPartition = ("t", 0), **who: Any) -> Errors:
-        """Of group g, acked."""
+        """Commits an offset of group g, and waits for the ack."""
         return self.take(self.groups.commit("g", {place: Commit(offset=offset)}, **who))
 
     def offsets(self, group: str = "g") -> dict[TopicPartition, int]:
@@ -89,7 +91,7 @@ class Room:
             "client_host": "/h",
             "session_timeout_ms": SESSION_MS,
             "protocol_type": "consumer",
-            "protocols": (Protocol("range", subscription(*topics)),),
+            "protocols": (MemberProtocol("range", subscription(*topics)),),
             "member_id_required": False,
         }
         return self.groups.join(group, JoinRequest(**{**usual, **given}))
@@ -140,7 +142,7 @@ def subscription(*topics: str) -> bytes:
 
 
 def who(member: tuple[str, int]) -> dict[str, Any]:
-    """What a member says of itself with a commit."""
+    """Returns the identity that a member sends with a commit."""
     return {"member_id": member[0], "generation": member[1]}
 
 
@@ -183,7 +185,7 @@ def test_a_successor_finds_what_was_acked(room: Room, clock: ManualClock) -> Non
     after = room.successor().groups.committed("g")
     assert before == after
     assert isinstance(after, dict)
-    assert after["t", 1] == consumeroffsets.CommittedOffset(
+    assert after["t", 1] == consumer_offsets.CommittedOffset(
         offset=7,
         leader_epoch=3,
         metadata="näher",
@@ -197,12 +199,12 @@ def test_the_table_tells_the_same(room: Room) -> None:
     room.commit(7)
     room.commit(8)
     number = room.groups._topic.partition_of("g")
-    places = room.rig.core.places(consumeroffsets.TOPIC)
+    places = room.rig.core.partition_statuses(consumer_offsets.TOPIC)
     assert [place.end for place in places] == [2 if n == number else 0 for n in range(8)]
-    (batch,) = room.rig.core.read(consumeroffsets.TOPIC, number, 0, 2)
-    (found,) = consumeroffsets.committed(batch.rows).to_pylist()
+    (batch,) = room.rig.core.read(consumer_offsets.TOPIC, number, 0, 2)
+    (found,) = consumer_offsets.committed(batch.rows).to_pylist()
     assert (found["group"], found["offset"]) == ("g", 8)
-    info = room.rig.core.describe(consumeroffsets.TOPIC)
+    info = room.rig.core.topics.describe(consumer_offsets.TOPIC)
     assert info.config == {"cleanup.policy": "compact"}
 
 
@@ -254,7 +256,7 @@ def test_who_may_commit(room: Room) -> None:
 def test_a_topic_created_anew_has_no_offsets(room: Room) -> None:
     """Neither before nor after a restart, nor once others are committed."""
     room.commit(7)
-    room.rig.core.delete_topic("t")
+    room.rig.core.topics.delete("t")
     assert room.offsets() == {}
     room.rig.create("t", partitions=2)
     assert room.offsets() == {}
@@ -265,11 +267,11 @@ def test_a_topic_created_anew_has_no_offsets(room: Room) -> None:
 
 
 def test_a_commit_may_name_the_topic_that_it_means(room: Room) -> None:
-    """Who has read a topic that is gone says nothing of the one that has its name."""
+    """A commit for a deleted topic does not count for a new one of that name."""
     topic_id = room.rig.core.id_of("t")
     named = {("t", 0): Commit(offset=7, topic_id=topic_id)}
     assert room.take(room.groups.commit("g", named)) == {("t", 0): None}
-    room.rig.core.delete_topic("t")
+    room.rig.core.topics.delete("t")
     room.rig.create("t", partitions=2)
     refused = {("t", 0): GroupError.UNKNOWN_TOPIC_OR_PARTITION}
     assert room.take(room.groups.commit("g", named)) == refused
@@ -279,7 +281,7 @@ def test_a_commit_may_name_the_topic_that_it_means(room: Room) -> None:
 def test_a_record_that_does_not_become_durable_changes_nothing(
     clock: ManualClock,
 ) -> None:
-    """The store refuses a flush; the next commit stands."""
+    """A commit fails if the store refuses its flush; the next commit succeeds."""
     room = _with_a_fault(clock)
     room.commit(1)
     assert room.commit(2) == {("t", 0): GroupError.COORDINATOR_NOT_AVAILABLE}
@@ -300,14 +302,14 @@ def _with_a_fault(clock: ManualClock) -> Room:
 def test_nobody_else_writes_or_deletes_the_topic(room: Room) -> None:
     """As in Kafka."""
     with pytest.raises(errors.InternalTopic):
-        room.rig.append(["x"], topic=consumeroffsets.TOPIC)
+        room.rig.append(["x"], topic=consumer_offsets.TOPIC)
     with pytest.raises(errors.InternalTopic):
-        room.rig.core.prepare_kafka(consumeroffsets.TOPIC, 0, b"")
+        room.rig.core.prepare_kafka(consumer_offsets.TOPIC, 0, b"")
     with pytest.raises(errors.InternalTopic):
-        room.rig.core.delete_topic(consumeroffsets.TOPIC)
-    more = wire.AddPartitions(topic=consumeroffsets.TOPIC, partitions=50)
+        room.rig.core.topics.delete(consumer_offsets.TOPIC)
+    more = flight_messages.AddPartitions(topic=consumer_offsets.TOPIC, partitions=50)
     with pytest.raises(errors.InternalTopic):
-        room.rig.core.add_partitions(more)
+        room.rig.core.topics.add_partitions(more)
 
 
 # ------------------------------------------------------------------------------ members
@@ -378,7 +380,7 @@ def test_requests_to_groups_that_there_are_not(room: Room) -> None:
 
 
 def test_no_group_has_a_name_that_no_record_can_hold(room: Room) -> None:
-    """Whatever it is asked; a name of just the most bytes is as good as any."""
+    """Requests with a too long group name are refused; the longest possible name is accepted."""
     long = "ä" * (LONGEST // 2 + 1)
     refused = GroupError.INVALID_GROUP_ID
     assert room.take(room.join(long)).error is refused
@@ -406,7 +408,7 @@ LONG = "x" * (LONGEST + 1)
         {"client_id": LONG},
         {"client_host": LONG},
         {"protocol_type": LONG},
-        {"protocols": (Protocol("range", b""), Protocol(LONG, b""))},
+        {"protocols": (MemberProtocol("range", b""), MemberProtocol(LONG, b""))},
     ],
     ids=lambda given: next(iter(given)),
 )
@@ -420,23 +422,23 @@ def test_no_offset_is_of_a_topic_whose_name_no_record_can_hold(room: Room) -> No
     """There is none."""
     refused = {(LONG, 0): GroupError.UNKNOWN_TOPIC_OR_PARTITION}
     assert room.commit(1, (LONG, 0)) == refused
-    assert room.take(room.groups.forget("g", [(LONG, 0)])) == {
+    assert room.take(room.groups.delete_offsets("g", [(LONG, 0)])) == {
         (LONG, 0): GroupError.GROUP_ID_NOT_FOUND
     }
 
 
 def test_refusals_fit_into_an_answer(room: Room) -> None:
-    """Of the Flight door, whose errors name what they are about."""
-    actions = flightgroups.actions(room.groups)
-    partition = wire.GroupOffset(topic=LONG, partition=0, offset=1)
-    long = wire.CommitOffsets(group=LONG, offsets=[partition])
+    """Errors of the Flight listener name their subject, within the size of an answer."""
+    actions = group_calls.actions(room.groups)
+    partition = flight_messages.GroupOffset(topic=LONG, partition=0, offset=1)
+    long = flight_messages.CommitOffsets(group=LONG, offsets=[partition])
     for request in (long, msgspec.structs.replace(long, group="g")):
         waiting = actions["groups.commit"](request)
         assert isinstance(waiting, Future)
         with pytest.raises(errors.GroupRefused, match=r"x{100}…") as refused:
             room.take(waiting)
         assert len(str(refused.value)) < 500
-    heartbeat = wire.GroupHeartbeat(group="g", member_id=LONG, generation=1)
+    heartbeat = flight_messages.GroupHeartbeat(group="g", member_id=LONG, generation=1)
     with pytest.raises(errors.MemberFenced) as fenced:
         actions["groups.heartbeat"](heartbeat)
     assert len(str(fenced.value)) < 500
@@ -444,7 +446,7 @@ def test_refusals_fit_into_an_answer(room: Room) -> None:
 
 @pytest.mark.parametrize("given", ["client_id", "instance_id"])
 def test_a_member_id_is_cut_where_no_record_could_hold_it(room: Room, given: str) -> None:
-    """Between two characters; it is told from others by its end."""
+    """The id is cut between two characters, and stays unique by its end."""
     member_id, _ = room.member(**{given: "ä" * (LONGEST // 2)})
     assert LONGEST - 1 <= len(member_id.encode()) <= LONGEST
     assert member_id.startswith("ää")
@@ -457,7 +459,7 @@ def test_a_member_id_is_cut_where_no_record_could_hold_it(room: Room, given: str
 def test_a_record_that_cannot_be_written_harms_nobody(
     room: Room, failure: Exception, how: str
 ) -> None:
-    """Who waits for it is told, and what comes then stands."""
+    """A waiting caller gets the error, and the next commit succeeds."""
     with room.refusing(failure, how):
         assert room.commit(1) == {("t", 0): GroupError.UNKNOWN_SERVER_ERROR}
     assert room.offsets() == {}
@@ -476,7 +478,7 @@ def test_a_record_that_cannot_be_written_harms_nobody(
 
 
 def test_a_group_is_deleted_with_all_it_has_committed(room: Room) -> None:
-    """Also what was under way at that time."""
+    """A deletion includes commits that were pending at the time."""
     assert room.take(room.groups.delete("g")) is GroupError.GROUP_ID_NOT_FOUND
     member = room.member()
     room.commit(5, **who(member))
@@ -573,19 +575,19 @@ def test_a_group_used_while_its_deletion_fails_counts_on(room: Room) -> None:
 
 
 def test_offsets_of_topics_that_nobody_wants_can_be_forgotten(room: Room) -> None:
-    """Of the others a member would commit again."""
+    """Offsets of a subscribed topic are kept, because a member would commit them again."""
     room.rig.create("u")
     member = room.member()
     room.commit(5, **who(member))
     room.commit(6, ("u", 0), **who(member))
-    found = room.take(room.groups.forget("g", [("t", 0), ("u", 0)]))
+    found = room.take(room.groups.delete_offsets("g", [("t", 0), ("u", 0)]))
     assert found == {("t", 0): GroupError.GROUP_SUBSCRIBED_TO_TOPIC, ("u", 0): None}
     for each in (room, room.successor()):
         assert each.offsets() == {("t", 0): 5}
 
 
 def test_offsets_expire_after_the_last_member_has_left(room: Room, clock: ManualClock) -> None:
-    """Of a stable group none of the topics that it subscribes to ever does."""
+    """In a stable group no offset of a subscribed topic expires."""
     room.rig.create("u")
     member = room.member()
     room.commit(5, **who(member))
@@ -625,7 +627,7 @@ def test_offsets_without_members_expire_one_by_one(room: Room, clock: ManualCloc
 
 
 def test_after_the_end_everybody_is_sent_away(room: Room) -> None:
-    """Who waits, and who comes."""
+    """Waiting and new callers are refused after the close."""
     first = room.member()
     waiting = room.join()
     under_way = room.groups.commit("g", {("t", 0): Commit(offset=3)}, **who(first))
@@ -637,7 +639,7 @@ def test_after_the_end_everybody_is_sent_away(room: Room) -> None:
 
 
 def test_until_the_groups_are_read_everybody_has_to_wait(room: Room) -> None:
-    """Whatever the request."""
+    """Every request is refused as retriable while the groups are loaded."""
     fresh = Coordinator(room.rig.core, settings=SETTINGS, clock=room.rig.clock)
     loading = GroupError.COORDINATOR_LOAD_IN_PROGRESS
     assert fresh.committed("g") is loading
@@ -646,7 +648,7 @@ def test_until_the_groups_are_read_everybody_has_to_wait(room: Room) -> None:
     assert fresh.heartbeat("g", member_id="m", instance_id=None, generation=1) is loading
     assert fresh.delete("g").result(timeout=0) is loading
     assert fresh.commit("g", {("t", 0): Commit(offset=1)}).result(timeout=0) == {("t", 0): loading}
-    assert fresh.forget("g", [("t", 0)]).result(timeout=0) == {("t", 0): loading}
+    assert fresh.delete_offsets("g", [("t", 0)]).result(timeout=0) == {("t", 0): loading}
 
 
 # ------------------------------------------------------------------------------ any history
@@ -656,7 +658,9 @@ NUMBERS = st.integers(0, 1)
 
 
 class AnyHistory(RuleBasedStateMachine):
-    """Whatever is committed, forgotten, published and killed: what was acked last, or newer."""
+    """After any commits, deletions, publishes and kills, the last acked commit or a newer one is
+    found.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -679,7 +683,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(group=GROUPS, number=NUMBERS)
     def forget(self, group: str, number: int) -> None:
-        future = self.room.groups.forget(group, [("t", number)])
+        future = self.room.groups.delete_offsets(group, [("t", number)])
         if not future.done():
             self.waiting.append(((group, number), None, future))
 
@@ -755,12 +759,12 @@ def test_many_offsets_keep_nobody_from_the_lock(room: Room) -> None:
         found = room.groups.committed("g", wanted)
         assert not isinstance(found, GroupError)
         assert found.keys() == set(places if wanted is None else wanted)
-    room.rig.core.delete_topic("d")
+    room.rig.core.topics.delete("d")
     assert isinstance(room.rig.clock, ManualClock)
     room.rig.clock.advance(limits.OFFSETS_RETENTION_CHECK_SECONDS)
     room.settle()
     assert len(room.offsets()) == 30_000
-    assert set(room.take(room.groups.forget("g", places[:9_999])).values()) == {None}
+    assert set(room.take(room.groups.delete_offsets("g", places[:9_999])).values()) == {None}
     assert len(room.offsets()) == 20_001
     assert room.take(room.groups.delete("g")) is None
     room.settle()
@@ -769,7 +773,7 @@ def test_many_offsets_keep_nobody_from_the_lock(room: Room) -> None:
 
 
 def test_a_snapshot_of_offsets_stays_as_it_is(room: Room) -> None:
-    """What is committed later is not in it, nor is what was deleted gone from it."""
+    """A snapshot has no later commit, and keeps offsets that are deleted later."""
     room.rig.create("u", 2)
     room.commit(1)
     entry = room.groups._groups["g"]
@@ -779,7 +783,7 @@ def test_a_snapshot_of_offsets_stays_as_it_is(room: Room) -> None:
     assert {topic: list(each) for topic, each in before.items()} == {"t": [0]}
     assert before["t"][0].offset == 1
     after = entry.offsets.snapshot()
-    room.take(room.groups.forget("g", [("t", 0), ("t", 1)]))
+    room.take(room.groups.delete_offsets("g", [("t", 0), ("t", 1)]))
     assert after["t"][0].offset == 2
     assert room.offsets() == {("u", 1): 3}
 
@@ -787,7 +791,7 @@ def test_a_snapshot_of_offsets_stays_as_it_is(room: Room) -> None:
 def test_a_group_that_changes_while_it_is_deleted_stays(
     room: Room, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its tombstones are encoded without the lock; what was committed meanwhile is not lost."""
+    """Tombstones are encoded without the lock; commits made meanwhile are not lost."""
     room.commit(1)
     prepare, commits = room.groups._topic.prepare, [2]
 
@@ -800,7 +804,7 @@ def test_a_group_that_changes_while_it_is_deleted_stays(
         return prepared
 
     monkeypatch.setattr(room.groups._topic, "prepare", meanwhile)
-    assert room.take(room.groups.forget("g", [("t", 0)])) == {("t", 0): None}
+    assert room.take(room.groups.delete_offsets("g", [("t", 0)])) == {("t", 0): None}
     assert room.offsets() == {("t", 1): 2}
     commits.append(3)
     assert room.take(room.groups.delete("g")) is None

@@ -9,7 +9,7 @@ import pytest
 
 from sparklog import doctor, errors, limits
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.doctor import Finding, State
+from sparklog.doctor import CheckResult, CheckState
 from sparklog.storage.objects import (
     DelayedStore,
     DelayFaults,
@@ -26,7 +26,7 @@ FOLDER = "doctor/test"
 
 
 def java(version: str | None, *, vector: bool = True) -> Callable[[Sequence[str]], str | None]:
-    """What running Java tells on a machine that has `version` of it, or none."""
+    """Returns a fake for running Java, of `version` or missing."""
 
     def run(command: Sequence[str]) -> str | None:
         if version is None or ("--add-modules" in command and not vector):
@@ -72,20 +72,20 @@ class SmallStore(MemoryStore):
 @pytest.mark.parametrize(
     ("run", "needed", "state"),
     [
-        (java("17.0.15"), True, State.OK),
-        (java("21"), True, State.OK),
-        (java("11.0.2"), True, State.FAIL),
-        (java("1.8.0_392"), True, State.FAIL),
-        (java("17.0.15", vector=False), True, State.FAIL),
-        (java(None), True, State.FAIL),
-        (java(None), False, State.WARN),
+        (java("17.0.15"), True, CheckState.OK),
+        (java("21"), True, CheckState.OK),
+        (java("11.0.2"), True, CheckState.FAIL),
+        (java("1.8.0_392"), True, CheckState.FAIL),
+        (java("17.0.15", vector=False), True, CheckState.FAIL),
+        (java(None), True, CheckState.FAIL),
+        (java(None), False, CheckState.WARN),
     ],
 )
-def test_java(run: Callable[[Sequence[str]], str | None], needed: bool, state: State) -> None:
+def test_java(run: Callable[[Sequence[str]], str | None], needed: bool, state: CheckState) -> None:
     """Java must be 17 or newer and whole where Spark is installed, and is a hint elsewhere."""
     found = doctor.check_java({}, run, needed=needed)
     assert found.state is state
-    assert bool(found.advice) is (state is not State.OK)
+    assert bool(found.advice) is (state is not CheckState.OK)
 
 
 def test_java_home_is_asked_first() -> None:
@@ -101,18 +101,24 @@ def test_java_home_is_asked_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "state"), [((3, 10, 14), State.FAIL), ((3, 11, 0), State.OK), ((3, 13), State.OK)]
+    ("version", "state"),
+    [((3, 10, 14), CheckState.FAIL), ((3, 11, 0), CheckState.OK), ((3, 13), CheckState.OK)],
 )
-def test_python(version: tuple[int, ...], state: State) -> None:
+def test_python(version: tuple[int, ...], state: CheckState) -> None:
     """Python 3.11 is the first that serves."""
     assert doctor.check_python(version).state is state
 
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [(None, State.WARN), ("3.5.1", State.WARN), ("4.2.0", State.OK), ("4.10.1", State.OK)],
+    [
+        (None, CheckState.WARN),
+        ("3.5.1", CheckState.WARN),
+        ("4.2.0", CheckState.OK),
+        ("4.10.1", CheckState.OK),
+    ],
 )
-def test_pyspark(version: str | None, state: State) -> None:
+def test_pyspark(version: str | None, state: CheckState) -> None:
     """A pyspark that is missing or too old is worth a word, and versions compare as numbers."""
     assert doctor.check_pyspark(version).state is state
 
@@ -123,22 +129,22 @@ def test_worker_must_be_this_python(tmp_path: Path) -> None:
     other.write_text("#!/bin/sh\n")
     other.chmod(0o755)
     strange = doctor.check_worker({"PATH": str(tmp_path)}, needed=True)
-    assert strange.state is State.WARN
+    assert strange.state is CheckState.WARN
     assert strange.advice == f"export PYSPARK_PYTHON={sys.executable}"
     told = {"PATH": str(tmp_path), "PYSPARK_PYTHON": sys.executable}
-    assert doctor.check_worker(told, needed=True).state is State.OK
-    assert doctor.check_worker({"PATH": str(own)}, needed=True).state is State.OK
-    assert doctor.check_worker({"PATH": str(tmp_path)}, needed=False).state is State.OK
+    assert doctor.check_worker(told, needed=True).state is CheckState.OK
+    assert doctor.check_worker({"PATH": str(own)}, needed=True).state is CheckState.OK
+    assert doctor.check_worker({"PATH": str(tmp_path)}, needed=False).state is CheckState.OK
 
 
 def test_delta_jar(tmp_path: Path) -> None:
     """Delta's jar is found by the package's version, and one that is missing is named whole."""
     missing = doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path])
-    assert missing.state is State.WARN
+    assert missing.state is CheckState.WARN
     assert "io.delta:delta-spark_4.2_2.13:4.4.0" in missing.advice
     (tmp_path / "io.delta_delta-spark_4.2_2.13-4.4.0.jar").touch()
-    assert doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path]).state is State.OK
-    assert doctor.check_delta(None, pyspark="4.2.0", folders=[tmp_path]).state is State.WARN
+    assert doctor.check_delta("4.4.0", pyspark="4.2.0", folders=[tmp_path]).state is CheckState.OK
+    assert doctor.check_delta(None, pyspark="4.2.0", folders=[tmp_path]).state is CheckState.WARN
 
 
 def test_command_that_is_not_there() -> None:
@@ -168,13 +174,25 @@ def test_sound_root(tmp_path: Path) -> None:
             "clock",
             "broker",
         ]
-        assert State.FAIL not in {each.state for each in findings}
+        assert CheckState.FAIL not in {each.state for each in findings}
         assert root.exists() is existed
         assert not existed or not list(root.iterdir())
 
 
+def test_folder_of_another_program(tmp_path: Path) -> None:
+    """A folder that a broker would refuse is a warning that lists its contents."""
+    (tmp_path / "notes.txt").write_text("mine")
+    findings = {
+        each.check: each for each in doctor.examine_root(LocalStore(tmp_path), SystemClock())
+    }
+    assert findings["broker"].state is CheckState.WARN
+    assert "holds notes.txt" in findings["broker"].found
+    assert "--allow-non-empty" in findings["broker"].advice
+    assert [each.name for each in tmp_path.iterdir()] == ["notes.txt"]
+
+
 def test_root_in_use_keeps_its_objects(tmp_path: Path) -> None:
-    """What lies in a root is still there after the examination."""
+    """Objects in a root still exist after the examination."""
     store = LocalStore(tmp_path)
     store.put_new("cluster.json", b"{}")
     list(doctor.examine_root(store, SystemClock()))
@@ -182,20 +200,20 @@ def test_root_in_use_keeps_its_objects(tmp_path: Path) -> None:
 
 
 def test_root_that_refuses() -> None:
-    """Where nothing can be written, that is the only finding of the root, with the reason."""
+    """If the root is read-only, that is its only finding, with the reason."""
     refusal = errors.RootNotWritable(root="memory://store", reason="permission denied")
     store = MemoryStore(
         ManualClock(), faults=ScriptedFaults(Fault(operation="put_new", error=refusal))
     )
     findings = list(doctor.examine_root(store, ManualClock()))
-    assert [each.state for each in findings] == [State.FAIL]
+    assert [each.state for each in findings] == [CheckState.FAIL]
     assert "permission denied" in findings[0].found
 
 
 def test_store_that_overwrites() -> None:
     """A store that lets two win one name fails, whatever it calls itself."""
     found = doctor.check_exclusive(OverwritingStore(ManualClock()), FOLDER)
-    assert found.state is State.FAIL
+    assert found.state is CheckState.FAIL
     assert found.advice
 
 
@@ -208,7 +226,7 @@ def test_store_that_replaces_the_winner() -> None:
             return super().get(path)
 
     found = doctor.check_exclusive(TreacherousStore(ManualClock()), FOLDER)
-    assert (found.state, found.found) == (State.FAIL, "the winner's object was replaced")
+    assert (found.state, found.found) == (CheckState.FAIL, "the winner's object was replaced")
 
 
 def test_unanswered_puts_are_no_failure() -> None:
@@ -216,20 +234,20 @@ def test_unanswered_puts_are_no_failure() -> None:
     lost = PutUnresolved(FOLDER, "timeout")
     faults = ScriptedFaults(Fault(operation="put_new", error=lost, moment="after"))
     found = doctor.check_exclusive(MemoryStore(ManualClock(), faults=faults), FOLDER)
-    assert found.state is State.WARN
+    assert found.state is CheckState.WARN
     assert found.found.startswith("exclusive, but 1 of ")
 
 
 @pytest.mark.parametrize(
     ("seconds", "is_local", "state"),
     [
-        (0.001, True, State.OK),
-        (0.020, True, State.WARN),
-        (0.020, False, State.OK),
-        (0.400, False, State.WARN),
+        (0.001, True, CheckState.OK),
+        (0.020, True, CheckState.WARN),
+        (0.020, False, CheckState.OK),
+        (0.400, False, CheckState.WARN),
     ],
 )
-def test_price_of_a_put(seconds: float, is_local: bool, state: State) -> None:
+def test_price_of_a_put(seconds: float, is_local: bool, state: CheckState) -> None:
     """A put is dear beyond 10 ms on a disk and beyond a quarter of a second on a store."""
     clock = ManualClock()
     faults = DelayFaults(clock, seconds)
@@ -243,12 +261,12 @@ def test_price_of_a_put(seconds: float, is_local: bool, state: State) -> None:
 @pytest.mark.parametrize(
     ("free_bytes", "state"),
     [
-        (limits.FREE_SPACE_RESERVE_BYTES, State.FAIL),
-        (limits.UNPUBLISHED_BYTES, State.WARN),
-        (100 * limits.GIB, State.OK),
+        (limits.FREE_SPACE_RESERVE_BYTES, CheckState.FAIL),
+        (limits.UNPUBLISHED_BYTES, CheckState.WARN),
+        (100 * limits.GIB, CheckState.OK),
     ],
 )
-def test_free_space(free_bytes: int, state: State) -> None:
+def test_free_space(free_bytes: int, state: CheckState) -> None:
     """Room below the broker's own reserve fails; what one bad day may fill is a warning."""
     store = SmallStore(ManualClock())
     store.free = free_bytes
@@ -257,15 +275,23 @@ def test_free_space(free_bytes: int, state: State) -> None:
 
 def test_bucket_has_room() -> None:
     """A store that does not know its free space has enough."""
-    assert doctor.check_space(MemoryStore(ManualClock())).state is State.OK
+    assert doctor.check_space(MemoryStore(ManualClock())).state is CheckState.OK
 
 
 @pytest.mark.parametrize(
     ("skew_seconds", "state"),
-    [(0, State.OK), (-0.9, State.OK), (3, State.WARN), (-4, State.WARN), (60, State.FAIL)],
+    [
+        (0, CheckState.OK),
+        (-0.9, CheckState.OK),
+        (3, CheckState.WARN),
+        (-4, CheckState.WARN),
+        (60, CheckState.FAIL),
+    ],
 )
-def test_clock_against_the_store(skew_seconds: float, state: State) -> None:
-    """A skew beyond 2 s is told, one beyond a broker's death fails; rounded seconds are none."""
+def test_clock_against_the_store(skew_seconds: float, state: CheckState) -> None:
+    """A skew above 2 s is a warning, one beyond a broker's timeout a failure; rounding is
+    neither.
+    """
     clock = ManualClock(now_us=1_800_000_000_000_000)
     store = SkewedStore(clock)
     store.skew_us = round(skew_seconds * 1e6)
@@ -275,7 +301,7 @@ def test_clock_against_the_store(skew_seconds: float, state: State) -> None:
 def test_clock_that_was_never_set() -> None:
     """A clock that says 1970 fails, although it agrees with its own disk."""
     clock = ManualClock(now_us=1_000_000)
-    assert doctor.check_clock(MemoryStore(clock), FOLDER, clock).state is State.FAIL
+    assert doctor.check_clock(MemoryStore(clock), FOLDER, clock).state is CheckState.FAIL
 
 
 def test_s3_is_told_about_spark() -> None:
@@ -284,7 +310,7 @@ def test_s3_is_told_about_spark() -> None:
     assert "S3 and Spark" not in checks(doctor.examine_root(store, SystemClock()))
     store.uri = "s3://bucket/root"
     found = checks(doctor.examine_root(store, SystemClock()))["S3 and Spark"]
-    assert found.state is State.WARN
+    assert found.state is CheckState.WARN
     assert "S3SingleDriverLogStore" in found.found
 
 
@@ -296,6 +322,6 @@ def test_a_delayed_store_is_asked_little() -> None:
     assert store.requests.total() < 300
 
 
-def checks(findings: Iterable[Finding]) -> dict[str, Finding]:
-    """By what was checked."""
+def checks(findings: Iterable[CheckResult]) -> dict[str, CheckResult]:
+    """Returns the results by check."""
     return {each.check: each for each in findings}

@@ -10,10 +10,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from jobs import flights_demo as demo
-from jobs.flights_demo import Delays, Disk, Flights
+from examples import flights_demo as demo
+from examples.flights_demo import Delays, Disk, Flights
 from sparklog.client import Log
-from sparklog.record import ROW_SCHEMA
+from sparklog.formats.record import ROW_SCHEMA
 
 CARRIERS = ["UA", "AA", "UA", "B6", "AA", "UA"]
 PARTITION_OF = {"UA": 3, "AA": 0, "B6": 0}
@@ -27,7 +27,7 @@ FLIGHTS = Flights(
 
 
 class ReadLog:
-    """A log that gives these rows to whoever reads it."""
+    """A log that returns these rows to every reader."""
 
     def __init__(self, rows: list[dict[str, object]]) -> None:
         self.rows = rows
@@ -56,12 +56,12 @@ def stored() -> list[dict[str, object]]:
 
 
 def holds(rows: list[dict[str, object]]) -> bool:
-    """Whether the demonstration would be content with these."""
+    """Returns true if the demonstration accepts these rows."""
     return demo.check_records(cast("Log", ReadLog(rows)), FLIGHTS).holds
 
 
 def test_right_records() -> None:
-    """What was sent, in order, is right."""
+    """The sent records, in order, are accepted."""
     assert holds(stored())
 
 
@@ -143,7 +143,7 @@ def test_delays_are_compared() -> None:
 
 
 def test_disk_use(tmp_path: Path) -> None:
-    """What was published counts by its commits, what stands by the last of them."""
+    """Published bytes are counted by commit, live bytes by the last commit."""
     log = tmp_path / "_delta_log"
     log.mkdir()
     commits: list[list[dict[str, object]]] = [

@@ -16,18 +16,6 @@ DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """A clock that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
-@pytest.fixture
 def rig(store: MemoryStore, clock: ManualClock) -> Rig:
     """A broker with topics t and u, and nothing in memory."""
     found = Rig(store, clock, options=RigOptions(hot_bytes=0))
@@ -59,7 +47,7 @@ def test_every_acked_record_is_seen_at_once(rig: Rig) -> None:
 
 
 def test_a_topic_may_be_asked_for_later(rig: Rig) -> None:
-    """What was appended to it before anybody asked is seen all the same."""
+    """Records appended before the first look are seen all the same."""
     follower = RootFollower(rig.store, clock=rig.clock)
     rig.append(["a"])
     rig.append(["x"], topic="u")
@@ -77,7 +65,7 @@ def test_what_nobody_asks_for_is_not_kept(rig: Rig) -> None:
         rig.append([f"{number}"], topic="u")
         follower.refresh(["t"])
     assert {key: len(entries) for key, entries in follower._entries.items()} == {
-        (rig.ledger.topic("t").topic_id, 0): 5
+        (rig.partition_table.topic("t").topic_id, 0): 5
     }
     rig.publish()
     follower.refresh(["t"])
@@ -91,7 +79,7 @@ def test_an_unknown_topic_is_named(rig: Rig) -> None:
         follower.refresh(["v"])
     rig.append(["a"])
     follower.refresh(["t"])
-    rig.core.delete_topic("t")
+    rig.core.topics.delete("t")
     with pytest.raises(errors.UnknownTopic) as refused:
         follower.refresh(["t", "u"])
     assert refused.value.topic == "t"
@@ -102,7 +90,7 @@ def test_a_topic_that_is_made_anew_is_another(rig: Rig) -> None:
     follower = RootFollower(rig.store, clock=rig.clock)
     rig.append(["old", "old"])
     assert len(rows_followed(follower, rig.store)) == 2
-    rig.core.delete_topic("t")
+    rig.core.topics.delete("t")
     rig.create()
     assert rows_followed(follower, rig.store) == []
     rig.append(["new"])
@@ -163,7 +151,7 @@ class Pausing(NoFaults):
 
 
 def test_a_reader_that_pauses_looks_again(store: MemoryStore, clock: ManualClock) -> None:
-    """What was handed on, published and cleared away amid a slow look is not missed."""
+    """Records that are carried, published and trimmed during a slow look are not missed."""
     pausing = Pausing()
     rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
     rig.create()
@@ -186,10 +174,10 @@ def test_a_reader_that_pauses_looks_again(store: MemoryStore, clock: ManualClock
 
 
 def test_what_precedes_a_corrupt_object_is_seen(rig: Rig, store: MemoryStore) -> None:
-    """A reader gets as far as the log is sound, and is then told where it is not."""
+    """A reader gets the sound part of the log, then an error that names the damage."""
     rig.append(["a"])
     rig.append(["b"])
-    located = rig.ledger.topic("t").partition(0).unpublished[1]
+    located = rig.partition_table.topic("t").partition(0).unpublished[1]
     flip(store, wal.object_path(located.at), 20)
     follower = RootFollower(store, clock=rig.clock)
     assert rows_followed(follower, store) == [(0, b"a")]

@@ -10,22 +10,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from sparklog import errors, limits, wire
-from sparklog.broker import janitor as janitors
+from sparklog import errors, limits
+from sparklog.broker.log import janitor as janitors
 from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
-from sparklog.storage import manifest
+from sparklog.storage import maintenance, manifest, retention
 from sparklog.storage.objects import (
     Fault,
     Faults,
     LocalStore,
     MemoryStore,
+    NoFaults,
     PutUnresolved,
     ScriptedFaults,
     SyncFailed,
 )
-from sparklog.storage.snapshot import TableFile
-from sparklog.storage.table import Change, Table, data_path
+from sparklog.storage.objects.memory import Operation
+from sparklog.storage.snapshot import BatchKind, TableFile
+from sparklog.storage.table import TableChange, TopicTable, data_path
 from tests.support import engines
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
 
@@ -40,18 +43,6 @@ SWEEP = limits.SWEEP_EVERY_SECONDS + 1
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """A clock that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
-@pytest.fixture
 def rig(store: MemoryStore, clock: ManualClock) -> Rig:
     """A broker with topics t and u."""
     found = Rig(store, clock, options=RigOptions(hot_bytes=0, janitor=GRACES))
@@ -61,26 +52,26 @@ def rig(store: MemoryStore, clock: ManualClock) -> Rig:
 
 
 def files(rig: Rig, topic: str = "t") -> int:
-    """Data files that stand, named or not."""
+    """The number of data files in the store, committed or not."""
     return len([name for name in paths(rig.store, f"topics/{topic}") if name.endswith(".parquet")])
 
 
 def fill(rig: Rig, count: int, topic: str = "t") -> None:
-    """So many records, each in a file of its own."""
+    """Appends records and publishes each in a file of its own."""
     for number in range(count):
         rig.append([f"{number}"], topic=topic)
         rig.publish()
 
 
 def faulty(rig: Rig, *script: Fault) -> None:
-    """The janitor's own requests fail so."""
+    """Makes the janitor's own requests fail."""
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
     rig.janitor._store = rig.store.view(faults)
 
 
-class Complaints:
-    """Takes the place of the log, and keeps the events."""
+class LoggedEvents:
+    """Replaces the log, and records the events."""
 
     def __init__(self) -> None:
         self.events: list[tuple[str, object]] = []
@@ -88,32 +79,34 @@ class Complaints:
     def warning(self, event: str, **facts: object) -> None:
         self.events.append((event, facts.get("topic")))
 
+    info = warning
+
 
 @pytest.fixture(autouse=True)
-def complaints(monkeypatch: pytest.MonkeyPatch) -> Complaints:
-    """What the janitor says."""
-    found = Complaints()
+def logged(monkeypatch: pytest.MonkeyPatch) -> LoggedEvents:
+    """The events that the janitor logs."""
+    found = LoggedEvents()
     monkeypatch.setattr(janitors, "_log", found)
     return found
 
 
-def test_small_files_are_merged(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
-    """Neighbours become one file, the replaced ones go after their grace, the records stay."""
+def test_small_files_are_merged(rig: Rig, clock: ManualClock, logged: LoggedEvents) -> None:
+    """Neighbours become one file, replaced files go after their grace, the records remain."""
     fill(rig, 3)
     rig.janitor.tick()
-    (file,) = Table(rig.store, "t", clock=clock).refresh().files[0]
+    (file,) = TopicTable(rig.store, "t", clock=clock).refresh().files[0]
     assert (file.first, file.last, files(rig)) == (0, 2, 4)
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert files(rig) == 1
     assert rig.read() == rows_of_table(rig.store, clock) == [(0, b"0"), (1, b"1"), (2, b"2")]
-    assert complaints.events == []
+    assert logged.events == []
 
 
 def test_a_compacted_topic_keeps_the_last_of_each_key(
-    rig: Rig, clock: ManualClock, complaints: Complaints
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
 ) -> None:
-    """When enough is dirty; merging goes on, and another topic's records are left alone."""
+    """Superseded records are removed when enough are dirty; other topics are not touched."""
     rig.create("c", cleanup_policy="compact")
     for number in range(3):
         for topic in ("t", "c"):
@@ -131,20 +124,22 @@ def test_a_compacted_topic_keeps_the_last_of_each_key(
         b"2",
         *b"0 1 2 3 4 5".split(),
     ]
-    found = Table(rig.store, "c", clock=clock).refresh()
+    found = TopicTable(rig.store, "c", clock=clock).refresh()
     assert len(found.files[0]) < 4
     assert found.ends == (9,)
-    assert complaints.events == []
+    assert logged.events == []
 
 
-def test_what_is_too_old_goes(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
-    """By `retention.ms`, though it be in memory; the log starts later, and files go in time."""
+def test_records_beyond_retention_ms_are_removed(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
+) -> None:
+    """`retention.ms` moves the log start, also for records in memory; files go after a grace."""
     rig.create("r", retention_ms="600000")
     for _ in range(3):
         fill(rig, 1, "r")
         clock.advance(300.0)
         rig.janitor.tick()
-    partition = rig.ledger.topic("r").partition(0)
+    partition = rig.partition_table.topic("r").partition(0)
     assert (partition.start, partition.end, files(rig, "r")) == (1, 3, 3)
     assert rig.read("r", start=1) == rows_of_table(rig.store, clock, "r") == [(1, b"0"), (2, b"0")]
     with pytest.raises(errors.OffsetOutOfRange):
@@ -152,7 +147,7 @@ def test_what_is_too_old_goes(rig: Rig, clock: ManualClock, complaints: Complain
     rig.append(["3"], topic="r")
     clock.advance(SWEEP)
     rig.janitor.tick()
-    # The newest that is published too; what is not published yet is not looked at.
+    # Retention removes even the newest published record; unpublished records are not considered.
     assert (partition.start, partition.published, partition.end) == (3, 3, 4)
     assert rig.read("r", start=3) == [(3, b"3")]
     assert files(rig, "r") == 2
@@ -160,33 +155,50 @@ def test_what_is_too_old_goes(rig: Rig, clock: ManualClock, complaints: Complain
     rig.janitor.tick()
     assert not [name for name in paths(rig.store, "topics/r") if name.startswith("partition=")]
     successor = rig.successor()
-    assert successor.core.place("r", 0).start == 3
+    assert successor.core.partition_status("r", 0).start == 3
     assert successor.read("r", start=3) == [(3, b"3")]
-    assert complaints.events == []
+    assert logged.events == []
 
 
-def test_what_is_too_much_goes(rig: Rig, clock: ManualClock) -> None:
-    """By `retention.bytes`, now and then, and in a topic that is altered too."""
+def test_a_log_start_that_clients_have_seen_survives_a_power_cut(clock: ManualClock) -> None:
+    """A start that a dead process moved is made durable before the janitor reports it."""
+    store = MemoryStore(clock, is_local=True)
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0, janitor=GRACES))
+    topic = rig.create("t")
+    fill(rig, 2)
+    died = SyncFailed("?", "the process dies between link and fsync")
+    fault = Fault(operation="put_new", error=died, moment="between", prefix="topics/t/_delta_log")
+    table = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    with pytest.raises(SyncFailed):
+        retention.delete_records(table, topic.topic_id, {0: 1})
+    rig.janitor.tick()
+    assert rig.core.partition_status("t", 0).start == 1
+    store.lose_unsynced(lambda _: True)
+    assert rig.successor().core.partition_status("t", 0).start == 1
+
+
+def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock) -> None:
+    """`retention.bytes` is applied at intervals, also in a topic that is altered."""
     rig.create("r", retention_bytes="1")
     fill(rig, 2, "r")
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "r") == [(1, b"1")]
     fill(rig, 1, "r")
     rig.janitor.tick()
-    assert rig.core.place("r", 0).start == 1
+    assert rig.core.partition_status("r", 0).start == 1
     clock.advance(limits.RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
-    assert rig.core.place("r", 0).start == 2
+    assert rig.core.partition_status("r", 0).start == 2
     fill(rig, 2)
-    rig.core.alter(wire.AlterTopic(topic="t", config={"retention.bytes": "1"}))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.bytes": "1"}))
     clock.advance(limits.RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "t") == [(1, b"1")]
-    assert rig.core.place("u", 0).start == 0
+    assert rig.core.partition_status("u", 0).start == 0
 
 
 def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> None:
-    """Unless its policy names `delete` as well: then both rules hold."""
+    """Retention applies only if the policy has `delete` as well; then both rules hold."""
     for topic, policy in (("c", "compact"), ("d", "compact,delete")):
         rig.create(topic, cleanup_policy=policy, retention_ms="60000")
         for key in (b"a", b"b", b"a"):
@@ -199,11 +211,11 @@ def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> No
     rig.janitor.tick()
     assert [offset for offset, _ in rows_of_table(rig.store, clock, "c")] == [1, 2]
     assert rows_of_table(rig.store, clock, "d") == []
-    assert rig.core.place("d", 0).start == 3
+    assert rig.core.partition_status("d", 0).start == 3
 
 
 def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: ManualClock) -> None:
-    """Where nothing more comes, a few records are worth a pass as well; tombstones go in time."""
+    """Without new records, a few dirty ones are compacted in time, and tombstones removed."""
     rig.create("c", cleanup_policy="compact", delete_retention_ms="7200000")
     rig.append(["a", "b", None], topic="c", key=[b"k"] * 3)
     rig.publish()
@@ -221,25 +233,25 @@ def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: Manua
     assert rig.append(["c"], topic="c", key=[b"k"]).base_offset == 3
 
 
-def test_keys_that_cannot_be_compacted_stop_no_upkeep(
-    rig: Rig, clock: ManualClock, complaints: Complaints
+def test_keys_that_cannot_be_compacted_stop_no_maintenance(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
 ) -> None:
-    """A damaged file is named, now and then, and the topic has its checkpoints meanwhile."""
+    """A damaged file is logged at intervals, and the topic has its checkpoints meanwhile."""
     rig.create("c", cleanup_policy="compact")
     for number in range(5):
         rig.append([f"{number}"], topic="c", key=[b"k"])
         rig.publish()
-    (file, *_) = Table(rig.store, "c", clock=clock).refresh().files[0]
+    (file, *_) = TopicTable(rig.store, "c", clock=clock).refresh().files[0]
     rig.store.put(data_path("c", file), b"PAR1")
     for _ in range(2):
         rig.janitor.tick()
-    assert complaints.events[0] == ("upkeep failed", "c")
-    assert len(complaints.events) <= 2
+    assert logged.events[0] == ("maintenance failed", "c")
+    assert len(logged.events) <= 2
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/c"))
 
 
 def test_few_files_are_left_alone(rig: Rig, clock: ManualClock) -> None:
-    """Below the number that is worth a merge nothing is written."""
+    """Below the number of files that is worth a merge, nothing is written."""
     fill(rig, 2)
     before = paths(rig.store, "topics")
     rig.janitor.tick()
@@ -247,24 +259,24 @@ def test_few_files_are_left_alone(rig: Rig, clock: ManualClock) -> None:
 
 
 def test_a_checkpoint_comes_after_so_many_commits(rig: Rig) -> None:
-    """Readers of the table need not replay all of its commits."""
+    """A checkpoint spares readers of the table the replay of all commits."""
     fill(rig, 5)
     rig.janitor.tick()
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
     assert not any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/u"))
 
 
-def test_one_topics_trouble_is_no_others(
-    rig: Rig, clock: ManualClock, complaints: Complaints
+def test_failing_maintenance_of_a_topic_affects_no_other(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
 ) -> None:
-    """A topic whose upkeep fails is named and left alone for a while; the others are tended."""
+    """A topic whose maintenance fails is logged and left alone for a while; others continue."""
     fill(rig, 3)
     fill(rig, 3, "u")
     torn = f"topics/t/_delta_log/{4:020d}.json"
     rig.store.put(torn, b'{"add"')
     rig.janitor.tick()
     assert (files(rig), files(rig, "u")) == (3, 4)
-    assert complaints.events == [("upkeep failed", "t")]
+    assert logged.events == [("maintenance failed", "t")]
     rig.store.delete([torn])
     rig.janitor.tick()
     assert files(rig) == 3
@@ -273,9 +285,59 @@ def test_one_topics_trouble_is_no_others(
     assert files(rig) == 4
 
 
+def test_a_lost_merge_is_undone_before_the_log_forgets_it(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Delta log that names the replaced files is cleaned only after a look at the new file."""
+    shortest = {"kept_seconds": 0.0, "kept_versions": 1, "needed_seconds": 0.0}
+    monkeypatch.setattr(maintenance.clean_log, "__kwdefaults__", shortest)
+    fill(rig, 3)
+    rig.janitor.tick()
+    (merged,) = TopicTable(rig.store, "t", clock=clock).refresh().files[0]
+    rig.store.delete([f"topics/t/{merged.path}"])
+    fill(rig, 6)
+    for _ in range(2):
+        rig.janitor.tick()
+        clock.advance(limits.UPKEEP_RETRY_SECONDS)
+    assert rows_of_table(rig.store, clock) == [
+        (offset, str(number).encode()) for offset, number in enumerate([0, 1, 2, *range(6)])
+    ]
+
+
+def test_repeated_failures_of_maintenance_are_logged_once(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
+) -> None:
+    """Attempts become rare, and the log has a line per changed reason, and one at the end."""
+    fill(rig, 3)
+    torn = f"topics/t/_delta_log/{4:020d}.json"
+    rig.store.put(torn, b'{"add"')
+    attempts: list[str] = []
+
+    class Attempts(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "get" and path == torn:
+                attempts.append(path)
+
+    assert isinstance(rig.store, MemoryStore)
+    rig.janitor._store = rig.store.view(Attempts())
+    for _ in range(360):  # an hour
+        rig.janitor.tick()
+        clock.advance(10.0)
+    assert 5 < len(attempts) < 15
+    assert logged.events == [("maintenance failed", "t")]
+    rig.store.put(torn, b"")
+    clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
+    rig.janitor.tick()
+    assert logged.events[1:] == [("maintenance failed", "t")]
+    rig.store.delete([torn])
+    clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
+    rig.janitor.tick()
+    assert logged.events[2:] == [("maintenance works again", "t")]
+
+
 @pytest.mark.parametrize("operation", ["put", "get", "list_after", "put_new", "delete", "walk"])
 def test_a_store_that_fails_stops_no_janitor(rig: Rig, clock: ManualClock, operation: str) -> None:
-    """Whatever a request of the upkeep meets, it is made up for later."""
+    """A request that fails, at any step of the maintenance, is repeated later."""
     down = errors.StorageUnavailable(operation=operation, path="?", reason="down")
     error = PutUnresolved("?", "no answer") if operation == "put" else down
     fill(rig, 6)
@@ -291,25 +353,25 @@ def test_a_store_that_fails_stops_no_janitor(rig: Rig, clock: ManualClock, opera
     assert rows_of_table(rig.store, clock) == [(n, b"%d" % n) for n in range(6)]
 
 
-def test_a_disk_that_fails_is_not_shrugged_off(rig: Rig) -> None:
-    """A failed flush is for the broker to stop at."""
+def test_a_failed_flush_is_raised(rig: Rig) -> None:
+    """A failed flush is raised, so that the broker stops."""
     fill(rig, 3)
     faulty(rig, Fault(operation="put_new", error=SyncFailed("?", "EIO"), moment="between"))
     with pytest.raises(SyncFailed):
         rig.janitor.tick()
 
 
-def test_a_janitor_that_is_told_to_stops(rig: Rig) -> None:
-    """Between any two pieces of work it looks whether it is to leave."""
+def test_a_janitor_stops_on_request(rig: Rig) -> None:
+    """The janitor checks between any two steps whether it should stop."""
     fill(rig, 3)
     rig.janitor.tick(should_stop=lambda: True)
     assert files(rig) == 3
 
 
-def test_orphans_go(rig: Rig, clock: ManualClock) -> None:
-    """A file that was put and never committed is removed once nobody can commit it any more."""
+def test_orphans_are_removed(rig: Rig, clock: ManualClock) -> None:
+    """A file that was put and never committed is removed once no commit can add it."""
     fill(rig, 1)
-    known = Table(rig.store, "t", clock=clock).refresh()
+    known = TopicTable(rig.store, "t", clock=clock).refresh()
     orphan = f"topics/t/partition=0/{known.topic_id}-5-9-{7:016x}.parquet"
     rig.store.put(orphan, b"")
     rig.janitor.tick()
@@ -319,11 +381,13 @@ def test_orphans_go(rig: Rig, clock: ManualClock) -> None:
     assert rig.read() == [(0, b"0")]
 
 
-def test_an_odd_file_stops_no_janitor(rig: Rig, clock: ManualClock, complaints: Complaints) -> None:
-    """A file that nobody can merge is named; its topic has its checkpoints, the others all."""
+def test_an_unreadable_file_stops_no_janitor(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
+) -> None:
+    """A file that cannot be merged is logged; its topic and the others are maintained."""
     fill(rig, 6)
     fill(rig, 3, "u")
-    table = Table(rig.store, "t", clock=clock)
+    table = TopicTable(rig.store, "t", clock=clock)
     odd = TableFile(
         path="partition=0/odd.parquet", partition=0, size_bytes=9, rows=None, first=None, last=None
     )
@@ -331,16 +395,16 @@ def test_an_odd_file_stops_no_janitor(rig: Rig, clock: ManualClock, complaints: 
     pq.write_table(pa.table({"value": [b"0"]}), sink)
     rig.store.put(data_path("t", odd), sink.getvalue())
     odd = dataclasses.replace(odd, modified_us=clock.now_us())
-    table.commit(lambda _: Change(adds=(odd,)))
+    table.commit(lambda _: TableChange(adds=(odd,)))
     clock.advance(limits.UPKEEP_RETRY_SECONDS)
     rig.janitor.tick()
-    assert complaints.events == [("upkeep failed", "t")]
+    assert logged.events == [("maintenance failed", "t")]
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
     assert files(rig, "u") == 4
 
 
-def test_what_crashed_puts_left_goes(tmp_path: Path) -> None:
-    """A hidden file that nobody has written to for long is removed, and a younger one is not."""
+def test_files_of_crashed_puts_are_removed(tmp_path: Path) -> None:
+    """A hidden file that has not been written for long is removed; a younger one remains."""
     clock = ManualClock(now_us=time.time_ns() // 1_000)
     rig = Rig(LocalStore(tmp_path), clock, options=RigOptions(janitor=GRACES))
     rig.create("t")
@@ -363,26 +427,32 @@ def test_what_crashed_puts_left_goes(tmp_path: Path) -> None:
 
 
 def stage(
-    rig: Rig, *, topic: str = "t", partition: int = 0, batch: int = 1, sections: int = 1
+    rig: Rig,
+    *,
+    topic: str = "t",
+    partition: int = 0,
+    batch: int = 1,
+    sections: int = 1,
+    kind: BatchKind = BatchKind.NUMBERED,
 ) -> str:
-    """A batch with its manifest; the manifest's path."""
+    """Stages a batch with its manifest, and returns the manifest's path."""
     writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=rig.clock)
     for number in range(sections):
         columns = {"key": [b"k"]} if number % 2 else {}
         writer.add(topic, partition, payload([f"{batch}:{number}"], **columns))
-    found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
+    found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()), kind=kind)
     return manifest.write(rig.store, found, rig.clock).path
 
 
-def adopt(rig: Rig, path: str) -> None:
+def append_staged(rig: Rig, path: str) -> None:
     """Appends the batch."""
-    rig.core.adopt(wire.Adopt(manifest=path))
+    rig.core.staged.append(flight_messages.AppendStaged(manifest=path))
 
 
-def test_a_batch_goes_once_all_of_it_is_published(rig: Rig, clock: ManualClock) -> None:
-    """Before that nobody touches its files: not when it is new, nor when it is adopted."""
+def test_a_staged_batch_is_removed_once_it_is_published(rig: Rig, clock: ManualClock) -> None:
+    """Until all records are published, the files remain: when new, and after the append."""
     path = stage(rig, sections=3)
-    for step in (None, lambda: adopt(rig, path)):
+    for step in (None, lambda: append_staged(rig, path)):
         if step is not None:
             step()
         clock.advance(SWEEP)
@@ -397,12 +467,27 @@ def test_a_batch_goes_once_all_of_it_is_published(rig: Rig, clock: ManualClock) 
     assert rig.read() == [(0, b"1:0"), (1, b"1:1"), (2, b"1:2")]
 
 
+def test_a_batch_stays_until_its_rows_were_seen_in_the_table(rig: Rig, clock: ManualClock) -> None:
+    """Another engine may delete a data file before its commit; the staged rows restore it."""
+    append_staged(rig, stage(rig))
+    rig.publish()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    (file,) = TopicTable(rig.store, "t", clock=clock).refresh().files[0]
+    rig.store.delete([data_path("t", file)])
+    rig.confirmer.confirm()
+    assert rows_of_table(rig.store, clock) == [(0, b"1:0")]
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
 def test_a_half_published_batch_stays(store: MemoryStore, clock: ManualClock) -> None:
-    """A batch of several sections is not done when the first of them is in the table."""
+    """A batch of several sections remains after the first section is in the table."""
     options = RigOptions(hot_bytes=0, janitor=GRACES)
     rig = Rig(store, clock, options=options)
     rig.create("t")
-    adopt(rig, stage(rig, sections=3))
+    append_staged(rig, stage(rig, sections=3))
     name = next(name for name in paths(store, "staging") if name.endswith(".arrow"))
     whole = bytes(store.get(f"staging/{name}"))
     # The last section is damaged, so that the first two are published without it.
@@ -425,10 +510,10 @@ def test_a_half_published_batch_stays(store: MemoryStore, clock: ManualClock) ->
 
 
 def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) -> None:
-    """However many batches came after it: a held-back topic publishes what was staged long ago."""
+    """A held back topic publishes a batch after any number of later batches."""
     count = limits.BATCHES_REMEMBERED + 3
     for batch in range(count):
-        adopt(rig, stage(rig, batch=batch))
+        append_staged(rig, stage(rig, batch=batch))
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert len(paths(rig.store, "staging")) == 2 * count
@@ -445,21 +530,21 @@ def test_a_batch_stays_while_the_log_refers_to_it(rig: Rig, clock: ManualClock) 
 
 
 def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualClock) -> None:
-    """One topic's table may be far ahead, or the topic gone: the other's rows are still staged."""
+    """One topic may be published or deleted while the rows of the other are still needed."""
     for batch in range(limits.BATCHES_REMEMBERED + 3):
         writer = manifest.StagingWriter(rig.store, query="q", batch=batch, clock=clock)
         for topic in ("t", "u"):
             writer.add(topic, 0, payload([f"{batch}"]))
         found = manifest.Manifest(query="q", batch=batch, sections=tuple(writer.finish()))
-        adopt(rig, manifest.write(rig.store, found, clock).path)
+        append_staged(rig, manifest.write(rig.store, found, clock).path)
     before = paths(rig.store, "staging")
-    while rig.ledger.topic("t").partition(0).unpublished:
-        rig.publisher.publish(rig.ledger.topic("t"))
+    while rig.partition_table.topic("t").partition(0).unpublished:
+        rig.publisher.publish(rig.partition_table.topic("t"))
     rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
-    rig.core.delete_topic("t")
+    rig.core.topics.delete("t")
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
@@ -470,30 +555,30 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
     assert paths(rig.store, "staging") == []
 
 
-def test_a_batch_of_a_topic_that_is_gone_goes(rig: Rig, clock: ManualClock) -> None:
-    """Nobody waits for records of a deleted topic."""
-    adopt(rig, stage(rig))
-    rig.core.delete_topic("t")
+def test_a_staged_batch_of_a_deleted_topic_is_removed(rig: Rig, clock: ManualClock) -> None:
+    """The records of a deleted topic are not needed."""
+    append_staged(rig, stage(rig))
+    rig.core.topics.delete("t")
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
 
 
 def new_topic(rig: Rig) -> tuple[str, int]:
-    """The successor makes a topic: its name, and its last partition."""
+    """Lets the successor create a topic. Returns its name and its last partition."""
     rig.create("new")
     return "new", 0
 
 
 def new_partition(rig: Rig) -> tuple[str, int]:
-    """The successor makes a topic wider."""
-    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
+    """Lets the successor add a partition to a topic."""
+    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
     return "t", 1
 
 
 def same_name(rig: Rig) -> tuple[str, int]:
-    """The successor makes a topic anew."""
-    rig.core.delete_topic("t")
+    """Lets the successor create a topic again."""
+    rig.core.topics.delete("t")
     rig.create("t")
     return "t", 0
 
@@ -502,15 +587,15 @@ def same_name(rig: Rig) -> tuple[str, int]:
 def test_a_replaced_broker_takes_nothing_away(
     rig: Rig, clock: ManualClock, change: Callable[[Rig], tuple[str, int]]
 ) -> None:
-    """What its successor has acked stays, where a broker slept and does not know of the place."""
-    adopt(rig, stage(rig, batch=7))
+    """A suspended broker removes nothing of partitions that only its successor knows."""
+    append_staged(rig, stage(rig, batch=7))
     rig.publish()
     rig.confirmer.confirm()
     clock.advance(SWEEP)
     successor = rig.successor(broker=2)
     topic, partition = change(successor)
-    adopt(successor, "staging/q/7/manifest.json")  # as a query does that begins again
-    adopt(successor, stage(successor, topic=topic, partition=partition, batch=8))
+    append_staged(successor, "staging/q/7/manifest.json")  # as a query does that begins again
+    append_staged(successor, stage(successor, topic=topic, partition=partition, batch=8))
     rig.janitor.tick()
     successor.publish()
     successor.confirmer.confirm()
@@ -520,22 +605,24 @@ def test_a_replaced_broker_takes_nothing_away(
     assert paths(rig.store, "staging") == []
 
 
-def test_a_rerun_that_was_skipped_goes(rig: Rig, clock: ManualClock) -> None:
-    """What a query stages again, for other partitions, is in the tables already."""
-    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=2))
-    adopt(rig, stage(rig))
+def test_a_skipped_rerun_is_removed(rig: Rig, clock: ManualClock) -> None:
+    """A batch that a query stages again, for other partitions, is in the tables already."""
+    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    append_staged(rig, stage(rig))
     rig.publish()
     rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
-    adopt(rig, stage(rig, partition=1))
+    append_staged(rig, stage(rig, partition=1))
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
 
 
-def test_a_batch_for_a_partition_that_never_was_goes(rig: Rig, clock: ManualClock) -> None:
-    """Nobody can adopt it."""
+def test_a_batch_for_a_partition_that_never_existed_is_removed(
+    rig: Rig, clock: ManualClock
+) -> None:
+    """No broker can append it."""
     stage(rig, partition=1)
     clock.advance(SWEEP)
     rig.janitor.tick()
@@ -543,7 +630,7 @@ def test_a_batch_for_a_partition_that_never_was_goes(rig: Rig, clock: ManualCloc
 
 
 def test_an_abandoned_batch_is_refused_first(rig: Rig, clock: ManualClock) -> None:
-    """Files without a manifest go when they are old, and a driver that comes then is refused."""
+    """Old files without a manifest are removed, and a driver that comes later is refused."""
     writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=clock)
     writer.add("t", 0, payload(["a"]))
     sections = tuple(writer.finish())
@@ -561,7 +648,7 @@ def test_an_abandoned_batch_is_refused_first(rig: Rig, clock: ManualClock) -> No
 
 
 def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualClock) -> None:
-    """A query that resumes after weeks stages its batch again; each driver given up is refused."""
+    """A query that resumes after weeks stages its batch again; its earlier drivers are refused."""
     late = []
     for attempt in range(3):
         assert manifest.open_attempt(rig.store, "q", 1) == attempt
@@ -577,13 +664,15 @@ def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualCl
     assert paths(rig.store, "staging/q/1")[-2:] == ["manifest-1.json", "manifest.json"]
     assert len(paths(rig.store, "staging")) == 3  # and the file of the run that is under way
     for given_up in late[:2]:
-        with pytest.raises(errors.BadRequest, match="given up"):
+        with pytest.raises(errors.BadRequest, match="abandoned"):
             manifest.write(rig.store, given_up, clock)
-        with pytest.raises(errors.BadRequest, match="given up"):
-            adopt(rig, given_up.path)
-    adopt(rig, manifest.write(rig.store, late[2], clock).path)
+        with pytest.raises(errors.BadRequest, match="abandoned"):
+            append_staged(rig, given_up.path)
+    append_staged(rig, manifest.write(rig.store, late[2], clock).path)
     assert rig.read() == [(0, b"run 2")]
-    rig.core.adopt(wire.Adopt(manifest=late[0].path))  # what they wanted is in the log
+    rig.core.staged.append(
+        flight_messages.AppendStaged(manifest=late[0].path)
+    )  # what they wanted is in the log
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert len(paths(rig.store, "staging")) == 4
@@ -595,8 +684,42 @@ def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualCl
     assert rows_of_table(rig.store, clock) == [(0, b"run 2")]
 
 
-def test_refusals_go_from_the_last_when_they_are_old(rig: Rig, clock: ManualClock) -> None:
-    """A sweep that is cut short leaves no refusal that nobody would find."""
+def test_a_forgotten_write_is_removed(rig: Rig, clock: ManualClock) -> None:
+    """A write without a name is removed after a day, whether it was published or not."""
+    append_staged(rig, stage(rig, kind=BatchKind.UNNAMED))
+    rig.publish()
+    stage(rig, batch=2, kind=BatchKind.UNNAMED)
+    for _ in range(2):
+        rig = rig.successor()
+        clock.advance(limits.SINGLE_MEMORY_SECONDS - SWEEP)
+        rig.append(["b"])
+        rig.trim()
+    rig = rig.successor()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
+    assert paths(rig.store, "staging") == []
+
+
+def test_brokers_that_live_for_seconds_leave_nothing_behind(rig: Rig, clock: ManualClock) -> None:
+    """Programs that open their log only for a moment also sweep at intervals."""
+    fill(rig, 3)
+    append_staged(rig, stage(rig))
+    rig.publish()
+    rig.trim()
+    rig.janitor.tick()
+    assert len(paths(rig.store, "topics/t/partition=0")) > 1
+    for _ in range(60):
+        rig = rig.successor()
+        rig.janitor.tick()
+        clock.advance(30)
+        rig.janitor.tick()
+        rig.trim()
+    assert paths(rig.store, "staging") == []
+    assert len(paths(rig.store, "topics/t/partition=0")) == 1
+
+
+def test_old_refusals_are_removed_from_the_last(rig: Rig, clock: ManualClock) -> None:
+    """An interrupted sweep leaves no refusal that a later sweep would miss."""
     for attempt in range(3):
         manifest.refuse(rig.store, "staging/q/1", clock=clock, attempt=attempt)
     assert manifest.open_attempt(rig.store, "q", 1) == 3
@@ -613,34 +736,34 @@ def test_refusals_go_from_the_last_when_they_are_old(rig: Rig, clock: ManualCloc
 
 
 def test_a_batch_with_a_manifest_is_never_abandoned(rig: Rig, clock: ManualClock) -> None:
-    """However late its driver comes, what was decided is still there."""
+    """A batch with a manifest remains, however late its driver comes."""
     path = stage(rig)
     for _ in range(20):
         clock.advance(SWEEP)
         rig.janitor.tick()
-    adopt(rig, path)
+    append_staged(rig, path)
     assert rig.read() == [(0, b"1:0")]
 
 
-def test_a_damaged_batch_is_in_nobodys_way(
-    rig: Rig, clock: ManualClock, complaints: Complaints
+def test_a_damaged_batch_does_not_stop_the_sweep(
+    rig: Rig, clock: ManualClock, logged: LoggedEvents
 ) -> None:
-    """What makes no sense below the staging folder is named, and the other batches are swept."""
+    """An unreadable file below the staging folder is logged, and the other batches are swept."""
     rig.store.put("staging/a/1/manifest.json", b"torn")
     rig.store.put("staging/a/notes/x", b"")
-    adopt(rig, stage(rig))
+    append_staged(rig, stage(rig))
     rig.publish()
     rig.confirmer.confirm()
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == ["a/1/manifest.json", "a/notes/x"]
-    assert [event for event, _ in complaints.events] == ["sweeping of staged files failed"]
+    assert [event for event, _ in logged.events] == ["cannot sweep staged files"]
 
 
-def test_what_another_engine_left_in_no_order_is_put_in_order(rig: Rig, clock: ManualClock) -> None:
-    """Once: the janitor looks at what OPTIMIZE has written, and leaves the next ticks alone."""
+def test_unsorted_files_of_another_engine_are_sorted(rig: Rig, clock: ManualClock) -> None:
+    """The janitor sorts the files of an OPTIMIZE once, and leaves them alone afterwards."""
     fill(rig, 4)
-    table = Table(rig.store, "t", clock=rig.clock)
+    table = TopicTable(rig.store, "t", clock=rig.clock)
     table.refresh()
     engines.rewrite(table, table.snapshot.files[0])
     before = rows_of_table(rig.store, rig.clock)

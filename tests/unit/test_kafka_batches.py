@@ -12,10 +12,11 @@ from unittest import mock
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits, recordbatch, wire
-from sparklog.broker.core import TakesLong
-from sparklog.broker.writer import WriterLimits
+from sparklog import errors, limits
+from sparklog.broker.broker import TakesLong
+from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore
 from tests.support.batches import Record, bomb, bomb_of_headers, built, changed, read, split
 from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
@@ -52,20 +53,18 @@ def append(rig: Rig, batch: bytes, partition: int = 0) -> int:
 
 
 def fetched(rig: Rig, offset: int, *, limit_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
-    """What a consumer finds from `offset` on, which skips what lies before it in a batch."""
+    """Returns the records from `offset` on, without those before it in its batch."""
     found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
     assert found is not None
     return [each for batch in split(found.pieces) for each in read(batch) if each[0] >= offset]
 
 
-_PACKED = [each for each in recordbatch.Codec if each != recordbatch.Codec.NONE]
+_PACKED = [each for each in record_batch.Codec if each != record_batch.Codec.NONE]
 
 
 @pytest.mark.parametrize("codec", _PACKED)
-def test_what_takes_long_is_not_done_where_only_what_is_quick_is_wanted(
-    rig: Rig, codec: recordbatch.Codec
-) -> None:
-    """A large compressed batch, and a small one that holds much; both are taken otherwise."""
+def test_a_slow_check_is_left_to_a_thread(rig: Rig, codec: record_batch.Codec) -> None:
+    """A large compressed batch, and a small one of many records, are not checked in the loop."""
     small = records(*[b"v" * 100] * 100)
     assert rig.core.prepare_kafka("t", 0, built(small, codec), only_quick=True).count == 100
     large = built(records(random.Random(1).randbytes(limits.KAFKA_QUICK_BYTES)), codec)
@@ -84,12 +83,14 @@ def test_a_plain_batch_is_quick_but_where_it_is_to_be_compressed(rig: Rig) -> No
     rig.create("gzip", compression_type="gzip")
     with pytest.raises(TakesLong):
         rig.core.prepare_kafka("gzip", 0, batch, only_quick=True)
-    packed = built(records(b"v"), recordbatch.Codec.GZIP)
+    packed = built(records(b"v"), record_batch.Codec.GZIP)
     assert rig.core.prepare_kafka("gzip", 0, packed, only_quick=True).count == 1
 
 
-def test_a_quick_look_refuses_what_any_would(store: MemoryStore, clock: ManualClock) -> None:
-    """Where the limit of a batch is smaller than what is quick, or the batch is none."""
+def test_a_quick_check_refuses_what_a_full_check_refuses(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The quick check refuses batches beyond the size limit, and malformed bytes."""
     rig = Rig(store, clock, options=RigOptions(writer=WriterLimits(max_batch_bytes=1_000)))
     rig.create("t", 2)
     for batch, refusal in (
@@ -98,27 +99,27 @@ def test_a_quick_look_refuses_what_any_would(store: MemoryStore, clock: ManualCl
     ):
         with pytest.raises(refusal):
             rig.core.prepare_kafka("t", 0, batch, only_quick=True)
-    bomb = built(records(bytes(1_001)), recordbatch.Codec.GZIP)
-    with pytest.raises(TakesLong):  # who has the time finds out how much too large it is
+    bomb = built(records(bytes(1_001)), record_batch.Codec.GZIP)
+    with pytest.raises(TakesLong):  # the full check reports the exact size
         rig.core.prepare_kafka("t", 0, bomb, only_quick=True)
     with pytest.raises(errors.BatchTooLarge):
         rig.core.prepare_kafka("t", 0, bomb)
 
 
-@pytest.mark.parametrize("codec", list(recordbatch.Codec))
-def test_a_batch_goes_out_as_it_came(rig: Rig, codec: recordbatch.Codec) -> None:
+@pytest.mark.parametrize("codec", list(record_batch.Codec))
+def test_a_batch_goes_out_as_it_came(rig: Rig, codec: record_batch.Codec) -> None:
     """But for its place: base offset and leader epoch."""
     rig.append(["before"])
     batch = built(records(b"a", b"b"), codec)
     assert append(rig, batch) == 1
     found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_memory=True)
     assert found is not None
-    assert [*found.pieces] == [*recordbatch.placed(batch, base_offset=1, leader_epoch=0)]
+    assert [*found.pieces] == [*record_batch.placed(batch, base_offset=1, leader_epoch=0)]
 
 
 def test_it_is_rows_for_everybody_else(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
     """Our consumers, readers of the root alone, and the table."""
-    append(rig, built(records(b"a", b"b"), recordbatch.Codec.ZSTD))
+    append(rig, built(records(b"a", b"b"), record_batch.Codec.ZSTD))
     rows = [(0, b"a"), (1, b"b")]
     assert rig.read() == rows
     assert rows_of_root(store, clock) == rows
@@ -157,16 +158,18 @@ def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
         assert reader.core.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False) == ((), 0)
 
 
-def test_a_duplicate_is_acked_where_it_stands(rig: Rig) -> None:
-    """An idempotent producer's retry, also after a restart; a gap is refused."""
-    stamp = {"producer_id": 5, "producer_epoch": 0}
-    batches = [built(records(b"x"), **stamp, base_sequence=number) for number in range(3)]
+def test_a_duplicate_is_acked_with_its_first_offset(rig: Rig) -> None:
+    """A retry of an idempotent producer is acked, also after a restart; a gap is refused."""
+    producer_sequence = {"producer_id": 5, "producer_epoch": 0}
+    batches = [
+        built(records(b"x"), **producer_sequence, base_sequence=number) for number in range(3)
+    ]
     assert [append(rig, each) for each in batches[:2]] == [0, 1]
     assert append(rig, batches[0]) == 0
     later = rig.successor()
     assert append(later, batches[1]) == 1
     with pytest.raises(errors.OutOfOrderSequence):
-        append(later, built(records(b"x"), **stamp, base_sequence=7))
+        append(later, built(records(b"x"), **producer_sequence, base_sequence=7))
     assert append(later, batches[2]) == 2
     newer = built(records(b"x"), producer_id=5, producer_epoch=1, base_sequence=0)
     assert append(later, newer) == 3
@@ -177,7 +180,7 @@ def test_a_duplicate_is_acked_where_it_stands(rig: Rig) -> None:
 def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> None:
     """Then the batch says so, and table and consumers see the same millisecond."""
     config: dict[str, str | None] = {"message.timestamp.type": "LogAppendTime"}
-    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     clock.advance(12.3456789)
     append(rig, built(records(b"a", b"b")))
     now_ms = clock.now_us() // 1_000
@@ -187,11 +190,11 @@ def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> Non
 
 
 def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
-    """As Kafka does: what stands in the header is what is in the records."""
+    """As in Kafka, the maximum timestamp in the header becomes that of the records."""
     append(rig, changed(built(records(b"a", b"b")), 35, ">q", 5))
     found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True)
     assert found is not None
-    assert recordbatch.check(b"".join(found.pieces)).header.max_timestamp_ms == SECOND_MS + 1_000
+    assert record_batch.check(b"".join(found.pieces)).header.max_timestamp_ms == SECOND_MS + 1_000
 
 
 @pytest.mark.parametrize(
@@ -205,10 +208,10 @@ def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
         (built(records(*[b"a" * 900] * 10)), errors.BatchTooLarge),
     ],
 )
-def test_what_is_refused_leaves_no_trace(
+def test_a_refused_batch_leaves_no_trace(
     store: MemoryStore, clock: ManualClock, batch: bytes, error: type[Exception]
 ) -> None:
-    """A batch stands as a whole, or not at all."""
+    """A batch is appended as a whole or not at all."""
     bounds = WriterLimits(max_record_bytes=1_000, max_batch_bytes=5_000)
     rig = Rig(store, clock, options=RigOptions(writer=bounds))
     rig.create("t", 2)
@@ -218,10 +221,23 @@ def test_what_is_refused_leaves_no_trace(
     assert append(rig, built(records(b"a"))) == 0
 
 
+def test_a_record_may_be_as_large_as_the_bound(store: MemoryStore, clock: ManualClock) -> None:
+    """Key, value and headers together; a byte more is refused."""
+    batch = built([Record(SECOND_MS, b"k" * 5, b"v" * 80, (("h" * 5, b"w" * 10),))])
+    exact = RigOptions(writer=WriterLimits(max_record_bytes=100))
+    rig = Rig(store, clock, options=exact)
+    rig.create()
+    assert append(rig, batch) == 0
+    less = rig.successor(writer=WriterLimits(max_record_bytes=99))
+    with pytest.raises(errors.RecordTooLarge) as refused:
+        append(less, batch)
+    assert (refused.value.bytes, refused.value.limit_bytes) == (100, 99)
+
+
 def test_a_compacted_topic_wants_keys(rig: Rig) -> None:
     """Kafka's rule: INVALID_RECORD otherwise."""
     config: dict[str, str | None] = {"cleanup.policy": "compact"}
-    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     with pytest.raises(errors.KeylessRecord):
         append(rig, built(records(b"a", key=None)))
     assert append(rig, built(records(b"a"))) == 0
@@ -229,7 +245,7 @@ def test_a_compacted_topic_wants_keys(rig: Rig) -> None:
 
 @pytest.mark.parametrize("published", [False, True])
 def test_the_greatest_time_is_found(rig: Rig, published: bool) -> None:
-    """The first record that has it, wherever it stands (KIP-734)."""
+    """The first record with the greatest timestamp is found at any position (KIP-734)."""
     assert rig.core.greatest_time("t", 0) == (-1, -1)
     for stamps in ((5, 9, 7), (3, 9), (8,)):
         append(rig, built([Record(SECOND_MS + each, b"k", b"v") for each in stamps]))
@@ -238,24 +254,24 @@ def test_the_greatest_time_is_found(rig: Rig, published: bool) -> None:
     assert rig.core.greatest_time("t", 0) == (SECOND_MS + 9, 1)
 
 
-def test_old_records_are_made_once_for_all_who_read_on(
+def test_old_records_are_encoded_once_for_all_consumers(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two consumers that go through the table with small fetches; the table is read once."""
+    """Two consumers that read the table with small fetches cause one read of it."""
     value = b"v" * (limits.KAFKA_BATCH_BYTES - 1_000)
     for _ in range(6):
         append(rig, built(records(value)))
     rig.publish()
     later = rig.successor()
     reads = 0
-    encode = recordbatch.encode
+    encode = record_batch.encode
 
     def counted(rows: pa.RecordBatch, **more: int) -> Iterator[bytearray]:
         nonlocal reads
         reads += 1
         return encode(rows, leader_epoch=more["leader_epoch"], limit_bytes=more["limit_bytes"])
 
-    monkeypatch.setattr(recordbatch, "encode", counted)
+    monkeypatch.setattr(record_batch, "encode", counted)
     for _ in range(2):
         offset = 0
         seen: list[int] = []
@@ -302,23 +318,23 @@ def test_rows_in_memory_are_encoded_together_and_once(
     assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) == found
 
 
-def test_a_consumer_gets_over_what_was_removed_at_the_end(rig: Rig, clock: ManualClock) -> None:
-    """As of Kafka's compaction a batch without records is left, up to the end of what is gone."""
+def test_a_consumer_passes_records_removed_at_the_end(rig: Rig, clock: ManualClock) -> None:
+    """As after Kafka's compaction, a batch without records covers the removed offsets."""
     config: dict[str, str | None] = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
-    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     given = [*records(b"a", key=b"a"), *records(b"b", key=b"b"), Record(SECOND_MS, b"b", None)]
     append(rig, built(given))
     rig.publish()
     for _ in range(3):
         clock.advance(3_600)
-        rig.core.compact("t")
+        rig.core.topics.compact("t")
     later = rig.successor()
     assert [offset for offset, _ in later.read()] == [0]
     for offset in (1, 2):
         found = later.core.fetch_kafka("t", 0, offset, limit_bytes=1 << 20)
         assert found is not None
         assert found.end == 3
-        header = recordbatch.read_header(b"".join(found.pieces))
+        header = record_batch.read_header(b"".join(found.pieces))
         assert (header.base_offset, header.record_count, header.next_offset) == (offset, 0, 3)
         assert read(b"".join(found.pieces)) == []
     whole = later.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
@@ -336,8 +352,8 @@ def test_where_ours_and_kafkas_alternate_each_is_made_once(
     for number in range(100):
         append(rig, built(records(b"%d" % number)))
         rig.append([str(number)])
-    encode = mock.Mock(side_effect=recordbatch.encode)
-    monkeypatch.setattr(recordbatch, "encode", encode)
+    encode = mock.Mock(side_effect=record_batch.encode)
+    monkeypatch.setattr(record_batch, "encode", encode)
     offset, fetches = 0, 0
     while offset < 200:
         found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=1_000)
@@ -355,14 +371,14 @@ _VALUE_BYTES = 1 << 20
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
-def test_what_is_large_out_of_compression_is_read_in_parts(
+def test_records_that_are_large_when_decompressed_are_read_in_parts(
     store: MemoryStore, clock: ManualClock, hot_bytes: int
 ) -> None:
-    """No reader keeps all of it in memory, however slow it is with what it is given."""
+    """A reader never keeps all of them in memory, however slow it is."""
     rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
     rig.create()
     values = [bytes([number]) * _VALUE_BYTES for number in range(_LARGE)]
-    append(rig, built(records(*values), recordbatch.Codec.ZSTD))
+    append(rig, built(records(*values), record_batch.Codec.ZSTD))
     for start in (0, _LARGE - 3):
         found = []
         for batch in rig.core.read("t", 0, start, _LARGE):
@@ -371,13 +387,13 @@ def test_what_is_large_out_of_compression_is_read_in_parts(
         assert found == values[start:]
 
 
-def test_neighbours_are_read_together_by_what_they_are_in_memory(
+def test_neighbouring_batches_are_read_together_by_their_decoded_size(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A hundred batches of a kilobyte may be a hundred megabytes."""
+    """A hundred batches of a kilobyte may be a hundred megabytes in memory."""
     monkeypatch.setattr(limits, "READ_RUN_BYTES", 100_000)
     for _ in range(20):
-        append(rig, built(records(bytes(40_000)), recordbatch.Codec.ZSTD))
+        append(rig, built(records(bytes(40_000)), record_batch.Codec.ZSTD))
     for hot in (True, False):
         if not hot:
             rig = rig.successor(hot_bytes=0)
@@ -399,8 +415,8 @@ def test_no_more_is_read_for_a_fetch_because_it_compresses_well(
     assert 2 <= found.end <= 6
 
 
-def test_refusals_keep_nothing_of_what_is_refused(rig: Rig) -> None:
-    """Not even where they are kept, and Python looks for no cycles."""
+def test_errors_keep_nothing_of_refused_batches(rig: Rig) -> None:
+    """An error that is kept refers to no batch, even before Python collects cycles."""
     refused = []
     gc.disable()
     tracemalloc.start()

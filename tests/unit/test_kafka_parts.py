@@ -1,9 +1,8 @@
-"""What connections of the Kafka door share: a budget of memory, and fetch sessions."""
+"""Parts that Kafka connections share: memory pools and fetch sessions."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -12,12 +11,13 @@ from hypothesis import strategies as st
 
 from sparklog import limits
 from sparklog.broker.kafka import sessions
-from sparklog.broker.kafka.memory import Budget
-from sparklog.broker.kafka.sessions import Sessions
+from sparklog.broker.kafka.memory import MemoryPool
+from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.clock import ManualClock
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:
-    """In a loop of its own."""
+    """Runs a coroutine in its own event loop."""
 
     async def all_of_it() -> None:
         await work()
@@ -28,56 +28,56 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
 # ------------------------------------------------------------------------------ memory
 
 
-def test_who_wants_more_than_is_left_waits_in_turn() -> None:
-    """A small one does not slip past a large one that came before, or the large one starves."""
+def test_grants_are_given_in_their_order() -> None:
+    """A small grant does not overtake a large one that came first, which could starve otherwise."""
 
     async def work() -> None:
-        budget = Budget(10)
-        await budget.take(6)
-        large = asyncio.create_task(budget.take(8))
-        small = asyncio.create_task(budget.take(1))
+        pool = MemoryPool(10)
+        await pool.take(6)
+        large = asyncio.create_task(pool.take(8))
+        small = asyncio.create_task(pool.take(1))
         await asyncio.sleep(0)
-        assert (large.done(), small.done(), budget.is_short) == (False, False, True)
-        budget.give(6)
+        assert (large.done(), small.done(), pool.is_short) == (False, False, True)
+        pool.release(6)
         await asyncio.sleep(0)
-        assert (large.done(), small.done(), budget.is_short) == (True, True, False)
+        assert (large.done(), small.done(), pool.is_short) == (True, True, False)
 
     run(work)
 
 
-def test_more_than_the_whole_budget_has_its_turn_alone() -> None:
-    """Or it could never be served."""
+def test_a_grant_larger_than_the_pool_is_given_alone() -> None:
+    """It waits until nothing else is held, because it could never be given otherwise."""
 
     async def work() -> None:
-        budget = Budget(10)
-        await budget.take(1)
-        huge = asyncio.create_task(budget.take(50))
+        pool = MemoryPool(10)
+        await pool.take(1)
+        huge = asyncio.create_task(pool.take(50))
         await asyncio.sleep(0)
         assert not huge.done()
-        budget.give(1)
+        pool.release(1)
         await asyncio.sleep(0)
         assert huge.done()
-        other = asyncio.create_task(budget.take(1))
+        other = asyncio.create_task(pool.take(1))
         await asyncio.sleep(0)
         assert not other.done()
-        budget.give(50)
+        pool.release(50)
         await other
 
     run(work)
 
 
-def test_who_gives_up_at_the_head_lets_the_others_on() -> None:
-    """Nobody gives anything back then, and there is room all the same."""
+def test_cancelling_the_first_waiter_lets_the_others_continue() -> None:
+    """They continue although no memory is released at that time."""
 
     async def work() -> None:
-        budget = Budget(100)
-        await budget.take(60)
-        large = asyncio.create_task(budget.take(90))
-        small = asyncio.create_task(budget.take(10))
+        pool = MemoryPool(100)
+        await pool.take(60)
+        large = asyncio.create_task(pool.take(90))
+        small = asyncio.create_task(pool.take(10))
         await asyncio.sleep(0)
         large.cancel()
         await asyncio.wait_for(small, 1.0)
-        assert not budget.is_short
+        assert not pool.is_short
 
     run(work)
 
@@ -85,14 +85,14 @@ def test_who_gives_up_at_the_head_lets_the_others_on() -> None:
 @given(
     st.lists(st.tuples(st.integers(0, 12), st.booleans(), st.integers(0, 3)), max_size=40),
 )
-def test_nothing_is_lost_by_those_who_give_up(wishes: list[tuple[int, bool, int]]) -> None:
-    """Whoever is cancelled, before or just after its turn came, leaves no trace."""
+def test_cancelled_grants_leave_no_trace(grants: list[tuple[int, bool, int]]) -> None:
+    """A task that is cancelled before or just after its grant loses no memory."""
 
     async def work() -> None:
-        budget = Budget(10)
+        pool = MemoryPool(10)
         takers = []
-        for size, gives_up, steps in wishes:
-            task = asyncio.create_task(budget.take(size))
+        for size, gives_up, steps in grants:
+            task = asyncio.create_task(pool.take(size))
             takers.append((size, task))
             for _ in range(steps):
                 await asyncio.sleep(0)
@@ -104,13 +104,13 @@ def test_nothing_is_lost_by_those_who_give_up(wishes: list[tuple[int, bool, int]
         while takers:
             await asyncio.sleep(0)
             done = [each for each in takers if each[1].done()]
-            assert done, "somebody waits though everything was given back"
+            assert done, "a task waits although all memory was released"
             takers = [each for each in takers if not each[1].done()]
             for size, task in done:
                 if not task.cancelled():
-                    budget.give(size)
-        assert not budget.is_short
-        await asyncio.wait_for(budget.take(10), 1.0)
+                    pool.release(size)
+        assert not pool.is_short
+        await asyncio.wait_for(pool.take(10), 1.0)
 
     run(work)
 
@@ -118,28 +118,31 @@ def test_nothing_is_lost_by_those_who_give_up(wishes: list[tuple[int, bool, int]
 # ------------------------------------------------------------------------------ sessions
 
 
-def test_a_full_house_gives_no_session_until_one_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that was used longest ago goes."""
-    now = 1_000.0
+def test_full_sessions_are_replaced_when_they_are_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new session replaces the least recently used one, if that has been idle for long enough."""
     monkeypatch.setattr(limits, "KAFKA_FETCH_SESSIONS", 2)
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    house = Sessions()
-    first, second = house.open({}), house.open({})
+    clock = ManualClock()
+    all_sessions = FetchSessions(clock)
+    first, second = all_sessions.open({}), all_sessions.open({})
     assert first is not None
     assert second is not None
-    assert house.open({}) is None
-    now += limits.KAFKA_FETCH_SESSION_KEPT_SECONDS - 1
-    first.move_on()
-    now += 2
-    assert house.open({}) is not None
-    assert (house.find(first.number), house.find(second.number)) == (first, None)
-    assert len(house) == 2
+    assert all_sessions.open({}) is None
+    clock.advance(limits.KAFKA_FETCH_SESSION_KEPT_SECONDS - 1)
+    all_sessions.advance(first)
+    assert all_sessions.open({}) is None
+    clock.advance(1)
+    assert all_sessions.open({}) is not None
+    assert (all_sessions.find(first.session_id), all_sessions.find(second.session_id)) == (
+        first,
+        None,
+    )
+    assert len(all_sessions) == 2
 
 
-def test_epochs_begin_anew_at_their_end() -> None:
-    """At 1: 0 and -1 mean something else."""
-    session = sessions.Session(1, epoch=2**31 - 2)
-    session.move_on()
+def test_epochs_wrap_around_to_1() -> None:
+    """The epochs 0 and -1 are reserved."""
+    session = sessions.FetchSession(1, epoch=2**31 - 2)
+    session.advance(0.0)
     assert session.epoch == 2**31 - 1
-    session.move_on()
+    session.advance(0.0)
     assert session.epoch == 1

@@ -1,4 +1,4 @@
-"""Produce requests at a broker that has no room: what is queued of them becomes durable."""
+"""Produce requests at a full writer queue: each queued batch becomes durable."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.core import Core, Ticket
-from sparklog.broker.kafka import messages
+from sparklog.broker.broker import Broker, PendingAppend
+from sparklog.broker.kafka import messages, scheduler
 from sparklog.broker.kafka.apis import produce
 from sparklog.broker.kafka.registry import Outcome
-from sparklog.broker.kafka.turns import Turns
-from sparklog.broker.writer import WriterLimits
-from sparklog.clock import ManualClock
+from sparklog.broker.kafka.scheduler import LoopScheduler
+from sparklog.broker.log.writer import WriterLimits
+from sparklog.clock import ManualClock, SystemClock
 from sparklog.storage.objects import MemoryStore
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions
@@ -25,24 +25,26 @@ from tests.support.kafkas import Frames
 BATCH = built([Record(AT_MS, None, b"v")])
 
 
-class Door:
-    """What the handler asks for, without a socket or threads."""
+class Context:
+    """The parts of `HandlerContext` that Produce uses, without a socket or threads."""
 
-    def __init__(self, core: Core) -> None:
-        self.core = core
-        self.room = asyncio.Lock()
-        self.turns = Turns()
-        self.told: list[Ticket] = []
-        """What is to be made durable, which happens once it may."""
+    def __init__(self, broker: Broker) -> None:
+        self.broker = broker
+        self.writer_queue_lock = asyncio.Lock()
+        self.scheduler = LoopScheduler(SystemClock())
+        self.pending: list[PendingAppend] = []
+        """The appends to make durable, which happens after `may_flush` is set."""
         self.may_flush = asyncio.Event()
 
-    def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
-        self.told += [each for each in tickets if each not in self.told]
-        return asyncio.ensure_future(self._outcomes(list(tickets)))
+    def when_durable(
+        self, pending_appends: Sequence[PendingAppend]
+    ) -> asyncio.Future[list[Outcome]]:
+        self.pending += [each for each in pending_appends if each not in self.pending]
+        return asyncio.ensure_future(self._outcomes(list(pending_appends)))
 
-    async def _outcomes(self, tickets: Sequence[Ticket]) -> list[Outcome]:
+    async def _outcomes(self, pending_appends: Sequence[PendingAppend]) -> list[Outcome]:
         await self.may_flush.wait()
-        return [self.core.wait(each) for each in tickets]
+        return [self.broker.wait(each) for each in pending_appends]
 
 
 def rig(*, seconds: float) -> Rig:
@@ -63,107 +65,106 @@ def request(*partitions: int, acks: int = -1) -> messages.Request:
     return messages.read_request(Frames.frame(PRODUCE, 9, 1, fields)[4:])
 
 
-async def handled(door: Any, asked: messages.Request) -> Any:
-    """As far as the next request of the connection has to wait."""
-    return await produce._handle(door, asked)
+async def handled(context: Any, asked: messages.Request) -> Any:
+    """Handles a request until the connection may handle its next one."""
+    return await produce._handle(context, asked)
 
 
 async def settled() -> None:
-    """Everybody has gone as far as he can."""
+    """Lets all tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
 
 def codes(answer: Any) -> list[ErrorCode]:
-    """Of the partitions, as they were asked for."""
+    """Returns the error codes of the partitions, in the order of the request."""
     ((found,),) = ([each["partition_responses"]] for each in answer["responses"])
     return [each["error_code"] for each in found]
 
 
-def test_what_is_queued_is_made_durable_while_the_rest_waits_for_room() -> None:
-    """It may be what fills the queue; then the rest finds room."""
+def test_queued_batches_become_durable_while_the_rest_waits() -> None:
+    """The queued batches may be the ones that fill the queue; then the rest fits."""
 
     async def work() -> None:
-        door = Door(rig(seconds=30).core)
-        handling = asyncio.create_task(handled(door, request(0, 1)))
+        context = Context(rig(seconds=30).core)
+        handling = asyncio.create_task(handled(context, request(0, 1)))
         await settled()
-        assert len(door.told) == 1
+        assert len(context.pending) == 1
         assert not handling.done()
-        door.may_flush.set()
+        context.may_flush.set()
         assert codes(await (await handling)) == [ErrorCode.none, ErrorCode.none]
 
     asyncio.run(work())
 
 
 @pytest.mark.parametrize("acks", [-1, 0])
-def test_a_request_that_ends_amid_its_wait_for_room_leaves_nothing_behind(acks: int) -> None:
-    """What is queued of it is made durable, and the next has its turn."""
+def test_a_cancelled_request_leaves_nothing_behind(acks: int) -> None:
+    """Its queued batches become durable, and the next request gets the queue."""
 
     async def work() -> None:
-        door = Door(rig(seconds=30).core)
-        handling = asyncio.create_task(handled(door, request(0, 1, acks=acks)))
+        context = Context(rig(seconds=30).core)
+        handling = asyncio.create_task(handled(context, request(0, 1, acks=acks)))
         await settled()
-        behind = asyncio.create_task(handled(door, request(1)))
+        behind = asyncio.create_task(handled(context, request(1)))
         await settled()
         handling.cancel()
         await asyncio.wait([handling])
-        (first,) = door.told
-        door.may_flush.set()
+        (first,) = context.pending
+        context.may_flush.set()
         assert codes(await (await behind)) == [ErrorCode.none]
         assert first.done
 
     asyncio.run(work())
 
 
-def test_who_waits_for_room_comes_before_who_comes_later() -> None:
-    """Or busy producers would leave nothing to the others."""
+def test_requests_wait_for_the_queue_in_their_order() -> None:
+    """A busy producer does not overtake a request that waits."""
 
     async def work() -> None:
-        door = Door(rig(seconds=30).core)
-        first = await handled(door, request(0))
-        waiting = asyncio.create_task(handled(door, request(1)))
+        context = Context(rig(seconds=30).core)
+        first = await handled(context, request(0))
+        waiting = asyncio.create_task(handled(context, request(1)))
         await settled()
-        door.core.wait(door.told[0])
-        late = asyncio.create_task(handled(door, request(0)))
+        context.broker.wait(context.pending[0])
+        late = asyncio.create_task(handled(context, request(0)))
         await settled()
-        assert len(door.told) == 1
         second = await waiting
-        assert len(door.told) == 2
+        assert len(context.pending) == 2
         assert not late.done()
-        door.may_flush.set()
+        context.may_flush.set()
         for answer in (first, second, await late):
             assert codes(await answer) == [ErrorCode.none]
 
     asyncio.run(work())
 
 
-def test_a_request_of_many_batches_lets_others_have_their_turns(
+def test_a_request_of_many_batches_is_checked_in_turns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However long it takes to check them all."""
-    monkeypatch.setattr(produce, "_TURN_SECONDS", 0.0)
+    """The event loop runs in between, however long the checks take."""
+    monkeypatch.setattr(scheduler, "KAFKA_TURN_SECONDS", 0.0)
 
     async def work() -> None:
-        door = Door(rig(seconds=0).core)
-        door.may_flush.set()
-        handling = asyncio.create_task(handled(door, request(*[0] * 10)))
-        turns = 0
+        context = Context(rig(seconds=0).core)
+        context.may_flush.set()
+        handling = asyncio.create_task(handled(context, request(*[0] * 10)))
+        rounds = 0
         while not handling.done():
             await asyncio.sleep(0)
-            turns += 1
-        assert turns >= 10
+            rounds += 1
+        assert rounds >= 10
         await (await handling)
 
     asyncio.run(work())
 
 
-def test_what_finds_no_room_in_time_is_refused_alone() -> None:
-    """What is queued of the same request is acked."""
+def test_a_batch_that_waits_too_long_is_refused_alone() -> None:
+    """The other batches of its request are acked."""
 
     async def work() -> None:
-        door = Door(rig(seconds=0.02).core)
-        answer = await handled(door, request(0, 1))
-        door.may_flush.set()
+        context = Context(rig(seconds=0.02).core)
+        answer = await handled(context, request(0, 1))
+        context.may_flush.set()
         assert codes(await answer) == [ErrorCode.none, ErrorCode.request_timed_out]
 
     asyncio.run(work())

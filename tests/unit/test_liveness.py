@@ -2,26 +2,29 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from sparklog import errors
-from sparklog.broker import lease as leases
+from sparklog.broker.log import takeover
 from sparklog.clock import Clock, ManualClock
 from sparklog.storage.liveness import (
     Heartbeat,
     Leader,
-    State,
-    Watch,
+    LeaderState,
+    LeaderWatch,
     age,
     describe,
     find_live_broker,
     read_heartbeat,
+    read_heartbeats,
     write_heartbeat,
 )
-from sparklog.storage.meta import BrokerKind, MetaStore
+from sparklog.storage.metadata import BrokerKind, MetadataStore
 from sparklog.storage.objects import MemoryStore
+from sparklog.storage.objects.memory import NoFaults, Operation
 from sparklog.storage.processes import Process, this_process
 
 DEAD_AFTER_SECONDS = 5.0
@@ -31,18 +34,12 @@ HOUR_US = 3_600_000_000
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """The observer's clock, which stands still."""
+    """The observer's clock, which does not advance by itself."""
     return ManualClock()
 
 
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty place."""
-    return MemoryStore(clock)
-
-
 class Peer:
-    """A broker whose clocks are its own."""
+    """A broker with its own clocks."""
 
     def __init__(
         self,
@@ -59,9 +56,9 @@ class Peer:
         self._clock = clock
         self._process = process
         self._skew_us = skew_us
-        self.lease = leases.acquire(
+        self.leadership = takeover.acquire(
             store,
-            MetaStore(store, clock=clock),
+            MetadataStore(store, clock=clock),
             broker=broker,
             flight=f"h:{broker}",
             clock=clock,
@@ -73,9 +70,9 @@ class Peer:
 
     def beat(self, **changed: object) -> None:
         known: dict[str, object] = {
-            "broker": self.lease.broker,
-            "epoch": self.lease.epoch,
-            "flight": f"h:{self.lease.broker}",
+            "broker": self.leadership.broker,
+            "epoch": self.leadership.epoch,
+            "flight": f"h:{self.leadership.broker}",
             "at_us": self._clock.now_us() + self._skew_us,
             "monotonic_seconds": self._clock.monotonic(),
             "process": msgspec.to_builtins(self._process),
@@ -83,13 +80,24 @@ class Peer:
         write_heartbeat(self._store, msgspec.convert(known | changed, Heartbeat))
 
 
-def watch(store: MemoryStore, clock: Clock) -> Watch:
-    """An observer who has seen nothing yet."""
-    return Watch(store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS)
+def test_other_files_among_the_heartbeats_are_ignored(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Only readable files named `<broker>.json` are heartbeats."""
+    beat = Heartbeat(broker=7, epoch=1, flight="h:7", at_us=0)
+    write_heartbeat(store, beat)
+    for name in ("readme.json", "8.txt", "9", "10.json"):
+        store.put(f"heartbeats/{name}", b"{}")
+    assert read_heartbeats(store) == {7: beat}
 
 
-def state(found: Watch) -> State:
-    """What a look says of the leader, which exists."""
+def watch(store: MemoryStore, clock: Clock) -> LeaderWatch:
+    """An observer that has seen nothing yet."""
+    return LeaderWatch(store, clock=clock, dead_after_seconds=DEAD_AFTER_SECONDS)
+
+
+def state(found: LeaderWatch) -> LeaderState:
+    """The state of the leader after one look."""
     sighting = found.look()
     assert sighting is not None
     return sighting.state
@@ -102,34 +110,34 @@ def state(found: Watch) -> State:
 def test_clocks_of_two_hosts_are_not_compared(
     store: MemoryStore, clock: ManualClock, skew_us: int
 ) -> None:
-    """However wrong a host's clock is, its broker is alive while it beats, and dead afterwards."""
+    """A broker is alive while its heartbeat changes, however wrong its host's clock is."""
     peer = Peer(store, clock, skew_us=skew_us)
     observer = watch(store, clock)
     peer.beat()
-    assert state(observer) is State.UNKNOWN
+    assert state(observer) is LeaderState.UNKNOWN
     for _ in range(20):
         clock.advance(1.0)
         peer.beat()
-        assert state(observer) is State.ALIVE
+        assert state(observer) is LeaderState.ALIVE
     clock.advance(DEAD_AFTER_SECONDS)
-    assert state(observer) is State.ALIVE
+    assert state(observer) is LeaderState.ALIVE
     clock.advance(0.001)
-    assert state(observer) is State.DEAD
+    assert state(observer) is LeaderState.DEAD
 
 
 def test_silence_is_watched_to_its_end(store: MemoryStore, clock: ManualClock) -> None:
-    """A heartbeat that was left behind says nothing until it was watched for long enough."""
+    """An old heartbeat proves nothing until it was watched for the whole patience."""
     Peer(store, clock).beat()
     clock.advance(3_600)
-    told: list[tuple[int, float]] = []
+    waits: list[tuple[int, float]] = []
     began = clock.monotonic()
     found = watch(store, clock).settle(
-        waits=lambda leader, seconds: told.append((leader.broker, seconds))
+        on_wait=lambda leader, seconds: waits.append((leader.broker, seconds))
     )
     assert found is not None
-    assert found.state is State.DEAD
+    assert found.state is LeaderState.DEAD
     assert DEAD_AFTER_SECONDS < clock.monotonic() - began < DEAD_AFTER_SECONDS + 0.5
-    assert told == [(1, DEAD_AFTER_SECONDS)]
+    assert waits == [(1, DEAD_AFTER_SECONDS)]
 
 
 def test_a_broker_that_starts_is_alive_before_its_first_heartbeat(
@@ -140,35 +148,111 @@ def test_a_broker_that_starts_is_alive_before_its_first_heartbeat(
     old.beat(stopped=True)
     new = Peer(store, clock)
     observer = watch(store, clock)
-    assert state(observer) is State.UNKNOWN
+    assert state(observer) is LeaderState.UNKNOWN
     clock.advance(4.0)
     new.beat()
-    assert state(observer) is State.ALIVE
+    assert state(observer) is LeaderState.ALIVE
 
 
 def test_another_leader_is_watched_from_the_beginning(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """What was seen of a leader says nothing of the next one."""
+    """Observations of one leader do not count for the next one."""
     first = Peer(store, clock)
     first.beat()
     observer = watch(store, clock)
     state(observer)
     clock.advance(DEAD_AFTER_SECONDS + 1)
-    assert state(observer) is State.DEAD
+    assert state(observer) is LeaderState.DEAD
     Peer(store, clock, broker=2).beat()
-    assert state(observer) is State.UNKNOWN
+    assert state(observer) is LeaderState.UNKNOWN
 
 
-def test_a_leader_says_how_long_it_may_be_silent(store: MemoryStore, clock: ManualClock) -> None:
-    """One that beats seldom by its own settings is given that time by all others."""
+def test_a_leader_registers_how_long_it_may_be_silent(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """A leader that registered a longer silence is given that time by every observer."""
     Peer(store, clock, dead_after_seconds=60.0).beat()
     observer = watch(store, clock)
     state(observer)
     clock.advance(60.0)
-    assert state(observer) is State.UNKNOWN
+    assert state(observer) is LeaderState.UNKNOWN
     clock.advance(0.1)
-    assert state(observer) is State.DEAD
+    assert state(observer) is LeaderState.DEAD
+
+
+class _Sleeper(NoFaults):
+    """Delays the answer to one read of a heartbeat, while its broker continues."""
+
+    def __init__(self, clock: ManualClock, peer: Peer) -> None:
+        self._clock = clock
+        self._peer = peer
+        self.is_due = False
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        if self.is_due and operation == "get" and path.startswith("heartbeats/"):
+            self.is_due = False
+            for _ in range(10):
+                self._clock.advance(1.0)
+                self._peer.beat()
+
+
+@pytest.mark.parametrize("process", [ELSEWHERE, this_process()], ids=["elsewhere", "here"])
+def test_an_observer_that_was_suspended_has_seen_no_silence(
+    store: MemoryStore, clock: ManualClock, process: Process
+) -> None:
+    """A heartbeat that is judged late is judged by the time at which it was read."""
+    peer = Peer(store, clock, process=process)
+    sleeper = _Sleeper(clock, peer)
+    observer = watch(store.view(sleeper), clock)
+    peer.beat()
+    state(observer)
+    clock.advance(1.0)
+    sleeper.is_due = True
+    assert state(observer) is not LeaderState.DEAD
+    clock.advance(1.0)
+    assert state(observer) is LeaderState.ALIVE
+    clock.advance(DEAD_AFTER_SECONDS + 0.1)
+    assert state(observer) is LeaderState.DEAD
+
+
+class _Replacer(NoFaults):
+    """Starts a successor while an observer reads a heartbeat."""
+
+    def __init__(self) -> None:
+        self.comes: list[Callable[[], object]] = []
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if self.comes and operation == "get" and path.startswith("heartbeats/"):
+            self.comes.pop()()
+
+
+@pytest.mark.parametrize("process", [ELSEWHERE, this_process()], ids=["elsewhere", "here"])
+def test_a_leader_whose_heartbeat_a_successor_has_overwritten_is_not_silent(
+    store: MemoryStore, clock: ManualClock, process: Process
+) -> None:
+    """A heartbeat of a later epoch means that the metadata is old; the newest leader is judged."""
+    peer = Peer(store, clock, process=process)
+    replacer = _Replacer()
+    observer = watch(store.view(replacer), clock)
+    peer.beat()
+    state(observer)
+    clock.advance(DEAD_AFTER_SECONDS + 1.0)
+    peer.beat()
+    replacer.comes.append(lambda: Peer(store, clock).beat())
+    found = observer.look()
+    assert found is not None
+    assert (found.leader.epoch, found.state) == (2, LeaderState.UNKNOWN)
+
+
+def test_a_heartbeat_of_an_unknown_epoch_causes_no_wait(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """If the metadata knows no later leader, the leader that it names counts as silent."""
+    Peer(store, clock).beat(epoch=7)
+    found = watch(store, clock).settle(on_wait=lambda _leader, _seconds: None)
+    assert found is not None
+    assert (found.leader.epoch, found.state) == (1, LeaderState.DEAD)
 
 
 # ------------------------------------------------------------------------------ this machine
@@ -177,41 +261,41 @@ def test_a_leader_says_how_long_it_may_be_silent(store: MemoryStore, clock: Manu
 def test_on_one_machine_the_silence_is_known_at_once(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """Processes of one machine share a monotonic clock, so nothing needs to be watched."""
+    """Processes of one machine share a monotonic clock, so the silence is known at once."""
     peer = Peer(store, clock, process=this_process(), skew_us=HOUR_US)
     peer.beat()
-    assert state(watch(store, clock)) is State.ALIVE
+    assert state(watch(store, clock)) is LeaderState.ALIVE
     clock.advance(DEAD_AFTER_SECONDS)
-    assert state(watch(store, clock)) is State.ALIVE
+    assert state(watch(store, clock)) is LeaderState.ALIVE
     clock.advance(0.001)
-    assert state(watch(store, clock)) is State.DEAD
+    assert state(watch(store, clock)) is LeaderState.DEAD
 
 
 def test_a_killed_process_is_dead_at_once(store: MemoryStore, clock: ManualClock) -> None:
-    """However fresh its heartbeat is, and whether or not it has written one."""
+    """A killed process is dead, however fresh its heartbeat is, and even without one."""
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
     process = msgspec.structs.replace(this_process(), pid=child.pid, started="1")
     peer = Peer(store, clock, process=process)
-    assert state(watch(store, clock)) is State.DEAD
+    assert state(watch(store, clock)) is LeaderState.DEAD
     peer.beat()
-    assert state(watch(store, clock)) is State.DEAD
+    assert state(watch(store, clock)) is LeaderState.DEAD
     assert clock.monotonic() == 0.0
 
 
-def test_a_broker_that_said_goodbye_is_not_waited_for(
+def test_a_broker_that_was_shut_down_is_not_waited_for(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """A broker that has left in good order is dead at once, wherever it was."""
+    """A broker that was shut down in order is dead at once, on any machine."""
     Peer(store, clock).beat(stopped=True)
-    assert state(watch(store, clock)) is State.DEAD
+    assert state(watch(store, clock)) is LeaderState.DEAD
 
 
 # ------------------------------------------------------------------------------ who leads
 
 
 def test_only_the_leader_counts(store: MemoryStore, clock: ManualClock) -> None:
-    """Heartbeats of brokers that were replaced, or are damaged, are in nobody's way."""
+    """Heartbeats of replaced brokers, and damaged ones, are ignored."""
     replaced = Peer(store, clock, broker=1)
     leader = Peer(store, clock, broker=2)
     observer = watch(store, clock)
@@ -223,21 +307,21 @@ def test_only_the_leader_counts(store: MemoryStore, clock: ManualClock) -> None:
     assert find_live_broker(store, clock=clock, dead_after_seconds=5.0) is None  # it is silent
     store.put("heartbeats/2.json", b"torn")
     assert read_heartbeat(store, 2) is None
-    assert state(observer) is State.DEAD
+    assert state(observer) is LeaderState.DEAD
 
 
 def test_an_empty_root_has_no_leader(store: MemoryStore, clock: ManualClock) -> None:
-    """Where no broker has ever been, nothing is waited for."""
+    """A root without any broker needs no wait."""
     assert watch(store, clock).look() is None
     assert find_live_broker(store, clock=clock, dead_after_seconds=5.0) is None
     assert clock.monotonic() == 0.0
 
 
 def test_a_leader_in_words(store: MemoryStore, clock: ManualClock) -> None:
-    """A message about a leader says which process it is, where, and for how long."""
+    """The description names the process, its address, and how long it has run."""
     Peer(store, clock, kind=BrokerKind.EMBEDDED)
     clock.advance(185)
-    leader = Leader.of(MetaStore(store, clock=clock).reload(), store)
+    leader = Leader.of(MetadataStore(store, clock=clock).reload(), store)
     assert leader is not None
     assert describe(leader, now_us=clock.now_us()) == (
         "broker 1 (embedded, epoch 1), pid 7 on host elsewhere, Flight at h:1, started 3 min ago"
@@ -249,7 +333,7 @@ def test_a_leader_in_words(store: MemoryStore, clock: ManualClock) -> None:
     [(-3, "0 s"), (0, "0 s"), (119, "119 s"), (120, "2 min"), (7_200, "2 h"), (172_800, "2 d")],
 )
 def test_ages_in_words(seconds: int, words: str) -> None:
-    """Spans of time are told in the largest unit of which there are two."""
+    """A span of time uses the largest unit of which it has at least two."""
     assert age(seconds * 1_000_000) == words
 
 
@@ -262,11 +346,11 @@ def acquire(
     *,
     kind: BrokerKind = BrokerKind.STANDING,
     take_over: bool = False,
-) -> leases.Lease:
-    """The next epoch of broker 1."""
-    return leases.acquire(
+) -> takeover.Leadership:
+    """Registers the next epoch of broker 1."""
+    return takeover.acquire(
         store,
-        MetaStore(store, clock=clock),
+        MetadataStore(store, clock=clock),
         broker=1,
         flight="h:new",
         clock=clock,
@@ -277,7 +361,7 @@ def acquire(
 
 
 class Beating(ManualClock):
-    """The observer's clock; while time passes, a peer goes on beating."""
+    """The observer's clock; a peer sends heartbeats while it sleeps."""
 
     peer: Peer | None = None
 
@@ -291,8 +375,10 @@ class Beating(ManualClock):
 @pytest.mark.parametrize("comer", BrokerKind)
 @pytest.mark.parametrize("alive", [True, False])
 @pytest.mark.parametrize("skew_us", [-HOUR_US, HOUR_US])
-def test_who_gives_way(holder: BrokerKind, comer: BrokerKind, alive: bool, skew_us: int) -> None:
-    """A live broker is in the way of all but a standing one that meets an embedded or detached."""
+def test_which_leader_gives_way(
+    holder: BrokerKind, comer: BrokerKind, alive: bool, skew_us: int
+) -> None:
+    """A live leader refuses all but a standing broker that meets an embedded or detached one."""
     clock = Beating()
     store = MemoryStore(clock)
     peer = Peer(store, clock, kind=holder, skew_us=skew_us)
@@ -309,15 +395,42 @@ def test_who_gives_way(holder: BrokerKind, comer: BrokerKind, alive: bool, skew_
         assert acquire(store, clock, kind=comer, take_over=True).epoch == 2
 
 
-def test_the_replaced_one_is_told_by_what(store: MemoryStore, clock: ManualClock) -> None:
-    """The error of a broker that was replaced names the process, host, address and epoch."""
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("kind", BrokerKind)
+def test_a_successor_that_comes_during_the_wait_is_found(broker: int, kind: BrokerKind) -> None:
+    """A broker that waits for a leader sees its successor, and does not wait twice."""
+    clock = Beating()
+    store = MemoryStore(clock)
+    Peer(store, clock).beat()  # which is silent from then on
+    replacer = _Replacer()
+
+    def come() -> None:
+        clock.peer = Peer(store, clock, broker=broker, kind=kind)
+        clock.peer.beat()
+
+    replacer.comes = [come, lambda: None, lambda: None]
+    view = store.view(replacer)
+    if kind is not BrokerKind.STANDING:
+        assert acquire(view, clock).epoch == (3 if broker == 1 else 2)
+    else:
+        with pytest.raises(errors.BrokerAlive) as refused:
+            acquire(view, clock)
+        assert f"Flight at h:{broker}" in str(refused.value)
+        assert f"epoch {2 if broker == 1 else 1}" in str(refused.value)
+    assert clock.monotonic() < DEAD_AFTER_SECONDS
+
+
+def test_the_error_of_a_replaced_broker_names_its_successor(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The error of a replaced broker names the successor's process, host, address and epoch."""
     peer = Peer(store, clock)
     Peer(store, clock, process=Process(host="there", pid=9))
     with pytest.raises(errors.BrokerFenced) as fenced:
-        leases.check_lease(MetaStore(store, clock=clock).reload(), peer.lease)
+        takeover.check_leadership(MetadataStore(store, clock=clock).reload(), peer.leadership)
     assert str(fenced.value) == (
-        "broker 1 (epoch 1) was replaced by broker 1 (standing, epoch 2), pid 9 on host there,"
-        " Flight at h:1"
+        "Broker 1 (epoch 1) was replaced by broker 1 (standing, epoch 2), pid 9 on host there,"
+        " Flight at h:1, and stops."
     )
     again = errors.revive(fenced.value.code, fenced.value.facts)
     assert str(again) == str(fenced.value)

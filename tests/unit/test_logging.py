@@ -17,7 +17,7 @@ from sparklog.settings import LogSettings
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    """What a test configures does not outlive it."""
+    """Restores the logging configuration after each test."""
     before = structlog.get_config()
     yield
     structlog.configure(**before)
@@ -31,7 +31,7 @@ def test_lines_follow_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
         error = io.StringIO()
         monkeypatch.setattr(sys, "stderr", error)
         log.info("serving", number=number)
-        log.debug("nobody asked for this")
+        log.debug("below the level")
         line = msgspec.json.decode(error.getvalue())
         assert (line["event"], line["number"], line["level"]) == ("serving", number, "info")
         error.close()
@@ -55,7 +55,7 @@ def test_a_log_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_log_file_takes_what_libraries_say(tmp_path: Path) -> None:
-    """What others write to standard error is in it too, also after a rotation."""
+    """Messages of libraries to standard error are in the log file too, also after a rotation."""
     path = tmp_path / "broker.log"
     program = (
         "import os, sys\n"

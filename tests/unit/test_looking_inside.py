@@ -1,11 +1,11 @@
-"""What administrators see of partitions: leader epochs, sizes, producers."""
+"""Descriptions of partitions for administrators: leader epochs, sizes, producers."""
 
 from __future__ import annotations
 
 import pytest
 
 from sparklog import errors
-from sparklog.broker.producers import ProducerState, Written
+from sparklog.broker.log.producer_state import ProducerState, SequencedBatch
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
 from tests.support import tables
@@ -16,7 +16,7 @@ LENGTHS = (3, 2, 4)
 
 
 def rig_of_three_epochs(*, published_after: int | None = None) -> Rig:
-    """A broker in epoch 2; what was written up to one epoch's end may be in the table."""
+    """Returns a broker in epoch 2; records up to the end of one epoch may be in the table."""
     clock = tables.manual_clock()
     assert isinstance(clock, ManualClock)
     rig = Rig(MemoryStore(clock), clock)
@@ -31,7 +31,7 @@ def rig_of_three_epochs(*, published_after: int | None = None) -> Rig:
 
 
 def ends(rig: Rig) -> list[tuple[int, int]]:
-    """Of the epochs 0 to 3."""
+    """Returns the answers for the epochs 0 to 3."""
     return [rig.core.epoch_end("t", 0, epoch) for epoch in range(4)]
 
 
@@ -84,11 +84,11 @@ def test_a_partition_takes_what_waits_and_what_is_in_the_table() -> None:
     assert waiting[0] == 0
     assert 1_000 < waiting[1] < 2_000
     rig.publish()
-    table_bytes = rig.core.describe("t").table_bytes
+    table_bytes = rig.core.topics.describe("t").table_bytes
     assert rig.core.log_bytes()["t"] == [0, table_bytes]
     rig.append(["v" * 1_000], partition=1)
     assert rig.core.log_bytes()["t"] == [0, table_bytes + waiting[1]]
-    rig.core.delete_topic("t")
+    rig.core.topics.delete("t")
     assert rig.core.log_bytes() == {"u": [0]}
 
 
@@ -98,19 +98,19 @@ def test_the_producers_of_a_partition() -> None:
     assert isinstance(clock, ManualClock)
     rig = Rig(MemoryStore(clock), clock)
     rig.create("t", 2)
-    rig.append(["v"] * 3, stamp=(9, 0, 0))
-    rig.append(["v"] * 2, stamp=(9, 0, 3))
-    rig.append(["v"], stamp=(9, 1, 0))
+    rig.append(["v"] * 3, producer_sequence=(9, 0, 0))
+    rig.append(["v"] * 2, producer_sequence=(9, 0, 3))
+    rig.append(["v"], producer_sequence=(9, 1, 0))
     began_us = clock.now_us()
     clock.advance(1)
-    rig.append(["v"] * 4, stamp=(8, 0, 0))
+    rig.append(["v"] * 4, producer_sequence=(8, 0, 0))
     found = [
         (each.producer_id, each.epoch, each.last_sequence, each.last_us)
         for each in rig.successor().core.producers("t", 0)
     ]
     assert found == [(8, 0, 3, clock.now_us()), (9, 1, 0, began_us)]
-    assert rig.core.producers("t", 1) == []
+    assert not rig.core.producers("t", 1)
     with pytest.raises(errors.UnknownPartition):
         rig.core.producers("t", 2)
-    wrapped = ProducerState(0, (Written(2**31 - 2, 2, 0, 0),))
+    wrapped = ProducerState(0, (SequencedBatch(2**31 - 2, 2, 0, 0),))
     assert wrapped.last_sequence == 2**31 - 1

@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.record import PAYLOAD_SCHEMA
+from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.storage import manifest, wal
 from sparklog.storage.manifest import Manifest, Section, StagingWriter
-from sparklog.storage.objects import MemoryStore, ObjectMissing
-from sparklog.storage.snapshot import Entry, Kind, Located, WalPosition
+from sparklog.storage.objects import (
+    Fault,
+    MemoryStore,
+    ObjectMissing,
+    ScriptedFaults,
+    SyncFailed,
+)
+from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
 
 CLOCK = ManualClock()
 QUERY = "0b7c2d4e-query"
@@ -35,7 +41,7 @@ def payload(values: Sequence[bytes | None], **columns: Any) -> pa.RecordBatch:
 def stage(
     store: MemoryStore, batches: Sequence[tuple[str, int, pa.RecordBatch]], **bounds: int
 ) -> list[Section]:
-    """What one task stages of (topic, partition, rows)."""
+    """Stages (topic, partition, rows) as one task."""
     writer = StagingWriter(store, query=QUERY, batch=3, clock=CLOCK, **bounds)
     for topic, partition, batch in batches:
         writer.add(topic, partition, batch)
@@ -44,7 +50,7 @@ def stage(
 
 def values_of(store: MemoryStore, section: Section) -> list[bytes | None]:
     """The section's values, read as the broker and every reader of its log read them."""
-    entry = Entry(kind=Kind.STAGED, count=section.rows, staged=section.ref())
+    entry = Entry(kind=EntryKind.STAGED, count=section.rows, staged=section.ref())
     located = Located(entry, WalPosition(0, 0, 0), 0)
     rows = wal.decode_payload(entry, wal.read_payload(store, located))
     found: list[bytes | None] = rows["value"].to_pylist()
@@ -81,7 +87,7 @@ def test_what_is_staged_comes_back_in_order(
     section_rows: int,
     section_bytes: int,
 ) -> None:
-    """Whatever the bounds, each partition's sections hold its rows once, in order, within them."""
+    """With any bounds, each partition's sections hold its rows once, in order, and within them."""
     store = MemoryStore(clock=CLOCK)
     rows = [
         (topic, partition, payload(values, **({"key": values} if keyed else {})))
@@ -155,6 +161,19 @@ def test_discard_leaves_nothing() -> None:
     assert not list(store.walk("staging"))
 
 
+def test_discard_takes_a_file_whose_put_failed_after_it_landed() -> None:
+    """A task does not know what became of its last put, and takes that away too."""
+    store = MemoryStore(clock=CLOCK)
+    died = SyncFailed("?", "it is not known whether the file exists")
+    faulty = store.view(ScriptedFaults(Fault(operation="put_new", moment="between", error=died)))
+    writer = StagingWriter(faulty, query=QUERY, batch=0, clock=CLOCK, file_bytes=100)
+    with pytest.raises(SyncFailed):
+        writer.add("t", 0, payload([b"x" * 200]))
+    assert list(store.walk("staging"))
+    writer.discard()
+    assert not list(store.walk("staging"))
+
+
 # ------------------------------------------------------------------------------ the decision
 
 
@@ -169,14 +188,14 @@ def test_the_first_manifest_stands() -> None:
 
 
 def test_a_refused_batch_is_never_driven() -> None:
-    """A driver that comes after the sweeper's refusal is told to write a new batch."""
+    """A driver that comes after the sweeper's refusal must write a new batch."""
     store = MemoryStore(clock=CLOCK)
     late = Manifest(query=QUERY, batch=3, sections=(section(),))
     assert manifest.refuse(store, f"staging/{QUERY}/3", clock=CLOCK)
     assert manifest.load(store, late.path).refused
-    with pytest.raises(errors.BadRequest, match="given up"):
+    with pytest.raises(errors.BadRequest, match="abandoned"):
         manifest.write(store, late, CLOCK)
-    with pytest.raises(errors.BadRequest, match="given up"):
+    with pytest.raises(errors.BadRequest, match="abandoned"):
         manifest.read(store, late.path)
 
 
@@ -226,7 +245,7 @@ def test_a_malformed_section_is_refused(changes: dict[str, Any], why: str) -> No
     ],
 )
 def test_only_a_manifest_that_stands_is_read(path: str) -> None:
-    """Another path, and one where nothing stands, is a bad request."""
+    """A path outside of staging, or without a manifest, is a bad request."""
     with pytest.raises(errors.BadRequest):
         manifest.read(MemoryStore(clock=CLOCK), path)
 
@@ -242,26 +261,26 @@ def test_a_manifest_is_of_its_folder() -> None:
 
 @pytest.mark.parametrize("query", ["", ".", "..", ".hidden", "a/b", "a\0", "x" * 251, "ü"])
 def test_a_query_must_make_a_folder_s_name(query: str) -> None:
-    """What could leave the folder, or be no file name, is refused."""
-    with pytest.raises(errors.BadRequest, match="name a query"):
+    """Names that leave the folder, or that are no file names, are refused."""
+    with pytest.raises(errors.BadRequest, match="The query name"):
         manifest.folder(query, 0)
 
 
 def test_check_files_finds_what_is_whole() -> None:
-    """What was staged passes."""
+    """Names that staging gives are accepted."""
     store = MemoryStore(clock=CLOCK)
     sections = stage(store, [("t", 0, payload([b"x"] * 9)), ("u", 1, payload([b"y"]))])
     Manifest(query=QUERY, batch=3, sections=tuple(sections)).check_files(store)
 
 
 def test_check_files_names_what_is_missing_or_short() -> None:
-    """A file that is gone, and one that ends before a section does, are told by name."""
+    """Missing and truncated files are named."""
     store = MemoryStore(clock=CLOCK)
     staged = Manifest(query=QUERY, batch=3, sections=(section(),))
     with pytest.raises(errors.MissingObject, match=r"a\.arrow"):
         staged.check_files(store)
     store.put_new(section().path, b"nine byte")
-    with pytest.raises(errors.CorruptObject, match=r"a\.arrow: 9 bytes"):
+    with pytest.raises(errors.CorruptObject, match=r"a\.arrow .* it has 9 bytes"):
         staged.check_files(store)
 
 

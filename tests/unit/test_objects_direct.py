@@ -23,14 +23,14 @@ anywhere = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is large, and buffers are small."""
+    """Lowers the limits: every object counts as large, and buffers are small."""
     monkeypatch.setattr(limits, "DIRECT_WRITE_BYTES", 1)
     monkeypatch.setattr(limits, "DIRECT_BUFFER_BYTES", BUFFER)
     monkeypatch.setattr(direct, "_idle", type(direct._idle)(maxlen=2))
 
 
 def written(folder: Path, pieces: list[bytes]) -> bytes:
-    """What is in a new file after `pieces` were written to it."""
+    """Writes `pieces` to a new file and returns its content."""
     path = folder / "file"
     path.unlink(missing_ok=True)
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
@@ -42,12 +42,12 @@ def written(folder: Path, pieces: list[bytes]) -> bytes:
 
 
 def numbered(size: int) -> bytes:
-    """Bytes of which each 8 are another number."""
+    """Bytes in which each 8 bytes are a different number."""
     return b"".join(at.to_bytes(8) for at in range(size // 8 + 1))[:size]
 
 
 def test_forks_do_not_share_buffers(tmp_path: Path) -> None:
-    """What a process has at hand for writing is its own, and no child's."""
+    """A forked child does not write into its parent's buffers."""
     written(tmp_path, [numbered(BUFFER)])
     (buffer,) = direct._idle
     child = os.fork()
@@ -66,8 +66,8 @@ def test_a_file_holds_what_was_written(tmp_path: Path, lengths: list[int]) -> No
     assert written(tmp_path, pieces) == b"".join(pieces)
 
 
-def test_whole_blocks_go_past_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only what is left after the last block goes through it."""
+def test_whole_blocks_bypass_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the rest after the last whole block goes through the cache."""
     modes: list[tuple[bool, int]] = []
     real = os.write, os.writev
 
@@ -109,16 +109,41 @@ def refuses(code: int, *, after: int) -> Callable[..., int]:
 def test_a_device_with_larger_blocks_is_written_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
-    """Where a direct write is refused, what it would have written is written otherwise."""
+    """If a direct write is refused, its bytes go through the cache."""
     monkeypatch.setattr(os, "write", refuses(errno.EINVAL, after=after))
     data = numbered(3 * BUFFER + 100)
+    assert written(tmp_path, [data]) == data
+
+
+@pytest.mark.parametrize("count", [BLOCK, BLOCK + 100])
+def test_a_short_write_continues_through_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """The rest of a short write may begin inside a block, so it goes through the cache."""
+    real = os.write, os.writev
+    past_the_cache = getattr(os, "O_DIRECT", 0)
+
+    def write(file: int, data: Any) -> int:
+        flags = fcntl.fcntl(file, fcntl.F_GETFL)
+        fcntl.fcntl(file, fcntl.F_SETFL, flags & ~past_the_cache)
+        written = real[0](file, bytes(memoryview(data)[:count]))
+        fcntl.fcntl(file, fcntl.F_SETFL, flags)
+        return written
+
+    def writev(file: int, views: list[memoryview]) -> int:
+        assert not fcntl.fcntl(file, fcntl.F_GETFL) & past_the_cache
+        return real[1](file, views)
+
+    monkeypatch.setattr(os, "write", write)
+    monkeypatch.setattr(os, "writev", writev)
+    data = numbered(BUFFER)
     assert written(tmp_path, [data]) == data
 
 
 def test_a_file_system_without_it_is_written_through_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing of the file is lost where direct writing is not to be had."""
+    """On a file system without direct I/O, all bytes go through the cache."""
 
     def refuse(file: int, command: int, argument: int = 0) -> int:
         del file, argument
@@ -132,15 +157,15 @@ def test_a_file_system_without_it_is_written_through_the_cache(
 
 
 def test_a_short_write_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that takes less than it was given gets the rest."""
+    """The rest of a short write is written as well."""
     real = os.write
     monkeypatch.setattr(os, "write", lambda file, data: real(file, memoryview(data)[:BLOCK]))
     data = numbered(2 * BUFFER + 100)
     assert written(tmp_path, [data]) == data
 
 
-def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is wrong besides the size of blocks is raised, not hidden by another way."""
+def test_a_full_disk_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not about the block size is raised."""
 
     def full(file: int, views: Any) -> int:
         del file, views

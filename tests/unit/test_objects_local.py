@@ -1,4 +1,4 @@
-"""What only a folder can do: crash half-way, fill up, lose its disk."""
+"""Failures that only a folder has: a crash in the middle, a full disk, a broken disk."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def ready(store: LocalStore) -> LocalStore:
 
 
 def files(store: LocalStore) -> list[str]:
-    """All that is there, hidden files too."""
+    """All files, including hidden ones."""
     root = Path(store.root)
     return sorted(str(path.relative_to(root)) for path in root.rglob("*") if path.is_file())
 
 
 def failing(number: int) -> Callable[..., Any]:
-    """A system call that fails like this."""
+    """A system call that fails with this errno."""
 
     def call(*args: object, **options: object) -> None:
         raise OSError(number, os.strerror(number))
@@ -50,8 +50,8 @@ def failing(number: int) -> Callable[..., Any]:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
-    """The system calls that order a put, as they come; files and folders by their paths."""
-    made: list[tuple[str, ...]] = []
+    """The system calls that order a put, in order; files and folders by their paths."""
+    recorded: list[tuple[str, ...]] = []
 
     def path_of(descriptor: int) -> str:
         return str(Path(f"/proc/self/fd/{descriptor}").readlink())
@@ -60,7 +60,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
         real = getattr(os, name)
 
         def call(*args: Any, **options: Any) -> Any:
-            made.append((name, *describe(*args, **options)))
+            recorded.append((name, *describe(*args, **options)))
             return real(*args, **options)
 
         monkeypatch.setattr(os, name, call)
@@ -70,7 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     spy("mkdir", lambda path, *_: (path,))
     spy("link", lambda source, target, **_: (source, target))
     spy("rename", lambda source, target, **_: (source, target))
-    return made
+    return recorded
 
 
 def test_order_of_a_put(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
@@ -105,7 +105,7 @@ def test_new_folders_are_durable_first(
 def test_folders_of_others_are_made_durable(
     store: LocalStore, calls: list[tuple[str, ...]]
 ) -> None:
-    """A folder that another process made is flushed too: that process may not have come to it."""
+    """A folder that another process created is flushed too, as its creator may have died."""
     Path(store.root, "a").mkdir(parents=True)
     del calls[:]
     store.put_new("a/1", b"")
@@ -114,7 +114,7 @@ def test_folders_of_others_are_made_durable(
 
 
 def test_a_prepared_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A root that exists may lie in a folder that we must not read; one that we make may not."""
+    """An existing root may lie in an unreadable folder; a root that we create may not."""
     real = os.open
 
     def open_not_above(path: str, *args: Any, **options: Any) -> int:
@@ -130,7 +130,7 @@ def test_a_prepared_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_hints_are_not_flushed(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
-    """A plain put flushes file and folder if it is to be durable, and else nothing."""
+    """A plain put flushes file and folder only if it is to be durable."""
     ready.put("f/hint", b"", durable=False)
     assert [name for name, *_ in calls] == ["rename"]
     del calls[:]
@@ -147,7 +147,7 @@ def test_settle_flushes(ready: LocalStore, calls: list[tuple[str, ...]]) -> None
 
 
 def test_harden_flushes_bytes_and_names(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
-    """Hardening flushes each file's bytes, then each folder once; missing files are passed over."""
+    """Hardening flushes each file's bytes, then each folder once, and ignores missing files."""
     for name in ("a", "b"):
         Path(ready.root, "f", name).write_bytes(b"by another program")
     LocalStore(ready.root).harden(["f/a", "f/none", "f/b", "g/none"])
@@ -161,14 +161,14 @@ def test_harden_flushes_bytes_and_names(ready: LocalStore, calls: list[tuple[str
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
 def test_failed_harden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Bytes that are visible and cannot be flushed are lost, even where only space is missing."""
+    """Visible bytes that cannot be flushed are lost, even if only space is missing."""
     monkeypatch.setattr(os, "fdatasync", failing(number))
     with pytest.raises(SyncFailed):
         ready.harden(["f/first"])
 
 
 def test_a_lost_claim_settles(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
-    """A claim that lost flushes the folder, because the winner may not have come to it."""
+    """A claim that lost flushes the folder, because the winner may have died before it did."""
     assert not claim(ready, "f/first", b"other", clock=ManualClock())
     assert ("fsync", f"{ready.root}/f") in calls
 
@@ -177,7 +177,7 @@ def test_a_lost_claim_settles(ready: LocalStore, calls: list[tuple[str, ...]]) -
 
 
 def test_crash_leftovers_are_invisible(ready: LocalStore) -> None:
-    """What a crash left half-written is in no listing, and in nobody's way."""
+    """Unfinished files of a crash are in no listing, and do not disturb later puts."""
     Path(ready.root, "f", ".tmp-0123").write_bytes(b"half")
     assert [entry.name for entry in ready.list_after("f")] == ["first"]
     assert [entry.name for entry in ready.walk("")] == ["f/first"]
@@ -186,7 +186,7 @@ def test_crash_leftovers_are_invisible(ready: LocalStore) -> None:
 
 
 def test_sweep_takes_the_old_ones(ready: LocalStore) -> None:
-    """Sweeping removes hidden files below the folder that are old enough, and nothing else."""
+    """Sweeping removes old hidden files below the folder, and no other file."""
     now_us = time.time_ns() // 1_000
     old_us = now_us - 3_600_000_000
     for name, modified_us in ((".tmp-old", old_us), (".tmp-new", now_us), ("object", old_us)):
@@ -199,7 +199,7 @@ def test_sweep_takes_the_old_ones(ready: LocalStore) -> None:
 
 
 def test_a_swept_put_is_done_again(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A put whose hidden file a sweeper takes before it is linked succeeds all the same."""
+    """A put whose hidden file is swept before it is linked still succeeds."""
     real = os.link
 
     def link(*args: Any, **options: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_swept_put_is_done_again(ready: LocalStore, monkeypatch: pytest.Monkey
 
 
 def test_a_removed_folder_is_noticed(ready: LocalStore) -> None:
-    """A folder that is removed behind us, with all above it, is made again by the next put."""
+    """A folder that was removed with all folders above it is created again by the next put."""
     Path(ready.root, "f", "first").unlink()
     Path(ready.root, "f").rmdir()
     Path(ready.root).rmdir()
@@ -225,7 +225,7 @@ def test_a_removed_folder_is_noticed(ready: LocalStore) -> None:
 def test_a_put_into_a_folder_that_is_swept(
     ready: LocalStore, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """A sweeper of empty folders takes nothing from a put, whatever step that has come to."""
+    """Sweeping empty folders loses nothing of a put, at whichever step it is."""
     sweeper, real = LocalStore(ready.root), getattr(os, step)
     tried = []
 
@@ -248,7 +248,7 @@ def test_a_put_into_a_folder_that_is_swept(
 
 
 def test_folders_of_another_process_are_removed_behind_us(ready: LocalStore) -> None:
-    """What this store knows of a folder that is removed and made again does no harm."""
+    """A folder that another process removed and created again is made durable again."""
     sweeper = LocalStore(ready.root)
     for _ in range(3):
         ready.put_new("g/1/a", b"1")
@@ -261,7 +261,7 @@ def test_folders_of_another_process_are_removed_behind_us(ready: LocalStore) -> 
 
 
 def test_a_folder_that_keeps_vanishing(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A put gives up, retriably, where its folder vanishes each time."""
+    """A put whose folder vanishes at each try ends with a retriable error."""
     monkeypatch.setattr(os, "link", failing(errno.ENOENT))
     with pytest.raises(errors.StorageUnavailable):
         ready.put_new("f/second", b"2")
@@ -269,7 +269,7 @@ def test_a_folder_that_keeps_vanishing(ready: LocalStore, monkeypatch: pytest.Mo
 
 
 def test_many_folders(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More folders than are remembered are as good as few."""
+    """More folders than the store remembers work like few."""
     monkeypatch.setattr(limits, "LOCAL_FOLDERS_REMEMBERED", 3)
     for number in range(10):
         store.put_new(f"{number}/deep/a", b"")
@@ -277,7 +277,7 @@ def test_many_folders(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_first_puts_of_many_threads(store: LocalStore) -> None:
-    """Threads that put first into the same new folders do not disturb each other."""
+    """Threads that put first into the same new folders do not disturb one another."""
     together = threading.Barrier(8)
     failures: list[BaseException] = []
 
@@ -318,7 +318,7 @@ def test_no_descriptor_is_lost(ready: LocalStore) -> None:
 def test_full_disk(
     ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str, number: int
 ) -> None:
-    """A full disk refuses a put wherever it shows, and the put leaves nothing behind."""
+    """A put that meets a full disk, at whichever step, is refused and leaves no file."""
     real_open = os.open
 
     def open_no_more(path: str, flags: int, *args: Any, **options: Any) -> int:
@@ -336,7 +336,7 @@ def test_full_disk(
 
 
 def test_disk_fills_within_a_put(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A write that stops half-way for want of space is refused as a whole."""
+    """A write that runs out of space in the middle is refused as a whole."""
     real = os.writev
     written: list[int] = []
 
@@ -354,7 +354,7 @@ def test_disk_fills_within_a_put(ready: LocalStore, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("step", [1, 2, 3, 7])
 def test_short_writes(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Writes that take only some bytes at a time lose none, wherever they stop."""
+    """Short writes lose no bytes, wherever they end."""
     real = os.writev
 
     def writev(file: int, views: list[memoryview]) -> int:
@@ -367,7 +367,7 @@ def test_short_writes(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, step: 
 
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
 def test_forbidden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """A root that must not be written is named, and nothing is left behind."""
+    """A root without write permission is named in the error, and no file is left."""
     monkeypatch.setattr(os, "link", failing(number))
     with pytest.raises(errors.RootNotWritable) as refused:
         ready.put_new("f/second", b"2")
@@ -376,10 +376,10 @@ def test_forbidden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: i
 
 
 def test_a_root_below_a_file(tmp_path: Path) -> None:
-    """A root whose folder cannot be made refuses a put, and lists as empty."""
+    """A put below a file is refused with the file's name; a listing is empty."""
     (tmp_path / "file").write_bytes(b"")
     store = LocalStore(tmp_path / "file" / "root")
-    with pytest.raises(errors.StorageUnavailable):
+    with pytest.raises(errors.NotARoot, match="file is a file"):
         store.put_new("a", b"")
     assert store.list_after("") == []
 
@@ -388,7 +388,7 @@ def test_a_root_below_a_file(tmp_path: Path) -> None:
 def test_bad_disk_before_anything_is_visible(
     ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """An I/O error before the link is a refusal: surely nothing happened."""
+    """An I/O error before the link is a refusal: it surely had no effect."""
     monkeypatch.setattr(os, call, failing(errno.EIO))
     with pytest.raises(errors.StorageUnavailable):
         ready.put_new("f/second", b"2")
@@ -401,7 +401,7 @@ def test_bad_disk_before_anything_is_visible(
 
 @pytest.mark.parametrize("call", ["fdatasync", "link", "fsync", "unlink"])
 def test_failed_flush(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """A disk that fails to flush, or to say whether it linked, is not asked again."""
+    """A disk that fails to flush, or to report a link, is not asked again."""
     monkeypatch.setattr(os, call, failing(errno.EIO))
     with pytest.raises(SyncFailed) as failed:
         ready.put_new("f/second", b"2")
@@ -434,7 +434,7 @@ def test_failed_flush_of_a_new_folder(store: LocalStore, monkeypatch: pytest.Mon
 def test_without_hard_links(
     ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """Where links are not to be had, a rename that replaces nothing does the same."""
+    """Without hard links, a rename that replaces nothing is used instead."""
     monkeypatch.setattr(os, "link", failing(number))
     for name in ("second", "third"):
         ready.put_new(f"f/{name}", b"2")
@@ -459,7 +459,7 @@ def test_without_links_and_renames(
     number: int,
     expected: type[Exception],
 ) -> None:
-    """Where neither is to be had the put is refused, and the error says that it is impossible."""
+    """Without both, the put is refused with an error that says that it is impossible."""
     monkeypatch.setattr(os, "link", failing(errno.EPERM))
     monkeypatch.setattr("sparklog.storage.objects.local._rename_noreplace", lambda *_: number)
     with pytest.raises(expected) as refused:

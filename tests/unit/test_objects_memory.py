@@ -1,4 +1,4 @@
-"""The memory store's faults and power cuts, and the store that is only slow."""
+"""Faults and power cuts of the memory store, and the delayed store."""
 
 from __future__ import annotations
 
@@ -24,27 +24,27 @@ from sparklog.storage.objects.memory import Moment, Operation
 
 
 class Crash(BaseException):
-    """The simulated process ends here."""
+    """Ends the simulated process."""
 
 
 def crash_between() -> ScriptedFaults:
-    """The process ends when its object is visible but not durable."""
+    """Faults that end the process when its object is visible but not durable."""
     return ScriptedFaults(Fault(operation="put_new", moment="between", error=Crash()))
 
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """What all views of a test share."""
+    """The store that all views of a test share."""
     return MemoryStore(ManualClock(), is_local=True)
 
 
 def names(store: MemoryStore, folder: str = "f") -> list[str]:
-    """What a listing shows."""
+    """The names in a listing."""
     return [entry.name for entry in store.list_after(folder)]
 
 
 class Recorder(NoFaults):
-    """Notes every moment that is reached, and what the shared store looks like then."""
+    """Records every moment, and the objects that are visible then."""
 
     def __init__(self, store: MemoryStore) -> None:
         self.store = store
@@ -61,7 +61,7 @@ class Recorder(NoFaults):
 
 
 def test_moments_of_a_put(store: MemoryStore) -> None:
-    """A put is announced while it is invisible, then visible, then done."""
+    """A put has a moment before it is visible, one while it is visible, and one after it."""
     recorder = Recorder(store)
     view = store.view(recorder)
     view.put_new("f/a", b"1")
@@ -77,7 +77,7 @@ def test_moments_of_a_put(store: MemoryStore) -> None:
 
 
 def test_every_operation_has_its_moments(store: MemoryStore) -> None:
-    """Every operation calls its hooks, with the path or folder that it is about."""
+    """Every operation calls its hooks with the path or folder that it concerns."""
     store.put_new("f/a", b"1")
     recorder = Recorder(store)
     view = store.view(recorder)
@@ -100,7 +100,7 @@ def test_every_operation_has_its_moments(store: MemoryStore) -> None:
 
 
 def test_views_share_objects_not_faults(store: MemoryStore) -> None:
-    """What one view puts the others see; a fault hits only its own view."""
+    """All views see an object that one view put; a fault hits only its own view."""
     view = store.view(crash_between())
     with pytest.raises(Crash):
         view.put_new("f/a", b"1")
@@ -110,7 +110,7 @@ def test_views_share_objects_not_faults(store: MemoryStore) -> None:
 
 
 def test_a_power_cut_takes_what_was_chosen(store: MemoryStore) -> None:
-    """A power cut takes the chosen of what is not durable; what it spares is durable after it."""
+    """A power cut removes the chosen objects that are not durable; the others become durable."""
     store.put_new("f/durable", b"")
     for name in ("taken", "spared"):
         with pytest.raises(Crash):
@@ -145,7 +145,7 @@ def test_unflushed_bytes_outlive_no_power_cut(store: MemoryStore) -> None:
 
 
 def test_settle_saves_from_a_power_cut(store: MemoryStore) -> None:
-    """What is right in a settled folder survives; what lies deeper or elsewhere does not."""
+    """Objects directly in a settled folder survive a power cut; deeper ones may not."""
     for path in ("f/a", "f/deep/b", "g/c"):
         with pytest.raises(Crash):
             store.view(crash_between()).put_new(path, b"")
@@ -155,7 +155,7 @@ def test_settle_saves_from_a_power_cut(store: MemoryStore) -> None:
 
 
 def test_a_power_cut_brings_the_old_object_back(store: MemoryStore) -> None:
-    """An object that replaced a durable one gives way to it, however often it was replaced."""
+    """A power cut restores a durable object, however often it was replaced since."""
     store.put("f/hint", b"old")
     store.put("f/hint", b"new", durable=False)
     store.put("f/hint", b"newer", durable=False)
@@ -167,7 +167,7 @@ def test_a_power_cut_brings_the_old_object_back(store: MemoryStore) -> None:
 
 
 def test_claim_settles_what_it_found(store: MemoryStore) -> None:
-    """A claim that found its answer by reading back leaves it durable, whoever put it."""
+    """A claim that was resolved by reading back leaves the object durable."""
     landed = Fault(operation="put_new", moment="between", error=PutUnresolved("f/a", "timeout"))
     assert claim(store.view(ScriptedFaults(landed)), "f/a", b"ours", clock=ManualClock())
     with pytest.raises(Crash):
@@ -178,7 +178,7 @@ def test_claim_settles_what_it_found(store: MemoryStore) -> None:
 
 
 def test_scripted_faults(store: MemoryStore) -> None:
-    """A scripted fault comes once: the n-th time that its operation reaches its moment."""
+    """A scripted fault is raised once, the n-th time that its operation reaches its moment."""
     gone = errors.StorageUnavailable(operation="get", path="f/a", reason="away")
     faults = ScriptedFaults(
         Fault(operation="get", error=gone, count=2, prefix="f/"),
@@ -221,7 +221,7 @@ def test_a_fault_before_prevents(store: MemoryStore) -> None:
 
 
 def test_times_are_the_clocks() -> None:
-    """An object's time is the clock's when it was put."""
+    """An object has the clock's time of its put."""
     clock = ManualClock(1_000_000)
     store = MemoryStore(clock)
     store.put_new("f/a", b"")
@@ -240,7 +240,7 @@ def test_delay_faults_take_time() -> None:
 
 
 def test_delayed_store_counts_and_waits(store: MemoryStore) -> None:
-    """A delayed store is the store inside it, slower, and says how often it was asked for what."""
+    """A delayed store behaves like the store inside, slower, and counts requests by operation."""
     clock = ManualClock()
     far = DelayedStore(store, 0.01, clock)
     far.put_new("f/a", b"123")

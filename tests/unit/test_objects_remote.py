@@ -1,4 +1,4 @@
-"""How a bucket's answers are understood: every status that matters, from a server that says so."""
+"""Answers of a bucket, status by status, and the errors that they become."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sparklog.clock import ManualClock
 from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, claim, open_store
 
 SILENCE = 0
-"""Instead of a status: the connection is closed without an answer."""
+"""Instead of a status: the server closes the connection without an answer."""
 
 
 class Bucket(ThreadingHTTPServer):
-    """Answers with the statuses of its script; then 404 to a read and 200 to a put."""
+    """Answers with the statuses of its script; then with 404 to reads and 200 to puts."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -52,7 +52,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def bucket() -> Iterator[Bucket]:
-    """A server whose answers the test chooses."""
+    """A server with answers that the test chooses."""
     server = Bucket()
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -98,7 +98,7 @@ def at(endpoint: str, **options: str) -> Store:
 def test_answers_to_put_new(
     bucket: Bucket, store: Store, status: int, expected: type[Exception]
 ) -> None:
-    """A conditional put is asked once, and what it was answered tells what is known."""
+    """A conditional put is sent once, and the type of its error says if it had an effect."""
     bucket.script = [status]
     with pytest.raises(expected) as refused:
         store.put_new("a/1", b"x")
@@ -108,7 +108,7 @@ def test_answers_to_put_new(
 
 @pytest.mark.parametrize("status", [500, SILENCE])
 def test_a_plain_put_is_repeated(bucket: Bucket, store: Store, status: int) -> None:
-    """A plain put is repeated by the client, and unresolved when that does not help."""
+    """The client repeats a plain put, and leaves it unresolved if that does not help."""
     bucket.script = [status]
     store.put("a/1", b"x")
     bucket.script = [status, status]
@@ -142,14 +142,14 @@ def test_answers_to_reads(
     status: int,
     expected: type[errors.SparklogError],
 ) -> None:
-    """A read without an answer may be tried again; one that is forbidden is no missing object."""
+    """A read without an answer may be repeated; a forbidden one is not a missing object."""
     bucket.script = [status] * 4
     with pytest.raises(expected):
         read(store)
 
 
 def test_no_connection() -> None:
-    """A bucket that nobody answers for leaves a put unresolved, and says why."""
+    """A put to an address without a server is unresolved, with the reason."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         store = at(f"http://127.0.0.1:{taken.getsockname()[1]}")
@@ -159,7 +159,7 @@ def test_no_connection() -> None:
 
 
 def test_timeout() -> None:
-    """A bucket that does not answer in time leaves a put unresolved."""
+    """A put to a bucket that does not answer in time is unresolved."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         store = at(f"http://127.0.0.1:{silent.getsockname()[1]}", timeout="100ms")
         with pytest.raises(PutUnresolved):
@@ -167,14 +167,14 @@ def test_timeout() -> None:
 
 
 def test_claim_survives_a_conflict(bucket: Bucket, store: Store) -> None:
-    """A refusal while nothing stands, which S3 gives where two puts meet, does not lose a claim."""
+    """A claim survives a refusal without an object, which S3 gives when two puts meet."""
     bucket.script = [409, 404, 200]
     assert claim(store, "a/1", b"ours", clock=ManualClock())
     assert bucket.asked == ["PUT", "GET", "PUT"]
 
 
 def test_claim_survives_a_slow_store(bucket: Bucket, store: Store) -> None:
-    """A put that is told to slow down, and an unanswered look, do not lose a claim."""
+    """A claim survives a throttled put and an unanswered read."""
     bucket.script = [503, 500, 500, SILENCE, 404, 200]
     clock = ManualClock()
     assert claim(store, "a/1", b"ours", clock=clock)

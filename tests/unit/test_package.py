@@ -1,7 +1,8 @@
-"""What `import sparklog` costs and does not load, and that its documents say what the code does."""
+"""The package: its public names, the cost of `import sparklog`, its extras and its documents."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -11,9 +12,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
 
 import sparklog
+from sparklog import errors
 from sparklog.broker import agent
+from sparklog.client.consumer.reading import Record
 from sparklog.sinks import options as sink
 from sparklog.sources import options as source
 
@@ -30,6 +35,13 @@ HEAVY = (
 )
 LIGHT_SECONDS = 0.3
 
+USE_ALL_NAMES = """
+import sparklog
+for name in dir(sparklog):
+    getattr(sparklog, name)
+    print(name)
+"""
+
 MEASURE = """
 import json, sys, time
 started = time.perf_counter()
@@ -39,7 +51,7 @@ print(json.dumps({"seconds": time.perf_counter() - started, "modules": list(sys.
 
 
 def test_import_loads_nothing_heavy() -> None:
-    """`import sparklog` loads no Spark, Arrow, broker or storage, and is not felt."""
+    """`import sparklog` takes under 0.3 s and loads no Spark, Arrow, broker or storage."""
     answer = subprocess.run(
         [sys.executable, "-c", MEASURE], check=True, capture_output=True, text=True
     )
@@ -51,9 +63,40 @@ def test_import_loads_nothing_heavy() -> None:
 
 
 def test_unknown_name_is_an_attribute_error() -> None:
-    """The lazy `connect` does not make other names up."""
+    """A name that does not exist raises AttributeError, and is offered no alternative object."""
     with pytest.raises(AttributeError, match="no attribute 'conect'"):
-        _ = sparklog.conect
+        getattr(sparklog, "conect")  # noqa: B009
+
+
+def test_public_names_are_listed_and_exist() -> None:
+    """`dir(sparklog)` lists the names of `__all__`, and each can be used after the import."""
+    assert dir(sparklog) == sorted(sparklog.__all__)
+    answer = subprocess.run(
+        [sys.executable, "-W", "error", "-c", USE_ALL_NAMES],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.stdout.split() == sorted(sparklog.__all__)
+
+
+def test_type_checkers_know_the_public_names() -> None:
+    """Every name of `__all__` has an import that type checkers read."""
+    tree = ast.parse(Path(sparklog.__file__).read_text("utf-8"))
+    imported = {
+        alias.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(sparklog.__all__) - {"__version__"} <= imported
+
+
+def test_public_names_are_the_clients_own() -> None:
+    """The names lead to the objects of the client."""
+    assert sparklog.Record is Record
+    assert sparklog.errors is errors
+    assert issubclass(sparklog.errors.UnknownTopic, sparklog.SparklogError)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +114,7 @@ def test_options_of_spark_are_documented(heading: str, known: tuple[str, ...]) -
     assert [name for name, _, _ in rows] == list(known)
 
 
-# ------------------------------------------------------------------------------ what is installed
+# ------------------------------------------------------------------------------ installed packages
 
 OF_THE_KAFKA_LISTENER = ("cramjam", "kio", "numba", "uvloop")
 
@@ -84,7 +127,7 @@ for name in {missing!r}:
 
 HYPOTHESIS_LOADED = """
 import sys
-import sparklog.broker.kafka.door
+import sparklog.broker.kafka.listener
 print("hypothesis" in sys.modules)
 """
 
@@ -133,25 +176,25 @@ def test_client_needs_none_of_the_kafka_listeners_packages(tmp_path: Path) -> No
 
 
 def test_broker_without_its_packages_says_what_to_install(tmp_path: Path) -> None:
-    """`sparklog broker` names what is missing and the extra, in one line, and takes no epoch."""
+    """`sparklog broker` names the missing packages and the extra in one line, takes no epoch."""
     code = 'from sparklog.cli import app; app(["broker", "--root", "./root"])'
     found = _run(code, tmp_path, "kio", "numba")
     assert found.returncode == 1
     assert found.stdout == ""
     assert found.stderr == (
-        "sparklog: the Kafka listener at 127.0.0.1:9092 needs packages that are not installed"
+        "sparklog: Packages needed for the Kafka listener at 127.0.0.1:9092 are not installed"
         " (kio, numba): pip install 'sparklog[broker]', or start the broker without it by"
-        " --kafka ''\n"
+        " --kafka ''.\n"
     )
     assert not list(tmp_path.glob("root/meta/*"))
 
 
 def test_kafka_batch_without_numba_says_what_to_install(tmp_path: Path) -> None:
-    """A reader of what a Kafka client wrote is told which packages decode it."""
+    """Reading records that a Kafka client wrote names the packages that decode them."""
     found = _run(READ_A_KAFKA_BATCH, tmp_path, "numba")
     assert found.stdout == (
-        "NotInstalled decoding records that Kafka clients wrote needs packages that are not"
-        " installed (numba): pip install 'sparklog[spark]', or 'sparklog[broker]' for a broker\n"
+        "NotInstalled Packages needed for decoding records that Kafka clients wrote are not"
+        " installed (numba): pip install 'sparklog[spark]', or 'sparklog[broker]' for a broker.\n"
     )
 
 
@@ -164,6 +207,18 @@ def test_extras_name_what_the_code_looks_for() -> None:
     assert {_package(each) for each in extras["broker"]} == set(agent.KAFKA_PACKAGES)
     assert set(agent.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
     assert {_package(each) for each in extras["spark"]} >= {"cramjam", "numba"}
+
+
+def test_wheel_has_the_two_packages_only() -> None:
+    """Comparisons, examples, jobs and tests are in the source distribution, not in the wheel."""
+    files = WheelBuilder(str(ROOT)).recurse_included_files()
+    assert {Path(each.distribution_path).parts[0] for each in files} == {
+        "pyspark_sparklog",
+        "sparklog",
+    }
+    sources = SdistBuilder(str(ROOT)).recurse_included_files()
+    folders = {Path(each.relative_path).parts[0] for each in sources}
+    assert folders >= {"benchmarks", "examples", "jobs", "sparklog", "tests"}
 
 
 def _package(requirement: str) -> str:

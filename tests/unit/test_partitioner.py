@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors
-from sparklog.partitioner import NO_KEY, murmur2, parted, partitions_of, spread, to_positive
+from sparklog.formats.partitioner import NO_KEY, murmur2, parted, partitions_of, spread, to_positive
 
 # Kafka's UtilsTest.testMurmur2; the last, of no bytes, is what its Java client gives.
 KAFKA_VECTORS = [
@@ -57,7 +57,7 @@ def test_to_positive_clears_the_sign_and_is_not_absolute() -> None:
 @example(keys=[b"", b"", None], count=1)
 @settings(deadline=None)
 def test_side_by_side_equals_one_by_one(keys: list[bytes | None], count: int) -> None:
-    """Whatever the keys, the vectorised partition is the scalar one, and NO_KEY for a null."""
+    """For any keys, the vectorised partition equals the scalar one, with NO_KEY for a null."""
     found = partitions_of(pa.array(keys, pa.binary()), count)
     assert found.dtype == np.int32
     assert found.tolist() == expected(keys, count)
@@ -92,7 +92,7 @@ def test_bytes_under_a_null_are_never_read_as_a_key() -> None:
 
 
 def test_keys_of_another_type_are_refused() -> None:
-    """Text is no key until somebody has chosen its bytes."""
+    """Text is no key until it is encoded."""
     with pytest.raises(errors.WrongSchema, match="keys must be binary, not string"):
         partitions_of(pa.array(["a"]), 4)
 
@@ -105,7 +105,7 @@ def test_keyless_batches_take_turns() -> None:
 @given(where=st.lists(st.sampled_from([0, 1, 2, 9_999, 2**15, 2**16 - 1]), max_size=40))
 @settings(deadline=None)
 def test_rows_are_parted_in_order(where: list[int]) -> None:
-    """Each partition gets its rows, in their order, and the places where they stood."""
+    """Each partition gets its rows in their order, with their positions in the input."""
     rows = pa.record_batch({"value": pa.array(range(len(where)), pa.int64())})
     found = list(parted(rows, np.array(where, np.int32)))
     for partition, places, piece in found:

@@ -10,10 +10,10 @@ from sparklog import errors, limits
 from sparklog.storage.plan import high_watermark, join_tail, latest_timestamp_us, plan, slices
 from sparklog.storage.snapshot import (
     Entry,
-    Kind,
+    EntryKind,
     Located,
+    ReadSource,
     Slice,
-    Source,
     TableFile,
     TableSnapshot,
     WalPosition,
@@ -23,7 +23,7 @@ from sparklog.storage.snapshot import (
 def located(base: int, count: int, *, sequence: int = 0, carried: bool = False) -> Located:
     """An entry of the only partition."""
     entry = Entry(
-        kind=Kind.RECORDS,
+        kind=EntryKind.RECORDS,
         base_offset=base,
         count=count,
         max_timestamp_us=base + count - 1,
@@ -66,7 +66,7 @@ def planned(
 
 
 def shape(pieces: list[Slice]) -> list[tuple[int, int, str]]:
-    """What a plan is about."""
+    """Returns the topic-independent part of a plan."""
     return [(piece.first, piece.end, piece.source.value) for piece in pieces]
 
 
@@ -109,7 +109,7 @@ def test_what_does_not_connect_is_left_out() -> None:
 
 
 def test_an_entry_that_is_half_published_counts() -> None:
-    """Where the table ends amid an entry, its rest continues the table."""
+    """If the table ends within an entry, the rest of the entry continues the table."""
     entries = (located(0, 4), located(4, 1))
     assert join_tail(2, entries) == entries
     snapshot = table(table_file(0, 1), end=2)
@@ -122,7 +122,7 @@ def test_an_entry_that_is_half_published_counts() -> None:
 
 
 def test_a_carried_copy_outlives_the_entry() -> None:
-    """Of an entry and its copies the one that was carried last is read."""
+    """The last carried copy of an entry is read."""
     old, copy, newer = (
         located(0, 2, sequence=9),
         located(0, 2, sequence=3, carried=True),
@@ -194,7 +194,7 @@ def test_a_plan_finds_every_record_once(
     assert read(pieces) == sorted(offset for offset in offsets if start <= offset < end)
     for piece in pieces:
         assert (piece.topic, piece.topic_id, piece.partition) == ("t", "id", 0)
-        assert (piece.entry is None) is (piece.source is Source.FILES)
+        assert (piece.entry is None) is (piece.source is ReadSource.FILES)
     if start < end:
         # As much of the tail as holds offsets of the range is enough.
         part = [e for e in tail if e.entry.end > start and e.entry.base_offset < end]
@@ -203,7 +203,7 @@ def test_a_plan_finds_every_record_once(
 
 @pytest.mark.parametrize("start", [0, 505, 1_000, 1_050, 1_099])
 def test_a_slice_is_made_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, start: int) -> None:
-    """Who takes the first slice of a long log does not pay for the others."""
+    """A reader of the first slice of a long log does not pay for the others."""
     snapshot = table(*(table_file(at, at + 9) for at in range(0, 1_000, 10)), end=1_000)
     tail = tuple(located(1_000 + number, 1) for number in range(100))
     made = []

@@ -16,7 +16,7 @@ from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machin
 
 @pytest.fixture(autouse=True)
 def forgets_this_machine() -> Iterator[None]:
-    """What a test finds out about a machine that it has made up does not outlive it."""
+    """Forgets cached facts about a machine that a test has made up."""
     yield
     processes._machine.cache_clear()
     processes._own.cache_clear()
@@ -33,14 +33,14 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def named(child: subprocess.Popen[bytes]) -> Process:
-    """The child, as it would have named itself."""
+    """The child, with the identity that it would report for itself."""
     started = processes._started(child.pid)
     assert started
     return msgspec.structs.replace(this_process(), pid=child.pid, started=started)
 
 
 def test_a_process_runs_until_it_is_killed(child: subprocess.Popen[bytes]) -> None:
-    """A killed process is gone at once, also while its parent has not asked how it ended."""
+    """A killed process is gone at once, even before its parent has read its exit status."""
     process = named(child)
     assert fate_of(process) is Fate.RUNS
     child.send_signal(signal.SIGKILL)
@@ -50,8 +50,8 @@ def test_a_process_runs_until_it_is_killed(child: subprocess.Popen[bytes]) -> No
     assert fate_of(process) is Fate.GONE
 
 
-def test_a_pid_that_was_given_again_is_another_process(child: subprocess.Popen[bytes]) -> None:
-    """The same pid with another time of start is not the process that was meant."""
+def test_a_reused_pid_is_another_process(child: subprocess.Popen[bytes]) -> None:
+    """A process with the same pid and another start time is another process."""
     earlier = msgspec.structs.replace(named(child), started="1")
     assert fate_of(earlier) is Fate.GONE
 
@@ -70,7 +70,7 @@ def test_a_pid_that_was_given_again_is_another_process(child: subprocess.Popen[b
 def test_processes_elsewhere_are_not_judged(
     child: subprocess.Popen[bytes], changed: dict[str, object]
 ) -> None:
-    """A pid of another host or boot says nothing here, and neither does half a name."""
+    """A pid of another host or boot cannot be checked, nor an incomplete identity."""
     process = msgspec.convert(msgspec.to_builtins(named(child)) | changed, Process)
     assert fate_of(process) is Fate.UNKNOWN
 
@@ -78,7 +78,7 @@ def test_processes_elsewhere_are_not_judged(
 def test_another_pid_namespace_is_another_machine(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two containers of one host share its boot, and not its pids."""
+    """Two containers of one host share its boot id, and not their pids."""
     process = named(child)
     child.kill()
     child.wait()
@@ -97,7 +97,7 @@ def test_another_pid_namespace_is_another_machine(
 def test_a_machine_without_proc_asks_ps(
     child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where /proc does not show a process, `ps` says when it started, the same each time."""
+    """If /proc does not show a process, `ps` returns its start time, the same at each call."""
     real = Path.read_text
 
     def hidden(path: Path, *args: str) -> str:
@@ -115,7 +115,7 @@ def test_a_machine_without_proc_asks_ps(
 
 
 def test_a_forked_child_is_another_process() -> None:
-    """What a process says of itself is not remembered by its children."""
+    """A forked child does not reuse its parent's cached identity."""
     parent = this_process()
     assert parent.pid == os.getpid()
     read, write = os.pipe()
@@ -125,7 +125,7 @@ def test_a_forked_child_is_another_process() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     os.close(write)
-    with os.fdopen(read, "rb") as told:
-        process = msgspec.json.decode(told.read(), type=Process)
+    with os.fdopen(read, "rb") as answer:
+        process = msgspec.json.decode(answer.read(), type=Process)
     assert process.pid == child
     assert process.machine == parent.machine

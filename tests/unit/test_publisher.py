@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any
@@ -13,11 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparklog import errors, limits, wire
-from sparklog.broker.walkeeper import KeeperLimits
+from sparklog import errors, limits
+from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.clock import ManualClock
-from sparklog.recordbatch import Codec
-from sparklog.storage import upkeep
+from sparklog.formats import flight_messages
+from sparklog.formats.record_batch import Codec
+from sparklog.storage import maintenance
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -27,28 +29,16 @@ from sparklog.storage.objects import (
     Store,
 )
 from sparklog.storage.snapshot import BatchId, TableFile
-from sparklog.storage.table import Change, Table
+from sparklog.storage.table import TableChange, TopicTable, end_app_id
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
 
 LOG = "topics/t/_delta_log"
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    """A clock that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
 @pytest.fixture(params=[0, 2], ids=["one thread", "two threads"])
 def pool(request: pytest.FixtureRequest) -> Iterator[Executor | None]:
-    """Where files are written beside each other, or not."""
+    """Runs each test with and without a pool for writing files in parallel."""
     if not request.param:
         yield None
         return
@@ -58,25 +48,25 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Executor | None]:
 
 @pytest.fixture
 def rig(store: MemoryStore, clock: ManualClock, pool: Executor | None) -> Rig:
-    """A broker with topic t of two partitions, and nothing in memory."""
+    """A broker with topic t of two partitions, and an empty hot tail."""
     found = Rig(store, clock, options=RigOptions(hot_bytes=0, pool=pool))
     found.create("t", 2)
     return found
 
 
 def publish_once(rig: Rig) -> tuple[int, int]:
-    """Rows and files of one commit."""
-    published = rig.publisher.publish(rig.ledger.topic("t"))
+    """The rows and files of one commit."""
+    published = rig.publisher.publish(rig.partition_table.topic("t"))
     return published.rows, published.files
 
 
 def table(rig: Rig, partition: int = 0) -> list[Row]:
-    """What the table holds."""
+    """The rows of the table."""
     return rows_of_table(rig.store, rig.clock, partition=partition)
 
 
 def faulty(rig: Rig, *script: Fault) -> None:
-    """The publisher's own requests fail so from now on."""
+    """Makes the publisher's own requests fail from now on."""
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
     rig.publisher._store = rig.store.view(faults)
@@ -85,24 +75,24 @@ def faulty(rig: Rig, *script: Fault) -> None:
 
 
 def files(store: Store) -> list[str]:
-    """The data files that stand, named or not."""
+    """The data files in the store, committed or not."""
     return [name for name in paths(store, "topics/t") if name.endswith(".parquet")]
 
 
-# ------------------------------------------------------------------------------ what is due
+# ------------------------------------------------------------------------------ due topics
 
 
 def test_nothing_is_due_without_records(rig: Rig) -> None:
-    """A topic without anything new is left alone, and publishing it does nothing."""
+    """A topic without new records is not due, and publishing it does nothing."""
     assert rig.publisher.due(interval_seconds=0.0, publish_bytes=0) == []
     before = paths(rig.store, LOG)
     assert publish_once(rig) == (0, 0)
     assert paths(rig.store, LOG) == before
 
 
-def test_what_waits_long_or_weighs_much_is_due(rig: Rig, clock: ManualClock) -> None:
-    """A topic is due after the interval, or when so many bytes wait."""
-    topic = rig.ledger.topic("t")
+def test_old_records_and_large_backlogs_are_due(rig: Rig, clock: ManualClock) -> None:
+    """A topic is due after the interval, or when enough bytes are unpublished."""
+    topic = rig.partition_table.topic("t")
     rig.append(["a"])
     assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1 << 20) == []
     assert rig.publisher.due(interval_seconds=1.0, publish_bytes=1) == [topic]
@@ -114,7 +104,7 @@ def test_what_waits_long_or_weighs_much_is_due(rig: Rig, clock: ManualClock) -> 
 
 
 def test_records_from_the_future_are_due(store: MemoryStore) -> None:
-    """What a predecessor with a fast clock took does not wait until our clock has come so far."""
+    """A record from a predecessor whose clock is ahead is due at once."""
     ahead, ours = ManualClock(2_000_000_000_000_000), ManualClock(1_999_000_000_000_000)
     first = Rig(store, ahead)
     first.create()
@@ -126,25 +116,25 @@ def test_records_from_the_future_are_due(store: MemoryStore) -> None:
 # ------------------------------------------------------------------------------ one commit
 
 
-def test_a_commit_holds_what_waited(rig: Rig) -> None:
-    """Each partition gets one file in offset order, from memory or from the log alike."""
+def test_a_commit_has_all_unpublished_records(rig: Rig) -> None:
+    """Each partition gets one file in offset order, from the hot tail and from the log alike."""
     for number in range(3):
         rig.append([f"{number}a", f"{number}b"], partition=number % 2)
     assert publish_once(rig) == (6, 2)
     assert table(rig) == [(0, b"0a"), (1, b"0b"), (2, b"2a"), (3, b"2b")]
     assert table(rig, 1) == [(0, b"1a"), (1, b"1b")]
-    snapshot = Table(rig.store, "t", clock=rig.clock).refresh()
-    assert (snapshot.ends, rig.ledger.unpublished_bytes) == ((4, 2), 0)
+    snapshot = TopicTable(rig.store, "t", clock=rig.clock).refresh()
+    assert (snapshot.ends, rig.partition_table.unpublished_bytes) == ((4, 2), 0)
 
 
 def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
-    """A large backlog goes in several commits, and a large commit in several files."""
+    """A large backlog takes several commits, and a large commit several files."""
     rig = Rig(store, clock, options=RigOptions(hot_bytes=0, commit_bytes=450, file_bytes=300))
     rig.create()
     for number in range(6):
         rig.append([b"%d" % number * 100])
     commits = []
-    while any(each.unpublished for each in rig.ledger.topic("t").partitions):
+    while any(each.unpublished for each in rig.partition_table.topic("t").partitions):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 6
     assert len(commits) > 1
@@ -153,14 +143,14 @@ def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
 
 
 def zeros(count: int, size: int, codec: int = Codec.ZSTD) -> bytes:
-    """A batch of Kafka's with so many records of zeros."""
+    """A Kafka batch with `count` records of zeros."""
     return built([Record(1_700_000_000_000, None, bytes(size))] * count, codec)
 
 
 def watch_files(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, size_of: Callable[[pa.RecordBatch], int]
 ) -> list[int]:
-    """The size of each file that is written from now on, as `size_of` counts its batches."""
+    """Records the size of each file that is written, as `size_of` counts its batches."""
     written: list[int] = []
     write_file = rig.publisher._write_file
 
@@ -178,7 +168,7 @@ def watch_files(
 def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
     store: MemoryStore, clock: ManualClock, hot_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some kilobytes on the wire are no small commit if they hold megabytes, also of a restart."""
+    """A few kilobytes that decode to megabytes are bounded as such, also after a restart."""
     options = RigOptions(hot_bytes=hot_bytes, commit_bytes=4 << 20, file_bytes=1 << 20)
     rig = Rig(store, clock, options=options)
     rig.create()
@@ -190,7 +180,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
         rig = rig.successor()
     written = watch_files(rig, monkeypatch, lambda batch: batch.nbytes)
     commits = []
-    while any(each.unpublished for each in rig.ledger.topic("t").partitions):
+    while any(each.unpublished for each in rig.partition_table.topic("t").partitions):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 4_000
     assert max(rows for rows, _ in commits) * 4_000 <= 4 << 20
@@ -200,7 +190,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
 def test_entries_of_unknown_size_make_bounded_files(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An entry that was written before sizes were kept is counted once it is decoded."""
+    """An entry without a recorded size is counted once it is decoded."""
     options = RigOptions(hot_bytes=0, commit_bytes=1 << 30, file_bytes=1 << 20)
     rig = Rig(store, clock, options=options)
     rig.create()
@@ -213,7 +203,7 @@ def test_entries_of_unknown_size_make_bounded_files(
 
 
 def test_an_entry_larger_than_a_commit_is_published(store: MemoryStore, clock: ManualClock) -> None:
-    """One entry of a partition goes, however large it is."""
+    """A commit has at least one entry of a partition, however large it is."""
     rig = Rig(store, clock, options=RigOptions(commit_bytes=1))
     rig.create()
     rig.append([b"x" * 1_000])
@@ -237,7 +227,7 @@ batches = st.lists(
 def test_no_commit_splits_a_querys_batch(
     appended: list[tuple[int, list[int], bool]], commit_bytes: int
 ) -> None:
-    """At every version of the table a batch is in all of its partitions, or in none."""
+    """At every version of the table a Spark batch is in all of its partitions, or in none."""
     clock = ManualClock()
     store = MemoryStore(clock)
     rig = Rig(store, clock, options=RigOptions(commit_bytes=commit_bytes))
@@ -250,14 +240,16 @@ def test_no_commit_splits_a_querys_batch(
             rig.append([value], partition=partitions[0])
             expected[partitions[0]].append(value.encode())
             continue
-        placed = rig.adopt([(partition, [value]) for partition in partitions], batch=number)
-        for partition, result in zip(partitions, placed, strict=True):
+        results = rig.append_staged(
+            [(partition, [value]) for partition in partitions], batch=number
+        )
+        for partition, result in zip(partitions, results, strict=True):
             expected[partition].append(value.encode())
             span = partition, result.base_offset, result.base_offset + 1
             entries.setdefault(BatchId("q", number), []).append(span)
     while any(each.unpublished for each in topic.partitions):
         rig.publisher.publish(topic)
-        ends = Table(store, "t", clock=clock).refresh().ends
+        ends = TopicTable(store, "t", clock=clock).refresh().ends
         for spans in entries.values():
             assert len({ends[partition] >= end for partition, _, end in spans}) == 1
     for partition in range(3):
@@ -271,18 +263,18 @@ SECTION = "x" * 300_000
 
 
 def large(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker that writes one file of some 500 kB a turn, and a batch of 10 for topic t."""
+    """A broker that writes one file of about 500 kB a turn, and a batch of 10 for topic t."""
     options = RigOptions(
         hot_bytes=0,
         commit_bytes=500_000,
         file_bytes=500_000,
-        keeper=KeeperLimits(checkpoint_every_objects=1, carry_after_seconds=300.0),
+        wal_cleaner=WalCleanerLimits(checkpoint_every_objects=1, carry_after_seconds=300.0),
     )
     rig = Rig(store, clock, options=options)
     rig.create("t", 2)
     rig.create("u")
     sections = [(number % 2, [SECTION + f"{number}"]) for number in range(10)]
-    rig.adopt(sections, batch=1)
+    rig.append_staged(sections, batch=1)
     return rig
 
 
@@ -295,42 +287,44 @@ def values(partition: int) -> list[Row]:
 
 
 def turns(rig: Rig, *, between: Callable[[], object] = lambda: None) -> int:
-    """Publishes topic t; after how many turns there was a commit."""
+    """Publishes topic t until it commits, and returns the number of turns."""
     for turn in range(1, 100):
-        if rig.publisher.publish(rig.ledger.topic("t")).rows:
+        if rig.publisher.publish(rig.partition_table.topic("t")).rows:
             return turn
         assert rows_of_table(rig.store, rig.clock) == []
         between()
     raise AssertionError("it never ends")
 
 
-def test_a_large_batch_lets_other_topics_go_between(store: MemoryStore, clock: ManualClock) -> None:
-    """Its files are written in many turns, and one commit adds them all."""
+def test_other_topics_are_published_during_a_large_batch(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The files of a large batch are written in many turns, and one commit adds them all."""
     rig = large(store, clock)
     waits: list[int] = []
 
     def other() -> None:
         rig.append([f"{len(waits)}"], topic="u")
-        assert rig.publisher.publish(rig.ledger.topic("u")).rows == 1
+        assert rig.publisher.publish(rig.partition_table.topic("u")).rows == 1
         waits.append(len(files(store)))
 
     assert turns(rig, between=other) == 10
     assert waits == list(range(1, 10))
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    found = rig.publisher.table(rig.ledger.topic("t"))
+    found = rig.publisher.table(rig.partition_table.topic("t"))
     assert found.preparation is None
-    assert rig.publisher.publish(rig.ledger.topic("t")).rows == 0
+    assert rig.publisher.publish(rig.partition_table.topic("t")).rows == 0
 
 
 def test_a_large_batch_outlives_the_graces(store: MemoryStore, clock: ManualClock) -> None:
-    """Though each file takes half an hour no sweeper takes one, and it begins only once."""
+    """No sweeper takes a file although each takes half an hour, and the batch begins only once."""
     rig = large(store, clock)
-    predecessor = Table(store, "t", clock=clock)
+    predecessor = TopicTable(store, "t", clock=clock)
 
     def sweep() -> None:
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 2)
         rig.janitor.tick()
-        assert upkeep.sweep_orphans(predecessor) == 0
+        assert maintenance.sweep_orphans(predecessor) == 0
 
     assert turns(rig, between=sweep) == 10
     assert len(files(store)) == 10
@@ -340,7 +334,7 @@ def test_a_large_batch_outlives_the_graces(store: MemoryStore, clock: ManualCloc
 def test_a_large_batch_of_a_dead_broker_is_written_again(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """By its successor; what the dead one wrote goes, and if it wakes up it does no harm."""
+    """The successor writes the batch again, and the dead broker does no harm if it wakes up."""
     rig = large(store, clock)
     for _ in range(7):
         assert publish_once(rig) == (0, 0)
@@ -353,22 +347,22 @@ def test_a_large_batch_of_a_dead_broker_is_written_again(
     assert len(files(store)) == 3
     assert turns(successor) == 7
     clock.advance(limits.ORPHAN_GRACE_SECONDS + 1)
-    upkeep.sweep_orphans(Table(store, "t", clock=clock))
+    maintenance.sweep_orphans(TopicTable(store, "t", clock=clock))
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
 
 
-def test_a_preparation_that_nobody_renews_ends(store: MemoryStore, clock: ManualClock) -> None:
-    """A broker that died in the middle of a large batch leaves nothing for ever."""
+def test_a_preparation_that_is_not_renewed_ends(store: MemoryStore, clock: ManualClock) -> None:
+    """The files of a broker that died within a large batch are swept in the end."""
     rig = large(store, clock)
     for _ in range(4):
         publish_once(rig)
-    found = Table(store, "t", clock=clock)
+    found = TopicTable(store, "t", clock=clock)
     clock.advance(limits.ORPHAN_GRACE_SECONDS - 60)
-    assert upkeep.sweep_orphans(found) == 0
+    assert maintenance.sweep_orphans(found) == 0
     assert found.preparation == 1
     clock.advance(120)
-    assert upkeep.sweep_orphans(found) == 4
+    assert maintenance.sweep_orphans(found) == 4
     assert files(store) == []
     with pytest.raises(errors.TimedOut):
         publish_once(rig)
@@ -387,7 +381,7 @@ def test_a_preparation_that_nobody_renews_ends(store: MemoryStore, clock: Manual
 def test_an_error_in_a_large_batch(
     store: MemoryStore, clock: ManualClock, error: Exception, is_kept: bool
 ) -> None:
-    """What is written counts, where the next turn may well succeed; nothing is left otherwise."""
+    """Written files are kept if the next turn may succeed, and removed otherwise."""
     rig = large(store, clock)
     for _ in range(4):
         publish_once(rig)
@@ -399,7 +393,7 @@ def test_an_error_in_a_large_batch(
             for number in range(count)
         ),
     )
-    with pytest.raises(Exception, match=r"a fault|bytes free|a mistake"):
+    with pytest.raises(Exception, match=r"a fault|bytes are free|a mistake"):
         publish_once(rig)
     assert len(files(store)) == (4 if is_kept else 0)
     rig.publisher._store = store
@@ -413,7 +407,7 @@ def test_an_error_in_a_large_batch(
 def test_a_commit_of_a_large_batch_that_gets_no_answer(
     store: MemoryStore, clock: ManualClock, moment: Any
 ) -> None:
-    """Whether it has landed or not, the next turn finds out, and nothing is written again."""
+    """The next turn finds out whether the commit landed, and writes no file again."""
     rig = large(store, clock)
     for _ in range(9):
         publish_once(rig)
@@ -438,14 +432,17 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     publish_once(rig)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    assert not any(each.unpublished for each in rig.ledger.topic("t").partitions)
+    assert not any(each.unpublished for each in rig.partition_table.topic("t").partitions)
 
 
 @pytest.mark.parametrize("ends_by", ["a renewal", "a full disk", "a deletion"])
 def test_files_of_a_commit_that_may_have_landed_stay(
     store: MemoryStore, clock: ManualClock, ends_by: str
 ) -> None:
-    """Whatever ends a large batch whose commit got no answer, its files may be the table's."""
+    """The files of a commit without an answer remain, however the large batch ends.
+
+    If the commit landed, the next turn finds that, and neither fails nor counts the files again.
+    """
     rig = large(store, clock)
     for _ in range(9):
         publish_once(rig)
@@ -470,10 +467,9 @@ def test_files_of_a_commit_that_may_have_landed_stay(
         for each in rig.publisher._tables.values():
             each.store = store
     if ends_by == "a deletion":
-        rig.publisher.forget(rig.ledger.topic("t"))
+        rig.publisher.remove_topic(rig.partition_table.topic("t"))
     else:
-        with contextlib.suppress(errors.SparklogError):
-            publish_once(rig)
+        assert publish_once(rig) == (0, 0)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
 
@@ -481,7 +477,7 @@ def test_files_of_a_commit_that_may_have_landed_stay(
 def test_a_large_batch_outlives_a_failed_look_at_its_files(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """A store that is not there for a moment, before the commit, does not begin all of it again."""
+    """A short failure of the store before the commit does not start the batch again."""
     rig = large(store, clock)
     for _ in range(9):
         publish_once(rig)
@@ -500,7 +496,7 @@ def test_a_large_batch_outlives_a_failed_look_at_its_files(
 def test_a_vacuum_of_another_engine_takes_no_large_batch(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """One that keeps nothing takes the files that no version names; they are written again."""
+    """A VACUUM without retention removes uncommitted files; they are written again."""
     rig = large(store, clock)
     for _ in range(4):
         publish_once(rig)
@@ -516,27 +512,40 @@ def test_a_vacuum_of_another_engine_takes_no_large_batch(
 def test_a_topic_that_is_deleted_takes_its_large_batch_along(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """What was written ahead goes at once."""
+    """The uncommitted files of a deleted topic are removed at once."""
     rig = large(store, clock)
     for _ in range(4):
         publish_once(rig)
-    rig.core.delete_topic("t")
+    rig.core.topics.delete("t")
     assert files(store) == []
 
 
-def test_a_large_batch_is_published_behind_what_was_carried(
+def test_a_topic_is_deleted_although_files_of_its_large_batch_cannot_be(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """Its log entries move to newer objects while it is written, and records of others with it."""
+    """If the store refuses to remove them, the sweeper does, and the topic is deleted."""
+    rig = large(store, clock)
+    rig.publisher.publish(rig.partition_table.topic("t"))
+    faulty(rig, Fault(operation="delete", error=errors.RootNotWritable(root="r", reason="403")))
+    rig.core.topics.delete("t")
+    assert TopicTable(store, "t", clock=clock).refresh().topic_id is None
+    rig.create("t")
+    assert rig.append(["a"]).base_offset == 0
+
+
+def test_a_large_batch_is_published_behind_carried_entries(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The batch is published although its entries are carried to newer objects meanwhile."""
     rig = large(store, clock)
     rig = rig.successor()
 
     def carry() -> None:
         clock.advance(400)
-        rig.keeper.checkpoint()
-        ticket = rig.keeper.carry()
-        if ticket is not None:
-            rig.writer.wait(ticket)
+        rig.wal_cleaner.checkpoint()
+        pending = rig.wal_cleaner.carry()
+        if pending is not None:
+            rig.writer.wait(pending)
         rig.append(["later"])
         rig.trim()
 
@@ -547,10 +556,10 @@ def test_a_large_batch_is_published_behind_what_was_carried(
 
 
 def test_added_partitions_are_published(rig: Rig) -> None:
-    """Records of a partition that the publisher's view of the table does not have yet get there."""
+    """Records of a partition that the publisher's view of the table lacks are published."""
     rig.append(["a"])
     rig.publish()
-    rig.core.add_partitions(wire.AddPartitions(topic="t", partitions=3))
+    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
     rig.append(["b"], partition=2)
     rig.append(["c"])
     assert publish_once(rig) == (2, 2)
@@ -561,14 +570,14 @@ def test_added_partitions_are_published(rig: Rig) -> None:
 
 
 def damage_entry(rig: Rig, number: int) -> None:
-    """Flips a byte of that unpublished entry of partition 0."""
-    located = list(rig.ledger.topic("t").partition(0).unpublished)[number]
+    """Flips a byte of an unpublished entry of partition 0."""
+    located = list(rig.partition_table.topic("t").partition(0).unpublished)[number]
     path = f"wal/1/0000000001/{located.at.sequence:020d}"
     flip(rig.store, path, located.origin + located.entry.start + located.entry.length - 20)
 
 
-def test_what_precedes_a_corrupt_entry_is_published(rig: Rig) -> None:
-    """The entry is named with its object, the partition stops there, and the other goes on."""
+def test_entries_before_a_corrupt_one_are_published(rig: Rig) -> None:
+    """The error names entry and object; that partition stops there, and the other continues."""
     for value in ("a", "b", "c"):
         rig.append([value])
     rig.append(["x"], partition=1)
@@ -585,7 +594,7 @@ def test_what_precedes_a_corrupt_entry_is_published(rig: Rig) -> None:
 
 
 def test_files_that_cannot_be_written_are_no_commit(rig: Rig) -> None:
-    """Where one partition's file is refused, none is in the table; the next try has all."""
+    """If one partition's file is refused, nothing is committed; the next try commits all."""
     rig.append(["a"])
     rig.append(["b"], partition=1)
     full = errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
@@ -598,7 +607,7 @@ def test_files_that_cannot_be_written_are_no_commit(rig: Rig) -> None:
 
 
 def test_a_commit_that_is_refused_leaves_no_files(rig: Rig) -> None:
-    """Tried again every second, it would fill a disk that is full already."""
+    """Uncommitted files are removed, or a try per second would fill a full disk."""
     rig.append(["a"])
     full = errors.StorageFull(root="memory://", free_bytes=0, reserve_bytes=0)
     faulty(rig, Fault(operation="put_new", error=full, prefix=LOG))
@@ -611,7 +620,7 @@ def test_a_commit_that_is_refused_leaves_no_files(rig: Rig) -> None:
 def test_nothing_is_written_for_a_table_that_is_held_back(rig: Rig) -> None:
     """While a table cannot be written, each new try costs a look at it and no files."""
     rig.append(["a"])
-    rig.ledger.topic("t").held_back = "it was foreign"
+    rig.partition_table.topic("t").held_back = "it was foreign"
     upgrade = b'{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}\n'
     rig.store.put(f"{LOG}/{1:020d}.json", upgrade)
     for _ in range(3):
@@ -620,19 +629,19 @@ def test_nothing_is_written_for_a_table_that_is_held_back(rig: Rig) -> None:
     assert files(rig.store) == []
 
 
-def test_who_waits_for_one_topic_hurries_no_other(rig: Rig) -> None:
-    """A topic that somebody waits for is due at once, and once; the others keep their pace."""
+def test_a_request_for_one_topic_hurries_no_other(rig: Rig) -> None:
+    """A requested topic is due at once, and once; other topics keep their interval."""
     rig.create("other", 1)
     rig.append(["a"])
     rig.append(["b"], topic="other")
-    topic = rig.ledger.topic("t")
-    rig.publisher.want(topic)
+    topic = rig.partition_table.topic("t")
+    rig.publisher.request(topic)
     assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == [topic]
     assert rig.publisher.due(interval_seconds=60.0, publish_bytes=1 << 20) == []
 
 
 class CountingPool(ThreadPoolExecutor):
-    """A pool that knows how often it was asked."""
+    """A pool that counts its tasks."""
 
     asked = 0
 
@@ -661,10 +670,10 @@ def test_a_burst_keeps_the_cores(clock: ManualClock, monkeypatch: pytest.MonkeyP
 
 
 def test_a_missing_object_is_named(rig: Rig) -> None:
-    """An object that is gone before its records are in the table is no silence."""
-    placed = rig.append(["a"])
-    assert placed.base_offset == 0
-    (located,) = rig.ledger.topic("t").partition(0).unpublished
+    """An object that is missing before its records are in the table is an error that names it."""
+    appended = rig.append(["a"])
+    assert appended.base_offset == 0
+    (located,) = rig.partition_table.topic("t").partition(0).unpublished
     path = f"wal/1/0000000001/{located.at.sequence:020d}"
     rig.store.delete([path])
     with pytest.raises(errors.MissingObject) as missing:
@@ -672,9 +681,21 @@ def test_a_missing_object_is_named(rig: Rig) -> None:
     assert missing.value.path == path
 
 
+def test_entries_that_a_predecessor_published_may_be_unreadable(rig: Rig) -> None:
+    """An object may be missing without an error if all of it is in the table by now."""
+    rig.append(["a"])
+    (located,) = rig.partition_table.topic("t").partition(0).unpublished
+    successor = rig.successor()
+    rig.publish()
+    rig.store.delete([f"wal/1/0000000001/{located.at.sequence:020d}"])
+    successor.publisher.publish(successor.partition_table.topic("t"))
+    assert successor.partition_table.topic("t").partition(0).unpublished == []
+    assert table(successor) == [(0, b"a")]
+
+
 def test_a_corrupt_staged_file_stops_its_partition(rig: Rig) -> None:
-    """A staged file that is not what it was is named, and the other partition goes on."""
-    rig.adopt([(0, ["a"]), (1, ["b"])], batch=1)
+    """A damaged staged file is named in the error, and the other partition continues."""
+    rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
     name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
     flip(rig.store, f"staging/{name}", 100)
     with pytest.raises(errors.CorruptObject) as corrupt:
@@ -684,7 +705,7 @@ def test_a_corrupt_staged_file_stops_its_partition(rig: Rig) -> None:
 
 
 def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:
-    """Sound bytes of a wrong type stop the partition, and not the broker."""
+    """Intact bytes of a wrong type stop the partition, and not the broker."""
     (append,) = rig.stage([(0, ["a"])], batch=1)
     assert append.staged is not None
     sink = pa.BufferOutputStream()
@@ -702,8 +723,55 @@ def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:
     assert corrupt.value.path == append.staged.path
 
 
+def test_a_table_that_is_set_back_is_named(rig: Rig, store: MemoryStore) -> None:
+    """A table from which another engine has removed records, by a restore, is an error."""
+    rig.append(["a"])
+    rig.publish()
+    topic = rig.partition_table.topic("t")
+    (file,) = TopicTable(store, "t", clock=rig.clock).refresh().files[0]
+    app_id = end_app_id(topic.topic_id, 0)
+    actions = [
+        {"remove": {"path": file.path, "deletionTimestamp": 1, "dataChange": True}},
+        {"txn": {"appId": app_id, "version": 0}},
+    ]
+    commit = b"\n".join(map(msgspec.json.encode, actions))
+    store.put(f"{LOG}/{2:020d}.json", commit)
+    rig.append(["b"])
+    with pytest.raises(errors.ForeignTable) as foreign:
+        publish_once(rig)
+    assert "ends at 0 in the table, and was published up to 1" in foreign.value.reason
+
+
+def test_nothing_is_published_before_it_is_durable(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table is settled first, because the WAL is trimmed by the published ends."""
+    settle = TopicTable.settle
+    partition = rig.partition_table.topic("t").partition(0)
+    for failing in range(10):
+        rig.append(["a"])
+        before, calls = partition.published, itertools.count()
+
+        def refuse(table: TopicTable, failing: int = failing, calls: Iterator[int] = calls) -> None:
+            if next(calls) == failing:
+                raise errors.StorageUnavailable(operation="harden", path="t", reason="down")
+            settle(table)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TopicTable, "settle", refuse)
+            try:
+                publish_once(rig)
+            except errors.StorageUnavailable:
+                assert partition.published == before
+                publish_once(rig)
+            else:
+                break
+        assert partition.published == before + 1
+    assert failing, "nothing was settled"
+
+
 def test_a_table_torn_by_another_writer_holds_back(rig: Rig, store: MemoryStore) -> None:
-    """Nothing is published above a torn commit, and everything once it is mended."""
+    """Nothing is published above a torn commit, and everything once it is repaired."""
     rig.append(["a"])
     rig.publish()
     rig.append(["b"])
@@ -728,8 +796,8 @@ def test_a_table_torn_by_another_writer_holds_back(rig: Rig, store: MemoryStore)
 def test_a_table_that_is_no_longer_ours_is_named(
     rig: Rig, store: MemoryStore, properties: dict[str, str | None]
 ) -> None:
-    """Somebody who changes what the table says of the topic is found out, and leaves no orphans."""
-    Table(store, "t", clock=rig.clock).commit(lambda _: Change(properties=properties))
+    """A table whose topic id or partitions were changed is refused, without orphans."""
+    TopicTable(store, "t", clock=rig.clock).commit(lambda _: TableChange(properties=properties))
     rig.append(["a"])
     with pytest.raises(errors.ForeignTable) as foreign:
         publish_once(rig)
@@ -743,13 +811,13 @@ def test_a_table_that_is_no_longer_ours_is_named(
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("prefix", [LOG, "topics/t/partition=0"])
 def test_an_ambiguous_put_doubles_nothing(rig: Rig, moment: str, prefix: str) -> None:
-    """File or commit without an answer: each record is in the table once."""
+    """If a file or commit gets no answer, each record is still in the table once."""
     rig.append(["a", "b"])
     error = PutUnresolved("?", "no answer")
     faulty(rig, Fault(operation="put_new", error=error, moment=moment, prefix=prefix))  # type: ignore[arg-type]
     publish_once(rig)
     assert table(rig) == [(0, b"a"), (1, b"b")]
-    assert rig.ledger.topic("t").partition(0).published == 2
+    assert rig.partition_table.topic("t").partition(0).published == 2
 
 
 def test_a_commit_of_unknown_outcome_is_looked_for(rig: Rig) -> None:
@@ -766,7 +834,7 @@ def test_a_commit_of_unknown_outcome_is_looked_for(rig: Rig) -> None:
 
 @given(st.lists(st.sampled_from(["append", "old", "new"]), max_size=12))
 def test_a_predecessor_that_still_publishes_does_no_harm(steps: list[str]) -> None:
-    """Whoever of the two commits when, each record is in the table once and in order."""
+    """Whichever of the two commits when, each record is in the table once and in order."""
     clock = ManualClock()
     store = MemoryStore(clock)
     old = Rig(store, clock, options=RigOptions(commit_bytes=1))
@@ -789,7 +857,7 @@ def test_a_predecessor_that_still_publishes_does_no_harm(steps: list[str]) -> No
 
 
 def test_a_table_ahead_of_all_we_know_is_a_successors(rig: Rig) -> None:
-    """When the table ends beyond our own end, somebody newer writes it, and we stop."""
+    """If the table ends beyond our own end, a newer broker writes it, and we stop."""
     rig.append(["a"])
     successor = rig.successor()
     successor.append(["b"])
@@ -801,27 +869,27 @@ def test_a_table_ahead_of_all_we_know_is_a_successors(rig: Rig) -> None:
 
 
 def test_losing_to_another_engine_loses_nothing(rig: Rig, store: MemoryStore) -> None:
-    """A commit of somebody else in between is rebased over, and the file is not written again."""
+    """A foreign commit in between is rebased over, and the file is not written again."""
     rig.append(["a"])
-    other = Table(store, "t", clock=rig.clock)
-    other.commit(lambda _: Change(operation="SOMETHING ELSE"))
+    other = TopicTable(store, "t", clock=rig.clock)
+    other.commit(lambda _: TableChange(operation="SOMETHING ELSE"))
     assert publish_once(rig) == (1, 1)
     assert table(rig) == [(0, b"a")]
     assert len(files(store)) == 1
 
 
 def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStore) -> None:
-    """What was written for a topic that is gone is removed again, and nobody stops."""
+    """Files that were written for a deleted topic are removed, and the broker continues."""
     rig.append(["a"])
-    topic = rig.ledger.topic("t")
+    topic = rig.partition_table.topic("t")
     real = rig.publisher._write_file
 
     def deleting(*args: object, **options: object) -> object:
         written = real(*args, **options)  # type: ignore[arg-type]
-        rig.core.delete_topic("t")
+        rig.core.topics.delete("t")
         return written
 
     rig.publisher._write_file = deleting  # type: ignore[method-assign,assignment]
     rig.publisher.publish(topic)
     assert files(store) == []
-    assert (topic.unpublished_bytes, rig.ledger.unpublished_bytes) == (0, 0)
+    assert (topic.unpublished_bytes, rig.partition_table.unpublished_bytes) == (0, 0)

@@ -9,7 +9,7 @@ import pytest
 
 
 def run(program: str) -> str:
-    """What a fresh interpreter prints."""
+    """Returns the output of a fresh interpreter."""
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )
@@ -18,7 +18,7 @@ def run(program: str) -> str:
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyspark.sql.datasource"])
 def test_without_spark_there_is_no_source(missing: str) -> None:
-    """Where Spark, or its support for Python sources, is missing, the import still works."""
+    """If Spark, or its support for Python sources, is missing, the import still works."""
     program = f"""
 import sys
 sys.modules[{missing!r}] = None
@@ -56,7 +56,7 @@ print(sorted(name for name in sys.modules if name.startswith(("sparklog", "pyarr
 
 
 def test_an_earlier_spark_is_served_with_what_it_has() -> None:
-    """Where names of 4.1 and 4.2 are missing, the source works, and refuses limits by name."""
+    """Without the names of 4.1 and 4.2 the source works, and refuses limits by name."""
     program = """
 import sys
 import pyspark.sql.datasource as known
@@ -74,5 +74,5 @@ except ValueError as error:
     print(error)
 """
     assert run(program) == (
-        "maxOffsetsPerTrigger = 'set': a Python source has limits since pyspark 4.2"
+        "Invalid option maxOffsetsPerTrigger = 'set': limits of a stream need pyspark 4.2 or later."
     )

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.record import (
+from sparklog.formats.record import (
     CREATE_TIME,
     HEADERS,
     LOG_APPEND_TIME,
@@ -60,7 +60,7 @@ def test_a_topic_name_by_kafkas_rule(name: str) -> None:
     "name", ["", ".", "..", "a" * 250, "a/b", "a b", "ä", "a\n", "../a", "a\0", None, 7]
 )
 def test_no_topic_name(name: object) -> None:
-    """Everything else is refused, and the refusal says what was given."""
+    """All other types are refused, and the error names the given type."""
     with pytest.raises(errors.BadTopicName) as refused:
         check_topic_name(name)
     assert refused.value.topic == name
@@ -102,7 +102,7 @@ def test_texts_and_blobs_become_binary(name: str, column: pa.Array) -> None:
 
 @pytest.mark.parametrize("name", ["key", "value", "timestamp", "headers"])
 def test_a_column_of_type_null_is_all_nulls(name: str) -> None:
-    """A column whose type nobody knew because it has no value has no value."""
+    """A column of type null has no values."""
     conformed = conform_payload(one_row(**{name: pa.nulls(1)}))
     assert conformed.schema.field(name) == PAYLOAD_SCHEMA.field(name)
     assert conformed.column(name).null_count == 1
@@ -186,7 +186,7 @@ WRONG: dict[str, pa.RecordBatch] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_no_payload(what: str) -> None:
-    """What is no payload is refused as a wrong schema, and never becomes other data."""
+    """A table that is no payload is refused as a wrong schema, and never becomes other data."""
     with pytest.raises(errors.WrongSchema):
         conform_payload(WRONG[what])
 
@@ -242,7 +242,7 @@ def payloads(draw: st.DrawFn) -> pa.RecordBatch:
 
 
 def test_rows_have_every_column() -> None:
-    """What a payload lacks is null, but the time, which is that of its arrival."""
+    """Missing columns of a payload are null, except the time, which is the arrival time."""
     batch = rows(
         payload([b"a", b"b"]),
         partition=3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -14,20 +15,20 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.storage import compaction, deltalog, retention, upkeep
+from sparklog.storage import delta_log, file_compaction, maintenance, retention
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,
-    NoFaults,
     PutUnresolved,
     ScriptedFaults,
+    SyncFailed,
 )
-from sparklog.storage.objects.memory import Moment, Operation
-from sparklog.storage.retention import Cut, Policy, choose, policy_of
+from sparklog.storage.objects.memory import Moment
+from sparklog.storage.retention import RetentionCut, RetentionPolicy, choose, policy_of
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
-    Change,
-    Table,
+    TableChange,
+    TopicTable,
     data_path,
     delete_change,
     describe_change,
@@ -87,7 +88,7 @@ def partitions(draw: st.DrawFn) -> TableSnapshot:
 
 
 def newest_us(file: TableFile) -> int:
-    """What age counts from."""
+    """Age counts from the time of the newest record."""
     found = file.max_timestamp_us
     return file.modified_us if found is None or found <= 0 else found
 
@@ -97,7 +98,7 @@ def test_what_leaves_is_the_oldest_and_nothing_else(snapshot: TableSnapshot) -> 
     """The log start rises over whole files, all of them due; what stays is not due, or newer."""
     (files,), (start,), (end,) = snapshot.files, snapshot.starts, snapshot.ends
     cuts = choose(snapshot, now_us=NOW_US)
-    cut = cuts[0] if cuts else Cut(partition=0, files=(), start=start)
+    cut = cuts[0] if cuts else RetentionCut(partition=0, files=(), start=start)
     left = [file for file in files if file not in cut.files]
     policy = policy_of(snapshot.config)
     # In order, without a hole, and never back.
@@ -225,10 +226,10 @@ def test_nothing_was_said() -> None:
     compacted = snapshot_of(*FOUR, retention_ms="1", cleanup_policy="compact")
     assert chosen(compacted, after_seconds=eternity) == ([], 0)
     nothing = snapshot_of(*FOUR, retention_ms="1", retention_bytes="1", cleanup_policy="")
-    assert policy_of(nothing.config) == Policy()
+    assert policy_of(nothing.config) == RetentionPolicy()
     both = snapshot_of(*FOUR, retention_ms="1", cleanup_policy="compact,delete")
     assert chosen(both, after_seconds=eternity)[1] == 40
-    assert policy_of({"retention.ms": "-1"}) == Policy()
+    assert policy_of({"retention.ms": "-1"}) == RetentionPolicy()
 
 
 def test_a_file_that_tells_nothing_is_in_the_way() -> None:
@@ -247,24 +248,26 @@ def test_files_that_overlap_leave_together() -> None:
     snapshot = snapshot_of({}, wide, {}, {}, retention_ms="5000")
     assert chosen(snapshot) == (["0", "1", "2"], 30)
     assert chosen(snapshot_of({}, wide, {}, {}, retention_ms="15000")) == (["0"], 10)
+    meeting = snapshot_of({}, {"last": 20}, {}, {}, retention_ms="15000")
+    assert chosen(meeting) == (["0"], 10)
 
 
 def test_what_lies_below_the_start_leaves_under_any_policy() -> None:
-    """Somebody has brought it back."""
+    """A file that another engine restored is removed again."""
     snapshot = snapshot_of(*FOUR, start=20, cleanup_policy="compact")
     assert chosen(snapshot) == (["0", "1"], 20)
     assert chosen(snapshot_of(*FOUR, start=25)) == (["0", "1"], 25)
 
 
 def test_a_file_spans_a_part_of_what_is_kept() -> None:
-    """So that its oldest record does not outstay its time by much."""
+    """A large file is cut early enough that its oldest record does not stay much too long."""
     assert retention.span_us({"retention.ms": "60000"}) == 6_000_000
     assert retention.span_us({"retention.ms": "-1"}) is None
     assert retention.span_us({"retention.ms": "60000", "cleanup.policy": "compact"}) is None
 
 
 def test_a_number_that_is_none() -> None:
-    """Written by somebody past our checks: named, and nothing leaves."""
+    """A value that was written past the checks is named, and nothing is removed."""
     with pytest.raises(errors.BadOption, match=r"retention\.ms"):
         chosen(snapshot_of(*FOUR, retention_ms="7 days"))
 
@@ -274,20 +277,14 @@ def test_a_number_that_is_none() -> None:
 
 @pytest.fixture
 def clock() -> ManualClock:
-    """A clock that stands still, on the time of the records."""
+    """A fixed clock, at the time of the records."""
     return tables.manual_clock()
 
 
 @pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
-@pytest.fixture
-def table(store: MemoryStore, clock: ManualClock) -> Table:
+def table(store: MemoryStore, clock: ManualClock) -> TopicTable:
     """Topic t of two partitions, the first with five files of ten records."""
-    found = Table(store, "t", clock=clock)
+    found = TopicTable(store, "t", clock=clock)
     create(found, 2)
     for _ in range(5):
         publish_rows(found, 0, 10)
@@ -295,20 +292,20 @@ def table(store: MemoryStore, clock: ManualClock) -> Table:
     return found
 
 
-def configure(table: Table, **config: str) -> None:
+def configure(table: TopicTable, **config: str) -> None:
     """The topic's configuration from now on."""
     named = {key.replace("_", "."): value for key, value in config.items()}
     table.commit(lambda before: describe_change(before, before.partitions, named))
 
 
-def offsets(table: Table, partition: int = 0) -> list[int]:
-    """What readers find."""
+def offsets(table: TopicTable, partition: int = 0) -> list[int]:
+    """Returns the rows that readers find."""
     return [offset for offset, _ in rows_of_table(table.store, table.clock, "t", partition)]
 
 
-def offsets_for_others(table: Table, partition: int = 0) -> list[int]:
-    """What an engine finds that knows nothing of log starts."""
-    snapshot = Table(table.store, "t", clock=table.clock).refresh()
+def offsets_for_others(table: TopicTable, partition: int = 0) -> list[int]:
+    """Returns the rows found by an engine that ignores log starts."""
+    snapshot = TopicTable(table.store, "t", clock=table.clock).refresh()
     found: list[int] = []
     for file in snapshot.files[partition]:
         read = pq.read_table(table.store.open(data_path("t", file)), columns=["offset"])
@@ -316,13 +313,13 @@ def offsets_for_others(table: Table, partition: int = 0) -> list[int]:
     return sorted(found)
 
 
-def last_actions(table: Table) -> deltalog.Actions:
-    """What the newest commit says."""
-    path = f"{table.log_folder}/{deltalog.commit_name(table.refresh().version)}"
-    return deltalog.decode_commit(table.store.get(path), path)
+def last_actions(table: TopicTable) -> delta_log.Actions:
+    """Returns the actions of the newest commit."""
+    path = f"{table.log_folder}/{delta_log.commit_name(table.refresh().version)}"
+    return delta_log.decode_commit(table.store.get(path), path)
 
 
-def test_retention_moves_the_start(table: Table, clock: ManualClock) -> None:
+def test_retention_moves_the_start(table: TopicTable, clock: ManualClock) -> None:
     """One commit removes the files of all partitions and says where they start."""
     configure(table, retention_bytes="1")
     version = table.snapshot.version
@@ -341,12 +338,12 @@ def test_retention_moves_the_start(table: Table, clock: ManualClock) -> None:
     assert retention.retain(table) == 0
     assert table.snapshot.version == version + 1
     clock.advance(table.removed_file_grace_seconds + 1)
-    assert upkeep.sweep_replaced(table) == 4
+    assert maintenance.sweep_replaced(table) == 4
     assert len([name for name in paths(table.store, "topics/t") if name.endswith("parquet")]) == 2
 
 
-def test_retention_of_everything(table: Table, clock: ManualClock) -> None:
-    """A table without files starts and ends at its end, and goes on from there."""
+def test_retention_of_everything(table: TopicTable, clock: ManualClock) -> None:
+    """A table without files starts and ends at its end, and continues there."""
     configure(table, retention_ms="1000")
     clock.advance(10.0)
     assert retention.retain(table) == 6
@@ -357,13 +354,13 @@ def test_retention_of_everything(table: Table, clock: ManualClock) -> None:
     assert offsets(table) == list(range(50, 55))
 
 
-def test_retention_takes_what_it_meets(table: Table) -> None:
-    """Where others were faster it chooses anew, from what is there then."""
+def test_retention_takes_what_it_meets(table: TopicTable) -> None:
+    """After losing a race, retention chooses again from the newest snapshot."""
     configure(table, retention_bytes="1")
-    other = Table(table.store, "t", clock=table.clock)
+    other = TopicTable(table.store, "t", clock=table.clock)
     other.refresh()
-    (group,) = compaction.choose(other.snapshot, compact_files=5)
-    assert compaction.compact(other, group) is not None
+    (group,) = file_compaction.choose(other.snapshot, compact_files=5)
+    assert file_compaction.compact(other, group) is not None
     assert retention.retain(table) == 0
     assert offsets(table) == list(range(50))
 
@@ -372,7 +369,7 @@ def test_retention_takes_what_it_meets(table: Table) -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 1, 9, 10, 11, 25, 49, 50])
-def test_deleted_records_are_gone_for_everybody(table: Table, offset: int) -> None:
+def test_deleted_records_are_gone_for_everybody(table: TopicTable, offset: int) -> None:
     """Up to the very offset, from the table too, by one commit; the rest is as it was."""
     version = table.snapshot.version
     found = retention.delete_records(table, TOPIC_ID, {0: offset})
@@ -388,7 +385,7 @@ def test_deleted_records_are_gone_for_everybody(table: Table, offset: int) -> No
         assert not any(add.data_change for add in actions.adds)
 
 
-def test_rows_that_stay_are_what_they_were(table: Table) -> None:
+def test_rows_that_stay_are_what_they_were(table: TopicTable) -> None:
     """Keys, values, headers and times of a rewritten file, and its bounds."""
     before = compaction_rows(table).slice(17)
     retention.delete_records(table, TOPIC_ID, {0: 17})
@@ -399,21 +396,21 @@ def test_rows_that_stay_are_what_they_were(table: Table) -> None:
     assert (file.min_timestamp_us, file.max_timestamp_us) == (times[0], times[2])
 
 
-def compaction_rows(table: Table) -> pa.Table:
+def compaction_rows(table: TopicTable) -> pa.Table:
     """All rows of partition 0."""
     snapshot = table.refresh()
     return pa.Table.from_batches(
         [
             batch
             for file in snapshot.files[0]
-            for batch in compaction.read_rows(
+            for batch in file_compaction.read_rows(
                 table.store, data_path("t", file), file, snapshot.ends[0]
             )
         ]
     ).combine_chunks()
 
 
-def test_deletion_of_several_partitions(table: Table) -> None:
+def test_deletion_of_several_partitions(table: TopicTable) -> None:
     """In one commit."""
     version = table.snapshot.version
     found = retention.delete_records(table, TOPIC_ID, {0: 12, 1: 10})
@@ -421,7 +418,7 @@ def test_deletion_of_several_partitions(table: Table) -> None:
     assert (offsets(table), offsets(table, 1)) == (list(range(12, 50)), [])
 
 
-def test_deletion_again(table: Table) -> None:
+def test_deletion_again(table: TopicTable) -> None:
     """A repetition, or a lower offset, changes nothing, not even the table's version."""
     version = retention.delete_records(table, TOPIC_ID, {0: 12}).version
     for offset in (12, 11, 0):
@@ -429,7 +426,7 @@ def test_deletion_again(table: Table) -> None:
         assert (found.version, found.starts) == (version, (12, 0))
 
 
-def test_what_deletion_refuses(table: Table) -> None:
+def test_what_deletion_refuses(table: TopicTable) -> None:
     """An offset beyond the table's end, and a table that is another topic's now; with no effect."""
     version = table.snapshot.version
     with pytest.raises(errors.OffsetOutOfRange):
@@ -442,7 +439,7 @@ def test_what_deletion_refuses(table: Table) -> None:
         retention.delete_records(table, TOPIC_ID, {0: 5})
 
 
-def test_deletion_in_a_file_without_statistics(table: Table, store: MemoryStore) -> None:
+def test_deletion_in_a_file_without_statistics(table: TopicTable, store: MemoryStore) -> None:
     """Another engine's file is opened, whatever order its rows are in, and rewritten if need be."""
     files = table.snapshot.files[0][1:3]
     rows = pa.concat_tables([pq.read_table(store.open(data_path("t", file))) for file in files])
@@ -460,7 +457,7 @@ def test_deletion_in_a_file_without_statistics(table: Table, store: MemoryStore)
         last=None,
         modified_us=table.clock.now_us(),
     )
-    table.commit(lambda _: Change(adds=(merged,), removes=files, data_change=False))
+    table.commit(lambda _: TableChange(adds=(merged,), removes=files, data_change=False))
     found = retention.delete_records(table, TOPIC_ID, {0: 5})
     assert merged.path in {file.path for file in found.files[0]}
     assert offsets(table) == list(range(5, 50))
@@ -470,14 +467,14 @@ def test_deletion_in_a_file_without_statistics(table: Table, store: MemoryStore)
     assert retention.delete_records(table, TOPIC_ID, {0: 15}).version == found.version
 
 
-def raced(table: Table, race: Callable[[Table], object], times: int = 1) -> Table:
-    """The same table, of which somebody else makes `race` just before each of some commits."""
+def raced(table: TopicTable, race: Callable[[TopicTable], object], times: int = 1) -> TopicTable:
+    """Returns the same table, where another writer makes `race` just before some commits."""
     races = [race] * times
 
-    class Raced(Table):
-        def commit(self, decide: Callable[[TableSnapshot], Change | None]) -> TableSnapshot:
+    class Raced(TopicTable):
+        def commit(self, decide: Callable[[TableSnapshot], TableChange | None]) -> TableSnapshot:
             if races:
-                other = Table(table.store, "t", clock=table.clock)
+                other = TopicTable(table.store, "t", clock=table.clock)
                 other.refresh()
                 races.pop()(other)
             return super().commit(decide)
@@ -485,13 +482,13 @@ def raced(table: Table, race: Callable[[Table], object], times: int = 1) -> Tabl
     return Raced(table.store, "t", clock=table.clock)
 
 
-def data_files(table: Table) -> list[str]:
+def data_files(table: TopicTable) -> list[str]:
     """Data files that stand, named or not."""
     return [name for name in paths(table.store, "topics/t") if name.endswith(".parquet")]
 
 
-def test_deletion_beside_a_publisher(table: Table) -> None:
-    """Records that come meanwhile change nothing about what is to go: the same rewrite is used."""
+def test_deletion_beside_a_publisher(table: TopicTable) -> None:
+    """Records that arrive meanwhile do not change the deletion: the same rewrite is used."""
     files = len(data_files(table))
     racing = raced(table, lambda other: publish_rows(other, 0, 10))
     assert retention.delete_records(racing, TOPIC_ID, {0: 15}).starts == (15, 0)
@@ -499,15 +496,15 @@ def test_deletion_beside_a_publisher(table: Table) -> None:
     assert len(data_files(table)) == files + 2
 
 
-def merge(other: Table) -> None:
+def merge(other: TopicTable) -> None:
     """All small files of the first partition become one."""
-    for group in compaction.choose(other.snapshot, everything=True):
+    for group in file_compaction.choose(other.snapshot, everything=True):
         if group.partition == 0:
-            compaction.compact(other, group)
+            file_compaction.compact(other, group)
 
 
-def test_deletion_beside_a_compaction(table: Table) -> None:
-    """Where the files were merged meanwhile, the merged one is rewritten, and nothing left over."""
+def test_deletion_beside_a_compaction(table: TopicTable) -> None:
+    """If the files were merged meanwhile, the merged file is rewritten, and no orphan remains."""
     files = len(data_files(table))
     found = retention.delete_records(raced(table, merge), TOPIC_ID, {0: 15})
     assert found.starts == (15, 0)
@@ -516,17 +513,17 @@ def test_deletion_beside_a_compaction(table: Table) -> None:
     assert len(data_files(table)) == files + 2
 
 
-def test_compaction_beside_a_deletion(table: Table) -> None:
+def test_compaction_beside_a_deletion(table: TopicTable) -> None:
     """A merge of files that are rewritten meanwhile is given up."""
     racing = raced(table, lambda other: retention.delete_records(other, TOPIC_ID, {0: 15}))
     racing.refresh()
-    group = compaction.choose(racing.snapshot, everything=True)[0]
-    assert compaction.compact(racing, group) is None
+    group = file_compaction.choose(racing.snapshot, everything=True)[0]
+    assert file_compaction.compact(racing, group) is None
     assert offsets(table) == offsets_for_others(table) == list(range(15, 50))
 
 
 @pytest.mark.parametrize(("mine", "others"), [(12, 25), (38, 31)])
-def test_two_deletions(table: Table, mine: int, others: int) -> None:
+def test_two_deletions(table: TopicTable, mine: int, others: int) -> None:
     """The farther one counts, whichever comes first."""
     racing = raced(table, lambda o: retention.delete_records(o, TOPIC_ID, {0: others}))
     found = retention.delete_records(racing, TOPIC_ID, {0: mine})
@@ -535,10 +532,10 @@ def test_two_deletions(table: Table, mine: int, others: int) -> None:
     assert offsets(table) == offsets_for_others(table) == list(range(farther, 50))
 
 
-def test_a_deletion_that_is_always_late(table: Table) -> None:
+def test_a_deletion_that_is_always_late(table: TopicTable) -> None:
     """It says so, has no effect, and leaves nothing behind."""
 
-    def rewrite(other: Table) -> None:
+    def rewrite(other: TopicTable) -> None:
         snapshot = other.refresh()
         (file, *_) = [each for each in snapshot.files[0] if (each.last or 0) >= 15]
         name = f"{other.snapshot.version:016x}"
@@ -546,17 +543,17 @@ def test_a_deletion_that_is_always_late(table: Table) -> None:
         path = f"partition=0/{TOPIC_ID}-{file.first}-{file.last}-{name}.parquet"
         other.store.put(f"topics/t/{path}", data)
         copy = dataclasses.replace(file, path=path, modified_us=other.clock.now_us() // 1000 * 1000)
-        other.commit(lambda _: Change(adds=(copy,), removes=(file,), data_change=False))
+        other.commit(lambda _: TableChange(adds=(copy,), removes=(file,), data_change=False))
 
     racing = raced(table, rewrite, times=limits.DELETE_ATTEMPTS)
-    with pytest.raises(errors.StorageUnavailable, match="others have rewritten"):
+    with pytest.raises(errors.StorageUnavailable, match="other writers have rewritten"):
         retention.delete_records(racing, TOPIC_ID, {0: 15})
     assert offsets(table) == list(range(50))
     assert len(data_files(table)) == 6 + limits.DELETE_ATTEMPTS
 
 
-def test_a_file_that_is_gone(table: Table, store: MemoryStore) -> None:
-    """A file that the table names and nobody finds is named; one below the offset is not missed."""
+def test_a_file_that_is_gone(table: TopicTable, store: MemoryStore) -> None:
+    """A missing file that the table names is reported; one below the offset is not missed."""
     first, second, *_ = table.snapshot.files[0]
     store.delete([data_path("t", first), data_path("t", second)])
     with pytest.raises(errors.MissingObject):
@@ -567,44 +564,69 @@ def test_a_file_that_is_gone(table: Table, store: MemoryStore) -> None:
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_a_commit_whose_answer_is_lost(
-    table: Table, store: MemoryStore, clock: ManualClock, moment: Moment
+    table: TopicTable, store: MemoryStore, clock: ManualClock, moment: Moment
 ) -> None:
-    """Whether it stands is found out; a repetition changes nothing."""
+    """An unknown outcome is resolved by reading back; a repetition changes nothing."""
     version = table.snapshot.version + 1
-    path = f"topics/t/_delta_log/{deltalog.commit_name(version)}"
+    path = f"topics/t/_delta_log/{delta_log.commit_name(version)}"
     lost = Fault(operation="put_new", prefix=path, error=PutUnresolved(path, "gone"), moment=moment)
-    faulty = Table(store.view(ScriptedFaults(lost)), "t", clock=clock)
+    faulty = TopicTable(store.view(ScriptedFaults(lost)), "t", clock=clock)
     found = retention.delete_records(faulty, TOPIC_ID, {0: 15})
     assert (found.version, found.starts) == (version, (15, 0))
     assert retention.delete_records(table, TOPIC_ID, {0: 15}).version == version
     assert offsets_for_others(table) == list(range(15, 50))
 
 
-def test_a_start_that_was_moved_is_durable(
-    table: Table, store: MemoryStore, clock: ManualClock
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.StorageUnavailable(operation="stat", path="x", reason="down"),
+        errors.RootNotWritable(root="s3://b", reason="403"),
+    ],
+    ids=lambda error: error.code,
+)
+@pytest.mark.parametrize("count", range(1, 5))
+def test_a_deletion_that_is_refused_anywhere_takes_no_other_row(
+    table: TopicTable,
+    store: MemoryStore,
+    clock: ManualClock,
+    refusal: errors.SparklogError,
+    count: int,
 ) -> None:
-    """Who finds it moved already makes sure of it before he says so."""
-    settled: list[str] = []
+    """The file with the rows that stay is removed only where no commit can name it."""
+    fault = Fault(operation="stat", error=refusal, count=count)
+    faulty = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    with contextlib.suppress(errors.OutcomeUnknown, type(refusal)):
+        retention.delete_records(faulty, TOPIC_ID, {0: 15})
+    start = table.refresh().starts[0]
+    assert offsets_for_others(table) == list(range(start, 50))
 
-    class Settling(NoFaults):
-        def before(self, operation: Operation, path: str) -> None:
-            if operation == "settle":
-                settled.append(path)
 
-    retention.delete_records(table, TOPIC_ID, {0: 15})
-    late = Table(store.view(Settling()), "t", clock=clock)
+def test_a_start_that_was_moved_is_durable(
+    table: TopicTable, store: MemoryStore, clock: ManualClock
+) -> None:
+    """A log start that another process moved, which died before it was durable, stays moved."""
+    dead = SyncFailed("?", "died between link and flush")
+    fault = Fault(operation="put_new", prefix=table.log_folder, error=dead, moment="between")
+    dying = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    with pytest.raises(SyncFailed):
+        retention.delete_records(dying, TOPIC_ID, {0: 15})
+    late = TopicTable(store, "t", clock=clock)
     assert retention.delete_records(late, TOPIC_ID, {0: 15}).starts == (15, 0)
-    assert settled == ["topics/t/_delta_log"]
+    store.lose_unsynced(lambda _: True)
+    assert TopicTable(store, "t", clock=clock).refresh().starts == (15, 0)
 
 
-def test_what_was_brought_back_goes_again(table: Table) -> None:
-    """Another engine restores a version of the past: nobody reads the rows, and they go again."""
+def test_what_was_brought_back_goes_again(table: TopicTable) -> None:
+    """After another engine restores an old version, no reader sees the rows, and they are removed
+    again.
+    """
     before = table.snapshot.files[0]
     retention.delete_records(table, TOPIC_ID, {0: 25})
     now = table.snapshot.files[0]
     removed = [file for file in now if file not in before]
     back = [file for file in before if file not in now]
-    table.commit(lambda _: Change(adds=tuple(back), removes=tuple(removed), data_change=True))
+    table.commit(lambda _: TableChange(adds=tuple(back), removes=tuple(removed), data_change=True))
     assert offsets(table) == list(range(25, 50))
     assert offsets_for_others(table) == list(range(50))
     assert retention.retain(table) == 2

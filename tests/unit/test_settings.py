@@ -1,4 +1,4 @@
-"""A broker's settings: where they come from, which goes first, and what is refused."""
+"""A broker's settings: their sources, the precedence of these, and the errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_shipped_file_lists_every_key_with_its_default() -> None:
 
 
 def test_shipped_file_says_why_for_every_key() -> None:
-    """Right above every key of `conf/broker.toml` stands a comment."""
+    """Every key of `conf/broker.toml` has a comment right above it."""
     lines = SHIPPED.read_text("utf-8").splitlines()
     bare = [
         line
@@ -160,11 +160,13 @@ def test_storage_options_of_all_sources_are_merged(tmp_path: Path) -> None:
 def test_unknown_key_of_the_file_is_named_with_the_nearest(
     tmp_path: Path, text: str, option: str, nearest: str
 ) -> None:
-    """A slip in the file is an error that names the file, the key and what was probably meant."""
+    """A misspelt key in the file is an error with the file, the key and the most similar one."""
     file = file_of(tmp_path, text)
     with pytest.raises(errors.UnknownOption) as caught:
         load_settings(file, {}, ROOT)
-    assert str(caught.value) == (f"{file} has no option {option!r}; did you mean {nearest!r}?")
+    assert str(caught.value) == (
+        f"There is no option {option!r} in {file}. Did you mean {nearest!r}?"
+    )
 
 
 def test_unknown_key_like_nothing_else_comes_without_a_hint(tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_slip_in_a_variable_is_named_with_the_nearest(variable: str, nearest: st
     with pytest.raises(errors.UnknownOption) as caught:
         load_settings(None, {variable: "8815"}, ROOT)
     assert caught.value.option == variable
-    assert caught.value.hint == f"; did you mean {nearest!r}?"
+    assert caught.value.hint == f" Did you mean {nearest!r}?"
 
 
 @pytest.mark.parametrize(
@@ -215,7 +217,7 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
     with pytest.raises(errors.UnknownOption) as caught:
         load_settings(None, {}, ROOT | {"writer.linger": None})
     assert str(caught.value) == (
-        "the command line has no option 'writer.linger'; did you mean 'writer.linger_ms'?"
+        "There is no option 'writer.linger' in the command line. Did you mean 'writer.linger_ms'?"
     )
 
 
@@ -239,12 +241,12 @@ def test_unknown_override_is_named_with_the_nearest() -> None:
         ("flight.listen", "host:65536", "expected host:port, the port from 0 to 65535"),
         ("kafka.advertised", "host:0", "expected host:port, the port from 1 to 65535"),
         ("flight.advertised", "grpc://host:1", "expected host:port, the port from 0 to 65535"),
-        ("kafka.listen", "0.0.0.0:9092", "clients cannot be told such an address"),
-        ("kafka.listen", "[::]:9092", "clients cannot be told such an address"),
+        ("kafka.listen", "0.0.0.0:9092", "clients cannot connect to this host"),
+        ("kafka.listen", "[::]:9092", "clients cannot connect to this host"),
         ("root", "", "name a folder, or an s3://, gs:// or az:// address"),
         ("root", "localhost:9092", "this looks like an address, and there is no folder"),
-        ("root", "~/data", "only a shell knows ~ as the home folder"),
-        ("kafka.listen", "127.0.0.1:8815", "flight.listen is the same"),
+        ("root", "~/data", "only a shell expands ~ to the home folder"),
+        ("kafka.listen", "127.0.0.1:8815", "flight.listen has the same address"),
         ("liveness.dead_after_seconds", 1.5, "must be at least twice liveness.heartbeat_seconds"),
         ("writer.max_record_bytes", 2**27, "must not be above writer.max_batch_bytes = 67108864"),
         ("publisher.unpublished_bytes", 1, "must not be above publisher.unpublished_bytes = 1"),
@@ -262,7 +264,7 @@ def test_bad_variable_is_named_as_it_was_written() -> None:
     with pytest.raises(errors.BadOption) as caught:
         load_settings(None, {"SPARKLOG_WRITER_LINGER_MS": "soon"}, ROOT)
     assert str(caught.value) == (
-        "SPARKLOG_WRITER_LINGER_MS = 'soon': expected an integer from -1 to 60000"
+        "Invalid option SPARKLOG_WRITER_LINGER_MS = 'soon': expected an integer from -1 to 60000."
     )
 
 
@@ -283,7 +285,7 @@ def test_table_written_as_a_value_is_refused(tmp_path: Path) -> None:
     """`writer = 3` says that a table is expected."""
     with pytest.raises(errors.BadOption) as caught:
         load_settings(file_of(tmp_path, "writer = 3"), {}, ROOT)
-    assert caught.value.reason == "expected a table, [writer]"
+    assert caught.value.reason == "write it as a table, [writer]"
 
 
 @pytest.mark.parametrize("text", ["id = ", None])

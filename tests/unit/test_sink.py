@@ -1,4 +1,4 @@
-"""The Spark sink without Spark: where rows go, what is refused, and batches that stand once."""
+"""The Spark sink without Spark: targets of rows, refusals, and batches that exist once."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ import sparklog
 from sparklog import errors, limits
 from sparklog.client import Log
 from sparklog.clock import SystemClock
-from sparklog.partitioner import murmur2, to_positive
-from sparklog.record import HEADERS
+from sparklog.formats.partitioner import murmur2, to_positive
+from sparklog.formats.record import HEADERS
 from sparklog.sinks import commit as commits
 from sparklog.sinks import datasink
 from sparklog.sinks.columns import check_columns
-from sparklog.sinks.datasink import Staged, Target
+from sparklog.sinks.datasink import StagedTask, WriteTarget
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
@@ -122,9 +122,13 @@ def test_a_payload_has_its_own_columns_and_types() -> None:
     [
         ({"topic": ["t", None]}, errors.WrongSchema, "topic is null"),
         ({"topic": ["t", "u"]}, errors.UnknownTopic, "'u'"),
-        ({"topic": ["t", "t"], "partition": [0, 2]}, errors.UnknownPartition, "0 to 1, not 2"),
-        ({"topic": ["t", "t"], "partition": [-1, 0]}, errors.UnknownPartition, "not -1"),
-        ({"topic": ["t", "t"], "partition": [None, -1]}, errors.UnknownPartition, "not -1"),
+        ({"topic": ["t", "t"], "partition": [0, 2]}, errors.UnknownPartition, "no partition 2"),
+        ({"topic": ["t", "t"], "partition": [-1, 0]}, errors.UnknownPartition, "no partition -1"),
+        (
+            {"topic": ["t", "t"], "partition": [None, -1]},
+            errors.UnknownPartition,
+            "no partition -1",
+        ),
     ],
 )
 def test_a_row_that_has_no_place_is_refused(
@@ -137,7 +141,7 @@ def test_a_row_that_has_no_place_is_refused(
 
 
 def test_a_record_over_the_limit_is_refused() -> None:
-    """Key, value and headers count together, as at the broker's door."""
+    """Key, value and headers count together, as in the broker's limit."""
     half = "x" * (limits.MAX_RECORD_BYTES // 2)
     fits = frame(key=[half, None], value=[half, None])
     assert sum(part.num_rows for *_, part in route(fits, 0, topic="t", counts={"t": 1})) == 2
@@ -150,11 +154,11 @@ def test_a_record_over_the_limit_is_refused() -> None:
             list(route(over, 0, topic="t", counts={"t": 1}))
 
 
-# ------------------------------------------------------------------------------ what is refused
+# ------------------------------------------------------------------------------ refusals
 
 
 def identity(**given: str) -> tuple[str | None, int]:
-    """What a batch write with these options is known by."""
+    """Returns the identity of a batch write with these options."""
     options = parse({"root": "memory://x", **given}, streaming=False)
     return options.query, options.batch
 
@@ -177,7 +181,7 @@ def test_no_topic_is_too_long_to_name_a_batch() -> None:
 
 
 def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) -> None:
-    """What Spark's Kafka connector is told of brokers is known to have no meaning here."""
+    """Broker options of Spark's Kafka connector are accepted without effect."""
     given = {"root": "memory://x", "kafka.bootstrap.servers": "k:9092", "kafka.acks": "all"}
     moved = parse({**given, "includeHeaders": "true"}, streaming=True).moved
     assert moved is not None
@@ -189,20 +193,20 @@ def test_options_of_a_moved_query_are_taken(caplog: pytest.LogCaptureFixture) ->
 @pytest.mark.parametrize(
     ("given", "streaming", "message"),
     [
-        ({"topik": "t"}, False, "did you mean 'topic'"),
-        ({"idempotencyKey": "a/b"}, False, "expected up to 200"),
-        ({"idempotencyKey": ".a"}, False, "expected up to 200"),
-        ({"idempotencyKey": "a"}, True, "known by its checkpoint"),
-        ({"txnAppId": "a", "txnVersion": "1"}, True, "known by its checkpoint"),
+        ({"topik": "t"}, False, "Did you mean 'topic'"),
+        ({"idempotencyKey": "a/b"}, False, "use 1–200 characters"),
+        ({"idempotencyKey": ".a"}, False, "use 1–200 characters"),
+        ({"idempotencyKey": "a"}, True, "checkpoint identifies"),
+        ({"txnAppId": "a", "txnVersion": "1"}, True, "checkpoint identifies"),
         ({"txnAppId": "a"}, False, "txnVersion = None: set both"),
         ({"txnVersion": "1"}, False, "txnAppId = None: set both"),
-        ({"txnAppId": "a/b", "txnVersion": "1"}, False, "txnAppId = 'a/b': expected up to 200"),
+        ({"txnAppId": "a/b", "txnVersion": "1"}, False, "txnAppId = 'a/b': use 1–200 characters"),
         ({"txnAppId": "a", "txnVersion": "-1"}, False, "from 0 to"),
         ({"txnAppId": "a", "txnVersion": "1.5"}, False, "expected a whole number"),
         (
             {"txnAppId": "a", "txnVersion": "1", "idempotencyKey": "a"},
             False,
-            "idempotencyKey = 'a': txnAppId and txnVersion say",
+            "idempotencyKey = 'a': txnAppId and txnVersion already identify",
         ),
         ({"valueFormat": "avro"}, False, "expected binary or json"),
         ({"checkpointLocation": "/x"}, False, "no option 'checkpointLocation'"),
@@ -235,9 +239,9 @@ JSON = {"valueFormat": "json"}
         ("value string; topic binary", {}, "'topic' is binary, not string"),
         ("value string; carrier string", {}, "no column 'carrier'; it has value, key"),
         ("value string; offset string", {}, "column 'offset' is string, not bigint"),
-        ("value string; key string; value string", {}, "column 'value' stands 2 times"),
+        ("value string; key string; value string", {}, "column 'value' occurs 2 times"),
         ("value string", {"topic": ""}, "topic name"),
-        ("value string", {"topic": "u"}, "no topic named 'u'"),
+        ("value string", {"topic": "u"}, "Topic 'u' does not exist"),
         ("key string; timestamp timestamp", JSON, "needs a column besides key, topic"),
         ("key integer; n integer", JSON, "column 'key' is int, not binary or string"),
     ],
@@ -308,7 +312,7 @@ def test_a_moved_query_is_told_once(
 def test_the_process_that_commits_tells_nothing(
     log: Log, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark makes a stream's writer there too, and the user has been told."""
+    """Spark creates a stream's writer there too, after the user was warned."""
     runner = "pyspark.sql.worker.python_streaming_sink_runner"
     assert importlib.util.find_spec(runner) is not None
     monkeypatch.setitem(sys.modules, runner, ModuleType(runner))
@@ -342,7 +346,7 @@ except errors.BadRequest as error:
 
 
 def test_an_earlier_spark_writes_batches(log: Log, tmp_path: Path) -> None:
-    """Spark 4.0 has no Arrow for a stream's sink; it is told, and foreachBatch serves it."""
+    """Spark 4.0 has no Arrow for a stream's sink; the error names foreachBatch, which works."""
     command = [sys.executable, "-c", EARLIER, str(tmp_path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
     assert said[0] == "BatchWriter"
@@ -357,16 +361,16 @@ class Sink:
 
     def __init__(self, root: Path, query: str = "query", batch: int = 0) -> None:
         self.store = LocalStore(root)
-        self.target = Target(root=self.store.uri, storage={}, topic="t", counts={"t": 2})
+        self.target = WriteTarget(root=self.store.uri, storage={}, topic="t", counts={"t": 2})
         self.query = query
         self.batch = batch
 
-    def stage(self, *values: str) -> Staged:
-        """What one task stages."""
+    def stage(self, *values: str) -> StagedTask:
+        """Returns the message of one staged task."""
         rows = iter([frame(value=list(values), key=list(values))])
         return datasink._stage(self.target, self.query, self.batch, rows)
 
-    def commit(self, *staged: Staged) -> None:
+    def commit(self, *staged: StagedTask) -> None:
         datasink._commit(self.target, staged)
 
     def files(self) -> set[str]:
@@ -382,7 +386,7 @@ def values_of(log: Log) -> list[str]:
 
 
 def test_a_batch_is_all_of_its_tasks(log: Log, tmp_path: Path) -> None:
-    """What several tasks staged is appended together, and readable at once."""
+    """Rows that several tasks staged are appended together, and readable at once."""
     sink = Sink(tmp_path)
     sink.commit(sink.stage("a", "b"), sink.stage("c"))
     assert values_of(log) == ["a", "b", "c"]
@@ -420,7 +424,7 @@ def test_a_rerun_drives_the_manifest_that_stands(log: Log, tmp_path: Path) -> No
         known = manifest.Manifest(query=sink.query, batch=batch, sections=decided)
         manifest.write(sink.store, known, SystemClock())
         sink.commit(
-            Staged(query=sink.query, batch=batch, encoded=b"\x90"),
+            StagedTask(query=sink.query, batch=batch, encoded=b"\x90"),
             *([sink.stage(rerun)] if rerun else []),
         )
     assert values_of(log) == ["decided 0", "decided 1"]
@@ -434,7 +438,7 @@ def test_an_empty_batch_leaves_nothing(log: Log, tmp_path: Path) -> None:
 
 
 class FakeTask:
-    """What a task's context knows of the micro-batch."""
+    """The micro-batch properties of a task's context."""
 
     def __init__(self, query: str, batch: int) -> None:
         self._properties = {QUERY_ID: query, "streaming.sql.batchId": str(batch)}
@@ -460,7 +464,7 @@ def test_a_copied_checkpoint_writes_to_its_own_topic(
 
 @pytest.mark.parametrize("is_swept", [False, True])
 def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_swept: bool) -> None:
-    """Where the rows say their topics, a copied checkpoint ends the query, naming the topics."""
+    """If the rows name their topics, a copied checkpoint ends the query and names the topics."""
     log.create_topic("u", partitions=2)
     sink = Sink(tmp_path)
     sink.commit(sink.stage("a"))
@@ -468,7 +472,7 @@ def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_s
         log.flush_to_table()
         sink.store.delete([f"staging/query/0/{name}" for name in sink.files()])
     other = Sink(tmp_path)
-    other.target = Target(root=sink.store.uri, storage={}, topic="u", counts={"u": 2})
+    other.target = WriteTarget(root=sink.store.uri, storage={}, topic="u", counts={"u": 2})
     with pytest.raises(errors.BadRequest, match="written to t before, and now goes to u"):
         other.commit(other.stage("b"))
     assert log.read("u").num_rows == 0
@@ -476,11 +480,11 @@ def test_a_batch_that_stands_elsewhere_is_refused(log: Log, tmp_path: Path, is_s
 
 
 def test_a_given_up_batch_is_refused(log: Log, tmp_path: Path) -> None:
-    """What the sweeper refused is not appended, and the error says what to do."""
+    """A batch that the sweeper refused is not appended, and the error says what to do."""
     sink = Sink(tmp_path)
     staged = sink.stage("a")
     manifest.refuse(sink.store, f"staging/{sink.query}/{sink.batch}", clock=SystemClock())
-    with pytest.raises(errors.BadRequest, match="start the query again"):
+    with pytest.raises(errors.BadRequest, match="Start the query again"):
         sink.commit(staged)
     assert values_of(log) == []
 
@@ -500,7 +504,7 @@ def test_a_query_that_was_given_up_stages_its_batch_again(log: Log, tmp_path: Pa
 
 
 def test_a_refusal_of_a_rerun_hides_nothing(log: Log, tmp_path: Path) -> None:
-    """A batch that stands is skipped, although a rerun of it was given up and its manifest swept.
+    """An appended batch is skipped, although a rerun was given up and its manifest swept.
 
     An error that says to write it again as a new batch would double it.
     """
@@ -526,12 +530,12 @@ def test_a_skipped_batch_is_told(
     assert caplog.records == []
     sink.commit(sink.stage("b"))
     assert [(each.name, each.getMessage()) for each in caplog.records] == [
-        ("sparklog.sinks", "batch 3 of query stands already, so it is not written again")
+        ("sparklog.sinks", "batch 3 of query was appended before and is not written again")
     ]
 
 
 def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
-    """Two attempts of one task stage twice; the one that nobody names goes with the batch."""
+    """If two attempts of a task staged rows, the unnamed one is removed with the batch."""
     sink = Sink(tmp_path)
     winner, loser = sink.stage("a"), sink.stage("a")
     unfinished = sink.stage("b")  # of a task that was killed
@@ -567,7 +571,7 @@ def test_other_engines_find_the_newest_batch_in_the_table(log: Log, tmp_path: Pa
 
 
 def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
-    """Of many jobs and of a query nothing is left under a local root once all is published."""
+    """After publishing, no staging folder of a job or query remains under a local root."""
     for number in range(5):
         for sink in (Sink(tmp_path, query=f"job{number}"), Sink(tmp_path, batch=number)):
             sink.commit(sink.stage(f"{number}"))
@@ -588,11 +592,11 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
 
 
 def test_a_named_write_is_its_version(log: Log, tmp_path: Path) -> None:
-    """What the options say is what its tasks stage for."""
+    """The tasks stage for the version that the options name."""
     given = {"root": str(tmp_path), "topic": "t", "txnAppId": "copy", "txnVersion": "17"}
     writer = datasink.batch_writer(given, schema_of("value string"), overwrite=False)
     staged = writer.write(iter([frame(value=["a"])]))
-    assert isinstance(staged, Staged)
+    assert isinstance(staged, StagedTask)
     assert (staged.query, staged.batch) == ("copy@t", 17)
 
 
@@ -623,7 +627,7 @@ def test_a_large_batch_of_many_sections_is_appended_once(log: Log, tmp_path: Pat
 def test_abort_removes_only_what_nobody_tried_to_commit(
     log: Log, tmp_path: Path, failed: bool
 ) -> None:
-    """Where every task has ended well a commit may have been tried, so its files stay."""
+    """If every task has succeeded, a commit may have been tried, so its files stay."""
     sink = Sink(tmp_path)
     staged = sink.stage("a")
     datasink._abort(sink.target, [staged, None] if failed else [staged])
@@ -633,7 +637,7 @@ def test_abort_removes_only_what_nobody_tried_to_commit(
 def test_a_failing_task_takes_its_files_along(
     log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it had put is removed before the error goes on."""
+    """The files of a failed task are removed before its error is raised."""
     monkeypatch.setattr(datasink, "StagingWriter", partial(StagingWriter, file_bytes=1))
     sink = Sink(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What a write inside `foreachBatch` is known by, in classic Spark and in Spark Connect."""
+"""The identity of a write inside `foreachBatch`, in classic Spark and in Spark Connect."""
 
 from __future__ import annotations
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,19 +17,19 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.sources import offsets, reader, tasks
-from sparklog.sources.bounds import EARLIEST, LATEST, AtTime
 from sparklog.sources.offsets import TopicOffsets
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import (
     Entry,
-    Kind,
+    EntryKind,
     Located,
+    ReadSource,
     RowGroup,
     Slice,
-    Source,
     TableFile,
     WalPosition,
 )
@@ -103,7 +105,7 @@ def test_many_small_entries_are_read_as_one_batch() -> None:
 
 
 def test_large_entries_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few rows may be heavy: what is read in one go is bounded by bytes too."""
+    """A few rows may be large: one read is bounded by bytes too."""
     world = World()
     for _ in range(10):
         world.append(1)
@@ -116,7 +118,7 @@ def test_large_entries_are_not_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
-    """What was sent as one batch of many rows is read in batches of `SCAN_BATCH_ROWS` at most."""
+    """A batch of many rows is read in batches of at most `SCAN_BATCH_ROWS`."""
     world = World()
     world.append(limits.SCAN_BATCH_ROWS + 7)
     scan = world.scan()
@@ -141,7 +143,7 @@ def _trimmed() -> World:
 def test_what_fell_below_the_log_start_is_a_loss(trimmed: World) -> None:
     """The error names partition and offsets, from a stream's position and from a plan alike."""
     start = position(trimmed.root.topic_id("t"), 3, 3)
-    with pytest.raises(errors.DataLoss, match="t-0: offsets 3 to 5 are gone") as raised:
+    with pytest.raises(errors.DataLoss, match="Offsets 3 to 5 of t-0 no longer exist") as raised:
         trimmed.planner().reconcile(start)
     assert raised.value.partition == 0
     with pytest.raises(errors.DataLoss, match="failOnDataLoss"):
@@ -149,7 +151,9 @@ def test_what_fell_below_the_log_start_is_a_loss(trimmed: World) -> None:
 
 
 def test_an_allowed_loss_is_logged_once(trimmed: World, caplog: pytest.LogCaptureFixture) -> None:
-    """With failOnDataLoss=false the query goes on from what is left, and the log says so."""
+    """With failOnDataLoss=false the query continues with the remaining records, and logs a
+    warning.
+    """
     planner = trimmed.planner(fail=False)
     start = position(trimmed.root.topic_id("t"), 3, 3)
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
@@ -160,16 +164,42 @@ def test_an_allowed_loss_is_logged_once(trimmed: World, caplog: pytest.LogCaptur
 
 
 def test_what_is_lost_between_plan_and_read_is_a_loss_too() -> None:
-    """A task whose file is gone for good raises, or goes on with what is left."""
+    """A task whose file is lost raises, or continues with the remaining records."""
     world = World()
     for _ in range(2):
         world.append(5)
         world.root.publish("t")
     slices = world.planner().slices({}, world.planner().latest())
     world.root.move_start("t", 0, 5)
-    with pytest.raises(errors.DataLoss, match="t-0: offsets 0 to 5"):
+    with pytest.raises(errors.DataLoss, match="Offsets 0 to 5 of t-0"):
         world.read(slices)
     assert world.read(slices, fail=False) == world.rows(0, 5, 10)
+
+
+def test_a_file_that_stays_away_is_named() -> None:
+    """A task that finds a file gone plans again, but not for ever if the table still names it."""
+    world = World()
+    world.append(5, 5)
+    world.root.publish("t")
+    slices = world.planner().slices({}, world.planner().latest())
+    store = open_store(world.uri)
+    (lost,) = [stat.name for stat in store.walk("topics/t") if stat.name.startswith("partition=1")]
+    store.delete([f"topics/t/{lost}"])
+    with pytest.raises(errors.MissingObject, match=f"{lost}.* named by each of 5 plans"):
+        world.read(slices)
+
+
+def test_a_planner_that_saw_less_looks_again_before_it_believes_a_loss() -> None:
+    """A position beyond the last snapshot may be of newer records, or of a new topic."""
+    world = World()
+    beginning = position(world.root.topic_id("t"), 0, 0)
+    behind = [world.planner(pattern="t|u") for _ in range(3)]
+    world.append(4, 2)
+    world.root.create_topic("u", 1)
+    at = world.planner(pattern="t|u").latest()
+    assert behind[0].reconcile(at) == at
+    assert world.read(behind[1].slices(beginning, at)) == world.rows(0, 0, 4) + world.rows(1, 0, 2)
+    assert behind[2].range("t", world.root.topic_id("t"), 0, 4, 4) == []
 
 
 def test_an_end_that_went_back_is_a_loss() -> None:
@@ -177,7 +207,7 @@ def test_an_end_that_went_back_is_a_loss() -> None:
     world = World()
     world.append(4)
     beyond = position(world.root.topic_id("t"), 9, 0)
-    with pytest.raises(errors.DataLoss, match="t-0: offsets 4 to 9 are gone: the log ends before"):
+    with pytest.raises(errors.DataLoss, match="4 to 9 of t-0 no longer exist: the log ends before"):
         world.planner().reconcile(beyond)
     assert world.planner(fail=False).reconcile(beyond)["t"].offsets == {0: 4, 1: 0}
 
@@ -202,8 +232,10 @@ def test_a_created_again_topic_is_another_topic() -> None:
         world.planner().slices({}, before)
 
 
-def test_a_deleted_topic_is_a_loss() -> None:
-    """It ends the query by name; where losses are allowed the other topics go on."""
+def test_a_deleted_topic_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    """It ends the query by name; if losses are allowed, the other topics continue, with one
+    warning.
+    """
     world = World()
     world.root.create_topic("u")
     failing, going_on = world.planner("t", "u"), world.planner("t", "u", fail=False)
@@ -211,13 +243,19 @@ def test_a_deleted_topic_is_a_loss() -> None:
     world.append(3)
     world.root.delete_topic("u")
     failing.refresh()
-    with pytest.raises(errors.TopicGone, match=r"'u' was deleted; the query was at offsets .0: 0"):
+    with pytest.raises(
+        errors.TopicGone, match=r"'u' was deleted. The query had read it up to .* .0: 0"
+    ):
         failing.reconcile(before)
     going_on.refresh()
-    assert going_on.reconcile(before) == position(world.root.topic_id("t"), 0, 0)
+    with caplog.at_level(logging.WARNING, "sparklog.sources"):
+        assert going_on.reconcile(before) == position(world.root.topic_id("t"), 0, 0)
+    assert [each.message.count("'u' was deleted") for each in caplog.records] == [1]
     assert going_on.latest() == position(world.root.topic_id("t"), 3, 0)
     with pytest.raises(errors.UnknownTopic, match="'u'"):  # a query that was never there
         failing.resolve("startingOffsets", None, otherwise=LATEST, late_is_latest=False)
+    with pytest.raises(errors.UnknownTopic, match="'u'"):  # one that never read it
+        failing.reconcile(position(world.root.topic_id("t"), 0, 0))
 
 
 def test_a_topic_that_matched_a_pattern_is_missed_too() -> None:
@@ -238,7 +276,7 @@ def test_a_topic_that_matched_a_pattern_is_missed_too() -> None:
 
 
 def test_what_is_new_and_has_lost_its_beginning_is_a_loss() -> None:
-    """A topic that a query has not seen begins at 0; what retention took before is told."""
+    """A new topic begins at 0 for a query; records that retention removed are reported as lost."""
     world = World()
     planner = world.planner(pattern="t|u")
     world.root.create_topic("u", 1)
@@ -248,14 +286,14 @@ def test_what_is_new_and_has_lost_its_beginning_is_a_loss() -> None:
     world.root.move_start("u", 0, 5)
     at = position(world.root.topic_id("t"), 0, 0)
     planner.refresh()
-    with pytest.raises(errors.DataLoss, match="u-0: offsets 0 to 5 are gone"):
+    with pytest.raises(errors.DataLoss, match="Offsets 0 to 5 of u-0 no longer exist"):
         planner.reconcile(at)
     going_on = world.planner(pattern="t|u", fail=False)
     assert going_on.reconcile(at)["u"].offsets == {0: 5}
 
 
 def test_a_topic_that_is_not_selected_any_more_is_told() -> None:
-    """What was planned of it is still read; then it is a loss, as in Spark's Kafka source."""
+    """Its planned records are still read; then it is a loss, as in Spark's Kafka source."""
     world = World()
     world.root.create_topic("u", 1)
     world.root.append(("u", 0, payload([b"v"])))
@@ -263,7 +301,7 @@ def test_a_topic_that_is_not_selected_any_more_is_told() -> None:
     planner = world.planner("t")
     assert world.read(planner.slices(before, at)) == [(b"v", "u", 0, 0)]
     assert planner.latest().keys() == {"t"}
-    with pytest.raises(errors.TopicGone, match="'u' is not selected any more"):
+    with pytest.raises(errors.TopicGone, match="'u' is no longer selected"):
         planner.reconcile(at)
     assert world.planner("t", fail=False).reconcile(at).keys() == {"t"}
 
@@ -276,12 +314,12 @@ def test_a_partition_that_is_not_assigned_any_more_is_told() -> None:
     selection = Selection(topics=("t",), assigned={"t": (1,)})
     planner = Planner(view, selection, fail_on_data_loss=True)
     planner.refresh()
-    with pytest.raises(errors.TopicGone, match=r"'t' is not read in partitions \[0\] any more"):
+    with pytest.raises(errors.TopicGone, match=r"'t' is no longer read in partitions \[0\]"):
         planner.reconcile(at)
 
 
 def test_a_topic_that_goes_between_plan_and_read_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A task that is told so by a broker says it, or goes on without."""
+    """A task that gets this error from a broker raises it, or continues without the topic."""
     world = World()
     world.append(3)
     slices = world.planner().slices({}, world.planner().latest())
@@ -334,7 +372,7 @@ def test_bounds_are_resolved_against_what_there_is(trimmed: World) -> None:
 def test_bounds_name_every_partition(trimmed: World, asked: dict[int, int]) -> None:
     """A partition that is left out, or that there is not, is refused."""
     with pytest.raises(
-        errors.BadOption, match=r"name all partitions that are read, .* .'t': .0, 1"
+        errors.BadOption, match=r"name exactly the partitions that are read: .'t': .0, 1"
     ):
         trimmed.planner().resolve(
             "startingOffsets", {"t": asked}, otherwise=LATEST, late_is_latest=False
@@ -343,7 +381,7 @@ def test_bounds_name_every_partition(trimmed: World, asked: dict[int, int]) -> N
 
 @pytest.mark.parametrize("offset", [4, 11])
 def test_bounds_outside_the_log_are_a_loss(trimmed: World, offset: int) -> None:
-    """An offset that is not there is told, with what is; or moved to it."""
+    """An offset outside of the log is reported with the valid range, or moved into it."""
     asked = {"t": {0: offset, 1: 0}}
     with pytest.raises(errors.OffsetOutOfRange, match="outside the range 5 to 10"):
         trimmed.planner().resolve("startingOffsets", asked, otherwise=LATEST, late_is_latest=False)
@@ -435,8 +473,26 @@ def test_a_position_survives_the_checkpoint(spans: dict[str, list[tuple[int, int
 )
 def test_another_source_s_checkpoint_is_refused(stored: dict[str, Any]) -> None:
     """A position that is not ours is never guessed at."""
-    with pytest.raises(errors.BadRequest, match="checkpoint is not of this source"):
+    with pytest.raises(errors.BadRequest, match="checkpoint was written by another source"):
         offsets.decode(stored)
+
+
+def test_the_end_of_a_first_batch_holds_its_start() -> None:
+    """A new or recreated topic is read from its log start."""
+    start = {"t": TopicOffsets("id", {0: 5, 1: 0}), "u": TopicOffsets("old", {0: 3})}
+    end = {
+        "t": TopicOffsets("id", {0: 9, 1: 2}),
+        "u": TopicOffsets("new", {0: 4}),
+        "v": TopicOffsets("v", {0: 1}),
+    }
+    stored = json.loads(json.dumps(offsets.encode_first(start, end)))
+    assert offsets.decode(stored) == end
+    assert offsets.start_within(stored) == {
+        "t": start["t"],
+        "u": TopicOffsets("new", {}),
+        "v": TopicOffsets("v", {}),
+    }
+    assert offsets.start_within(offsets.encode(end)) is None
 
 
 # ------------------------------------------------------------------------------ tasks
@@ -460,7 +516,7 @@ def file_slice(
         partition=partition,
         first=first,
         end=end,
-        source=Source.FILES,
+        source=ReadSource.FILES,
         files=(file,),
     )
 
@@ -510,7 +566,7 @@ def test_a_large_scan_keeps_every_core_busy() -> None:
 
 
 def test_a_small_scan_is_one_task() -> None:
-    """What is read in a moment is not worth a second worker."""
+    """A short scan is not worth a second worker."""
     slices = [file_slice(at, at + 100) for at in range(0, 1_000, 100)]
     assert len(tasks.pack(slices, parallelism=8, row_groups=dense)) == 1
     assert tasks.pack([], parallelism=8, row_groups=dense) == []
@@ -539,12 +595,24 @@ def test_the_user_may_ask_for_more_tasks() -> None:
     """minPartitions goes beyond what the driver's cores say, as far as slices can be cut."""
     slices = [file_slice(at, at + 100) for at in range(0, 1_000, 100)]
     assert len(tasks.pack(slices, parallelism=1, row_groups=dense, least=5)) == 5
+    two = [file_slice(at, at + 1_000_000) for at in (0, 1_000_000)]
+    dealt = tasks.pack(two, parallelism=1, row_groups=dense, least=4)
+    assert [len(task) for task in dealt] == [1, 1, 1, 1]
+
+
+def test_a_slice_weighs_as_much_as_its_part_of_a_file() -> None:
+    """Few heavy records make several tasks; two slices of one file are not as much as two files."""
+    heavy = [file_slice(at, at + 1, limits.TASK_MIN_BYTES) for at in range(6)]
+    assert len(tasks.pack(heavy, parallelism=4, row_groups=dense)) == 6
+    file = file_slice(0, 2, limits.TASK_MIN_BYTES * 3 // 4)
+    halves = [msgspec.structs.replace(file, end=1), msgspec.structs.replace(file, first=1)]
+    assert len(tasks.pack(halves, parallelism=4, row_groups=dense)) == 1
 
 
 def entry_slice(first: int, end: int, partition: int = 0) -> Slice:
     """A small entry of the log."""
     entry = Entry(
-        kind=Kind.RECORDS, base_offset=first, count=end - first, length=100 * (end - first)
+        kind=EntryKind.RECORDS, base_offset=first, count=end - first, length=100 * (end - first)
     )
     located = Located(entry, WalPosition(0, 1, first), 0)
     return Slice(
@@ -553,7 +621,7 @@ def entry_slice(first: int, end: int, partition: int = 0) -> Slice:
         partition=partition,
         first=first,
         end=end,
-        source=Source.WAL,
+        source=ReadSource.WAL,
         entry=located,
     )
 
@@ -610,7 +678,7 @@ def test_partitions_of_a_micro_batch_are_cut_where_the_user_asks_for_it() -> Non
 
 
 def test_tasks_are_sized_by_rows_and_not_by_offsets() -> None:
-    """Where keys were compacted, a span of offsets holds few rows: that is one small task."""
+    """After log compaction a span of offsets holds few rows: that is one small task."""
     compacted = [file_slice(0, 100_000_000, every=1_000_000)]
     assert len(tasks.pack(compacted, parallelism=8, row_groups=dense)) == 1
     assert len(tasks.pack(compacted, parallelism=8, row_groups=dense, most_records=100)) == 1
@@ -619,6 +687,11 @@ def test_tasks_are_sized_by_rows_and_not_by_offsets() -> None:
     assert [len(task) for task in dealt] == [2, 1, 1, 1]  # the first row is no quarter of all
     rows = [sum(each.end - max(each.first, 100_000_000) for each in task) for task in dealt]
     assert max(rows[1:]) < 1.5 * min(rows[1:])
+
+
+def _groups_of_25(first: int) -> list[tuple[int, int, int]]:
+    """Returns first offset, last offset and rows of the groups that remain of 400 offsets."""
+    return [(at, min(at + 24, 399), min(25, 400 - at)) for at in range(first, 400, 25)]
 
 
 @pytest.mark.parametrize(
@@ -634,13 +707,16 @@ def test_tasks_are_sized_by_rows_and_not_by_offsets() -> None:
         ([(0, 199, 100), (200, 399, 100), (1, 150, 100), (201, 360, 100)], [200]),
         # Most rows at the end.
         ([(0, 9, 10), (10, 19, 10), (20, 399, 380)], [20]),
+        # A group that begins at the end of the slice is not read; one that reaches into it is.
+        ([*_groups_of_25(0), (400, 999, 600)], [50, 100, 150, 200, 250, 300, 350]),
+        ([(-600, 0, 601), *_groups_of_25(1)], [1, 26, 151, 276]),
         ([], []),
     ],
 )
 def test_a_file_is_cut_where_no_row_group_has_both_sides(
     groups: list[tuple[int, int, int]], expected: list[int]
 ) -> None:
-    """So no row is decoded twice, whatever order another engine has left."""
+    """No row is decoded twice, whatever the order of a foreign file."""
     file = file_slice(0, 400, bytes_per_row=10_000_000)
 
     def told(slices: Sequence[Slice]) -> list[list[RowGroup]]:

@@ -1,4 +1,4 @@
-"""The Spark source and consumer groups: where one is, and how it is told where a query is."""
+"""The Spark source and consumer groups: start from a group's offsets, and commits to a group."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import sparklog
-from sparklog import consumeroffsets, errors, limits, wire
+from sparklog import errors, limits
 from sparklog.client import Log
+from sparklog.formats import consumer_offsets, flight_messages
 from sparklog.settings import GroupSettings
 from sparklog.sources import groups, offsets, stream, views
-from sparklog.sources.bounds import EARLIEST, LATEST, OfGroup
 from sparklog.sources.groups import GroupReporter, Progress, sender
 from sparklog.sources.offsets import Position
-from sparklog.sources.options import Place, parse
+from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
-from sparklog.sources.reader import view_of
+from sparklog.sources.reader import read_slices, view_of
 from sparklog.sources.selection import Selection
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, OfGroup
 from sparklog.sources.stream import EarlierStreamReader, StreamReader
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore, ObjectMissing
@@ -41,7 +42,7 @@ PATIENCE_SECONDS = 30.0
 
 
 def start_of(planner: Planner, otherwise: int | None = EARLIEST, group: str = "g") -> Any:
-    """Where a query begins in `t`, by partition."""
+    """Returns the start offsets of a query in `t`, by partition."""
     found = planner.resolve(
         "startingOffsets", OfGroup(group, otherwise), otherwise=LATEST, late_is_latest=False
     )
@@ -66,7 +67,7 @@ STEPS = st.lists(
 @settings(max_examples=60)
 @given(steps=STEPS)
 def test_the_last_word_of_a_group_counts(steps: list[Any]) -> None:
-    """Wherever it stands, table or log; what was taken back, and other groups', does not."""
+    """The last commit counts, in table or log; deleted ones and other groups' do not."""
     world = World()
     world.append(9, 9)
     stands: dict[str, dict[int, int]] = {}
@@ -88,18 +89,20 @@ def test_the_last_word_of_a_group_counts(steps: list[Any]) -> None:
             expected = {0: 0, 1: 0} | stands[group]
             assert start_of(world.planner(), group=group) == expected
         else:
-            with pytest.raises(errors.BadOption, match=f"group.id = '{group}': there is no such"):
+            with pytest.raises(
+                errors.BadOption, match=f"group.id = '{group}': the consumer group does not exist"
+            ):
                 start_of(world.planner(), group=group)
 
 
 def test_only_the_partition_of_the_group_is_read() -> None:
-    """What stands in another, such as a tombstone of its key, says nothing."""
+    """Records in other partitions, such as a tombstone of the key, do not count."""
     world = World()
     world.append(5, 5)
     world.commit("g", {0: 2})
-    other = (consumeroffsets.partition_of("g", limits.OFFSETS_PARTITIONS) + 1) % 8
-    key = consumeroffsets.encode_key(consumeroffsets.OffsetKey("g", "t", 0))
-    world.root.append((consumeroffsets.TOPIC, other, payload([None], key=[key])))
+    other = (consumer_offsets.partition_of("g", limits.OFFSETS_PARTITIONS) + 1) % 8
+    key = consumer_offsets.encode_key(consumer_offsets.OffsetKey("g", "t", 0))
+    world.root.append((consumer_offsets.TOPIC, other, payload([None], key=[key])))
     assert start_of(world.planner()) == {0: 2, 1: 0}
 
 
@@ -114,11 +117,13 @@ def test_partitions_without_a_commit_begin_where_the_option_says(
         assert start_of(world.planner(), EARLIEST) == {0: 1, 1: 0}
         assert start_of(world.planner(), LATEST) == {0: 1, 1: 4}
     assert [record.getMessage() for record in caplog.records] == [
-        f"group 'g' has committed nothing of t-1: read from the {where} on,"
-        " as groupOffsetReset says"
+        f"group 'g' has no committed offset for t-1: starting at the {where} of the log"
+        " (groupOffsetReset)"
         for where in ("start", "end")
     ]
-    with pytest.raises(errors.BadOption, match="'error': group 'g' has committed nothing of t-1"):
+    with pytest.raises(
+        errors.BadOption, match="'error': group 'g' has no committed offset for t-1"
+    ):
         start_of(world.planner(), None)
 
 
@@ -141,11 +146,13 @@ def test_a_topic_created_again_is_never_read_under_an_old_offset() -> None:
 
 @pytest.mark.parametrize("with_others", [False, True])
 def test_a_group_that_does_not_exist_is_told_by_name(with_others: bool) -> None:
-    """Where nobody has ever committed anything, and where others have."""
+    """The error names the group, whether or not other groups have commits."""
     world = World()
     if with_others:
         world.commit("h", {0: 0})
-    with pytest.raises(errors.BadOption, match=r"group.id = 'g': there is no such consumer group"):
+    with pytest.raises(
+        errors.BadOption, match=r"group.id = 'g': the consumer group does not exist"
+    ):
         start_of(world.planner())
 
 
@@ -153,15 +160,15 @@ def test_a_group_that_has_only_read_other_topics_exists() -> None:
     """It has committed nothing of this one."""
     world = World()
     world.append(2, 2)
-    key = consumeroffsets.encode_key(consumeroffsets.GroupKey("g"))
+    key = consumer_offsets.encode_key(consumer_offsets.GroupKey("g"))
     world.commit("h", {0: 1})
-    number = consumeroffsets.partition_of("g", limits.OFFSETS_PARTITIONS)
-    world.root.append((consumeroffsets.TOPIC, number, payload([b"a group"], key=[key])))
+    number = consumer_offsets.partition_of("g", limits.OFFSETS_PARTITIONS)
+    world.root.append((consumer_offsets.TOPIC, number, payload([b"a group"], key=[key])))
     assert start_of(world.planner()) == {0: 0, 1: 0}
 
 
 def test_committed_offsets_that_are_gone_are_a_loss(caplog: pytest.LogCaptureFixture) -> None:
-    """Below the log start or beyond the end: an error by name, or what is left."""
+    """Below the log start or beyond the end: an error by name, or the remaining records."""
     world = World()
     for _ in range(2):
         world.append(5, 5)
@@ -169,9 +176,11 @@ def test_committed_offsets_that_are_gone_are_a_loss(caplog: pytest.LogCaptureFix
     world.root.move_start("t", 0, 5)
     world.commit("g", {0: 3, 1: 3})
     world.commit("h", {0: 7, 1: 12})
-    with pytest.raises(errors.DataLoss, match="t-0: offsets 3 to 5 are gone: the log starts later"):
+    with pytest.raises(
+        errors.DataLoss, match="3 to 5 of t-0 no longer exist: the log now starts later"
+    ):
         start_of(world.planner())
-    with pytest.raises(errors.DataLoss, match="t-1: offsets 10 to 12 are gone: the log ends"):
+    with pytest.raises(errors.DataLoss, match="10 to 12 of t-1 no longer exist: the log ends"):
         start_of(world.planner(), group="h")
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
         assert start_of(world.planner(fail=False)) == {0: 5, 1: 3}
@@ -180,7 +189,7 @@ def test_committed_offsets_that_are_gone_are_a_loss(caplog: pytest.LogCaptureFix
 
 
 def test_a_group_may_be_ahead_of_the_last_look() -> None:
-    """What it has read since then is no loss."""
+    """Offsets that the group has read since the snapshot are no loss."""
     world = World()
     world.append(2)
     planner = world.planner()
@@ -215,11 +224,11 @@ def test_offsets_that_move_while_they_are_read_are_found(monkeypatch: pytest.Mon
         start_of(planner)
 
 
-# ------------------------------------------------------------------------------ telling a group
+# ------------------------------------------------------------------------------ commits to a group
 
 
 class Group:
-    """Takes commits, or fails as it was told to, or waits."""
+    """Takes commits, fails as configured, or waits."""
 
     def __init__(self) -> None:
         self.commits: list[dict[int, int]] = []
@@ -255,13 +264,13 @@ def at(*offsets: int) -> Position:
 
 
 def test_the_newest_position_is_committed_one_commit_at_a_time(group: Group) -> None:
-    """What is overtaken while another commit is under way is left out; nobody waits for it."""
+    """Positions overtaken during a commit are left out, and no caller waits for them."""
     reporter = group.reporter()
     group.may_go_on.clear()
-    reporter.tell(at(1, 0))
+    reporter.report(at(1, 0))
     assert group.began.acquire(timeout=PATIENCE_SECONDS)
     for offset in range(2, 50):
-        reporter.tell(at(offset, 0))
+        reporter.report(at(offset, 0))
     assert group.attempts == 1
     group.may_go_on.set()
     reporter.close(PATIENCE_SECONDS)
@@ -269,17 +278,17 @@ def test_the_newest_position_is_committed_one_commit_at_a_time(group: Group) -> 
 
 
 def test_what_has_not_changed_is_committed_again_in_time(group: Group) -> None:
-    """Offsets expire that nobody commits again; in between only what has changed is."""
+    """Unchanged offsets are committed again before they expire; otherwise only changes are."""
     reporter = group.reporter()
-    for position_told in (at(1, 5), at(1, 5), at(2, 5)):
-        reporter.tell(position_told)
+    for each in (at(1, 5), at(1, 5), at(2, 5)):
+        reporter.report(each)
         reporter.flush(PATIENCE_SECONDS)
     reporter.close(PATIENCE_SECONDS)
     assert group.commits == [{0: 1, 1: 5}, {0: 2}]
     group.commits.clear()
     reporter = group.reporter(again_seconds=0.0)
-    for position_told in (at(1, 5), at(1, 5), at(2, 5)):
-        reporter.tell(position_told)
+    for each in (at(1, 5), at(1, 5), at(2, 5)):
+        reporter.report(each)
         reporter.flush(PATIENCE_SECONDS)
     reporter.close(PATIENCE_SECONDS)
     assert group.commits == [{0: 1, 1: 5}, {0: 1, 1: 5}, {0: 2, 1: 5}]
@@ -288,9 +297,9 @@ def test_what_has_not_changed_is_committed_again_in_time(group: Group) -> None:
 def test_commits_keep_their_distance_unless_it_is_the_last(group: Group) -> None:
     """The first goes at once, the next only after a while, and `flush` waits for no interval."""
     reporter = group.reporter(interval_seconds=LONG_SECONDS)
-    reporter.tell(at(1, 1))
+    reporter.report(at(1, 1))
     wait_until(lambda: group.commits == [{0: 1, 1: 1}], "the first was committed")
-    reporter.tell(at(2, 1))
+    reporter.report(at(2, 1))
     time.sleep(SHORT_SECONDS)
     assert group.attempts == 1
     reporter.flush(PATIENCE_SECONDS)
@@ -306,15 +315,15 @@ def test_a_failure_is_told_once_and_tried_again(
     group.failures = [gone, gone, OSError("odd"), gone]
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
         reporter = group.reporter(retry_seconds=0.0)
-        reporter.tell(at(3, 3))
+        reporter.report(at(3, 3))
         wait_until(lambda: group.commits == [{0: 3, 1: 3}], "it was tried often enough")
         group.failures = [gone]
-        reporter.tell(at(4, 3))
+        reporter.report(at(4, 3))
         wait_until(lambda: group.commits[1:] == [{0: 4}], "the next was tried again")
         reporter.close(PATIENCE_SECONDS)
     told = [record.getMessage() for record in caplog.records]
     assert ["no broker" in each for each in told] == [True, False, True]
-    assert all("'g'" in each and "the query goes on" in each for each in told)
+    assert all("'g'" in each and "the query continues" in each for each in told)
 
 
 def test_a_group_with_members_is_told_what_to_do(
@@ -325,11 +334,11 @@ def test_a_group_with_members_is_told_what_to_do(
     reporter = group.reporter()
     with caplog.at_level(logging.WARNING, "sparklog.sources"):
         for offset in range(3):
-            reporter.tell(at(offset, 0))
+            reporter.report(at(offset, 0))
             reporter.flush(PATIENCE_SECONDS)
     reporter.close(PATIENCE_SECONDS)
     (told,) = caplog.messages
-    assert "group 'g': it has members (stop them, or let commitToGroup name a group" in told
+    assert "group 'g': the group has members (stop them, or set commitToGroup to" in told
     assert group.commits == [{0: 2, 1: 0}]
 
 
@@ -337,20 +346,20 @@ def test_the_end_of_a_query_waits_for_no_broker_for_long(group: Group) -> None:
     """`flush` ends with a failure, or when its time is over."""
     group.failures = [OSError("odd")]
     reporter = group.reporter()
-    reporter.flush(PATIENCE_SECONDS)  # nothing was told
-    reporter.tell(at(1, 0))
+    reporter.flush(PATIENCE_SECONDS)  # nothing was committed
+    reporter.report(at(1, 0))
     began = time.monotonic()
     reporter.flush(LONG_SECONDS)
     assert group.failures == []
     group.may_go_on.clear()
-    reporter.tell(at(2, 0))
+    reporter.report(at(2, 0))
     reporter.close(SHORT_SECONDS)
     assert time.monotonic() - began < PATIENCE_SECONDS
-    reporter.tell(at(3, 0))
+    reporter.report(at(3, 0))
     reporter.flush(LONG_SECONDS)  # it is closed
 
 
-# ------------------------------------------------------------------------------ what a stream tells
+# ------------------------------------------------------------------------------ commits of a stream
 
 
 @pytest.fixture(name="told")
@@ -363,14 +372,14 @@ def _told(monkeypatch: pytest.MonkeyPatch, group: Group) -> Group:
 def stream_of(
     world: World, kind: type[StreamReader] = StreamReader, /, **changes: str
 ) -> StreamReader:
-    """A stream from the beginning of the world's topic, which tells group `g`."""
+    """Returns a stream from the beginning of the world's topic that commits to group `g`."""
     given = {"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"}
     options = parse(given | {"pollInterval": "0ms", "commitToGroup": "g"} | changes)
     return kind(options, world.scan(), WatchedClock())
 
 
 def test_a_stream_tells_where_it_starts_from(told: Group) -> None:
-    """What Spark starts the next batch from is done: so an idle query has no lag."""
+    """The start of the next batch is committed, so an idle query has no lag."""
     world = World()
     world.append(3, 2)
     reader = stream_of(world)
@@ -395,7 +404,7 @@ def test_available_now_ends_with_its_last_commit(told: Group) -> None:
 
 
 def test_a_query_waits_for_its_last_commits_so_long_in_all(told: Group) -> None:
-    """One that is done with this source may go on with another, and ask again and again."""
+    """The wait is bounded in total, although Spark may ask several times."""
     world, clock = World(), WatchedClock()
     world.append(3, 2)
     given = {"root": world.uri, "subscribe": "t", "commitToGroup": "g"}
@@ -419,7 +428,7 @@ def test_a_query_waits_for_its_last_commits_so_long_in_all(told: Group) -> None:
 
 
 def test_a_stream_of_an_earlier_spark_tells_what_was_committed(told: Group) -> None:
-    """It is asked where the log ends before a batch is read, which tells nobody anything."""
+    """Asking for the log end before a batch is read commits nothing."""
     world = World()
     world.append(3, 2)
     reader = stream_of(world, EarlierStreamReader)
@@ -436,7 +445,7 @@ def test_a_stream_of_an_earlier_spark_tells_what_was_committed(told: Group) -> N
 
 
 def test_a_stream_without_the_option_tells_nobody(told: Group) -> None:
-    """Whatever Spark calls."""
+    """Without the option no call of Spark commits anything."""
     world = World()
     world.append(3)
     options = parse({"root": world.uri, "subscribe": "t", "startingOffsets": "earliest"})
@@ -448,7 +457,7 @@ def test_a_stream_without_the_option_tells_nobody(told: Group) -> None:
 
 
 def test_the_first_position_of_a_stream_stays() -> None:
-    """Spark may ask for it twice, and a group go on in between."""
+    """Spark may ask for it twice while the group moves on."""
     world = World()
     world.append(5, 5)
     world.commit("g", {0: 1, 1: 1})
@@ -491,14 +500,14 @@ def _log(tmp_path: Path) -> Iterator[Log]:
 
 
 @pytest.fixture(name="by_root")
-def _by_root(tmp_path: Path) -> Iterator[Place]:
-    yield Place(root=str(tmp_path))
+def _by_root(tmp_path: Path) -> Iterator[LogLocation]:
+    yield LogLocation(root=str(tmp_path))
     groups._connection.cache_clear()
 
 
-def test_root_and_broker_say_the_same_of_a_group(log: Log, by_root: Place) -> None:
-    """What is committed is found by either, at once; of a topic that was created again nothing."""
-    by_broker = Place(bootstrap=log.connection.address)
+def test_root_and_broker_say_the_same_of_a_group(log: Log, by_root: LogLocation) -> None:
+    """Both find committed offsets at once, and none for a recreated topic."""
+    by_broker = LogLocation(bootstrap=log.connection.address)
 
     def both(group: str = "g") -> Any:
         found = []
@@ -514,29 +523,44 @@ def test_root_and_broker_say_the_same_of_a_group(log: Log, by_root: Place) -> No
         assert found[0] == found[1]
         return found[0]
 
-    assert "group.id = 'g': there is no such" in both()
+    assert "group.id = 'g': the consumer group does not exist" in both()
     log.commit_group_offsets("g", {("t", 0): 3, ("t", 1): 4})
     assert both() == {0: 3, 1: 4}
     log.flush_to_table()
     log.commit_group_offsets("g", {("t", 1): 5})
     assert both() == {0: 3, 1: 5}
-    assert "group.id = 'h': there is no such" in both("h")
+    assert "group.id = 'h': the consumer group does not exist" in both("h")
     log.delete_topic("t")
     log.create_topic("t", partitions=2)
     log.commit_group_offsets("g", {("t", 1): 0})
     assert both() == {0: 0, 1: 0}
 
 
+def test_root_and_broker_give_the_same_rows(log: Log, by_root: LogLocation) -> None:
+    """A slice of a partition has the same offsets from both."""
+    for place in (by_root, LogLocation(bootstrap=log.connection.address)):
+        planner = Planner(view_of(place), Selection(topics=("t",)), fail_on_data_loss=True)
+        planner.refresh()
+        (topic,) = planner.latest().values()
+        assert topic.offsets == {0: 5, 1: 5}
+        slices = planner.range("t", topic.id, 1, 2, 4)
+        rows = read_slices(place, slices, columns=["offset", "value"], fail_on_data_loss=True)
+        found = [row for _, batch in rows for row in batch.select(["offset", "value"]).to_pylist()]
+        assert found == [{"offset": 2, "value": b"v"}, {"offset": 3, "value": b"v"}]
+
+
 @pytest.mark.parametrize("named_by", ["root", "address"])
-def test_progress_is_committed_for_all_to_see(log: Log, by_root: Place, named_by: str) -> None:
+def test_progress_is_committed_for_all_to_see(
+    log: Log, by_root: LogLocation, named_by: str
+) -> None:
     """By the root's live broker, or by the one that is named."""
-    place = by_root if named_by == "root" else Place(bootstrap=log.connection.address)
+    place = by_root if named_by == "root" else LogLocation(bootstrap=log.connection.address)
     topic_id = log.describe("t").topic_id
     sender(place, "g")({("t", 0): (topic_id, 3), ("t", 1): (topic_id, 5)})
     assert log.group_offsets("g") == {("t", 0): 3, ("t", 1): 5}
 
 
-def test_progress_in_a_topic_that_is_gone_is_not_committed(log: Log, by_root: Place) -> None:
+def test_progress_in_a_topic_that_is_gone_is_not_committed(log: Log, by_root: LogLocation) -> None:
     """Nor in one that has its name now; the other topics' is."""
     old_id = log.describe("t").topic_id
     other_id = log.create_topic("u", partitions=1).topic_id
@@ -550,26 +574,28 @@ def test_progress_in_a_topic_that_is_gone_is_not_committed(log: Log, by_root: Pl
         log.describe_group("h")
 
 
-def test_a_group_with_members_refuses(log: Log, by_root: Place) -> None:
+def test_a_group_with_members_refuses(log: Log, by_root: LogLocation) -> None:
     """Its members' offsets are not overwritten."""
     info = log.describe("t")
-    join = wire.JoinGroup(
+    join = flight_messages.JoinGroup(
         group="g",
         session_timeout_ms=10_000,
         rebalance_timeout_ms=10_000,
         protocol_type="consumer",
-        protocols=[wire.GroupProtocol(name="range")],
+        protocols=[flight_messages.GroupProtocol(name="range")],
     )
-    joined: wire.JoinedGroup = log.connection.action("groups.join", join)
+    joined: flight_messages.JoinedGroup = log.connection.action("groups.join", join)
     with pytest.raises(errors.MemberFenced):
         sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
-    log.connection.action("groups.leave", wire.LeaveGroup(group="g", member_id=joined.member_id))
+    log.connection.action(
+        "groups.leave", flight_messages.LeaveGroup(group="g", member_id=joined.member_id)
+    )
     sender(by_root, "g")({("t", 0): (info.topic_id, 3)})
     assert log.group_offsets("g") == {("t", 0): 3}
 
 
-def test_no_broker_is_started_for_a_report(tmp_path: Path, by_root: Place) -> None:
-    """Where none lives it fails, and it succeeds as soon as one does."""
+def test_no_broker_is_started_for_a_report(tmp_path: Path, by_root: LogLocation) -> None:
+    """Without a broker the commit fails, and it succeeds as soon as one runs."""
     with sparklog.connect(tmp_path) as log:
         topic_id = log.create_topic("t", partitions=1).topic_id
     send = sender(by_root, "g")

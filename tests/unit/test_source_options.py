@@ -1,4 +1,4 @@
-"""What the options of the Spark source mean, and which are refused."""
+"""The options of the Spark source: their meaning, and refusals."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import pytest
 
 from sparklog import errors, limits
-from sparklog.sources.bounds import EARLIEST, LATEST, AtTime, OfGroup
-from sparklog.sources.options import COLUMNS, CORRUPT, Place, parse
+from sparklog.sources.options import COLUMNS, CORRUPT, LogLocation, parse
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, OfGroup
 
 GIVEN = {"root": "memory://x", "subscribe": "b, a"}
 
@@ -39,31 +39,35 @@ def test_options_come_in_any_case() -> None:
     assert (options.starting, options.ending) == (EARLIEST, {"a": {0: 23, 1: LATEST}})
     assert options.max_offsets_per_trigger == 10
     assert not options.fail_on_data_loss
-    assert options.place.storage == (("aws_region", "eu-west-1"),)
+    assert options.location.storage == (("aws_region", "eu-west-1"),)
 
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"startingofsets": "latest"}, errors.UnknownOption, "did you mean 'startingOffsets'"),
+        ({"startingofsets": "latest"}, errors.UnknownOption, "Did you mean 'startingOffsets'"),
         ({"subscribe": " , "}, errors.BadOption, "subscribe"),
         ({"subscribe": "a/b"}, errors.BadTopicName, "a/b"),
         ({"subscribePattern": "a.*"}, errors.BadOption, "exactly one of subscribe"),
         ({"path": "/elsewhere"}, errors.BadOption, "root = 'memory://x' says other"),
-        ({"bootstrap": "host:8815"}, errors.BadOption, "set only one"),
+        ({"bootstrap": "host:8815"}, errors.BadOption, "not both"),
         ({"startingOffsets": "last"}, errors.BadOption, "earliest, latest, group, or JSON"),
         ({"endingOffsets": "group"}, errors.BadOption, "expected earliest, latest, or JSON"),
         ({"startingOffsets": "group"}, errors.BadOption, "group.id = None: .* needs the name"),
         ({"startingOffsets": "group", "group.id": ""}, errors.BadOption, "group.id = ''"),
-        ({"group.id": "g"}, errors.BadOption, "only startingOffsets = group"),
-        ({"groupOffsetReset": "latest"}, errors.BadOption, "only startingOffsets = group"),
+        ({"group.id": "g"}, errors.BadOption, "to startingOffsets = group only"),
+        (
+            {"groupOffsetReset": "latest"},
+            errors.BadOption,
+            "to startingOffsets = group only",
+        ),
         (
             {"startingOffsets": "group", "group.id": "g", "groupOffsetReset": "none"},
             errors.BadOption,
             "earliest or latest or error",
         ),
         ({"commitToGroup": " "}, errors.BadOption, "expected the name of a consumer group"),
-        ({"groupid": "g"}, errors.UnknownOption, "did you mean 'group.id'"),
+        ({"groupid": "g"}, errors.UnknownOption, "Did you mean 'group.id'"),
         ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
         ({"startingTimestamp": "now"}, errors.BadOption, "expected a whole number"),
         ({"endingOffsetsByTimestamp": "5"}, errors.BadOption, "expected {"),
@@ -83,12 +87,12 @@ def test_options_come_in_any_case() -> None:
         (
             {"columns": CORRUPT, "valueFormat": "string", "badValues": "column"},
             errors.BadOption,
-            "name value too",
+            "add value",
         ),
         ({"valueFormat": "avro"}, errors.BadOption, "binary or string or json"),
         ({"valueFormat": "json"}, errors.BadOption, "valueSchema"),
-        ({"valueSchema": "a INT"}, errors.BadOption, "only valueFormat = json"),
-        ({"badValues": "error"}, errors.BadOption, "bytes are never bad"),
+        ({"valueSchema": "a INT"}, errors.BadOption, "applies to valueFormat = json only"),
+        ({"badValues": "error"}, errors.BadOption, "binary values are never bad"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(
@@ -102,8 +106,8 @@ def test_a_wrong_option_is_refused_by_name(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "name what to read by exactly one of subscribe, subscribePattern, assign"),
-        ({"subscribePattern": "a("}, "no regular expression"),
+        ({}, "set exactly one of subscribe, subscribePattern, assign"),
+        ({"subscribePattern": "a("}, "not a regular expression"),
         ({"subscribePattern": ""}, "matches no topic"),
         ({"assign": "a"}, "expected partitions of topics"),
         ({"assign": '{"a": []}'}, "expected partitions of topics"),
@@ -125,11 +129,13 @@ def test_a_pattern_means_whole_names_and_no_internal_topic() -> None:
 
 
 def test_assigned_partitions_must_exist() -> None:
-    """Those that are named are read, and one that is not there is told."""
+    """The named partitions are read, and a missing one is an error."""
     selection = parse({"root": "memory://x", "assign": '{"b": [2, 0], "a": [1]}'}).selection
     assert selection.names(()) == ["a", "b"]
     assert list(selection.partitions("b", 3)) == [0, 2]
-    with pytest.raises(errors.UnknownPartition, match="'b' has partitions 0 to 1, not 2"):
+    with pytest.raises(
+        errors.UnknownPartition, match="'b' has no partition 2: its partitions are 0 to 1"
+    ):
         selection.partitions("b", 2)
 
 
@@ -139,16 +145,16 @@ def test_assigned_partitions_must_exist() -> None:
 def test_an_option_goes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """root or load(path), bootstrap, then SPARKLOG_ROOT, then SPARKLOG_BOOTSTRAP."""
 
-    def place(given: dict[str, str]) -> Place:
-        return parse({"subscribe": "a"} | given).place
+    def place(given: dict[str, str]) -> LogLocation:
+        return parse({"subscribe": "a"} | given).location
 
-    assert place({"path": "memory://p"}) == Place(root="memory://p")
+    assert place({"path": "memory://p"}) == LogLocation(root="memory://p")
     monkeypatch.setenv("SPARKLOG_BOOTSTRAP", "host:1")
-    assert place({}) == Place(bootstrap="host:1")
-    assert place({"root": "memory://p"}) == Place(root="memory://p")
+    assert place({}) == LogLocation(bootstrap="host:1")
+    assert place({"root": "memory://p"}) == LogLocation(root="memory://p")
     monkeypatch.setenv("SPARKLOG_ROOT", "memory://e")
-    assert place({}) == Place(root="memory://e")
-    assert place({"bootstrap": "other:2"}) == Place(bootstrap="other:2")
+    assert place({}) == LogLocation(root="memory://e")
+    assert place({"bootstrap": "other:2"}) == LogLocation(bootstrap="other:2")
     monkeypatch.delenv("SPARKLOG_ROOT")
     monkeypatch.delenv("SPARKLOG_BOOTSTRAP")
     with pytest.raises(errors.BadOption, match="SPARKLOG_ROOT"):
@@ -172,11 +178,12 @@ def test_the_cluster_s_parallelism_is_told_by_the_environment(
     """Spark hands it over as `spark.executorEnv.SPARKLOG_PARALLELISM`; a slip is refused."""
     monkeypatch.delenv("SPARKLOG_PARALLELISM", raising=False)
     assert parse(GIVEN).parallelism == os.cpu_count()
-    monkeypatch.setenv("SPARKLOG_PARALLELISM", "96")
-    assert parse(GIVEN).parallelism == 96
+    for told in ("96", "1"):
+        monkeypatch.setenv("SPARKLOG_PARALLELISM", told)
+        assert parse(GIVEN).parallelism == int(told)
     for wrong in ("0", "many", "-1", ""):
         monkeypatch.setenv("SPARKLOG_PARALLELISM", wrong)
-        with pytest.raises(errors.BadOption, match=r"SPARKLOG_PARALLELISM.*a number from 1 up"):
+        with pytest.raises(errors.BadOption, match=r"SPARKLOG_PARALLELISM.*number of at least 1"):
             parse(GIVEN)
 
 
@@ -206,7 +213,7 @@ def test_a_start_by_time_goes_before_one_by_offset() -> None:
     ],
 )
 def test_a_start_may_be_a_group_s(reset: dict[str, str], otherwise: int | None) -> None:
-    """Of batch and stream alike; a start by time goes before it, as before any other."""
+    """For batch and stream alike; a start by time takes precedence, as over any other."""
     given = {"startingOffsets": "Group", "GROUP.ID": "g"} | reset
     options = parse(GIVEN | given)
     assert options.starting == OfGroup("g", otherwise)
@@ -271,6 +278,6 @@ def test_a_query_that_moves_over_is_told_once_what_has_no_effect() -> None:
 
 
 def test_a_batch_tells_that_it_has_no_triggers() -> None:
-    """As Spark's Kafka source does, it goes on without these options."""
+    """As in Spark's Kafka source, these options are ignored with a warning."""
     (note,) = parse(GIVEN | {"maxOffsetsPerTrigger": "5"}).batch_notes()
     assert "maxOffsetsPerTrigger has no effect" in note

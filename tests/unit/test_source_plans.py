@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from sparklog import limits
 from sparklog.sources import tasks
 from sparklog.sources.planner import Planner
-from sparklog.storage import compaction
+from sparklog.storage import file_compaction
 from sparklog.storage.snapshot import Slice
-from sparklog.storage.table import Table
+from sparklog.storage.table import TopicTable
 from tests.support import engines
 from tests.support.engines import Statistics
 from tests.support.worlds import Row, World, position
@@ -36,8 +36,8 @@ class Shared(World):
             getattr(self, name)(*values)
 
     @property
-    def table(self) -> Table:
-        table = Table(self.root.store, "t", clock=self.root.clock)
+    def table(self) -> TopicTable:
+        table = TopicTable(self.root.store, "t", clock=self.root.clock)
         table.refresh()
         return table
 
@@ -53,11 +53,11 @@ class Shared(World):
     def compact(self) -> None:
         """Our own janitor merges whatever can be merged."""
         table = self.table
-        for group in compaction.choose(table.snapshot, everything=True):
-            assert compaction.compact(table, group) is not None
+        for group in file_compaction.choose(table.snapshot, everything=True):
+            assert file_compaction.compact(table, group) is not None
 
     def vacuum(self) -> None:
-        """What was replaced goes, and with it what an older plan names."""
+        """Removes replaced files, which older plans name."""
         engines.vacuum(self.table)
 
     def rewrite(
@@ -80,7 +80,7 @@ class Shared(World):
                 self.deleted[partition] |= found
 
     def left(self, partition: int, first: int, end: int) -> list[Row]:
-        """What of the range nobody has deleted."""
+        """Returns the records of the range that were not deleted."""
         gone = self.deleted[partition]
         return [row for row in self.rows(partition, first, end) if row[3] not in gone]
 
@@ -151,8 +151,8 @@ def test_rewrites_change_no_row(
     least: int | None,
     most: int | None,
 ) -> None:
-    """Whoever rewrites the table before a look, between look and plan or between plan and read,
-    each offset that nobody has deleted comes once, in order, and in no task above its bound."""
+    """Despite rewrites of the table before a look, before the plan and before the read,
+    each offset that was not deleted comes once, in order, and in no task above its bound."""
     world = Shared()
     world.take(before)
     planner = world.planner()
@@ -180,7 +180,7 @@ def test_rewrites_change_no_row(
             rows = world.read(task)
             assert most is None or len(rows) <= most
             read += rows
-        # What is deleted between plan and read may be there still, as it was when it was planned.
+        # Records deleted between plan and read may still be returned, as they were planned.
         there = [
             row for row in world.rows(partition, first, last) if row[3] not in known[partition]
         ]

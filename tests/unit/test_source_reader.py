@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,12 +12,13 @@ from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.sources import datasource
-from sparklog.sources.options import parse
+from sparklog.sources import datasource, offsets
+from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
-from sparklog.sources.stream import StreamReader
+from sparklog.sources.scan import scan
+from sparklog.sources.stream import EarlierStreamReader, StreamReader
 from tests.support.roots import payload
-from tests.support.worlds import WatchedClock, World
+from tests.support.worlds import WatchedClock, World, position
 
 LATE = {"startingOffsetsByTimestampStrategy": "latest"}
 GIVEN = {"root": "memory://x", "subscribe": "a"}
@@ -31,6 +33,20 @@ def stream_of(world: World, clock: ManualClock, **changes: str) -> StreamReader:
 def where(position: dict[str, Any]) -> dict[str, Any]:
     """The offsets of a position, which has another text as the end of the first batch."""
     return {topic: each["offsets"] for topic, each in position.items()}
+
+
+def test_executors_find_a_root_that_was_named_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative root is resolved where the query is planned; a broker's address stays."""
+    monkeypatch.chdir(tmp_path)
+    wanted = StructType().add("value", BinaryType())
+    by_root, by_broker = {"root": "here"}, {"bootstrap": "host:8815"}
+    found = [scan(parse({"subscribe": "a"} | each), wanted) for each in (by_root, by_broker)]
+    assert [each.location for each in found] == [
+        LogLocation(root=(tmp_path / "here").as_uri()),
+        LogLocation(bootstrap="host:8815"),
+    ]
 
 
 def test_an_idle_stream_waits_longer_and_longer() -> None:
@@ -51,7 +67,7 @@ def test_an_idle_stream_waits_longer_and_longer() -> None:
 
 
 def test_a_stream_looks_no_oftener_than_it_was_told() -> None:
-    """With a poll interval, each look waits until it is due; what comes is seen by the next."""
+    """With a poll interval, each look waits until it is due; the next look sees new records."""
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock, pollInterval="500ms")
     start = stream.initialOffset()
@@ -89,7 +105,7 @@ def test_a_stream_takes_no_more_than_its_limit() -> None:
 
 
 def test_a_stream_waits_for_enough_records() -> None:
-    """minOffsetsPerTrigger holds back what is less, after the first time, until maxTriggerDelay."""
+    """minOffsetsPerTrigger holds back fewer records, except at first, until maxTriggerDelay."""
     world, clock = World(), WatchedClock()
     world.append(1)
     stream = stream_of(world, clock, minOffsetsPerTrigger="3", maxTriggerDelay="1m")
@@ -121,7 +137,7 @@ def test_available_now_takes_what_is_less_than_enough() -> None:
 
 
 def test_available_now_ends_where_it_was_called() -> None:
-    """What comes later is left for the next run, and the end is told without a wait."""
+    """Later records are left for the next run, and the end is reported without a wait."""
     world, clock = World(), WatchedClock()
     world.append(3)
     stream = stream_of(world, clock)
@@ -160,13 +176,13 @@ def test_a_long_poll_interval_holds_no_query_up() -> None:
     assert where(stream.latestOffset(start, ReadAllAvailable())) != where(start)
 
 
-def fail(self: Planner, *, anew: bool = False) -> None:
+def fail(self: Planner, *, from_scratch: bool = False) -> None:
     """Instead of a refresh."""
     raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
 
 
 def test_a_store_that_does_not_answer_ends_no_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`latestOffset` tries for long, says that nothing is new, and goes on when it can."""
+    """`latestOffset` retries for long, then reports no new records, and recovers."""
     world, clock = World(), WatchedClock()
     stream = stream_of(world, clock)
     start = stream.initialOffset()
@@ -194,6 +210,43 @@ def test_available_now_does_not_end_for_a_store_that_does_not_answer(
         stream.latestOffset(start, ReadAllAvailable())
 
 
+def test_the_first_batch_is_read_once_however_often_its_end_comes() -> None:
+    """Its end says where it begins. Later batches begin there, also those of a resting source."""
+    world, clock = World(), WatchedClock()
+    world.append(2, 1)
+    stream = stream_of(world, clock, startingOffsets="latest")
+    start = stream.initialOffset()
+    world.append(3)
+    world.root.add_partitions("t", 3)
+    end = stream.latestOffset(start, ReadAllAvailable())
+    world.append(1)
+    again = stream_of(world, clock, startingOffsets="latest")  # as after a restart
+    for reader, begin in ((stream, start), (again, again.initialOffset())):
+        (partition,) = reader.partitions(begin, end)
+        found = [each for batch in reader.read(partition) for each in batch["offset"].to_pylist()]
+        assert found == [2, 3, 4]
+    assert again.partitions(end, end) == []  # another source of the query has something new
+    (partition,) = again.partitions(end, again.latestOffset(end, ReadAllAvailable()))
+    assert [batch["offset"].to_pylist() for batch in again.read(partition)] == [[5]]
+
+
+def test_a_partition_of_a_stream_is_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A partition stays in one ordered task at any size, unless the user asks for more tasks."""
+    monkeypatch.setattr(limits, "TASK_MIN_BYTES", 1)
+    world, clock = World(), WatchedClock()
+    for _ in range(9):
+        world.append(3, 2)
+    stream = stream_of(world, clock)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ReadAllAvailable())
+    found = []
+    for each in stream.partitions(start, end):
+        rows = [batch.select(["partition", "offset"]).to_pylist() for batch in stream.read(each)]
+        found.append([(row["partition"], row["offset"]) for batch in rows for row in batch])
+    assert sorted(found) == [[(0, at) for at in range(27)], [(1, at) for at in range(18)]]
+    assert len(stream_of(world, clock, minPartitions="6").partitions(start, end)) > 2
+
+
 def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """`partitions` is asked once, so it tries again until the store answers."""
     world, clock = World(), WatchedClock()
@@ -204,10 +257,10 @@ def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     again = stream_of(world, clock)  # as after a restart
     refresh, failures = Planner.refresh, iter([True, True, False])
 
-    def fail_twice(self: Planner, *, anew: bool = False) -> None:
+    def fail_twice(self: Planner, *, from_scratch: bool = False) -> None:
         if next(failures):
             raise errors.StorageUnavailable(operation="get", path="x", reason="it rains")
-        refresh(self, anew=anew)
+        refresh(self, from_scratch=from_scratch)
 
     monkeypatch.setattr(Planner, "refresh", fail_twice)
     (partition,) = again.partitions(start, end)
@@ -263,8 +316,31 @@ def test_a_batch_that_ends_before_it_starts_is_refused() -> None:
         "endingOffsets": '{"t": {"0": 2, "1": 0}}',
     }
     reader = datasource.batch_reader(options, StructType().add("offset", "long"))
-    with pytest.raises(errors.BadOption, match="t-0 would end before it starts, at 3"):
+    with pytest.raises(errors.BadOption, match="before the start of t-0, offset 3"):
         reader.partitions()
+    options["endingOffsets"] = '{"t": {"0": 3, "1": 0}}'
+    assert datasource.batch_reader(options, StructType().add("offset", "long")).partitions() == []
+
+
+def test_an_earlier_spark_is_told_of_a_loss_by_the_plan() -> None:
+    """Also by the first one after a restart, before anybody has asked where the log ends."""
+    world = World()
+    for _ in range(2):
+        world.append(5, 5)
+        world.root.publish("t")
+    world.root.move_start("t", 0, 5)
+    end = offsets.encode(world.planner().latest())
+
+    def planned(*start: int) -> list[Any]:
+        options = parse({"root": world.uri, "subscribe": "t"})
+        reader = EarlierStreamReader(options, world.scan(), ManualClock())
+        return list(
+            reader.partitions(offsets.encode(position(world.root.topic_id("t"), *start)), end)
+        )
+
+    with pytest.raises(errors.DataLoss, match="Offsets 0 to 5 of t-0"):
+        planned(0, 0)
+    assert planned(5, 0)
 
 
 # ------------------------------------------------------------------------------ the first batch

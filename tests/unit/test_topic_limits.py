@@ -1,13 +1,14 @@
-"""What a topic's configuration lets in: sizes and times, of our own batches, Kafka's and staged."""
+"""Limits of a topic's configuration: sizes and times of our own, Kafka's and staged batches."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits, recordbatch, wire
-from sparklog.broker.writer import WriterLimits
+from sparklog import errors, limits
+from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages, record_batch
 from sparklog.storage import manifest
 from sparklog.storage.objects import MemoryStore
 from tests.support import tables
@@ -40,13 +41,13 @@ def create(rig: Rig, **config: str) -> None:
 
 def create_bounded(rig: Rig) -> None:
     """Topic t, which takes times from two minutes ago to one ahead."""
-    rig.core.create_topic(wire.CreateTopic(topic="t", partitions=1, config=BOUNDS))
+    rig.core.topics.create(flight_messages.CreateTopic(topic="t", partitions=1, config=BOUNDS))
 
 
 def append_kafka(rig: Rig, *given: Record, codec: int = 0) -> int:
     """The base offset."""
-    ticket = rig.core.submit(rig.core.prepare_kafka("t", 0, built(given, codec)))
-    return rig.core.wait(ticket)[0].base_offset
+    pending = rig.core.submit(rig.core.prepare_kafka("t", 0, built(given, codec)))
+    return rig.core.wait(pending)[0].base_offset
 
 
 # ------------------------------------------------------------------------------ times
@@ -69,30 +70,30 @@ def test_a_time_beyond_the_bounds_is_refused(rig: Rig, clock: ManualClock, off_m
     create_bounded(rig)
     now_ms = clock.now_us() // 1_000
     rows = payload(["a", "b"], timestamp=[now_ms * 1_000, (now_ms + off_ms) * 1_000])
-    adopt = stage(rig, rows)
+    append_staged = stage(rig, rows)
     given = [Record(now_ms, b"k", b"v"), Record(now_ms + off_ms, b"k", b"v")]
     for call in (
         lambda: append_kafka(rig, *given),
         lambda: rig.core.append("t", 0, rows),
-        lambda: rig.core.adopt(adopt),
+        lambda: rig.core.staged.append(append_staged),
     ):
         with pytest.raises(errors.BadTimestamp, match=str(now_ms + off_ms)):
             call()
     assert rig.end() == 0
     config: dict[str, str | None] = {"message.timestamp.type": "LogAppendTime"}
-    rig.core.alter(wire.AlterTopic(topic="t", config=config))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     append_kafka(rig, *given)
     rig.core.wait(rig.core.append("t", 0, rows))
-    rig.core.adopt(adopt)
+    rig.core.staged.append(append_staged)
     assert rig.end() == 6
 
 
-def stage(rig: Rig, rows: pa.RecordBatch) -> wire.Adopt:
+def stage(rig: Rig, rows: pa.RecordBatch) -> flight_messages.AppendStaged:
     """A batch of a query with its manifest."""
     writer = manifest.StagingWriter(rig.store, query="q", batch=1, clock=rig.clock)
     writer.add("t", 0, rows)
     found = manifest.Manifest(query="q", batch=1, sections=tuple(writer.finish()))
-    return wire.Adopt(manifest=manifest.write(rig.store, found, rig.clock).path)
+    return flight_messages.AppendStaged(manifest=manifest.write(rig.store, found, rig.clock).path)
 
 
 def test_a_record_without_a_time_is_not_too_early(rig: Rig, clock: ManualClock) -> None:
@@ -134,7 +135,7 @@ def test_a_topic_may_take_less_than_its_broker(rig: Rig) -> None:
     one = Record(1, b"k", b"v" * 50)
     size = len(built([one]))
     create(rig, max_message_bytes=str(size))
-    assert rig.core.describe("t").max_record_bytes == size
+    assert rig.core.topics.describe("t").max_record_bytes == size
     assert append_kafka(rig, one) == 0
     for call, what in (
         (lambda: append_kafka(rig, one, one), "a batch"),
@@ -152,7 +153,7 @@ def test_the_brokers_bounds_stand_above_the_topics(clock: ManualClock) -> None:
     bounds = WriterLimits(max_record_bytes=100, max_batch_bytes=500)
     rig = Rig(MemoryStore(clock), clock, options=RigOptions(writer=bounds))
     create(rig, max_message_bytes="100000")
-    assert rig.core.describe("t").max_record_bytes == 100
+    assert rig.core.topics.describe("t").max_record_bytes == 100
     with pytest.raises(errors.RecordTooLarge):
         rig.core.append("t", 0, payload([b"v" * 101]))
     with pytest.raises(errors.BatchTooLarge):
@@ -165,21 +166,23 @@ def test_a_batch_that_outgrows_its_topic_is_refused(rig: Rig) -> None:
     create(rig, max_message_bytes="1000", compression_type="uncompressed")
     with pytest.raises(errors.MessageTooLarge):
         append_kafka(rig, one, codec=1)
-    rig.core.alter(wire.AlterTopic(topic="t", config={"compression.type": "zstd"}))
+    rig.core.topics.alter(
+        flight_messages.AlterTopic(topic="t", config={"compression.type": "zstd"})
+    )
     assert append_kafka(rig, one, codec=1) == 0
 
 
 def test_a_batch_in_another_codec_keeps_its_producer(rig: Rig) -> None:
-    """A retry of it is a duplicate, whichever codec it stands in."""
+    """A retry of it is a duplicate in any codec."""
     create(rig, compression_type="lz4")
-    stamp = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
-    batch = built([Record(1, b"k", b"v")], 1, **stamp)
+    producer_sequence = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
+    batch = built([Record(1, b"k", b"v")], 1, **producer_sequence)
     for _ in range(2):
         (stands,) = rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
         assert stands.base_offset == 0
     found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True)
     assert found is not None
-    codecs = [recordbatch.read_header(each).codec for each in split(found.pieces)]
-    assert codecs == [recordbatch.Codec.LZ4]
+    codecs = [record_batch.read_header(each).codec for each in split(found.pieces)]
+    assert codecs == [record_batch.Codec.LZ4]
     (producer,) = rig.core.producers("t", 0)
     assert (producer.producer_id, producer.last_sequence) == (7, 0)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.record import LOG_APPEND_TIME, TIMESTAMP
+from sparklog.formats.record import LOG_APPEND_TIME, TIMESTAMP
 from sparklog.storage import wal
 from sparklog.storage.objects import (
     Fault,
@@ -28,7 +28,7 @@ from sparklog.storage.snapshot import (
     BatchId,
     Encoding,
     Entry,
-    Kind,
+    EntryKind,
     Located,
     StagedRef,
     WalPosition,
@@ -39,32 +39,20 @@ FOLDER = "wal/1/0000000001"
 Written = Sequence[tuple[Entry, wal.Payload]]
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    """A clock that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
 def path_of(sequence: int) -> str:
-    """Where that object of the only epoch stands."""
+    """The path of that object of the only epoch."""
     return wal.object_path(WalPosition(1, 1, sequence))
 
 
 def appender(store: MemoryStore, clock: ManualClock) -> wal.Appender:
-    """The only epoch's, at its beginning."""
+    """An appender of the only epoch, at its beginning."""
     return wal.Appender(store, broker=1, epoch=1, clock=clock)
 
 
 def records(*values: str, base: int = 0, partition: int = 0) -> tuple[Entry, wal.Payload]:
-    """An entry of that many records, and its bytes."""
+    """An entry with these records, and its bytes."""
     entry = Entry(
-        kind=Kind.RECORDS,
+        kind=EntryKind.RECORDS,
         topic_id="t",
         partition=partition,
         base_offset=base,
@@ -79,7 +67,7 @@ def follower(store: MemoryStore) -> wal.Follower:
 
 
 def sequences(objects: Sequence[wal.WalObject]) -> list[int]:
-    """Which objects they are."""
+    """The sequences of these objects."""
     return [each.at.sequence for each in objects]
 
 
@@ -91,18 +79,18 @@ def failing(operation: Operation, error: BaseException, **where: object) -> Faul
 UNRESOLVED = PutUnresolved("?", "no answer")
 UNAVAILABLE = errors.StorageUnavailable(operation="put", path="?", reason="down")
 
-# ------------------------------------------------------------------------------ what is written
+# ------------------------------------------------------------------------------ format
 
 values = st.lists(st.none() | st.binary(max_size=20), min_size=1, max_size=5)
 
 
 @given(values, st.booleans())
 def test_a_payload_comes_back_as_it_was(given_values: list[bytes | None], with_keys: bool) -> None:
-    """What is encoded decodes to the same columns and rows."""
+    """An encoded payload decodes to the same columns and rows."""
     batch = payload(given_values, **({"key": given_values} if with_keys else {}))
     encoded = wal.encode_payload(batch)
     data = pa.py_buffer(b"".join(memoryview(piece) for piece in encoded.pieces))
-    entry = Entry(kind=Kind.RECORDS, count=batch.num_rows)
+    entry = Entry(kind=EntryKind.RECORDS, count=batch.num_rows)
     assert data.size == encoded.length
     assert wal.decode_payload(entry, data).equals(batch)
 
@@ -110,7 +98,7 @@ def test_a_payload_comes_back_as_it_was(given_values: list[bytes | None], with_k
 int64s = st.integers(-(2**63), 2**63 - 1)
 entries = st.builds(
     Entry,
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EntryKind),
     topic_id=st.text(max_size=5),
     partition=st.integers(0, 2**31 - 1),
     base_offset=st.integers(0, 2**63 - 1),
@@ -136,8 +124,8 @@ entries = st.builds(
 
 
 def test_an_entry_of_before_its_size_was_kept_is_read() -> None:
-    """Its size in memory is then estimated: as it lies there, or from how records compress."""
-    entry = Entry(kind=Kind.RECORDS, count=1, length=1_000)
+    """The memory of such an entry is estimated from its length, or from typical compression."""
+    entry = Entry(kind=EntryKind.RECORDS, count=1, length=1_000)
     old = msgspec.msgpack.encode(msgspec.msgpack.decode(msgspec.msgpack.encode(entry))[:-1])
     found = msgspec.msgpack.decode(old, type=Entry)
     assert found == entry
@@ -151,7 +139,7 @@ def test_an_entry_of_before_its_size_was_kept_is_read() -> None:
 
 
 @given(st.lists(entries, max_size=4))
-def test_an_object_tells_all_of_its_entries(given_entries: list[Entry]) -> None:
+def test_an_object_describes_all_of_its_entries(given_entries: list[Entry]) -> None:
     """Index and byte ranges of an object are read back as they were written."""
     clock = ManualClock()
     store = MemoryStore(clock)
@@ -160,8 +148,8 @@ def test_an_object_tells_all_of_its_entries(given_entries: list[Entry]) -> None:
     found = wal.read_object(store, WalPosition(1, 1, 0))
     assert found == written
     for located, entry in zip(found.located, given_entries, strict=True):
-        placed = located.entry
-        assert (placed.kind, placed.base_offset, placed.end) == (
+        read = located.entry
+        assert (read.kind, read.base_offset, read.end) == (
             entry.kind,
             entry.base_offset,
             entry.base_offset + entry.count,
@@ -170,8 +158,8 @@ def test_an_object_tells_all_of_its_entries(given_entries: list[Entry]) -> None:
             assert wal.read_payload(store, located).size == data.length
 
 
-def complaints(store: MemoryStore) -> list[errors.CorruptObject]:
-    """What is wrong with the first object and its entries."""
+def corruptions(store: MemoryStore) -> list[errors.CorruptObject]:
+    """The errors of reading the first object and its entries."""
     try:
         found = wal.read_object(store, WalPosition(1, 1, 0))
     except errors.CorruptObject as error:
@@ -192,9 +180,9 @@ def test_any_damaged_byte_is_found(store: MemoryStore, clock: ManualClock) -> No
     index_end = sound.located[0].origin
     for position in range(store.stat(path_of(0)).size_bytes):
         flip(store, path_of(0), position)
-        (error,) = complaints(store)
+        (error,) = corruptions(store)
         assert error.path == path_of(0)
-        # Where the index is sound, it is told which offsets are not.
+        # If the index is intact, the error names the offsets that are not.
         assert ("offsets" in error.check) is (position >= index_end)
         flip(store, path_of(0), position)
     assert wal.read_object(store, WalPosition(1, 1, 0)) == sound
@@ -206,7 +194,7 @@ def test_any_missing_end_is_found(store: MemoryStore, clock: ManualClock) -> Non
     whole = bytes(store.get(path_of(0)))
     for size in range(len(whole)):
         store.put(path_of(0), whole[:size])
-        assert [error.path for error in complaints(store)] == [path_of(0)]
+        assert [error.path for error in corruptions(store)] == [path_of(0)]
 
 
 def test_an_object_in_a_wrong_place_is_refused(store: MemoryStore, clock: ManualClock) -> None:
@@ -239,12 +227,12 @@ ODD_PAYLOADS: dict[str, pa.RecordBatch] = {
 
 @pytest.mark.parametrize("what", ODD_PAYLOADS)
 def test_a_batch_that_is_not_as_described_is_corrupt(what: str) -> None:
-    """Sound bytes that hold another batch than the index says are refused, with the offsets."""
+    """Intact bytes of another batch than the index describes are refused, with the offsets."""
     batch = ODD_PAYLOADS[what]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    entry = Entry(kind=Kind.STAGED, base_offset=7, count=1, staged=StagedRef("s/x", 0, 1, 0))
+    entry = Entry(kind=EntryKind.STAGED, base_offset=7, count=1, staged=StagedRef("s/x", 0, 1, 0))
     with pytest.raises(errors.CorruptObject) as refused:
         wal.decode_payload(entry, sink.getvalue())
     assert refused.value.path == "s/x"
@@ -252,21 +240,23 @@ def test_a_batch_that_is_not_as_described_is_corrupt(what: str) -> None:
 
 
 def test_bytes_that_are_no_batch_are_corrupt() -> None:
-    """What is no Arrow stream, or of an encoding that nobody knows, is refused."""
+    """Bytes that are no Arrow stream, or have an unknown encoding, are refused."""
     for data in (b"", b"no arrow", wal._END_OF_STREAM):
         with pytest.raises(errors.CorruptObject):
-            wal.decode_payload(Entry(kind=Kind.RECORDS, count=1), pa.py_buffer(data))
+            wal.decode_payload(Entry(kind=EntryKind.RECORDS, count=1), pa.py_buffer(data))
     with pytest.raises(errors.CorruptObject):
-        wal.decode_payload(Entry(kind=Kind.RECORDS, encoding=Encoding.KAFKA), pa.py_buffer(b""))
+        wal.decode_payload(
+            Entry(kind=EntryKind.RECORDS, encoding=Encoding.KAFKA), pa.py_buffer(b"")
+        )
 
 
 def test_the_brokers_time_hides_the_writers() -> None:
-    """Of an entry whose time is that of its append, no row brings a time of its own."""
+    """The rows of an entry with LogAppendTime have no timestamps of their own."""
     batch = payload(["a"], timestamp=[5])
     data = pa.py_buffer(b"".join(memoryview(each) for each in wal.encode_payload(batch).pieces))
-    kept = wal.decode_payload(Entry(kind=Kind.STAGED, count=1), data)
+    kept = wal.decode_payload(Entry(kind=EntryKind.STAGED, count=1), data)
     assert kept.column("timestamp").type == TIMESTAMP
-    entry = Entry(kind=Kind.STAGED, count=1, timestamp_type=LOG_APPEND_TIME)
+    entry = Entry(kind=EntryKind.STAGED, count=1, timestamp_type=LOG_APPEND_TIME)
     assert wal.decode_payload(entry, data).schema.names == ["value"]
 
 
@@ -280,8 +270,8 @@ def test_sequences_rise_by_one(store: MemoryStore, clock: ManualClock) -> None:
     assert paths(store, FOLDER) == [f"{number:020d}" for number in range(3)]
 
 
-def test_what_stands_is_not_replaced(store: MemoryStore, clock: ManualClock) -> None:
-    """Where another object stands at the next sequence, the appender is fenced, and leaves it."""
+def test_an_existing_object_is_not_replaced(store: MemoryStore, clock: ManualClock) -> None:
+    """An appender that finds another object at its next sequence is fenced, and leaves it."""
     appender(store, clock).append([records("theirs")])
     before = bytes(store.get(path_of(0)))
     with pytest.raises(errors.BrokerFenced) as fenced:
@@ -292,7 +282,7 @@ def test_what_stands_is_not_replaced(store: MemoryStore, clock: ManualClock) -> 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_an_ambiguous_put_is_resolved(store: MemoryStore, clock: ManualClock, moment: str) -> None:
-    """A put without an answer is acked once it stands, whether or not the first try landed."""
+    """A put without an answer is acked once the object is there, whichever try landed."""
     faulty = store.view(failing("put_new", UNRESOLVED, moment=moment))
     log = appender(faulty, clock)
     written = log.append([records("a")])
@@ -301,7 +291,7 @@ def test_an_ambiguous_put_is_resolved(store: MemoryStore, clock: ManualClock, mo
 
 
 def test_a_refused_put_leaves_the_sequence_free(store: MemoryStore, clock: ManualClock) -> None:
-    """After a put that surely had no effect another object may take the place."""
+    """After a put that surely had no effect, another object may take the sequence."""
     log = appender(store.view(failing("put_new", UNAVAILABLE)), clock)
     with pytest.raises(errors.StorageUnavailable):
         log.append([records("refused")])
@@ -309,7 +299,7 @@ def test_a_refused_put_leaves_the_sequence_free(store: MemoryStore, clock: Manua
 
 
 class Silent(NoFaults):
-    """No put is ever answered."""
+    """Answers no put."""
 
     def before(self, operation: Operation, path: str, /) -> None:
         if operation == "put_new":
@@ -325,13 +315,13 @@ class Silent(NoFaults):
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_a_refusal_after_a_long_silence_tells_nothing_of_earlier_tries(
+def test_a_refusal_after_a_long_silence_proves_nothing_about_earlier_tries(
     store: MemoryStore, clock: ManualClock, refusal: Exception
 ) -> None:
-    """The first put may have landed, however many tries ago, and so its outcome is awaited."""
+    """The first put may have landed, however many tries ago, so its outcome is awaited."""
 
     class Outage(NoFaults):
-        """The first put lands and gets no answer; the rest gets none, and in the end is refused."""
+        """The first put lands without an answer; the others are lost, and the last is refused."""
 
         def __init__(self) -> None:
             self.puts = 0
@@ -351,13 +341,13 @@ def test_a_refusal_after_a_long_silence_tells_nothing_of_earlier_tries(
                 raise UNRESOLVED
 
     log = wal.Appender(store.view(Outage()), broker=1, epoch=1, clock=clock)
-    written = log.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+    written = log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
     assert wal.read_object(store, written.at).located == written.located
     assert log.next_sequence == 1
 
 
 def test_an_outcome_is_unknown_only_when_stopping(store: MemoryStore, clock: ManualClock) -> None:
-    """An appender asks again and again until it is told to stop."""
+    """An appender repeats its put until `stopping` returns True."""
     asked = 0
 
     def stopping() -> bool:
@@ -375,8 +365,8 @@ def test_an_outcome_is_unknown_only_when_stopping(store: MemoryStore, clock: Man
 # ------------------------------------------------------------------------------ following
 
 
-def test_a_follower_gives_each_object_once(store: MemoryStore, clock: ManualClock) -> None:
-    """New objects come in order, listed again or not, and none comes twice."""
+def test_a_follower_returns_each_object_once(store: MemoryStore, clock: ManualClock) -> None:
+    """New objects come in order, with or without a listing, and none comes twice."""
     log, reader = appender(store, clock), follower(store)
     assert reader.poll() == []
     log.append([records("a")])
@@ -388,7 +378,7 @@ def test_a_follower_gives_each_object_once(store: MemoryStore, clock: ManualCloc
 
 
 class FailAt(NoFaults):
-    """The n-th operation fails."""
+    """Fails the n-th operation."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -399,14 +389,17 @@ class FailAt(NoFaults):
             raise UNAVAILABLE
 
 
-def test_a_failed_poll_loses_nothing(store: MemoryStore, clock: ManualClock) -> None:
-    """Whichever request of a poll fails, the next poll gives what this one did not."""
+@pytest.mark.parametrize("relist", [True, False])
+def test_a_failed_poll_loses_nothing(
+    store: MemoryStore, clock: ManualClock, *, relist: bool
+) -> None:
+    """If any request of a poll fails, the next poll returns the objects of both."""
     log = appender(store, clock)
     for base in range(4):
         log.append([records("v", base=base)])
     log.checkpoint(2, [1], b"")
     log.append([records("v", base=4)])
-    log.append([(Entry(kind=Kind.FENCE), wal.EMPTY)])
+    log.append([(Entry(kind=EntryKind.FENCE), wal.EMPTY)])
     number = 1
     while True:
         faults = FailAt(number)
@@ -415,7 +408,7 @@ def test_a_failed_poll_loses_nothing(store: MemoryStore, clock: ManualClock) -> 
         failed = False
         while not reader.fenced or not given_sequences:
             try:
-                given_sequences += sequences(reader.poll(relist=True))
+                given_sequences += sequences(reader.poll(relist=relist))
             except errors.StorageUnavailable:
                 failed = True
         given_sequences += sequences(reader.poll())
@@ -426,8 +419,8 @@ def test_a_failed_poll_loses_nothing(store: MemoryStore, clock: ManualClock) -> 
     assert number == 10
 
 
-def test_what_precedes_a_corrupt_object_is_given(store: MemoryStore, clock: ManualClock) -> None:
-    """A follower serves up to the corrupt object, then names it, and goes on when it is mended."""
+def test_objects_before_a_corrupt_one_are_returned(store: MemoryStore, clock: ManualClock) -> None:
+    """A follower returns the objects before a corrupt one, then raises until it is repaired."""
     log, reader = appender(store, clock), follower(store)
     for base in range(3):
         log.append([records("v", base=base)])
@@ -442,7 +435,7 @@ def test_what_precedes_a_corrupt_object_is_given(store: MemoryStore, clock: Manu
 
 
 def test_a_follower_begins_at_the_newest_checkpoint(store: MemoryStore, clock: ManualClock) -> None:
-    """Of what is older it reads only what the checkpoint needs, and it has its state."""
+    """A follower reads only the older objects that the checkpoint needs, and has its state."""
     log, reader = appender(store, clock), follower(store)
     for base in range(4):
         log.append([records("v", base=base)])
@@ -453,7 +446,7 @@ def test_a_follower_begins_at_the_newest_checkpoint(store: MemoryStore, clock: M
 
 
 def test_a_follower_that_fell_behind_jumps(store: MemoryStore, clock: ManualClock) -> None:
-    """After objects were trimmed unseen, listing again finds what is left of them and beyond."""
+    """After objects were trimmed unseen, a listing finds the remaining ones."""
     log, reader = appender(store, clock), follower(store)
     log.append([records("v")])
     assert sequences(reader.poll()) == [0]
@@ -470,7 +463,7 @@ def test_a_follower_that_fell_behind_jumps(store: MemoryStore, clock: ManualCloc
 def test_an_object_that_is_needed_and_missing_is_named(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """What a checkpoint needs must be there."""
+    """An object that a checkpoint needs must exist."""
     log = appender(store, clock)
     for base in range(2):
         log.append([records("v", base=base)])
@@ -481,8 +474,8 @@ def test_an_object_that_is_needed_and_missing_is_named(
     assert missing.value.path == path_of(0)
 
 
-def test_what_was_read_outlives_a_power_cut(store: MemoryStore, clock: ManualClock) -> None:
-    """A follower gives nothing that could vanish afterwards, even if its writer died in the put."""
+def test_returned_objects_survive_a_power_cut(store: MemoryStore, clock: ManualClock) -> None:
+    """A follower returns only durable objects, even if their writer died during the put."""
     dead = SyncFailed("?", "died between link and flush")
     log = appender(store.view(failing("put_new", dead, moment="between")), clock)
     with pytest.raises(SyncFailed):
@@ -496,7 +489,7 @@ def test_what_was_read_outlives_a_power_cut(store: MemoryStore, clock: ManualClo
 
 
 class AtStep(NoFaults):
-    """Does something once, when the n-th moment of putting comes."""
+    """Runs an action once, at the n-th moment of a put."""
 
     def __init__(self, number: int, *, ambiguous: bool) -> None:
         self.left = number
@@ -522,20 +515,20 @@ class AtStep(NoFaults):
 
 
 def fence_into(read: list[wal.WalObject], store: MemoryStore, clock: ManualClock) -> None:
-    """Fences the only epoch, and keeps what was read."""
+    """Fences the only epoch, and stores the objects that were read."""
     read += wal.fence(store, follower(store), clock=clock)
 
 
 @pytest.mark.parametrize("ambiguous", [False, True])
 def test_a_fence_at_any_moment_of_an_append(ambiguous: bool) -> None:
-    """Wherever the fence falls, an append is acked if and only if whoever fenced has read it."""
+    """Whenever the fence is put, an append is acked if and only if the fencer read it."""
     seen = set()
     for step in range(1, 12):
         clock = ManualClock()
         store = MemoryStore(clock)
         faults = AtStep(step, ambiguous=ambiguous)
         log = appender(store.view(faults), clock)
-        appender(store, clock).append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+        appender(store, clock).append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
         log.next_sequence = 1
         read: list[wal.WalObject] = []
         fence = functools.partial(fence_into, read, store, clock)
@@ -556,7 +549,7 @@ def test_a_fence_at_any_moment_of_an_append(ambiguous: bool) -> None:
 
 
 class AppendingAt(NoFaults):
-    """The old broker appends when the fencer's n-th moment comes."""
+    """Appends as the old broker at the n-th moment of the fencer."""
 
     def __init__(self, number: int, log: wal.Appender) -> None:
         self.left = number
@@ -583,13 +576,13 @@ class AppendingAt(NoFaults):
 
 
 def test_an_append_at_any_moment_of_a_fence() -> None:
-    """Whatever was acked while the fence was on its way is in what the fencer has read."""
+    """All appends that were acked while the fence was under way are among the objects read."""
     seen = set()
     for step in range(1, 25):
         clock = ManualClock()
         store = MemoryStore(clock)
         log = appender(store, clock)
-        log.append([(Entry(kind=Kind.OPEN), wal.EMPTY)])
+        log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
         faults = AppendingAt(step, log)
         read = wal.fence(store.view(faults), wal.Follower(store.view(faults), 1, 1), clock=clock)
         assert sequences(read[:-1]) == [0, *faults.acked]
@@ -599,7 +592,7 @@ def test_an_append_at_any_moment_of_a_fence() -> None:
 
 
 def test_a_fence_ends_the_epoch_for_readers(store: MemoryStore, clock: ManualClock) -> None:
-    """Nothing after a fence counts, whoever put it there."""
+    """Objects after a fence do not count, whichever broker put them."""
     log = appender(store, clock)
     log.append([records("a")])
     wal.fence(store, follower(store), clock=clock)
@@ -620,7 +613,7 @@ def test_fencing_twice_is_fencing_once(store: MemoryStore, clock: ManualClock) -
 
 
 class TrimmedMeanwhile(NoFaults):
-    """Just before the fence is put, the old broker goes on, and trims behind itself."""
+    """Appends and trims as the old broker just before the fence is put."""
 
     def __init__(self, store: MemoryStore, log: wal.Appender) -> None:
         self.store = store
@@ -639,7 +632,7 @@ class TrimmedMeanwhile(NoFaults):
 
 
 def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualClock) -> None:
-    """A fence where a trimmed object once stood fences nobody; the fencer goes on to the end."""
+    """A fence at a trimmed sequence fences no broker; the fencer continues to the end."""
     log = appender(store, clock)
     log.append([records("v")])
     faulty = store.view(TrimmedMeanwhile(store, log))
@@ -658,8 +651,8 @@ def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualCl
 # ------------------------------------------------------------------------------ trimming
 
 
-def test_only_what_is_not_needed_goes(store: MemoryStore, clock: ManualClock) -> None:
-    """Needed objects, the newest one, and all beyond the checkpoint stay; older checkpoints go."""
+def test_only_unneeded_objects_are_removed(store: MemoryStore, clock: ManualClock) -> None:
+    """Needed objects, the newest one, and all beyond the checkpoint remain."""
     log = appender(store, clock)
     for base in range(6):
         log.append([records("v", base=base)])
@@ -675,7 +668,7 @@ def test_only_what_is_not_needed_goes(store: MemoryStore, clock: ManualClock) ->
 
 
 def test_the_newest_object_stays(store: MemoryStore, clock: ManualClock) -> None:
-    """Even if nobody needs it: it shows whoever comes where the log goes on."""
+    """The newest object remains although it is not needed: it shows where the log continues."""
     log = appender(store, clock)
     log.append([records("v")])
     log.checkpoint(0, [], b"")
@@ -684,14 +677,14 @@ def test_the_newest_object_stays(store: MemoryStore, clock: ManualClock) -> None
     assert wal.removable(store, 1, 1, checkpoint) == []
 
 
-def test_a_checkpoint_speaks_of_what_is_durable(store: MemoryStore, clock: ManualClock) -> None:
-    """Nothing can be said of an object that is not there yet."""
+def test_a_checkpoint_covers_durable_objects_only(store: MemoryStore, clock: ManualClock) -> None:
+    """A checkpoint cannot cover an object that does not exist yet."""
     with pytest.raises(AssertionError):
         appender(store, clock).checkpoint(0, [], b"")
 
 
 def test_a_damaged_checkpoint_is_named(store: MemoryStore, clock: ManualClock) -> None:
-    """A follower does not guess what a checkpoint said."""
+    """A damaged checkpoint is an error that names it."""
     log = appender(store, clock)
     log.append([records("v")])
     log.checkpoint(0, [], b"state")
@@ -702,7 +695,7 @@ def test_a_damaged_checkpoint_is_named(store: MemoryStore, clock: ManualClock) -
 
 
 def test_a_closed_epoch_keeps_its_fence_only(store: MemoryStore, clock: ManualClock) -> None:
-    """Of closed epochs all goes but their fences; open ones, and strangers, are left alone."""
+    """Only the fences of closed epochs remain; open epochs and foreign files are not touched."""
     for epoch in (1, 2, 3):
         log = wal.Appender(store, broker=7, epoch=epoch, clock=clock)
         for base in range(3):
@@ -712,7 +705,7 @@ def test_a_closed_epoch_keeps_its_fence_only(store: MemoryStore, clock: ManualCl
             wal.fence(store, wal.Follower(store, 7, epoch), clock=clock)
     store.put("wal/readme", b"")
     store.put("wal/7/notes/x", b"")
-    store.delete(wal.retired(store, lambda: {(7, 2), (7, 3)}))
+    store.delete(wal.closed_epoch_paths(store, lambda: {(7, 2), (7, 3)}))
     left = paths(store, "wal")
     assert [name for name in left if name.startswith("7/0000000001")] == [f"7/0000000001/{3:020d}"]
     assert wal.Follower(store, 7, 1).poll() == []
@@ -724,17 +717,17 @@ def test_a_closed_epoch_keeps_its_fence_only(store: MemoryStore, clock: ManualCl
 def test_a_sleeping_broker_finds_the_fence_of_a_closed_epoch(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """However long it slept, its next put meets the fence."""
+    """However long a broker was suspended, its next put meets the fence."""
     log = appender(store, clock)
     log.append([records("v")])
     wal.fence(store, follower(store), clock=clock)
-    store.delete(wal.retired(store, set))
+    store.delete(wal.closed_epoch_paths(store, set))
     with pytest.raises(errors.BrokerFenced):
         log.append([records("late", base=1)])
 
 
-def test_what_is_gone_is_missing(store: MemoryStore, clock: ManualClock) -> None:
-    """Reading an entry whose object was trimmed says so, and no more."""
+def test_a_trimmed_object_is_missing(store: MemoryStore, clock: ManualClock) -> None:
+    """Reading an entry of a trimmed object raises `ObjectMissing`."""
     written = appender(store, clock).append([records("v")])
     store.delete([path_of(0)])
     with pytest.raises(ObjectMissing):

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits, wire
-from sparklog.broker.writer import Append, Appended, Ticket, WriterLimits
+from sparklog import errors, limits
+from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WriterLimits
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.record import CREATE_TIME, TIMESTAMP, conform_payload
+from sparklog.formats import flight_messages
+from sparklog.formats.record import CREATE_TIME, TIMESTAMP, conform_payload
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -32,18 +33,6 @@ UNAVAILABLE = errors.StorageUnavailable(operation="put", path="?", reason="down"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """A clock that stands still."""
-    return ManualClock()
-
-
-@pytest.fixture
-def store(clock: ManualClock) -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(clock)
-
-
-@pytest.fixture
 def rig(store: MemoryStore, clock: ManualClock) -> Rig:
     """A broker with topic t of two partitions."""
     found = Rig(store, clock)
@@ -52,7 +41,7 @@ def rig(store: MemoryStore, clock: ManualClock) -> Rig:
 
 
 def rig_with(store: Store, clock: ManualClock, **bounds: float) -> Rig:
-    """A broker whose writer is bounded so, with topic t of two partitions."""
+    """A broker whose writer has these limits, with topic t of two partitions."""
     options = RigOptions(writer=WriterLimits(**bounds))  # type: ignore[arg-type]
     found = Rig(store, clock, options=options)
     found.create("t", 2)
@@ -60,31 +49,31 @@ def rig_with(store: Store, clock: ManualClock, **bounds: float) -> Rig:
 
 
 def faulty(rig: Rig, faults: Faults) -> None:
-    """The writer's own puts fail so from now on."""
+    """Makes the writer's own puts fail from now on."""
     assert isinstance(rig.store, MemoryStore)
     rig.appender._store = rig.store.view(faults)
 
 
 def failing(error: BaseException, **where: object) -> Faults:
-    """The next put of a log object fails so."""
+    """Faults that fail the next put of a log object with `error`."""
     return ScriptedFaults(Fault(operation="put_new", error=error, **where))  # type: ignore[arg-type]
 
 
 # ------------------------------------------------------------------------------ group commit
 
 
-def test_what_has_queued_shares_one_put(rig: Rig, store: MemoryStore) -> None:
-    """Appends of any topic-partitions become one object, in the order in which they came."""
+def test_queued_appends_share_one_put(rig: Rig, store: MemoryStore) -> None:
+    """Queued appends of any topic-partitions become one object, in the order of the queue."""
     before = len(paths(store, OURS))
-    tickets = [rig.submit([f"{number}"], partition=number % 2) for number in range(6)]
-    results = [rig.core.wait(ticket)[0] for ticket in reversed(tickets)]
+    pending_appends = [rig.submit([f"{number}"], partition=number % 2) for number in range(6)]
+    results = [rig.core.wait(pending)[0] for pending in reversed(pending_appends)]
     assert [each.base_offset for each in reversed(results)] == [0, 0, 1, 1, 2, 2]
     assert len(paths(store, OURS)) == before + 1
     assert rig.read(partition=0) == [(0, b"0"), (1, b"2"), (2, b"4")]
 
 
 def test_an_ack_follows_the_put(rig: Rig) -> None:
-    """Nothing of a flush is to be seen before its object stands."""
+    """No effect of a flush is visible before its object exists."""
     seen: list[int] = []
 
     class Looking(NoFaults):
@@ -106,16 +95,16 @@ def test_an_ack_follows_the_put(rig: Rig) -> None:
 def test_a_flush_is_bounded(
     store: MemoryStore, clock: ManualClock, bounds: dict[str, float], objects: int
 ) -> None:
-    """An object takes so many entries or bytes, but one append at least."""
+    """An object has a bounded number of entries and bytes, but at least one append."""
     rig = rig_with(store, clock, **bounds)
     before = len(paths(store, OURS))
-    tickets = [rig.submit([f"{number}"]) for number in range(6)]
-    assert [rig.core.wait(each)[0].base_offset for each in tickets] == list(range(6))
+    pending_appends = [rig.submit([f"{number}"]) for number in range(6)]
+    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == list(range(6))
     assert len(paths(store, OURS)) == before + objects
 
 
 def test_a_lingering_writer_waits_for_company(store: MemoryStore, clock: ManualClock) -> None:
-    """On a far store a flush begins when the linger is over."""
+    """A flush begins when the linger time is over."""
     rig = rig_with(store, clock, linger_seconds=0.25)
     began = clock.monotonic()
     rig.append(["a"])
@@ -126,13 +115,13 @@ def test_a_lingering_writer_waits_for_company(store: MemoryStore, clock: ManualC
 
 
 def test_a_failed_flush_leaves_no_trace(rig: Rig) -> None:
-    """When the store refuses, all that was in the flush may be sent again, and stands once."""
+    """After a refusal by the store, the appends may be sent again, and are written once."""
     faulty(rig, failing(UNAVAILABLE))
-    stamped = {"stamp": (5, 0, 0)}
-    tickets = [rig.submit(["a"], **stamped), rig.submit(["b"], partition=1)]  # type: ignore[arg-type]
-    for ticket in tickets:
+    stamped = {"producer_sequence": (5, 0, 0)}
+    pending_appends = [rig.submit(["a"], **stamped), rig.submit(["b"], partition=1)]  # type: ignore[arg-type]
+    for pending in pending_appends:
         with pytest.raises(errors.StorageUnavailable):
-            rig.core.wait(ticket)
+            rig.core.wait(pending)
     assert (rig.end(partition=0), rig.end(partition=1)) == (0, 0)
     assert not rig.append(["a"], **stamped).duplicate
     assert rig.append(["b"], partition=1).base_offset == 0
@@ -140,10 +129,10 @@ def test_a_failed_flush_leaves_no_trace(rig: Rig) -> None:
 
 
 def test_a_poisoned_append_is_refused_alone(rig: Rig) -> None:
-    """What one ticket is refused for is no concern of the others in its flush."""
-    first = rig.submit(["a"], stamp=(1, 0, 0))
-    poisoned = rig.submit(["gap"], stamp=(1, 0, 5))
-    third = rig.submit(["b"], stamp=(1, 0, 1))
+    """The refusal of one append does not affect the others in its flush."""
+    first = rig.submit(["a"], producer_sequence=(1, 0, 0))
+    poisoned = rig.submit(["gap"], producer_sequence=(1, 0, 5))
+    third = rig.submit(["b"], producer_sequence=(1, 0, 1))
     assert rig.core.wait(third)[0].base_offset == 1
     with pytest.raises(errors.OutOfOrderSequence):
         rig.core.wait(poisoned)
@@ -152,12 +141,12 @@ def test_a_poisoned_append_is_refused_alone(rig: Rig) -> None:
 
 
 def misplaced(append: Append) -> Append:
-    """The same for a partition that nobody has."""
+    """The append, for a partition that does not exist."""
     return dataclasses.replace(append, partition=7)
 
 
-def test_appends_of_one_ticket_stand_or_fall_together(rig: Rig) -> None:
-    """If one of them is refused, none is written, and the offsets are free for the next."""
+def test_appends_submitted_together_are_written_or_refused_together(rig: Rig) -> None:
+    """If one of them is refused, none is written, and the next append gets their offsets."""
     appends = rig.stage([(0, ["a"]), (1, ["b"])], batch=1)
     (bad,) = rig.stage([(0, ["x"])], batch=2)
     refused = rig.writer.submit([*appends, misplaced(bad)])
@@ -169,7 +158,7 @@ def test_appends_of_one_ticket_stand_or_fall_together(rig: Rig) -> None:
 
 
 def test_an_unknown_partition_is_named(rig: Rig) -> None:
-    """A partition that the topic does not have is refused before anything is queued."""
+    """An append to a partition that the topic does not have is refused before it is queued."""
     for partition in (-1, 2):
         with pytest.raises(errors.UnknownPartition) as refused:
             rig.submit(["a"], partition=partition)
@@ -177,11 +166,11 @@ def test_an_unknown_partition_is_named(rig: Rig) -> None:
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_named(rig: Rig) -> None:
-    """What was queued for a topic when it was deleted is refused by the topic's name."""
-    ticket = rig.submit(["a"])
-    rig.core.delete_topic("t")
+    """Appends that were queued for a topic when it was deleted are refused with its name."""
+    pending = rig.submit(["a"])
+    rig.core.topics.delete("t")
     with pytest.raises(errors.UnknownTopic) as refused:
-        rig.core.wait(ticket)
+        rig.core.wait(pending)
     assert refused.value.topic == "t"
 
 
@@ -200,7 +189,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_named(rig: Rig) -> None:
 def test_a_batch_that_cannot_be_taken(
     store: MemoryStore, clock: ManualClock, batch: pa.RecordBatch, error: type[Exception]
 ) -> None:
-    """It is refused by name before it is queued, and nothing is written."""
+    """The batch is refused by name before it is queued, and nothing is written."""
     rig = rig_with(store, clock, max_record_bytes=10, max_batch_bytes=100)
     before = paths(store, OURS)
     with pytest.raises(error) as refused:
@@ -220,32 +209,34 @@ def test_a_batch_that_cannot_be_taken(
     ],
 )
 def test_a_compacted_topic_wants_keys(rig: Rig, batch: pa.RecordBatch, keyless: int) -> None:
-    """A record without one is refused with all of its batch, by the topic's name and the rule."""
+    """A record without a key is refused with its whole batch, naming the topic and the rule."""
     rig.create("c", 2, cleanup_policy="compact")
     with pytest.raises(errors.KeylessRecord, match=r"'c'.*cleanup\.policy=compact") as refused:
         rig.core.append("c", 1, batch)
     assert (refused.value.partition, refused.value.count) == (1, keyless)
     assert rig.append(["a", None], topic="c", partition=1, key=[b"k", b""]).base_offset == 0
-    rig.core.alter(wire.AlterTopic(topic="c", config={"cleanup.policy": None}))
+    rig.core.topics.alter(flight_messages.AlterTopic(topic="c", config={"cleanup.policy": None}))
     assert rig.core.wait(rig.core.append("c", 1, batch))[0].base_offset == 2
 
 
 def test_a_batch_of_too_many_records_is_refused(rig: Rig) -> None:
-    """Records that weigh nothing are counted as well."""
+    """Records without any bytes count towards the limit of a batch."""
     many = pa.record_batch({"value": pa.nulls(limits.MAX_BATCH_ROWS + 1, pa.binary())})
     with pytest.raises(errors.BadRequest):
         rig.core.append("t", 0, many)
 
 
-@pytest.mark.parametrize("stamp", [(1, -1, 0), (1, 0, -1)])
-def test_a_stamp_below_zero_is_refused(rig: Rig, stamp: tuple[int, int, int]) -> None:
-    """A producer that counts must begin to."""
+@pytest.mark.parametrize("producer_sequence", [(1, -1, 0), (1, 0, -1)])
+def test_a_negative_producer_sequence_is_refused(
+    rig: Rig, producer_sequence: tuple[int, int, int]
+) -> None:
+    """Producer epochs and sequences below zero are refused."""
     with pytest.raises(errors.BadRequest):
-        rig.submit(["a"], stamp=stamp)
+        rig.submit(["a"], producer_sequence=producer_sequence)
 
 
 def broken_offsets() -> pa.RecordBatch:
-    """Values that meet a gigabyte behind their buffer."""
+    """A string column with an offset a gigabyte behind its buffer."""
     offsets = pa.py_buffer(np.array([0, 2**30, 8], np.int32))
     return pa.record_batch(
         {"value": pa.Array.from_buffers(pa.binary(), 2, [None, offsets, pa.py_buffer(b"x" * 8)])}
@@ -253,7 +244,7 @@ def broken_offsets() -> pa.RecordBatch:
 
 
 def broken_dictionary() -> pa.RecordBatch:
-    """An index beyond its dictionary."""
+    """A dictionary column with an index beyond its dictionary."""
     indices = pa.array([7], pa.int32())
     return pa.record_batch(
         {"value": pa.DictionaryArray.from_arrays(indices, pa.array([b"x"]), safe=False)}
@@ -261,7 +252,7 @@ def broken_dictionary() -> pa.RecordBatch:
 
 
 def broken_list() -> pa.RecordBatch:
-    """Headers that lie where there are none."""
+    """A headers column with list offsets beyond its values."""
     child = pa.array([{"key": "k", "value": b"v"}])
     offsets = pa.py_buffer(np.array([0, 2**16, 1], np.int32))
     headers = pa.Array.from_buffers(pa.list_(child.type), 2, [None, offsets], children=[child])
@@ -269,7 +260,7 @@ def broken_list() -> pa.RecordBatch:
 
 
 def broken_text() -> pa.RecordBatch:
-    """A header key that is said to be UTF-8."""
+    """A header key that claims to be UTF-8 and is not."""
     kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
     keys = pa.Array.from_buffers(
         pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
@@ -285,23 +276,23 @@ def broken_text() -> pa.RecordBatch:
 def test_buffers_that_point_nowhere_are_refused(
     rig: Rig, make: Callable[[], pa.RecordBatch]
 ) -> None:
-    """A batch that would be read outside its memory is a wrong schema, and no crash."""
+    """A batch that would be read outside its memory is refused as a wrong schema."""
     with pytest.raises(errors.WrongSchema):
         rig.core.append("t", 0, make())
 
 
 LARGE = b"x" * (1 << 20)
-"""A value that is sent once, and named by every row."""
+"""A value that is sent once, and that every row refers to."""
 
 
 def shared_by_dictionary(count: int) -> pa.Array:
-    """The first row is null."""
+    """Values that share one dictionary entry; the first row is null."""
     indices = pa.array([None] + [0] * (count - 1), pa.uint16())
     return pa.DictionaryArray.from_arrays(indices, pa.array([LARGE]))
 
 
 def shared_by_views(count: int) -> pa.Array:
-    """All of them point to the same bytes."""
+    """Values that are views of the same bytes."""
     one = pa.array([LARGE], pa.binary_view())
     _, view, data = one.buffers()
     views = pa.py_buffer(view.to_pybytes()[:16] * count)
@@ -309,7 +300,7 @@ def shared_by_views(count: int) -> pa.Array:
 
 
 def shared_by_headers(count: int) -> pa.Array:
-    """One header each."""
+    """One header per record, all with the same value."""
     keys = pa.array(["k"] * count)
     child = pa.StructArray.from_arrays([keys, shared_by_views(count)], names=["key", "value"])
     return pa.ListArray.from_arrays(pa.array(range(count + 1), pa.int32()), child)
@@ -323,7 +314,7 @@ def shared_by_headers(count: int) -> pa.Array:
 def test_values_that_rows_share_are_counted_for_each(
     rig: Rig, make: Callable[[int], pa.Array]
 ) -> None:
-    """A megabyte that a thousand rows name is refused before it is a gigabyte."""
+    """A megabyte that a thousand rows share counts as a gigabyte, and is refused."""
     pool = pa.default_memory_pool()
 
     def batch(count: int) -> pa.RecordBatch:
@@ -342,14 +333,14 @@ def test_values_that_rows_share_are_counted_for_each(
 
 
 def test_a_dictionary_that_cannot_be_decoded_is_a_wrong_schema(rig: Rig) -> None:
-    """Arrow knows a dictionary of views, and not how to take it apart."""
+    """A dictionary of string views, which Arrow cannot decode, is refused as a wrong schema."""
     views = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([b"x"], pa.binary_view()))
     with pytest.raises(errors.WrongSchema, match="dictionary"):
         rig.core.append("t", 0, pa.record_batch({"value": views}))
 
 
 def test_runs_are_no_column_of_a_record(rig: Rig) -> None:
-    """They are refused by name, also in a header."""
+    """Run-end encoded columns are refused by name, also in a header."""
     runs = pa.RunEndEncodedArray.from_arrays([2], pa.array([b"x"]))
     child = pa.StructArray.from_arrays([pa.array(["k", "l"]), runs], names=["key", "value"])
     headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), child)
@@ -359,12 +350,12 @@ def test_runs_are_no_column_of_a_record(rig: Rig) -> None:
 
 
 def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
-    """A small part of a large message does not keep all of it in the hot tail."""
+    """A small slice of a large message does not keep the message in the hot tail."""
     whole = payload([b"v", b"x" * 5_000_000])
     message = whole.serialize()
     part = pa.ipc.read_record_batch(message, whole.schema).slice(0, 1)
     rig.core.wait(rig.core.append("t", 0, part))
-    (batch,) = rig.hot.run(rig.ledger.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
+    (batch,) = rig.hot.run(rig.partition_table.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
     (buffer,) = (each for each in batch.payload.column("value").buffers()[2:])
     while buffer.parent is not None:
         buffer = buffer.parent
@@ -372,30 +363,30 @@ def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
     assert rig.read() == [(0, b"v")]
 
 
-def test_the_size_of_a_record_is_told(store: MemoryStore, clock: ManualClock) -> None:
-    """Clients learn with the topic what the writer would refuse."""
+def test_the_size_limit_of_a_record_is_reported(store: MemoryStore, clock: ManualClock) -> None:
+    """The writer exposes the limit that clients learn with the topic."""
     rig = rig_with(store, clock, max_record_bytes=10)
-    assert rig.core.describe("t").max_record_bytes == 10
+    assert rig.core.topics.describe("t").max_record_bytes == 10
 
 
-# ------------------------------------------------------------------------------ whose time
+# ------------------------------------------------------------------------------ timestamps
 
 
 def test_a_record_without_a_time_gets_its_arrivals(rig: Rig, clock: ManualClock) -> None:
-    """The broker's time of the append stands for the times that are missing, and only for those."""
-    placed = rig.append(["a", "b"], timestamp=[5, None])
-    assert placed.arrival_us == clock.now_us()
+    """Only records without a timestamp get the broker's time of the append."""
+    result = rig.append(["a", "b"], timestamp=[5, None])
+    assert result.arrival_us == clock.now_us()
     (batch,) = rig.core.read("t", 0, 0, 2)
     assert batch.rows.column("timestamp").view(pa.int64()).to_pylist() == [5, clock.now_us()]
     assert batch.rows.column("timestampType").to_pylist() == [0, 0]
 
 
 def test_log_append_time_is_the_brokers(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
-    """In a topic of LogAppendTime each record, staged or not, has the time of its append."""
+    """In a topic with LogAppendTime each record, staged or not, has the time of its append."""
     rig.create("l", 1, message_timestamp_type="LogAppendTime")
-    placed = rig.append(["a"], topic="l", timestamp=[5])
-    assert (placed.timestamp_type, placed.arrival_us) == (1, clock.now_us())
-    rig.adopt([(0, ["b"])], batch=1, topic="l")
+    result = rig.append(["a"], topic="l", timestamp=[5])
+    assert (result.timestamp_type, result.arrival_us) == (1, clock.now_us())
+    rig.append_staged([(0, ["b"])], batch=1, topic="l")
     rig.publish()
     for reader in (rig, rig.successor()):
         (batch, *rest) = reader.core.read("l", 0, 0, 2)
@@ -407,86 +398,94 @@ def test_log_append_time_is_the_brokers(rig: Rig, store: MemoryStore, clock: Man
         assert rows.column("timestampType").to_pylist() == [1, 1]
 
 
-# ------------------------------------------------------------------------------ once only
+# ------------------------------------------------------------------------------ duplicates
 
 
 def test_a_retry_in_the_same_flush_waits_for_the_first(rig: Rig) -> None:
-    """A batch that is sent again while it is in flight stands once, and both get its offset."""
-    tickets = [rig.submit(["a", "b"], stamp=(1, 0, 0)) for _ in range(3)]
-    results = [rig.core.wait(ticket)[0] for ticket in tickets]
+    """A batch that is sent again while in flight is written once, and both acks have its offset."""
+    pending_appends = [rig.submit(["a", "b"], producer_sequence=(1, 0, 0)) for _ in range(3)]
+    results = [rig.core.wait(pending)[0] for pending in pending_appends]
     assert [each.base_offset for each in results] == [0, 0, 0]
     assert [each.duplicate for each in results] == [False, True, True]
     assert rig.end() == 2
 
 
 def test_a_retry_of_a_flush_that_fails_fails(rig: Rig) -> None:
-    """Nobody is told that a batch stands because somebody tried to write it."""
+    """A retry is not acked as a duplicate of a batch whose flush failed."""
     faulty(rig, failing(UNAVAILABLE))
-    tickets = [rig.submit(["a"], stamp=(1, 0, 0)) for _ in range(2)]
-    for ticket in tickets:
+    pending_appends = [rig.submit(["a"], producer_sequence=(1, 0, 0)) for _ in range(2)]
+    for pending in pending_appends:
         with pytest.raises(errors.StorageUnavailable):
-            rig.core.wait(ticket)
+            rig.core.wait(pending)
     assert rig.end() == 0
 
 
 def test_a_retry_after_the_ack_writes_nothing(rig: Rig, store: MemoryStore) -> None:
     """A duplicate is acked with its first offset and time, without another object."""
-    first = rig.append(["a"], stamp=(1, 0, 0))
+    first = rig.append(["a"], producer_sequence=(1, 0, 0))
     before = paths(store, OURS)
     assert isinstance(rig.clock, ManualClock)
     rig.clock.advance(5)
-    again = rig.append(["a"], stamp=(1, 0, 0))
+    again = rig.append(["a"], producer_sequence=(1, 0, 0))
     assert (again.base_offset, again.arrival_us, again.duplicate) == (0, first.arrival_us, True)
     assert paths(store, OURS) == before
 
 
 def test_a_refused_first_batch_keeps_the_second_back(rig: Rig) -> None:
-    """Of two first batches under way, the second does not stand when the first was refused."""
+    """The second of two first batches is refused if the first was."""
     faulty(rig, failing(UNAVAILABLE))
     with pytest.raises(errors.StorageUnavailable):
-        rig.append(["a"], stamp=(1, 0, 0))
+        rig.append(["a"], producer_sequence=(1, 0, 0))
     with pytest.raises(errors.OutOfOrderSequence):
-        rig.append(["b"], stamp=(1, 0, 1))
-    rig.append(["a"], stamp=(1, 0, 0))
-    rig.append(["b"], stamp=(1, 0, 1))
+        rig.append(["b"], producer_sequence=(1, 0, 1))
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    rig.append(["b"], producer_sequence=(1, 0, 1))
     assert rig.read() == [(0, b"a"), (1, b"b")]
 
 
-def test_producers_are_told_apart_by_partition(rig: Rig) -> None:
-    """The same sequence in another partition is another batch."""
-    assert not rig.append(["a"], stamp=(1, 0, 0)).duplicate
-    assert not rig.append(["a"], stamp=(1, 0, 0), partition=1).duplicate
+def test_producer_sequences_are_per_partition(rig: Rig) -> None:
+    """A batch with the same sequence in another partition is no duplicate."""
+    assert not rig.append(["a"], producer_sequence=(1, 0, 0)).duplicate
+    assert not rig.append(["a"], producer_sequence=(1, 0, 0), partition=1).duplicate
 
 
-def test_a_querys_batch_stands_once(rig: Rig) -> None:
-    """A batch that is adopted again is skipped, in the same flush and later, all its parts."""
+def test_a_spark_batch_is_appended_once(rig: Rig) -> None:
+    """A Spark batch that is appended again, in the same flush or later, is skipped as a whole."""
     sections = [(0, ["a"]), (0, ["b", "c"]), (1, ["d"])]
     first, retry = (rig.writer.submit(rig.stage(sections, batch=1)) for _ in range(2))
-    placed = [(each.base_offset, each.duplicate) for each in rig.writer.wait(retry)]
-    assert placed == [(0, True), (0, True), (0, True)]
+    result = [(each.base_offset, each.duplicate) for each in rig.writer.wait(retry)]
+    assert result == [(0, True), (0, True), (0, True)]
     assert [each.base_offset for each in rig.writer.wait(first)] == [0, 1, 0]
-    assert all(each.duplicate for each in rig.adopt(sections, batch=1))
-    assert not any(each.duplicate for each in rig.adopt(sections, batch=2))
+    assert all(each.duplicate for each in rig.append_staged(sections, batch=1))
+    assert not any(each.duplicate for each in rig.append_staged(sections, batch=2))
     assert [value for _, value in rig.read()] == [b"a", b"b", b"c"] * 2
 
 
-def test_a_refused_batch_of_a_query_does_not_stand(rig: Rig) -> None:
-    """A retry behind a refused ticket in the same flush is no duplicate of it."""
+def test_a_spark_batch_is_not_extended(rig: Rig) -> None:
+    """A repeated commit with other partitions is refused with the batch that is already there."""
+    rig.append_staged([(0, ["a"])], batch=1)
+    with pytest.raises(errors.BadRequest, match="two drivers write batches of one query"):
+        rig.append_staged([(1, ["b"])], batch=1)
+    assert rig.append_staged([(1, ["b"])], batch=2)[0].base_offset == 0
+
+
+def test_a_refused_spark_batch_is_no_duplicate(rig: Rig) -> None:
+    """A retry behind a refused append in the same flush is no duplicate of it."""
     good = rig.stage([(0, ["a"])], batch=1)
     (bad,) = rig.stage([(0, ["x"])], batch=9)
     refused = rig.writer.submit([*good, misplaced(bad)])
     retry = rig.writer.submit(good)
     with pytest.raises(errors.UnknownPartition):
         rig.writer.wait(refused)
-    (placed,) = rig.writer.wait(retry)
-    assert (placed.base_offset, placed.duplicate) == (0, False)
+    (result,) = rig.writer.wait(retry)
+    assert (result.base_offset, result.duplicate) == (0, False)
 
 
 # ------------------------------------------------------------------------------ bounds
 
 
 class Blocked(NoFaults):
-    """Puts of log objects wait until they are let go."""
+    """Blocks puts of log objects until they are released."""
 
     def __init__(self) -> None:
         self.entered = threading.Event()
@@ -498,8 +497,33 @@ class Blocked(NoFaults):
             assert self.go.wait(30)
 
 
+def test_a_topic_may_be_deleted_while_its_records_are_flushed(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The records of other topics in the same flush are acked."""
+    rig = rig_with(store, clock)
+    rig.create("u")
+    blocked = Blocked()
+    faulty(rig, blocked)
+    with ThreadPoolExecutor(2) as pool:
+        leading = pool.submit(rig.append, ["a"])
+        assert blocked.entered.wait(30)
+        gone, stays = rig.submit(["b"]), rig.submit(["x"], topic="u")
+        blocked.entered.clear()
+        blocked.go.set()
+        leading.result(30)
+        blocked.go.clear()
+        flushing = pool.submit(rig.core.wait, stays)
+        assert blocked.entered.wait(30)
+        rig.partition_table.remove_topic(rig.partition_table.topic("t"))
+        blocked.go.set()
+        assert flushing.result(30)[0].base_offset == 0
+        rig.core.wait(gone)
+    assert rig.append(["y"], topic="u").base_offset == 1
+
+
 def test_a_full_queue_refuses(store: MemoryStore, clock: ManualClock) -> None:
-    """While a flush is under way and the queue is full, more is refused retriably, by name."""
+    """While a flush is under way and the queue is full, appends get a retriable `QueueFull`."""
     rig = rig_with(store, clock, queue_bytes=1)
     blocked = Blocked()
     faulty(rig, blocked)
@@ -516,17 +540,17 @@ def test_a_full_queue_refuses(store: MemoryStore, clock: ManualClock) -> None:
     assert rig.append(["c"]).base_offset == 2
 
 
-def test_who_finds_the_queue_full_makes_room(store: MemoryStore, clock: ManualClock) -> None:
-    """Where nobody leads a flush, who waits for room does; one stream alone may fill the queue."""
+def test_a_caller_that_finds_the_queue_full_leads(store: MemoryStore, clock: ManualClock) -> None:
+    """A caller that waits for space leads a flush if no other does; one may fill the queue."""
     options = RigOptions(writer=WriterLimits(queue_bytes=1), submit_timeout_seconds=30)
     rig = Rig(store, clock, options=options)
     rig.create("t", 2)
-    tickets = [rig.submit([f"{number}"]) for number in range(20)]
-    assert [rig.core.wait(each)[0].base_offset for each in tickets] == list(range(20))
+    pending_appends = [rig.submit([f"{number}"]) for number in range(20)]
+    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == list(range(20))
 
 
-def test_who_does_not_wait_for_room_does_no_io(store: MemoryStore, clock: ManualClock) -> None:
-    """He is refused at once, though nobody leads a flush, and what is queued stays so."""
+def test_a_caller_without_a_timeout_does_no_io(store: MemoryStore, clock: ManualClock) -> None:
+    """It is refused at once, although no thread leads a flush, and the queue is unchanged."""
     rig = rig_with(store, clock, queue_bytes=1)
     before = len(paths(store, OURS))
     queued = rig.submit(["a"])
@@ -538,21 +562,21 @@ def test_who_does_not_wait_for_room_does_no_io(store: MemoryStore, clock: Manual
 
 
 @pytest.mark.parametrize("bound", ["queue_bytes", "unpublished_bytes"])
-def test_what_is_not_bounded_is_taken(store: MemoryStore, clock: ManualClock, bound: str) -> None:
-    """While the queue is full, or publishing is behind, and others are refused."""
+def test_an_unbounded_append_is_queued(store: MemoryStore, clock: ManualClock, bound: str) -> None:
+    """It is queued while others are refused: the queue is full, or publishing is behind."""
     rig = rig_with(store, clock, **{bound: 1})
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
         rig.core.wait(first)
-    append = rig.writer.prepare(rig.ledger.topic("t"), 1, payload(["b"]), None)
+    append = rig.writer.prepare(rig.partition_table.topic("t"), 1, payload(["b"]), None)
     with pytest.raises(errors.QueueFull):
         rig.writer.submit([append])
-    ticket = rig.writer.submit([append], is_bounded=False)
-    assert rig.core.wait(ticket)[0].base_offset == 0
+    pending = rig.writer.submit([append], is_bounded=False)
+    assert rig.core.wait(pending)[0].base_offset == 0
 
 
 def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: ManualClock) -> None:
-    """When publishing falls behind by so much, writes are refused until it has caught up."""
+    """If too much is unpublished, appends are refused until the publisher has caught up."""
     rig = rig_with(store, clock, unpublished_bytes=1)
     rig.append(["a"])
     with pytest.raises(errors.QueueFull) as full:
@@ -562,56 +586,144 @@ def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: Manua
     assert rig.append(["b"]).base_offset == 1
 
 
+@pytest.mark.parametrize("is_published", [True, False])
+def test_a_caller_waits_asleep_for_space(store: MemoryStore, is_published: bool) -> None:
+    """A waiting caller is woken when the publisher frees space, and refused at its timeout."""
+    options = RigOptions(
+        writer=WriterLimits(unpublished_bytes=1),
+        submit_timeout_seconds=30.0 if is_published else 0.3,
+    )
+    rig = Rig(store, SystemClock(), options=options)
+    rig.create("t", 2)
+    rig.append(["a"])
+
+    def wait() -> int:
+        began = time.thread_time()
+        try:
+            pending = rig.submit(["b"])
+        finally:
+            assert time.thread_time() - began < 0.1
+        return rig.core.wait(pending)[0].base_offset
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait)
+        time.sleep(0.1)
+        assert not waiting.done()
+        if is_published:
+            rig.publish()
+            rig.writer.notify_published()
+            assert waiting.result(30.0) == 1
+        else:
+            with pytest.raises(errors.QueueFull):
+                waiting.result(30.0)
+
+
 def test_a_large_staged_batch_holds_no_producer_back(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """What Spark has staged is counted apart: a batch beyond all bounds stops only the next one."""
+    """Staged bytes have a bound of their own: a huge batch refuses only the next staged one."""
     rig = rig_with(store, clock, unpublished_bytes=100_000, staged_bytes=150_000)
     large = [(partition, ["x" * 100_000]) for partition in (0, 1)]
-    rig.adopt(large, batch=1)
-    assert rig.ledger.staged_bytes == rig.ledger.topic("t").staged_bytes > 200_000
-    assert rig.ledger.unpublished_bytes < 10_000
+    rig.append_staged(large, batch=1)
+    assert rig.partition_table.staged_bytes == rig.partition_table.topic("t").staged_bytes > 200_000
+    assert rig.partition_table.unpublished_bytes < 10_000
     assert rig.append(["a"]).base_offset == 1
     with pytest.raises(errors.QueueFull) as full:
-        rig.adopt(large, batch=2)
+        rig.append_staged(large, batch=2)
     assert full.value.setting == "publisher.staged_bytes"
     successor = rig.successor()
-    assert successor.ledger.staged_bytes == rig.ledger.staged_bytes
+    assert successor.partition_table.staged_bytes == rig.partition_table.staged_bytes
     successor.publish()
-    assert (successor.ledger.staged_bytes, successor.ledger.unpublished_bytes) == (0, 0)
-    assert not any(each.duplicate for each in successor.adopt(large, batch=2))
+    assert (
+        successor.partition_table.staged_bytes,
+        successor.partition_table.unpublished_bytes,
+    ) == (0, 0)
+    assert not any(each.duplicate for each in successor.append_staged(large, batch=2))
+
+
+@pytest.mark.parametrize(
+    ("bound", "error"),
+    [
+        ("queue_bytes", errors.QueueFull),
+        ("unpublished_bytes", errors.QueueFull),
+        ("staged_bytes", errors.QueueFull),
+        ("topic_held_bytes", errors.TopicHeldBack),
+        ("topic_held_staged_bytes", errors.TopicHeldBack),
+    ],
+)
+def test_a_bound_may_be_reached(clock: ManualClock, bound: str, error: type[Exception]) -> None:
+    """Waiting bytes may reach the bound exactly; one byte more, and the next append is refused."""
+
+    def waiting_bytes(rig: Rig) -> int:
+        """The bytes after one batch; no thread leads a flush for appends that are only queued."""
+        topic = rig.partition_table.topic("t")
+        topic.held_back = "its table is torn"
+        if "staged" in bound:
+            rig.append_staged([(0, ["a"])], batch=1)
+            return topic.staged_bytes
+        pending = rig.submit(["a"])
+        if bound == "queue_bytes":
+            return pending.bytes
+        rig.core.wait(pending)
+        return topic.unpublished_bytes
+
+    def one_more(rig: Rig) -> None:
+        if "staged" in bound:
+            rig.append_staged([(0, ["b"])], batch=2)
+        else:
+            rig.append(["b"])
+
+    size = waiting_bytes(rig_with(MemoryStore(clock), clock))
+    full = rig_with(MemoryStore(clock), clock, **{bound: size})
+    assert waiting_bytes(full) == size
+    one_more(full)
+    more_than_full = rig_with(MemoryStore(clock), clock, **{bound: size - 1})
+    waiting_bytes(more_than_full)
+    with pytest.raises(error):
+        one_more(more_than_full)
+
+
+def test_a_batch_may_be_as_large_as_the_bound(clock: ManualClock) -> None:
+    """The columns together may reach the limit; a byte more is refused."""
+    batch = payload(["abc", None, "d"], key=[b"k", b"", None])
+    exact = rig_with(MemoryStore(clock), clock, max_batch_bytes=batch.nbytes)
+    assert exact.core.wait(exact.core.append("t", 0, batch))[0].count == 3
+    less = rig_with(MemoryStore(clock), clock, max_batch_bytes=batch.nbytes - 1)
+    with pytest.raises(errors.BatchTooLarge) as refused:
+        less.core.append("t", 0, batch)
+    assert (refused.value.bytes, refused.value.limit_bytes) == (batch.nbytes, batch.nbytes - 1)
 
 
 def test_a_held_back_topic_refuses_staged_batches_by_their_own_bound(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """A large batch that waits for a table refuses no producer, nor the other way round."""
+    """A large staged batch of a held back topic refuses no producer, and the reverse."""
     rig = rig_with(store, clock, topic_held_bytes=100_000, topic_held_staged_bytes=100_000)
-    rig.ledger.topic("t").held_back = "its table is torn"
-    rig.adopt([(0, ["x" * 200_000])], batch=1)
+    rig.partition_table.topic("t").held_back = "its table is torn"
+    rig.append_staged([(0, ["x" * 200_000])], batch=1)
     rig.append(["a"])
     with pytest.raises(errors.TopicHeldBack):
-        rig.adopt([(0, ["b"])], batch=2)
+        rig.append_staged([(0, ["b"])], batch=2)
 
 
-def test_room_that_comes_in_time_is_taken(store: MemoryStore, clock: ManualClock) -> None:
-    """Who waits for room goes on when the publisher has made some."""
+def test_space_that_is_freed_in_time_is_used(store: MemoryStore, clock: ManualClock) -> None:
+    """A caller that waits for space continues when the publisher has freed some."""
     rig = rig_with(store, clock, unpublished_bytes=1)
     rig.append(["a"])
-    append = rig.writer.prepare(rig.ledger.topic("t"), 0, payload(["b"]), None)
+    append = rig.writer.prepare(rig.partition_table.topic("t"), 0, payload(["b"]), None)
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(rig.writer.submit, [append], timeout_seconds=30)
         rig.publish()
-        rig.writer.published_more()
-        ticket = waiting.result()
-    assert rig.writer.wait(ticket)[0].base_offset == 1
+        rig.writer.notify_published()
+        pending = waiting.result()
+    assert rig.writer.wait(pending)[0].base_offset == 1
 
 
 def test_a_held_back_topic_refuses_alone(store: MemoryStore, clock: ManualClock) -> None:
-    """A topic whose table cannot be written takes so many bytes, and then tells the reason."""
+    """A topic whose table cannot be written accepts a bounded number of bytes, then refuses."""
     rig = rig_with(store, clock, topic_held_bytes=1)
     rig.create("u")
-    topic = rig.ledger.topic("t")
+    topic = rig.partition_table.topic("t")
     topic.held_back = "its table is torn"
     rig.append(["a"])
     with pytest.raises(errors.TopicHeldBack) as refused:
@@ -632,7 +744,7 @@ class SmallDisk(MemoryStore):
 
 
 def test_a_full_disk_refuses_records_only(clock: ManualClock) -> None:
-    """Below the reserve records are refused retriably; publishing goes on, and so do records."""
+    """Below the reserve, appends are refused retriably, publishing continues, and frees space."""
     disk = SmallDisk(clock)
     rig = rig_with(disk, clock, free_space_reserve_bytes=1_000)
     rig.append(["a"])
@@ -648,15 +760,15 @@ def test_a_full_disk_refuses_records_only(clock: ManualClock) -> None:
     assert rig.append(["b"]).base_offset == 1
 
 
-# ------------------------------------------------------------------------------ the end
+# ------------------------------------------------------------------------------ the end of a writer
 
 
 def test_a_failed_sync_ends_the_writer(rig: Rig) -> None:
-    """When the disk fails to keep an object nobody knows what stands, and nothing more is taken."""
+    """After a failed sync it is unknown if the object is durable, and the writer ends."""
     faulty(rig, failing(SyncFailed("?", "EIO"), moment="between"))
     behind = rig.submit(["a"])
-    ticket = rig.submit(["b"])
-    for each in (behind, ticket):
+    pending = rig.submit(["b"])
+    for each in (behind, pending):
         with pytest.raises(errors.OutcomeUnknown):
             rig.core.wait(each)
     assert isinstance(rig.writer.failure, SyncFailed)
@@ -664,10 +776,10 @@ def test_a_failed_sync_ends_the_writer(rig: Rig) -> None:
         rig.submit(["c"])  # it surely had no effect
 
 
-def test_a_disk_that_does_not_tell_its_space_ends_nothing(
+def test_a_failed_free_space_request_does_not_end_the_writer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is asked before the put may fail, and be asked again."""
+    """A failing request for the free space fails one flush, and is repeated for the next."""
 
     def free_bytes() -> int:
         raise UNAVAILABLE
@@ -682,25 +794,27 @@ def test_a_disk_that_does_not_tell_its_space_ends_nothing(
 def test_a_change_of_time_amid_an_append_leaves_it_whole(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An append keeps the kind of time that it began with, in its entry and in its rows."""
+    """An append keeps the timestamp type that it began with, in its entry and in its rows."""
 
     def meanwhile(batch: pa.RecordBatch, **bound: int) -> pa.RecordBatch:
-        request = wire.AlterTopic(topic="t", config={"message.timestamp.type": "LogAppendTime"})
-        rig.core.alter(request)
+        request = flight_messages.AlterTopic(
+            topic="t", config={"message.timestamp.type": "LogAppendTime"}
+        )
+        rig.core.topics.alter(request)
         return conform_payload(batch, **bound)
 
-    monkeypatch.setattr("sparklog.broker.writer.conform_payload", meanwhile)
+    monkeypatch.setattr("sparklog.broker.log.writer.conform_payload", meanwhile)
     times = pa.array([1_000_000], TIMESTAMP)
     batch = pa.record_batch({"timestamp": times, "value": pa.array([b"a"], pa.binary())})
     (append,) = rig.core.append("t", 0, batch).appends
     assert isinstance(append, Append)
     assert append.timestamp_type == CREATE_TIME
-    assert isinstance(append.held, pa.RecordBatch)
-    assert append.held.schema.names == ["timestamp", "value"]
+    assert isinstance(append.hot_records, pa.RecordBatch)
+    assert append.hot_records.schema.names == ["timestamp", "value"]
 
 
 def test_a_fenced_writer_ends(rig: Rig) -> None:
-    """What a successor's fence keeps out had no effect, and the writer takes nothing more."""
+    """A flush that a successor's fence refused has no effect, and the writer ends."""
     rig.append(["a"])
     successor = rig.successor()
     for _ in range(2):
@@ -711,30 +825,30 @@ def test_a_fenced_writer_ends(rig: Rig) -> None:
     assert rows_of_root(rig.store, rig.clock) == [(0, b"a"), (1, b"c")]
 
 
-def test_failing_answers_everybody(rig: Rig) -> None:
-    """Nobody who has queued, or waits for room, is left without an answer."""
-    tickets = [rig.submit(["a"]) for _ in range(3)]
+def test_failing_answers_every_caller(rig: Rig) -> None:
+    """Every caller that has queued, or waits for space, gets an answer."""
+    pending_appends = [rig.submit(["a"]) for _ in range(3)]
     rig.writer.fail(errors.BrokerClosing(broker=1))
     rig.writer.fail(errors.BrokerFenced(broker=1, epoch=1))
-    for ticket in tickets:
+    for pending in pending_appends:
         with pytest.raises(errors.BrokerClosing):
-            rig.core.wait(ticket)
+            rig.core.wait(pending)
     with pytest.raises(errors.BrokerClosing):
         rig.submit(["b"])
 
 
-def test_closing_writes_what_has_queued(rig: Rig) -> None:
-    """A writer that closes refuses what comes, and keeps what it has taken."""
-    tickets = [rig.submit([f"{number}"]) for number in range(3)]
+def test_closing_writes_queued_appends(rig: Rig) -> None:
+    """A writer that closes refuses new appends, and writes the queued ones."""
+    pending_appends = [rig.submit([f"{number}"]) for number in range(3)]
     rig.writer.close(errors.BrokerClosing(broker=1))
     with pytest.raises(errors.BrokerClosing):
         rig.submit(["late"])
     assert rig.end() == 3
-    assert [rig.core.wait(each)[0].base_offset for each in tickets] == [0, 1, 2]
+    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == [0, 1, 2]
 
 
 def test_closing_waits_for_the_flush_under_way(rig: Rig) -> None:
-    """Nobody publishes the last records before the last flush has ended."""
+    """Closing returns only after the last flush has ended, so the last records can be published."""
     blocked = Blocked()
     faulty(rig, blocked)
     with ThreadPoolExecutor(2) as pool:
@@ -749,11 +863,11 @@ def test_closing_waits_for_the_flush_under_way(rig: Rig) -> None:
     assert rig.end() == 2
 
 
-# ------------------------------------------------------------------------------ many at once
+# ------------------------------------------------------------------------------ concurrency
 
 
 class Slow(NoFaults):
-    """Puts take a moment, now and then, so that queues form; some are refused."""
+    """Delays some puts, so that queues form, and refuses some."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -767,8 +881,8 @@ class Slow(NoFaults):
                 time.sleep(0.000_5)
 
 
-def test_nobody_sleeps_through_his_ack() -> None:
-    """Eight threads with thousands of tiny appends all get their answers, each record once."""
+def test_no_thread_misses_its_ack() -> None:
+    """Eight threads with thousands of tiny appends get all their answers, each record once."""
     clock = SystemClock()
     store = MemoryStore(clock)
     options = RigOptions(writer=WriterLimits(flush_max_entries=5, queue_bytes=2_000))
@@ -780,20 +894,22 @@ def test_nobody_sleeps_through_his_ack() -> None:
     def work(thread: int) -> list[tuple[int, int, str]]:
         chance = random.Random(thread)
         done = []
-        waiting: list[tuple[str, Ticket]] = []
+        waiting: list[tuple[str, PendingAppend]] = []
 
         def settle() -> None:
-            value, ticket = waiting.pop(0)
+            value, pending = waiting.pop(0)
             while True:
                 try:
-                    (result,) = rig.writer.wait(ticket)
+                    (result,) = rig.writer.wait(pending)
                     break
                 except errors.StorageUnavailable:
-                    ticket = submit(value)
+                    pending = submit(value)
             done.append((thread % 2, result.base_offset, value))
 
-        def submit(value: str) -> Ticket:
-            append = rig.writer.prepare(rig.ledger.topic("t"), thread % 2, payload([value]), None)
+        def submit(value: str) -> PendingAppend:
+            append = rig.writer.prepare(
+                rig.partition_table.topic("t"), thread % 2, payload([value]), None
+            )
             return rig.writer.submit([append], timeout_seconds=30)
 
         for number in range(each_thread):
@@ -814,8 +930,8 @@ def test_nobody_sleeps_through_his_ack() -> None:
         assert [offset for offset, _ in acked] == list(range(len(acked)))
 
 
-def test_a_result_says_where_an_append_stands(rig: Rig) -> None:
-    """An ack carries the first offset, the count, and whose time counts."""
-    assert rig.append(["a", "b"]) == Appended(
+def test_a_result_has_the_offsets_of_an_append(rig: Rig) -> None:
+    """An ack has the first offset, the count, and the timestamp type."""
+    assert rig.append(["a", "b"]) == AppendResult(
         base_offset=0, count=2, arrival_us=rig.clock.now_us(), timestamp_type=0
     )

@@ -1,8 +1,9 @@
-"""The Kafka protocol door: any Kafka client, unmodified.
+"""The Kafka listener: serves any Kafka client, unmodified.
 
-`door` owns sockets and order, `messages` turns frames into kio's messages and back, `registry` says
-which requests are served in which versions, `apis` answers them, one module for each. A request is
-translated to calls of `core`, which decides everything.
+`listener` and `connection` own sockets and order, `messages` turns frames into kio's messages and
+back, `registry` names the requests and versions that are served, `apis` answers them, one module
+for each. A request is
+translated to calls of `broker`, which decides everything.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def _load_kio_without_hypothesis() -> None:
         return  # a program that uses it has paid already
     sys.modules["hypothesis"] = None  # type: ignore[assignment]
     try:
-        with contextlib.suppress(ModuleNotFoundError):  # without kio `door` complains
+        with contextlib.suppress(ModuleNotFoundError):  # without kio `context` complains
             import kio.static._phantom  # noqa: F401
     finally:
         del sys.modules["hypothesis"]

@@ -1,14 +1,13 @@
-"""One connection: requests are handled in their order, and answered in their order.
+"""One Kafka connection: handles its requests in their order, and answers in the same order.
 
-It holds what it has read and not yet answered, and answers that its client has not yet read; how
-much, and who waits for whom, is told at the head of `memory`. Where there is no room it is not read
-on. What takes long, because a request or its reply has many items, is done in turns with others.
+A connection holds the requests that it has not answered, and the replies that its client has not
+read. Their memory is bounded as described at the head of `memory`; the connection reads no further
+while there is none. Requests and replies of many items are processed in turns (`scheduler`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Sequence
 from typing import Final, NamedTuple
 
@@ -16,67 +15,98 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.kafka import apis, messages
-from sparklog.broker.kafka.lengths import ManyItems
-from sparklog.broker.kafka.link import Link
-from sparklog.broker.kafka.memory import Budget, Free, Hold, Memory
+from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
+from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
 from sparklog.broker.kafka.messages import Raw, Request
-from sparklog.broker.kafka.registry import APIS, Api, Door, Reply, Work
-from sparklog.wire import WRONG_PORT
+from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
+from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.clock import Clock
+from sparklog.formats.flight_messages import WRONG_PORT
 
 _log = structlog.get_logger("sparklog.kafka")
 _OUR_CLIENT: Final = b"PRI "
-"""How HTTP/2 begins, and so our own clients; as a length it would be more than any."""
+"""The first bytes of HTTP/2, as sparklog's clients send them. As a length they exceed any limit."""
 _HTTP: Final = frozenset(
     method.encode()[: messages.LENGTH_BYTES]
     for method in ("GET ", "HEAD", "POST", "PUT ", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE")
 )
 _TLS_HANDSHAKE: Final = b"\x16\x03"
-"""How a TLS client begins, whatever its version (RFC 8446, 5.1)."""
-_Start = tuple[int, int, int]
+"""The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
+_RequestHeader = tuple[int, int, int]
 """API key, version and correlation id."""
 
 
-class _Answer(NamedTuple):
-    """A frame that is ready, in pieces, or what it will be made of."""
+class _QueuedReply(NamedTuple):
+    """A reply in the order of the requests: an encoded frame, or fields that are awaited."""
 
     frame: Sequence[Raw]
-    later: Awaitable[Reply] | None
-    start: _Start
-    hold: Hold
-    own_bytes: int
-    """Of the request, as the connection counts it for itself."""
+    pending: Awaitable[Reply] | None
+    header: _RequestHeader
+    grant: MemoryGrant
+    request_bytes: int
+    """The size of the request, for the bound of this connection."""
 
 
-class Connection:
-    """`serve` returns when it has ended, for whatever reason."""
+class _DisconnectFlag:
+    """A flag that the client has disconnected.
 
-    def __init__(self, door: Door, link: Link, memory: Memory, *, request_max_bytes: int) -> None:
-        self._door = door
-        self._link = link
+    Group members keep it for longer than the connection, so it refers to nothing else.
+    """
+
+    __slots__ = ("_is_set",)
+
+    def __init__(self) -> None:
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+
+
+class KafkaConnection:
+    """A client's connection. `serve` returns when the connection has ended, for any reason."""
+
+    def __init__(
+        self,
+        context: HandlerContext,
+        stream: SocketStream,
+        memory: ListenerMemory,
+        *,
+        request_max_bytes: int,
+        clock: Clock,
+    ) -> None:
+        self._context = context
+        self._stream = stream
         self._memory = memory
         self._request_max_bytes = request_max_bytes
-        self._own = Budget(limits.KAFKA_CONNECTION_BYTES)
-        """Requests that are not answered yet: one connection must not have all the room."""
-        self._free = Free()
-        self._holds: set[Hold] = set()
-        self._answers: asyncio.Queue[_Answer] = asyncio.Queue(limits.KAFKA_PIPELINED)
-        self._handling: tuple[Api, Hold] | None = None
-        """A request that has come, and has no answer yet that could wait for its turn."""
-        self._coming: Hold | None = None
-        """Of the request that is being read, with what has come of it."""
-        self._come_bytes = 0
+        self._clock = clock
+        self._unanswered = MemoryPool(limits.KAFKA_CONNECTION_BYTES)
+        """The requests that are not answered yet, so that no connection takes all the memory."""
+        self._allowance = FreeAllowance()
+        self._disconnected = _DisconnectFlag()
+        self._grants: set[MemoryGrant] = set()
+        self._replies: asyncio.Queue[_QueuedReply] = asyncio.Queue(limits.KAFKA_PIPELINED)
+        self._in_progress: tuple[ServedApi, MemoryGrant] | None = None
+        """The request that is being handled, until its reply is queued."""
+        self._incoming: MemoryGrant | None = None
+        """The grant of the request that is being received; the next three fields describe it."""
+        self._incoming_bytes = 0
+        self._incoming_since = 0.0
         self._late_seconds = 0.0
-        """By how much it is behind a request that comes as slowly as one may."""
+        """Its delay behind a request at the lowest rate that is allowed."""
         self._sending_bytes = 0
         self._sending_seconds = 0.0
-        self._looked_at = time.monotonic()
-        self._seen = (0, 0)
-        self._still_seconds = 0.0
+        self._last_progress = (0, 0)
+        """(unread bytes of replies, received bytes) at the last check."""
+        self._idle_seconds = 0.0
 
     async def serve(self) -> None:
+        """Receives, handles and answers requests until the connection ends."""
         task = asyncio.current_task()
         assert task is not None
-        self._link.left = lambda: self._left(task)
+        self._stream.left = lambda: self._client_left(task)
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(self._receive())
@@ -84,49 +114,56 @@ class Connection:
         except* ConnectionError:
             pass  # the client has left
         except* asyncio.CancelledError:
-            pass  # the door closes
+            pass  # the listener closes
         except* errors.SparklogError as group:
-            self._say(str(group.exceptions[0]))
+            self._log_closed(str(group.exceptions[0]))
         except* Exception:
             _log.exception("a connection is closed")
         finally:
-            self._link.transport.close()
-            for hold in self._holds:
-                hold.give_all()
-            while not self._answers.empty():
-                later = self._answers.get_nowait().later
-                if asyncio.iscoroutine(later):
-                    later.close()
+            self._disconnected.set()
+            self._stream.transport.close()
+            for grant in self._grants:
+                grant.release_all()
+            while not self._replies.empty():
+                pending = self._replies.get_nowait().pending
+                if asyncio.iscoroutine(pending):
+                    pending.close()
 
-    def _left(self, task: asyncio.Task[None]) -> None:
-        """The client has: nobody waits for it. What it has sent is handled where it does not wait,
-        because a client that wants no answer to what it sends may leave at once.
+    def _client_left(self, task: asyncio.Task[None]) -> None:
+        """Cancels the connection if it waits for memory, or for other clients.
+
+        Otherwise requests that have been received are handled: a client that wants no response
+        (acks=0) may leave directly after sending.
         """
-        hold = self._coming
-        waits = False
-        if self._handling is not None:
-            api, hold = self._handling
-            waits = api.waits
-        if waits or (hold is not None and hold.is_waiting):
+        grant = self._incoming
+        may_wait = False
+        if self._in_progress is not None:
+            api, grant = self._in_progress
+            may_wait = api.may_wait
+        if may_wait or (grant is not None and grant.is_waiting):
             task.cancel()
 
-    def look(self) -> None:
-        """To be called now and then: ends the connection when nothing has moved for too long.
+    def check_progress(self, passed_seconds: float) -> None:
+        """Ends the connection if it has made no progress for too long; called periodically.
 
-        A client that does not read its answers, or leaves off in the middle of a request, is given
-        less time, and very little while others wait for the memory that these take; one that asks
-        nothing has as long as Kafka gives it.
+        A client that does not read its replies, or stops within a request, has
+        `KAFKA_STALLED_SECONDS`, or `KAFKA_STALLED_SHORT_SECONDS` while other requests wait for
+        memory. A client without open requests has `KAFKA_IDLE_SECONDS`, as in Kafka.
+
+        Args:
+            passed_seconds: since the last call, without the time in which the event loop was busy
+                and read nothing.
         """
-        now = time.monotonic()
-        passed_seconds, self._looked_at = now - self._looked_at, now
-        unread = self._link.transport.get_write_buffer_size()
-        come_bytes = self._link.read_bytes - self._seen[1]
-        seen = unread, self._link.read_bytes
-        self._still_seconds = self._still_seconds + passed_seconds if seen == self._seen else 0.0
-        self._seen = seen
-        if self._coming is not None and not self._coming.is_waiting:
-            # What has come fast earns no time to stand still in: it holds the more memory.
-            late_seconds = self._late_seconds + passed_seconds - _slowest_seconds(come_bytes)
+        unread_bytes = self._stream.transport.get_write_buffer_size()
+        received_bytes = self._stream.read_bytes - self._last_progress[1]
+        progress = unread_bytes, self._stream.read_bytes
+        is_idle = progress == self._last_progress
+        self._idle_seconds = self._idle_seconds + passed_seconds if is_idle else 0.0
+        self._last_progress = progress
+        if self._incoming is not None and not self._incoming.is_waiting:
+            # Bytes that came fast earn no time to stall later: a large request holds more memory.
+            since_seconds = min(passed_seconds, self._clock.monotonic() - self._incoming_since)
+            late_seconds = self._late_seconds + since_seconds - _allowed_seconds(received_bytes)
             self._late_seconds = max(late_seconds, 0.0)
         if self._sending_bytes:
             self._sending_seconds += passed_seconds
@@ -134,169 +171,227 @@ class Connection:
         patience_seconds: float = limits.KAFKA_STALLED_SECONDS
         if is_short:
             patience_seconds = limits.KAFKA_STALLED_SHORT_SECONDS
-        if self._coming is not None and self._late_seconds > patience_seconds:
-            come, seconds = self._come_bytes, self._late_seconds
-            self._end(f"a request is {seconds:.0f} s late after {come} bytes of it")
-        elif unread and (
-            self._still_seconds >= patience_seconds
+        if self._incoming is not None and self._late_seconds > patience_seconds:
+            received, seconds = self._incoming_bytes, self._late_seconds
+            self._end(f"a request is {seconds:.0f} s late after its first {received} bytes")
+        elif unread_bytes and (
+            self._idle_seconds >= patience_seconds
             or (
                 is_short
-                and self._sending_seconds > patience_seconds + _slowest_seconds(self._sending_bytes)
+                and self._sending_seconds > patience_seconds + _allowed_seconds(self._sending_bytes)
             )
         ):
-            self._end(f"{unread} bytes were not read for {self._still_seconds:.0f} s")
-        elif not self._holds and self._still_seconds >= limits.KAFKA_IDLE_SECONDS:
-            self._link.transport.abort()
+            seconds = self._idle_seconds
+            self._end(f"{unread_bytes} bytes of replies were not read for {seconds:.0f} s")
+        elif not self._grants and self._idle_seconds >= limits.KAFKA_IDLE_SECONDS:
+            self._stream.transport.abort()
 
     def _end(self, reason: str) -> None:
-        self._say(reason)
-        self._link.transport.abort()
+        self._log_closed(reason)
+        self._stream.transport.abort()
 
-    def _say(self, reason: str) -> None:
-        self._door.say_closed(self._link.peer, reason)
+    def _log_closed(self, reason: str) -> None:
+        self._context.log_closed(self._stream.peer, reason)
 
     # -------------------------------------------------------------------------- requests
 
     async def _receive(self) -> None:
-        host = f"/{self._link.peer}" if self._link.peer else ""
+        host = f"/{self._stream.peer}" if self._stream.peer else ""
         while True:
-            length = await self._link.read(messages.LENGTH_BYTES)
+            length = await self._stream.read(messages.LENGTH_BYTES)
             if length[0]:  # a request of 16 MiB or more, or another protocol
                 await self._check_is_kafka(bytes(length))
             size = int.from_bytes(length, "big", signed=True)
             if not 0 <= size <= self._request_max_bytes:
-                reason = f"a request of {size} bytes; {self._request_max_bytes} are the most"
+                reason = (
+                    f"a request has {size} bytes; at most {self._request_max_bytes} are allowed"
+                )
                 raise errors.BadRequest(reason=reason)
-            await self._own.take(size)
-            hold = Hold(self._memory, self._free)
-            self._holds.add(hold)
-            self._coming, self._come_bytes, self._late_seconds = hold, 0, 0.0
-            await self._answers.put(await self._handled(await self._come(size, hold), host, hold))
+            await self._unanswered.take(size)
+            grant = MemoryGrant(self._memory, self._allowance)
+            self._grants.add(grant)
+            self._incoming, self._incoming_bytes, self._late_seconds = grant, 0, 0.0
+            self._incoming_since = self._clock.monotonic()
+            await self._replies.put(
+                await self._handle(await self._read_frame(size, grant), host, grant)
+            )
 
     async def _check_is_kafka(self, begin: bytes) -> None:
-        """Raises `BadRequest` for a client that begins as one of another protocol does."""
+        """Raises `BadRequest` for a client of another protocol, and answers it in its own."""
         if begin == _OUR_CLIENT:
-            flight = self._door.core.cluster().brokers[0].address
-            await self._link.write([f"{WRONG_PORT}{flight}\n".encode()])
-            spoken = f"gRPC (HTTP/2); Flight clients connect to {flight}"
+            flight = self._context.broker.cluster().brokers[0].address
+            await self._stream.write([f"{WRONG_PORT}{flight}\n".encode()])
+            protocol = f"gRPC (HTTP/2); Flight clients connect to {flight}"
         elif begin in _HTTP:
-            told = b"this is a Kafka port, and no HTTP is spoken here\n"
-            await self._link.write([b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", told])
-            spoken = "HTTP"
+            text = b"this is a Kafka port: it does not serve HTTP\n"
+            await self._stream.write(
+                [b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", text]
+            )
+            protocol = "HTTP"
         elif begin.startswith(_TLS_HANDSHAKE):
-            spoken = "TLS; set security.protocol=PLAINTEXT in that client"
+            protocol = "TLS; set security.protocol=PLAINTEXT in that client"
         else:
             return
-        raise errors.BadRequest(reason=f"not a Kafka client: it speaks {spoken}")
+        raise errors.BadRequest(reason=f"not a Kafka client: it speaks {protocol}")
 
-    async def _come(self, size: int, hold: Hold) -> bytes:
-        """The request's bytes. Memory is taken for as much more as has come already."""
-        if hold.take_free(size):
-            frame = bytes(await self._link.read(size))
-            self._coming = None
+    async def _read_frame(self, size: int, grant: MemoryGrant) -> bytes:
+        """Returns the request's bytes. Each step is no larger than the bytes received before it."""
+        if grant.take_free(size):
+            frame = bytes(await self._stream.read(size))
+            self._incoming = None
             return frame
         parts: list[bytes | bytearray] = []
-        while self._come_bytes < size:
-            step = max(self._come_bytes, limits.KAFKA_STEP_BYTES)
-            step = min(step, size - self._come_bytes)
-            self._link.check(step)
-            await hold.arrive(step)
-            parts.append(await self._link.read(step))
-            self._come_bytes += step
-        self._coming = None
+        while self._incoming_bytes < size:
+            step = max(self._incoming_bytes, limits.KAFKA_STEP_BYTES)
+            step = min(step, size - self._incoming_bytes)
+            self._stream.check(step)
+            await grant.grow_request(step, is_all=step == size)
+            parts.append(await self._stream.read(step))
+            self._incoming_bytes += step
+        self._incoming = None
         return b"".join(parts)
 
-    async def _handled(self, frame: bytes, host: str, hold: Hold) -> _Answer:
-        start = api_key, version, correlation_id = messages.read_start(frame)
-        own_bytes = len(frame)
+    async def _handle(self, frame: bytes, host: str, grant: MemoryGrant) -> _QueuedReply:
+        header = api_key, version, correlation_id = messages.read_header(frame)
+        request_bytes = len(frame)
         api = APIS.get(api_key)
         if api is None:
-            raise errors.BadRequest(reason=f"API key {api_key} is not served")
+            raise errors.BadRequest(reason=f"API key {api_key} is not supported")
         reply: Reply | Awaitable[Reply]
-        if not api.first <= version <= api.last:
+        if not api.min_version <= version <= api.max_version:
             if api_key != messages.API_VERSIONS:
-                raise errors.BadRequest(reason=f"{api.name} is not served in version {version}")
-            start, reply = (
+                supported = f"{api.min_version} to {api.max_version}"
+                reason = f"{api.name}: version {version} is not supported; use {supported}"
+                raise errors.BadRequest(reason=reason)
+            header, reply = (
                 (api_key, 0, correlation_id),
                 apis.api_versions.answer(messages.UNSUPPORTED_VERSION),
             )
         else:
-            self._handling = api, hold
-            request = await self._request(api, frame, host, hold)
+            self._in_progress = api, grant
+            request, items = await self._parse(api, frame, host, grant)
             del frame
-            if not api.overlaps:
-                await self._answers.join()  # what it reads may be what an earlier one writes
-            if api.waits and self._link.is_over:
+            if not api.is_pipelined:
+                await self._replies.join()  # it may read what an earlier request writes
+            if items > limits.KAFKA_LITTLE_ITEMS:
+                await self._context.scheduler.wait_turn()
+            if api.may_wait and self._stream.is_over:
                 raise ConnectionResetError("the client has left")
-            reply = await api.handle(self._door, request)
+            reply = await api.handler(self._context, request)
         if isinstance(reply, Awaitable):
-            self._handling = None
-            if api.waits:
-                hold.give_apart()  # it may wait for others for minutes
-            return _Answer((), reply, start, hold, own_bytes)
-        written = await self._frame(start, reply, hold)
-        self._handling = None
-        return _Answer(written, None, start, hold, own_bytes)
+            self._in_progress = None
+            if api.may_wait:
+                grant.release_parsed()  # it may wait for minutes
+            return _QueuedReply((), reply, header, grant, request_bytes)
+        reply_frame = await self._encode(header, reply, grant)
+        grant.release_parsed()
+        self._in_progress = None
+        return _QueuedReply(reply_frame, None, header, grant, request_bytes)
 
-    async def _request(self, api: Api, frame: bytes, host: str, hold: Hold) -> Request:
-        """Takes it apart: one of many items in a thread, and only when there is room for them."""
+    async def _parse(
+        self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
+    ) -> tuple[Request, int]:
+        """Returns (the parsed request, the number of its items).
+
+        A request of more than `KAFKA_LITTLE_ITEMS` waits for memory and for a turn; one of more
+        than `KAFKA_QUICK_ITEMS` is parsed in a thread.
+        """
         try:
-            checked = messages.check_request(frame, limits.KAFKA_QUICK_ITEMS)
+            checked = messages.check_request(frame, limits.KAFKA_LITTLE_ITEMS)
         except ManyItems:
-            checked = await self._door.blocking(
-                Work.ASIDE, messages.check_request, frame, limits.KAFKA_ITEMS
+            checked = await self._check_large(frame)
+        is_gone = self._disconnected.is_set
+        if checked.items > limits.KAFKA_LITTLE_ITEMS:
+            await grant.take_parsed(len(frame) + checked.items * limits.KAFKA_ITEM_BYTES)
+        if checked.items > limits.KAFKA_QUICK_ITEMS:
+            request = await self._context.run_blocking(
+                WorkerPool.LARGE_REQUEST, messages.parse_request, checked, host, grant, is_gone
             )
-        if checked.items <= limits.KAFKA_QUICK_ITEMS:
-            request = messages.read_checked(checked, host, hold)
-            if not api.keeps_bytes and len(frame) > limits.KAFKA_FREE_BYTES:
-                await hold.take_apart(len(frame))
+        elif checked.items > limits.KAFKA_LITTLE_ITEMS:
+            await self._context.scheduler.wait_turn()
+            request = messages.parse_request(checked, host, grant, is_gone)
         else:
-            await hold.take_apart(len(frame) + checked.items * limits.KAFKA_ITEM_BYTES)
-            request = await self._door.blocking(
-                Work.ASIDE, messages.read_checked, checked, host, hold
-            )
-        if not api.keeps_bytes:
-            hold.give_arrived()
-        return request
+            request = messages.parse_request(checked, host, grant, is_gone)
+            if not api.keeps_frame and len(frame) > limits.KAFKA_FREE_BYTES:
+                await grant.take_parsed(len(frame))
+        if not api.keeps_frame:
+            grant.release_request()
+        return request, checked.items
 
-    # -------------------------------------------------------------------------- answers
+    async def _check_large(self, frame: bytes) -> CheckedFrame:
+        await self._context.scheduler.wait_turn()
+        try:
+            return messages.check_request(frame, limits.KAFKA_QUICK_ITEMS)
+        except ManyItems:
+            return await self._context.run_blocking(
+                WorkerPool.LARGE_REQUEST, messages.check_request, frame, limits.KAFKA_ITEMS
+            )
+
+    # -------------------------------------------------------------------------- replies
 
     async def _send(self) -> None:
         while True:
-            frame, later, start, hold, own_bytes = await self._answers.get()
-            if later is not None:
-                frame = await self._frame(start, await later, hold)
+            frame, pending, header, grant, request_bytes = await self._replies.get()
+            if pending is not None:
+                frame = await self._encode(header, await pending, grant)
+                grant.release_parsed()
             if frame:
                 self._sending_bytes, self._sending_seconds = sum(map(len, frame)), 0.0
-                await self._link.write(frame)
+                await self._stream.write(frame)
                 self._sending_bytes = 0
-            del frame, later
-            hold.give_all()
-            self._holds.discard(hold)
-            self._own.give(own_bytes)
-            self._answers.task_done()
+            del frame, pending
+            grant.release_all()
+            self._grants.discard(grant)
+            self._unanswered.release(request_bytes)
+            self._replies.task_done()
 
-    async def _frame(self, start: _Start, reply: Reply, hold: Hold) -> Sequence[Raw]:
-        """Empty where no answer is wanted. A large one is made in turns with others, one a time."""
+    async def _encode(
+        self, header: _RequestHeader, reply: Reply, grant: MemoryGrant
+    ) -> Sequence[Raw]:
+        """Returns the frame in chunks; none if the client wants no response.
+
+        A reply of many items is encoded in turns.
+        """
         if reply is None:
             return ()
-        if not messages.is_large(reply, limits.KAFKA_QUICK_REPLY_ITEMS):
-            written = messages.write_reply(*start, reply)
-            size = sum(map(len, written)) - hold.records_bytes
-            if size > 0 and not hold.take_free(size):
-                await hold.take_reply(size)
-            return written
-        async with self._door.large:
-            await hold.take_reply(limits.KAFKA_REPLY_BYTES)
-            writing = messages.Writing(*start, reply)
-            async for _ in self._door.turns.over(writing):
-                if writing.made_bytes > limits.KAFKA_REPLY_BYTES:
-                    reason = f"a reply of more than {limits.KAFKA_REPLY_BYTES} bytes: ask for less"
+        if messages.is_large(reply, limits.KAFKA_LITTLE_ITEMS):
+            return await self._encode_large(messages.ReplyWriter(*header, reply), grant)
+        frame = messages.write_reply(*header, reply)
+        await _take_reply_memory(grant, sum(map(len, frame)) - grant.records_bytes)
+        return frame
+
+    async def _encode_large(
+        self, writer: messages.ReplyWriter, grant: MemoryGrant
+    ) -> Sequence[Raw]:
+        """Returns the frame. Beyond `KAFKA_FREE_BYTES`, one reply at a time is encoded.
+
+        Such a reply takes the memory of the largest reply before it continues.
+        """
+        records_bytes = grant.records_bytes
+        steps = self._context.scheduler.iterate(writer)
+        async for _ in steps:
+            if writer.written_bytes - records_bytes > limits.KAFKA_FREE_BYTES:
+                break
+        else:
+            await _take_reply_memory(grant, writer.written_bytes - records_bytes)
+            return writer.finish()
+        async with self._context.large_reply_lock:
+            await grant.take_reply(limits.KAFKA_REPLY_BYTES)
+            async for _ in steps:
+                if writer.written_bytes - records_bytes > limits.KAFKA_REPLY_BYTES:
+                    most = limits.KAFKA_REPLY_BYTES
+                    reason = f"the reply has more than {most} bytes: request fewer items"
                     raise errors.BadRequest(reason=reason)
-            hold.shrink_reply(writing.made_bytes)
-        return writing.ended()
+            grant.shrink_reply(writer.written_bytes)
+        return writer.finish()
 
 
-def _slowest_seconds(size: int) -> float:
-    """In which so many bytes have to pass."""
+async def _take_reply_memory(grant: MemoryGrant, size: int) -> None:
+    """Takes memory for a reply of `size` bytes besides its records."""
+    if size > 0 and not grant.take_free(size):
+        await grant.take_reply(size)
+
+
+def _allowed_seconds(size: int) -> float:
+    """Returns the time in which so many bytes have to be transferred."""
     return size / limits.KAFKA_SLOWEST_BYTES_PER_SECOND

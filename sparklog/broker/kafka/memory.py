@@ -1,24 +1,29 @@
-"""How much memory the door's requests and replies may take, of all connections together.
+"""Memory bounds for the requests and replies of all Kafka connections together.
 
-There are four rooms, and what a request needs of them it takes in this order:
+There are four pools, one with a reserve (`small_records`). A request takes from them in this order:
 
-1. `arriving`: the bytes of requests, as they come, and of producers until they are answered.
-2. `taken_apart`: requests of many items, as objects.
-3. `records`: replies to fetches.
+1. `requests`: the bytes of requests while they are received; those of Produce until the reply.
+2. `parsed`: requests of more than a few items, as Python objects, until the reply is written.
+3. `records`: replies to Fetch.
 4. `replies`: all other replies.
 
-**Nobody waits for ever.** A grant is whole, or it is not given. Nobody who holds part of a room
-queues for more of it, and nobody goes back to a room before the one that it holds. So whoever waits
-in a room waits for those who hold part of it and need nothing of it, nor of a room before it, to go
-on; what is in the last rooms leaves as clients read, and those that do not are dropped.
+**No deadlock.** A grant is given whole or not at all. A request that holds part of a pool never
+queues for more of that pool, nor for a pool before it in the order. So a request that waits for a
+pool waits only for requests that need nothing more of that pool or of an earlier one. The last
+pools drain as clients read, and a client that does not read is dropped.
 
-There is one exception: a request that arrives takes memory in steps, only so much at a time as has
-come already, because a client may announce what it never sends. Where there is no room for the next
-step, *one* connection at a time may go beyond it, up to the end of its request. It goes on as fast
-as its client sends, or is dropped.
+There is one exception. The memory of a request is granted in steps, each no larger than the bytes
+that have been received already, because a client may announce more than it ever sends. Where there
+is no memory for the next step, *one* request at a time may overdraw the pool, up to its end. It
+advances as fast as its client sends, or its client is dropped.
 
-What is small is not counted: each connection has `KAFKA_FREE_BYTES` of its own, so heartbeats,
-metadata and small sends wait for nobody. Their sum is bounded by the number of connections.
+A part of `requests` is reserved for requests that are received in one step, as most Produce
+requests are: they do not queue behind large ones, some of which may have stalled. Likewise a part
+of `records` is reserved for small replies, such as those to a consumer at the end of its log.
+
+Small amounts are not counted: each connection has an allowance of `KAFKA_FREE_BYTES`, so
+heartbeats, metadata and small Produce requests never wait for memory. The sum of the allowances is
+bounded by the number of connections.
 """
 
 from __future__ import annotations
@@ -30,15 +35,18 @@ from typing import Any, Final
 
 from sparklog import limits
 
-_ARRIVING_SHARE: Final = 3 / 8
+_REQUESTS_SHARE: Final = 3 / 8
 _RECORDS_SHARE: Final = 3 / 8
 _OTHER_SHARE: Final = 1 / 8
+_PARSED, _RECORDS, _REPLY = 1, 2, 3
+"""Positions of the pools in the order above, after `requests` (0)."""
+_OUT_OF_ORDER: Final = "a request takes from each pool once, and in their order"
 
 
-class Budget:
-    """So many bytes. Who wants more than is left waits, in turn; it belongs to one event loop.
+class MemoryPool:
+    """A bounded number of bytes, granted first come, first served, in one event loop.
 
-    Who wants more than there are in all waits until nobody holds anything.
+    A grant that is larger than the whole pool waits until nothing else is held.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -48,7 +56,7 @@ class Budget:
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits."""
+        """True if a task waits for memory."""
         return bool(self._waiting)
 
     @property
@@ -56,8 +64,8 @@ class Budget:
         return self._held_bytes
 
     async def take(self, size: int) -> None:
-        """Returns when there is room."""
-        if not self._waiting and self._has_room(size):
+        """Waits until `size` bytes are granted."""
+        if not self._waiting and self._fits(size):
             self._held_bytes += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -65,222 +73,277 @@ class Budget:
         try:
             await turn
         except asyncio.CancelledError:
-            self.give(size if turn.done() and not turn.cancelled() else 0)
+            self.release(size if turn.done() and not turn.cancelled() else 0)
             raise
 
-    def give(self, size: int) -> None:
-        """Back, for others."""
+    def release(self, size: int) -> None:
+        """Returns `size` bytes to the pool, and grants them to the tasks that wait."""
         self._held_bytes -= size
-        assert self._held_bytes >= 0, "more was given back than was taken"
+        assert self._held_bytes >= 0, "more bytes were released than taken"
         while self._waiting:
-            wanted, turn = self._waiting[0]
+            size, turn = self._waiting[0]
             if not turn.cancelled():
-                if not self._has_room(wanted):
+                if not self._fits(size):
                     return
-                self._held_bytes += wanted
+                self._held_bytes += size
                 turn.set_result(None)
             self._waiting.popleft()
 
-    def _has_room(self, size: int) -> bool:
+    def _fits(self, size: int) -> bool:
         return not self._held_bytes or self._held_bytes + size <= self._limit_bytes
 
 
-class Arriving:
-    """One request's part of the room for requests that arrive."""
+class RequestShare:
+    """The bytes of `RequestMemory` that one request holds."""
 
-    __slots__ = ("beyond_bytes", "held_bytes")
+    __slots__ = ("held_bytes", "overdraft_bytes")
 
     def __init__(self) -> None:
         self.held_bytes = 0
-        self.beyond_bytes = 0
-        """Of the one that may go beyond the limit."""
+        self.overdraft_bytes = 0
+        """Bytes beyond the limit; only one request at a time has any."""
 
 
-class Arrivals:
-    """Room for requests that arrive in steps; see the head of this module.
+class RequestMemory:
+    """The pool for requests that are received in steps; see the head of this module.
 
     Args:
-        beyond_bytes: of `limit_bytes`, kept for the one request that may go beyond the rest.
+        overdraft_bytes: the part of `limit_bytes` for the one request that may overdraw the rest.
+        one_step_bytes: the part of that rest which only requests of one step may use.
     """
 
-    def __init__(self, limit_bytes: int, beyond_bytes: int) -> None:
-        self._limit_bytes = limit_bytes - beyond_bytes
+    def __init__(self, limit_bytes: int, overdraft_bytes: int, one_step_bytes: int = 0) -> None:
+        self._limit_bytes = limit_bytes - overdraft_bytes
+        self._large_limit_bytes = self._limit_bytes - one_step_bytes
         self._held_bytes = 0
-        self._beyond: Arriving | None = None
-        self._waiting: deque[tuple[Arriving, int, asyncio.Future[None]]] = deque()
+        self._overdrawn: RequestShare | None = None
+        self._waiting: deque[tuple[RequestShare, int, asyncio.Future[None]]] = deque()
+        self._waiting_one_step: deque[tuple[RequestShare, int, asyncio.Future[None]]] = deque()
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits, or has gone beyond the limit."""
-        return bool(self._waiting) or self._beyond is not None
+        """True if a request waits for memory, or has overdrawn the pool."""
+        return bool(self._waiting or self._waiting_one_step) or self._overdrawn is not None
 
     @property
     def held_bytes(self) -> int:
-        beyond = self._beyond.beyond_bytes if self._beyond is not None else 0
-        return self._held_bytes + beyond
+        overdraft_bytes = self._overdrawn.overdraft_bytes if self._overdrawn is not None else 0
+        return self._held_bytes + overdraft_bytes
 
-    async def grow(self, part: Arriving, size: int) -> None:
-        """Returns when there is room for so many bytes more. One step of a request at a time."""
-        if part is self._beyond:
-            part.beyond_bytes += size
+    async def grow(self, share: RequestShare, size: int, *, is_all: bool = False) -> None:
+        """Waits until `size` more bytes are granted, for one step of a request.
+
+        Args:
+            is_all: the step is the only one of its request.
+        """
+        if share is self._overdrawn:
+            share.overdraft_bytes += size
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((part, size, turn))
-        self._go_on()
+        (self._waiting_one_step if is_all else self._waiting).append((share, size, turn))
+        self._grant_all()
         try:
             await turn
         except asyncio.CancelledError:
             turn.cancel()
-            self._go_on()
+            self._grant_all()
             raise
 
-    def give(self, part: Arriving) -> None:
-        """All of it back, for others."""
-        self._held_bytes -= part.held_bytes
-        part.held_bytes = 0
-        if part is self._beyond:
-            self._beyond = None
-            part.beyond_bytes = 0
-        self._go_on()
+    def release(self, share: RequestShare) -> None:
+        """Returns all bytes of a request to the pool."""
+        self._held_bytes -= share.held_bytes
+        share.held_bytes = 0
+        if share is self._overdrawn:
+            self._overdrawn = None
+            share.overdraft_bytes = 0
+        self._grant_all()
 
-    def _go_on(self) -> None:
-        while self._waiting:
-            part, size, turn = self._waiting[0]
+    def _grant_all(self) -> None:
+        self._grant(self._waiting_one_step, self._limit_bytes)
+        self._grant(self._waiting, self._large_limit_bytes)
+
+    def _grant(
+        self, waiting: deque[tuple[RequestShare, int, asyncio.Future[None]]], limit_bytes: int
+    ) -> None:
+        while waiting:
+            share, size, turn = waiting[0]
             if not turn.done():
-                if self._held_bytes + size <= self._limit_bytes:
-                    part.held_bytes += size
+                if self._held_bytes + size <= limit_bytes:
+                    share.held_bytes += size
                     self._held_bytes += size
-                elif self._beyond is None:
-                    self._beyond = part
-                    part.beyond_bytes = size
+                elif self._overdrawn is None:
+                    self._overdrawn = share
+                    share.overdraft_bytes = size
                 else:
                     return
                 turn.set_result(None)
-            self._waiting.popleft()
+            waiting.popleft()
 
 
-class Memory:
-    """The door's rooms, `limit_bytes` together."""
+class ListenerMemory:
+    """The pools of the Kafka listener, `limit_bytes` together."""
 
     def __init__(self, limit_bytes: int, *, request_max_bytes: int) -> None:
-        arriving_bytes = int(limit_bytes * _ARRIVING_SHARE)
-        beyond_bytes = min(request_max_bytes, arriving_bytes // 2)
-        self.arriving = Arrivals(arriving_bytes, beyond_bytes)
-        self.taken_apart = Budget(int(limit_bytes * _OTHER_SHARE))
-        self.records = Budget(int(limit_bytes * _RECORDS_SHARE))
-        self.replies = Budget(int(limit_bytes * _OTHER_SHARE))
+        requests_bytes = int(limit_bytes * _REQUESTS_SHARE)
+        overdraft_bytes = min(request_max_bytes, requests_bytes // 2)
+        one_step_bytes = (requests_bytes - overdraft_bytes) // 4
+        self.requests = RequestMemory(requests_bytes, overdraft_bytes, one_step_bytes)
+        self.parsed = MemoryPool(int(limit_bytes * _OTHER_SHARE))
+        records_bytes = int(limit_bytes * _RECORDS_SHARE)
+        self.records = MemoryPool(records_bytes * 3 // 4)
+        self.small_records = MemoryPool(records_bytes // 4)
+        self.replies = MemoryPool(int(limit_bytes * _OTHER_SHARE))
 
     @property
     def is_short(self) -> bool:
-        """Whether somebody waits for some of it."""
-        rooms = self.arriving, self.taken_apart, self.records, self.replies
-        return any(room.is_short for room in rooms)
+        """True if a request waits for memory that slow clients may hold.
+
+        `parsed` does not count: it is released when a request is answered, however slow its client.
+        """
+        pools = self.requests, self.records, self.small_records, self.replies
+        return any(pool.is_short for pool in pools)
 
     @property
     def held_bytes(self) -> int:
-        """Of all rooms."""
-        rooms = self.arriving, self.taken_apart, self.records, self.replies
-        return sum(room.held_bytes for room in rooms)
+        """The bytes that are held of all pools."""
+        pools = (
+            self.requests,
+            self.parsed,
+            self.records,
+            self.small_records,
+            self.replies,
+        )
+        return sum(pool.held_bytes for pool in pools)
 
 
-class Hold:
-    """What one request and its reply hold, from its first byte until its reply is sent."""
+class MemoryGrant:
+    """The memory of one request and its reply, from its first byte until the reply is sent."""
 
-    __slots__ = ("_free", "_free_bytes", "_memory", "_part", "_room", "_sizes", "is_waiting")
+    __slots__ = (
+        "_allowance",
+        "_free_bytes",
+        "_free_records_bytes",
+        "_memory",
+        "_request_share",
+        "_sizes",
+        "_stage",
+        "is_waiting",
+    )
 
-    def __init__(self, memory: Memory, free: Free) -> None:
+    def __init__(self, memory: ListenerMemory, allowance: FreeAllowance) -> None:
         self._memory = memory
-        self._free = free
+        self._allowance = allowance
         self._free_bytes = 0
-        self._part: Arriving | None = None
-        self._sizes: dict[Budget, int] = {}
-        self._room = 0
-        """The number of the last room that was taken of."""
+        self._free_records_bytes = 0
+        """Bytes of the connection's allowance, for the request and for the records of its reply."""
+        self._request_share: RequestShare | None = None
+        self._sizes: dict[MemoryPool, int] = {}
+        self._stage = 0
+        """The position of the last pool that was taken from."""
         self.is_waiting = False
-        """For memory: what does not come meanwhile is not the client's fault."""
+        """True while it waits for memory: a client is not at fault for sending nothing then."""
 
     def take_free(self, size: int) -> bool:
-        """Whether it is small enough to be held without being counted."""
-        if size > self._free.left_bytes:
+        """Takes `size` bytes of the connection's allowance. Returns False if too few are left."""
+        if size > self._allowance.left_bytes:
             return False
-        self._free.left_bytes -= size
+        self._allowance.left_bytes -= size
         self._free_bytes += size
         return True
 
-    async def arrive(self, size: int) -> None:
-        """Room for so many bytes more of the request."""
-        assert self._room == 0, "a request arrives before it is taken apart"
-        self._part = self._part or Arriving()
-        await self._waited(self._memory.arriving.grow(self._part, size))
+    async def grow_request(self, size: int, *, is_all: bool = False) -> None:
+        """Waits for memory for the next `size` bytes of the request.
 
-    def give_arrived(self) -> None:
-        """The request is not held any more."""
-        self._free.left_bytes += self._free_bytes
+        Args:
+            is_all: they are the whole request.
+        """
+        assert self._stage == 0, _OUT_OF_ORDER
+        self._request_share = self._request_share or RequestShare()
+        await self._wait(self._memory.requests.grow(self._request_share, size, is_all=is_all))
+
+    def release_request(self) -> None:
+        """Returns the memory of the request's bytes."""
+        self._allowance.left_bytes += self._free_bytes
         self._free_bytes = 0
-        if self._part is not None:
-            self._memory.arriving.give(self._part)
-            self._part = None
+        if self._request_share is not None:
+            self._memory.requests.release(self._request_share)
+            self._request_share = None
 
-    async def take_apart(self, size: int) -> None:
-        """Room for the request as objects."""
-        await self._take(1, self._memory.taken_apart, size)
+    async def take_parsed(self, size: int) -> None:
+        """Waits for memory for the request as Python objects."""
+        await self._take(_PARSED, self._memory.parsed, size)
 
-    def give_apart(self) -> None:
-        """Those objects are not held any more, or are somebody else's."""
-        self._shrink(self._memory.taken_apart, 0)
+    def release_parsed(self) -> None:
+        """Returns the memory of the parsed request, or leaves it to another owner to bound."""
+        self._shrink(self._memory.parsed, 0)
 
     async def take_records(self, size: int) -> None:
-        """Room for records of a reply."""
-        await self._take(2, self._memory.records, size)
+        """Waits for memory for the records of the reply."""
+        assert self._stage < _RECORDS, _OUT_OF_ORDER
+        if size <= self._allowance.left_bytes:
+            self._allowance.left_bytes -= size
+            self._free_records_bytes = size
+            self._stage = _RECORDS
+            return
+        is_small = size <= limits.KAFKA_SHORT_RECORDS_BYTES
+        pool = self._memory.small_records if is_small else self._memory.records
+        await self._take(_RECORDS, pool, size)
 
-    def give_records(self, left_bytes: int = 0) -> None:
-        """Keeps no more of it than so much; of all given back, it may be taken again."""
-        self._shrink(self._memory.records, left_bytes)
-        if not left_bytes and self._room == 2:
-            self._room = 1
+    def release_records(self, left_bytes: int = 0) -> None:
+        """Returns the memory of records down to `left_bytes`. At 0, it may be taken again."""
+        if self._free_records_bytes:
+            self._allowance.left_bytes += max(self._free_records_bytes - left_bytes, 0)
+            self._free_records_bytes = min(self._free_records_bytes, left_bytes)
+        for pool in (self._memory.records, self._memory.small_records):
+            self._shrink(pool, left_bytes)
+        if not left_bytes and self._stage == _RECORDS:
+            self._stage = _PARSED
 
     async def take_reply(self, size: int) -> None:
-        """Room for a reply of another kind."""
-        await self._take(3, self._memory.replies, size)
+        """Waits for memory for a reply, without its records."""
+        await self._take(_REPLY, self._memory.replies, size)
 
     def shrink_reply(self, left_bytes: int) -> None:
-        """It is no larger than that."""
+        """Returns the memory of the reply down to `left_bytes`."""
         self._shrink(self._memory.replies, left_bytes)
 
     @property
     def records_bytes(self) -> int:
-        """Of records, that are taken."""
-        return self._sizes.get(self._memory.records, 0)
+        """The bytes that are held for records."""
+        pools = self._memory.records, self._memory.small_records
+        return sum(self._sizes.get(pool, 0) for pool in pools) + self._free_records_bytes
 
-    def give_all(self) -> None:
-        """Nothing is held any more; may be called again."""
-        self.give_arrived()
-        for room in tuple(self._sizes):
-            room.give(self._sizes.pop(room))
+    def release_all(self) -> None:
+        """Returns all memory; may be called repeatedly."""
+        self.release_request()
+        self._allowance.left_bytes += self._free_records_bytes
+        self._free_records_bytes = 0
+        for pool in tuple(self._sizes):
+            pool.release(self._sizes.pop(pool))
 
-    async def _take(self, number: int, room: Budget, size: int) -> None:
-        assert number > self._room, "who holds some of a room queues for no more of it"
-        await self._waited(room.take(size))
-        self._room = number
-        self._sizes[room] = size
+    async def _take(self, stage: int, pool: MemoryPool, size: int) -> None:
+        assert stage > self._stage, _OUT_OF_ORDER
+        await self._wait(pool.take(size))
+        self._stage = stage
+        self._sizes[pool] = size
 
-    async def _waited(self, taking: Coroutine[Any, Any, None]) -> None:
+    async def _wait(self, taking: Coroutine[Any, Any, None]) -> None:
         self.is_waiting = True
         try:
             await taking
         finally:
             self.is_waiting = False
 
-    def _shrink(self, room: Budget, left_bytes: int) -> None:
-        size = self._sizes.pop(room, 0)
+    def _shrink(self, pool: MemoryPool, left_bytes: int) -> None:
+        size = self._sizes.pop(pool, 0)
         left_bytes = min(size, left_bytes)
         if left_bytes:
-            self._sizes[room] = left_bytes
-        room.give(size - left_bytes)
+            self._sizes[pool] = left_bytes
+        pool.release(size - left_bytes)
 
 
-class Free:
-    """What a connection may hold without being counted."""
+class FreeAllowance:
+    """The bytes that the requests of one connection may still hold without being counted."""
 
     __slots__ = ("left_bytes",)
 

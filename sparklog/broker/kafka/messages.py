@@ -1,8 +1,7 @@
-"""Frames of Kafka's protocol to messages and back; pure.
+"""Kafka protocol frames to messages and back; pure.
 
-kio knows every message in every version. A reply is given as plain mappings and sequences by field
-name, and takes the shape of the version that was asked for: a field which that version has not is
-left out.
+kio has the schemas of all messages in all versions. A reply is given as plain mappings and
+sequences by field name; fields that the version of the response does not have are left out.
 Source: https://kafka.apache.org/protocol
 """
 
@@ -42,8 +41,8 @@ from kio.serial import entity_reader, entity_writer, writers
 from kio.serial._serialize import get_field_writer
 
 from sparklog import errors
-from sparklog.broker.kafka import lengths
-from sparklog.broker.kafka.lengths import Checked, ManyItems
+from sparklog.broker.kafka import frame_check
+from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 
 _T = TypeVar("_T")
@@ -51,88 +50,105 @@ _T = TypeVar("_T")
 Fields: TypeAlias = Mapping[str, Any]
 Raw: TypeAlias = bytes | bytearray | memoryview
 
-_START: Final = struct.Struct(">hhi")
-"""Of every request: API key, its version, correlation id."""
+_HEADER: Final = struct.Struct(">hhi")
+"""The first fields of every request: API key, version and correlation id."""
 LENGTH_BYTES: Final = 4
-"""A frame begins with its length, as so many bytes."""
+"""The size of the length before each frame."""
 _LARGE_BYTES: Final = 4_096
-"""From this size on a copy costs more than one more piece for the socket."""
+"""The size from which copying bytes costs more than another chunk for the socket."""
 API_VERSIONS: Final = 18
 UNSUPPORTED_VERSION: Final = ErrorCode.unsupported_version
-"""Said to ApiVersions in version 0, so that the client asks again in one that we read (KIP-511)."""
+"""The answer to an ApiVersions request of an unknown version, in version 0: the client then asks
+again with a version that is supported (KIP-511)."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request as it came. `body` is kio's message of that version."""
+    """A parsed request. `body` is kio's message of its version."""
 
     api_key: int
     version: int
     correlation_id: int
     client_id: str
     client_host: str
-    """As Kafka shows it, `/127.0.0.1`; empty where nobody knows."""
+    """The client's address as Kafka shows it, `/127.0.0.1`; empty if it is unknown."""
     body: Any
-    room: Room
-    """For the records of its reply, before they are read."""
+    memory: ReplyMemory
+    """The memory for the records of the reply, taken before they are read."""
+    is_gone: Callable[[], bool] = lambda: False
+    """Returns whether the client has disconnected."""
 
 
-class Room(Protocol):
-    """Memory for the records of one reply."""
+class ReplyMemory(Protocol):
+    """The memory of one request and the records of its reply."""
 
     async def take_records(self, size: int) -> None:
-        """Waits for room for so many bytes; not to be called again before they are given back."""
+        """Waits for memory for `size` bytes. All of it is released before the next call."""
 
-    def give_records(self, left_bytes: int = 0) -> None:
-        """Keeps no more of it than so much."""
+    def release_records(self, left_bytes: int = 0) -> None:
+        """Returns the memory of records down to `left_bytes`."""
+
+    def release_parsed(self) -> None:
+        """Stops counting the parsed request: its handler bounds it in another way."""
 
 
-class _Boundless:
-    """For requests that did not come over a connection."""
+class _UnlimitedMemory:
+    """The `ReplyMemory` of requests that did not come over a connection."""
 
     async def take_records(self, size: int) -> None:
         del size
 
-    def give_records(self, left_bytes: int = 0) -> None:
+    def release_records(self, left_bytes: int = 0) -> None:
         del left_bytes
 
-
-def read_start(frame: bytes) -> tuple[int, int, int]:
-    """(API key, version, correlation id), which every frame begins with. Raises `BadRequest`."""
-    if len(frame) < _START.size:
-        raise errors.BadRequest(reason=f"a request of {len(frame)} bytes")
-    found: tuple[int, int, int] = _START.unpack_from(frame)
-    return found
+    def release_parsed(self) -> None:
+        pass
 
 
-def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> Checked:
-    """A request whose lengths add up. Raises `BadRequest`; `ManyItems` for more than that."""
-    api_key, version, _ = read_start(frame)
+def read_header(frame: bytes) -> tuple[int, int, int]:
+    """Returns (API key, version, correlation id) of a request. Raises `BadRequest`."""
+    if len(frame) < _HEADER.size:
+        raise errors.BadRequest(reason=f"a request of {len(frame)} bytes has no complete header")
+    header: tuple[int, int, int] = _HEADER.unpack_from(frame)
+    return header
+
+
+def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:
+    """Checks the lengths in a request before it is parsed.
+
+    Raises `BadRequest` if they exceed the frame, and `ManyItems` for more than `most_items`.
+    """
+    api_key, version, _ = read_header(frame)
     schema: Any = _request_schema(api_key, version)
     try:
-        return lengths.checked(frame, schema.__header_schema__, schema, most_items=most_items)
+        return frame_check.checked(frame, schema.__header_schema__, schema, most_items=most_items)
     except ManyItems:
         if most_items < KAFKA_ITEMS:
             raise
-        reason = f"{schema.__name__}: more than {KAFKA_ITEMS} items"
+        reason = f"{schema.__name__} has more than {KAFKA_ITEMS} items: send several requests"
         raise errors.BadRequest(reason=reason) from None
 
 
 def read_request(frame: bytes) -> Request:
-    """A request that did not come over a connection. Raises `BadRequest`."""
-    return read_checked(check_request(frame))
+    """Parses a request that did not come over a connection. Raises `BadRequest`."""
+    return parse_request(check_request(frame))
 
 
-def read_checked(checked: Checked, client_host: str = "", room: Room | None = None) -> Request:
-    """Raises `BadRequest` for bytes that are no such message."""
+def parse_request(
+    checked: CheckedFrame,
+    client_host: str = "",
+    memory: ReplyMemory | None = None,
+    is_gone: Callable[[], bool] = lambda: False,
+) -> Request:
+    """Parses a request with kio. Raises `BadRequest` for bytes that are no such message."""
     frame = checked.data
-    api_key, version, correlation_id = read_start(frame)
+    api_key, version, correlation_id = read_header(frame)
     schema: Any = _request_schema(api_key, version)
     try:
-        with _uncollected(checked.items):
+        with _without_gc(checked.items):
             header, at = _reader(schema.__header_schema__)(frame, 0)
-            body, _ = _reader(schema)(frame, at)  # librdkafka may send some bytes more
-    except Exception as error:  # whatever kio's native decoder makes of bytes that make no sense
+            body, _ = _reader(schema)(frame, at)  # librdkafka may send a few bytes more
+    except Exception as error:  # kio's native decoder raises many kinds
         reason = f"not a request {schema.__name__} of version {version}: {error!r}"
         raise errors.BadRequest(reason=reason) from error
     return Request(
@@ -142,16 +158,16 @@ def read_checked(checked: Checked, client_host: str = "", room: Room | None = No
         client_id=getattr(header, "client_id", None) or "",
         client_host=client_host,
         body=body,
-        room=room or _Boundless(),
+        memory=memory or _UnlimitedMemory(),
+        is_gone=is_gone,
     )
 
 
 @contextmanager
-def _uncollected(items: int) -> Iterator[None]:
-    """Keeps Python's collector from going over everything while many objects are made.
+def _without_gc(items: int) -> Iterator[None]:
+    """Disables Python's garbage collector while kio makes many objects.
 
-    kio makes them in one go, and nothing else runs meanwhile: of 150,000 items four fifths of the
-    time went there.
+    Nothing else runs meanwhile. With 150,000 items the collector took 80 % of the time.
     """
     if items <= KAFKA_QUICK_ITEMS or not gc.isenabled():
         yield
@@ -163,149 +179,169 @@ def _uncollected(items: int) -> Iterator[None]:
         gc.enable()
 
 
-class Pieces:
-    """A field's bytes in pieces that follow one another, for `write_reply` to hand on as they are.
+class ChunkedBytes:
+    """The bytes of one field in consecutive chunks, which `write_reply` does not copy.
 
-    Records of a megabyte that were copied once for each layer would cost more than all else.
+    To copy a megabyte of records in each layer would cost more than everything else.
     """
 
-    __slots__ = ("_size", "pieces")
+    __slots__ = ("_size", "chunks")
 
-    def __init__(self, pieces: Sequence[Raw]) -> None:
-        self.pieces = pieces
-        self._size = sum(map(len, pieces))
+    def __init__(self, chunks: Sequence[Raw]) -> None:
+        self.chunks = chunks
+        self._size = sum(map(len, chunks))
 
     def __len__(self) -> int:
         return self._size
 
 
-class Each(Generic[_T]):
-    """Items of a reply that are made one by one as they are written, out of what they are of.
+class LazyArray(Generic[_T]):
+    """An array of a reply whose items are made one by one while they are written.
 
-    A hundred thousand of them are never there at the same time, and the loop goes on in between.
+    A hundred thousand items never exist at the same time, and the event loop runs in between.
 
     Args:
-        is_slow: to make one takes so long that two are not made in one go.
+        make: returns the fields of one item.
+        source: one value for each item, from which `make` makes it.
+        is_slow: True if making an item takes so long that each needs a turn.
     """
 
-    __slots__ = ("_make", "_of", "is_slow")
+    __slots__ = ("_make", "_source", "is_slow")
 
     def __init__(
-        self, make: Callable[[_T], Any], of: Collection[_T], *, is_slow: bool = False
+        self, make: Callable[[_T], Any], source: Collection[_T], *, is_slow: bool = False
     ) -> None:
         self._make = make
-        self._of = of
+        self._source = source
         self.is_slow = is_slow
 
     def __len__(self) -> int:
-        return len(self._of)
+        return len(self._source)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._make, self._of)
+        return map(self._make, self._source)
+
+
+class ConstantReply(dict[str, Any]):
+    """A reply that never changes. It is encoded once for each version."""
+
+    def __init__(self, fields: Fields) -> None:
+        super().__init__(fields)
+        self.encoded: dict[int, bytes] = {}
+        """The encoded fields by version, without the header."""
 
 
 def is_large(reply: Fields, most_items: int) -> bool:
-    """Whether it has more items than that, or slow ones; no more are made to find out."""
-    return _left(reply, most_items) < 0
+    """Returns whether a reply has more than `most_items`, or slow ones, without making all."""
+    return not isinstance(reply, ConstantReply) and _left_items(reply, most_items) < 0
 
 
-def _left(value: Any, left: int) -> int:
+def _left_items(value: Any, left: int) -> int:
+    """Returns `left` minus the items in `value`; some negative number as soon as it is below 0."""
     if isinstance(value, Mapping):
-        within: Iterable[Any] = value.values()
+        children: Iterable[Any] = value.values()
     else:
         left -= len(value)
-        within = value
-        if isinstance(value, Each) and value.is_slow and len(value) > 1:
+        children = value
+        if isinstance(value, LazyArray) and value.is_slow and len(value):
             return -1
     if left < 0:
         return left
-    for each in within:
-        if isinstance(each, (Mapping, list, tuple, Each)):
-            left = _left(each, left)
+    for child in children:
+        if isinstance(child, (Mapping, list, tuple, LazyArray)):
+            left = _left_items(child, left)
             if left < 0:
                 return left
     return left
 
 
-class _Frame:
-    """What kio writes to: small writes are gathered, large pieces stay what they are."""
+class _FrameWriter:
+    """The buffer that kio writes a frame to. It gathers small writes and keeps large chunks."""
 
     def __init__(self) -> None:
         self._first = self._gathered = bytearray(LENGTH_BYTES)
-        self._pieces: list[Raw] = [self._first]
-        self._before_bytes = 0
+        self._chunks: list[Raw] = [self._first]
+        self._gathered_before_bytes = 0
 
     @property
-    def made_bytes(self) -> int:
-        """Bytes that were gathered; pieces that stay what they are were there before."""
-        return self._before_bytes + len(self._gathered)
+    def written_bytes(self) -> int:
+        """Bytes that were gathered. Large chunks are not counted: they existed before."""
+        return self._gathered_before_bytes + len(self._gathered)
 
-    def write(self, data: Raw | Pieces) -> None:
-        if isinstance(data, Pieces):
-            for piece in data.pieces:
-                self.write(piece)
+    def write(self, data: Raw | ChunkedBytes) -> None:
+        if isinstance(data, ChunkedBytes):
+            for chunk in data.chunks:
+                self.write(chunk)
         elif len(data) < _LARGE_BYTES:
             self._gathered += data
         else:
-            self._before_bytes += len(self._gathered)
+            self._gathered_before_bytes += len(self._gathered)
             self._gathered = bytearray()
-            self._pieces += data, self._gathered
+            self._chunks += data, self._gathered
 
-    def ended(self) -> list[Raw]:
-        size = sum(map(len, self._pieces))
+    def finish(self) -> list[Raw]:
+        """Returns the frame, with its length at the beginning."""
+        size = sum(map(len, self._chunks))
         self._first[:LENGTH_BYTES] = (size - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "big")
-        return self._pieces
+        return self._chunks
 
 
 def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> list[Raw]:
-    """The whole frame, its length before it, in pieces that follow one another."""
+    """Returns the frame of a reply, with its length, in consecutive chunks."""
     schema: Any = _response_schema(api_key, version)
-    frame = _begun(schema, correlation_id)
-    _writer(schema)(frame, _maker(schema)(fields))
-    return frame.ended()
+    frame = _start_frame(schema, correlation_id)
+    if not isinstance(fields, ConstantReply):
+        _writer(schema)(frame, _maker(schema)(fields))
+        return frame.finish()
+    if version not in fields.encoded:
+        body = _FrameWriter()
+        _writer(schema)(body, _maker(schema)(fields))
+        fields.encoded[version] = b"".join(body.finish())[LENGTH_BYTES:]
+    frame.write(fields.encoded[version])
+    return frame.finish()
 
 
-class Writing:
-    """The same in steps: iterating writes, and the frame is `ended` when the iteration has."""
+class ReplyWriter:
+    """Writes a reply in steps: iterating writes it, and then `finish` returns the frame."""
 
     def __init__(self, api_key: int, version: int, correlation_id: int, fields: Fields) -> None:
         self._schema: Any = _response_schema(api_key, version)
         self._fields = fields
-        self._frame = _begun(self._schema, correlation_id)
+        self._frame = _start_frame(self._schema, correlation_id)
 
     def __iter__(self) -> Iterator[None]:
-        return _written(self._schema, self._fields, self._frame)
+        return _write_steps(self._schema, self._fields, self._frame)
 
     @property
-    def made_bytes(self) -> int:
-        """Of the frame, so far."""
-        return self._frame.made_bytes
+    def written_bytes(self) -> int:
+        """Bytes written so far, without large chunks."""
+        return self._frame.written_bytes
 
-    def ended(self) -> list[Raw]:
-        """The whole frame."""
-        return self._frame.ended()
+    def finish(self) -> list[Raw]:
+        """Returns the frame in consecutive chunks."""
+        return self._frame.finish()
 
 
-def _begun(schema: Any, correlation_id: int) -> _Frame:
-    frame = _Frame()
+def _start_frame(schema: Any, correlation_id: int) -> _FrameWriter:
+    frame = _FrameWriter()
     header_schema: Any = schema.__header_schema__
     _writer(header_schema)(frame, header_schema(correlation_id=correlation_id))
     return frame
 
 
-class _Plan(NamedTuple):
-    """How a message with arrays of messages is written in steps."""
+class _WritePlan(NamedTuple):
+    """The steps in which a message with arrays of messages is written."""
 
     make: Callable[[Fields], Any]
-    """A message without what is in those arrays."""
-    steps: Sequence[tuple[str, Callable[[_Frame, Any], None] | None, Any]]
-    """By field: how it is written, or the messages that it is an array of."""
+    """Makes the message with empty arrays."""
+    steps: Sequence[tuple[str, Callable[[_FrameWriter, Any], None] | None, Any]]
+    """(field, its writer, None), or (field, None, schema) for an array of messages."""
     tags: frozenset[str]
-    """Fields that are written only where they are given, which none of our replies does."""
+    """Tagged fields, which large replies must not have."""
     is_flexible: bool
 
 
-def _written(schema: Any, fields: Fields, frame: _Frame) -> Iterator[None]:
+def _write_steps(schema: Any, fields: Fields, frame: _FrameWriter) -> Iterator[None]:
     plan = _plan(schema)
     assert plan.tags.isdisjoint(fields), f"{schema.__name__}: tagged fields in a large reply"
     message = plan.make(fields)
@@ -315,11 +351,11 @@ def _written(schema: Any, fields: Fields, frame: _Frame) -> Iterator[None]:
             continue
         items = fields.get(name, ())
         _write_count(frame, items, is_flexible=plan.is_flexible)
-        in_steps = any(step is None for _, step, _ in _plan(inner).steps)
+        is_nested = any(step is None for _, step, _ in _plan(inner).steps)
         make, write_item = _maker(inner), _writer(inner)
         for item in items or ():
-            if in_steps:
-                yield from _written(inner, item, frame)
+            if is_nested:
+                yield from _write_steps(inner, item, frame)
             else:
                 write_item(frame, make(item))
             yield
@@ -327,7 +363,7 @@ def _written(schema: Any, fields: Fields, frame: _Frame) -> Iterator[None]:
         writers.write_unsigned_varint(cast("Any", frame), cast("Any", 0))
 
 
-def _write_count(frame: _Frame, items: Sized | None, *, is_flexible: bool) -> None:
+def _write_count(frame: _FrameWriter, items: Sized | None, *, is_flexible: bool) -> None:
     count = -1 if items is None else len(items)
     if is_flexible:
         writers.write_unsigned_varint(cast("Any", frame), cast("Any", count + 1))
@@ -336,16 +372,16 @@ def _write_count(frame: _Frame, items: Sized | None, *, is_flexible: bool) -> No
 
 
 @functools.cache
-def _plan(schema: Any) -> _Plan:
+def _plan(schema: Any) -> _WritePlan:
     is_flexible = bool(schema.__flexible__)
-    steps: list[tuple[str, Callable[[_Frame, Any], None] | None, Any]] = []
+    steps: list[tuple[str, Callable[[_FrameWriter, Any], None] | None, Any]] = []
     arrays: dict[str, tuple[()]] = {}
     tags = []
     for field in dataclasses.fields(schema):
         if "tag" in field.metadata:
             tags.append(field.name)
             continue
-        inner = _array_of(field.type)
+        inner = _item_schema(field.type)
         if inner is not None:
             steps.append((field.name, None, inner))
             arrays[field.name] = ()
@@ -355,7 +391,7 @@ def _plan(schema: Any) -> _Plan:
         )
         steps.append((field.name, write, None))
     make = _maker(schema)
-    return _Plan(
+    return _WritePlan(
         make=lambda fields: make({**fields, **arrays}),
         steps=steps,
         tags=frozenset(tags),
@@ -363,8 +399,8 @@ def _plan(schema: Any) -> _Plan:
     )
 
 
-def _array_of(kind: Any) -> Any:
-    """The messages that a field of that type is an array of, null or not; None for others."""
+def _item_schema(kind: Any) -> Any:
+    """Returns the schema of the items of an array of messages, nullable or not; None for others."""
     for each in (kind, *get_args(kind)):
         if get_origin(each) is tuple and _is_schema(get_args(each)[0]):
             return get_args(each)[0]
@@ -381,40 +417,40 @@ def _reader(schema: Any) -> Callable[[bytes, int], tuple[Any, int]]:
 
 
 @functools.cache
-def _writer(schema: Hashable) -> Callable[[_Frame, Any], None]:
+def _writer(schema: Hashable) -> Callable[[_FrameWriter, Any], None]:
     kind: Any = schema
     write: Any = entity_writer(kind)
-    return cast("Callable[[_Frame, Any], None]", write)
+    return cast("Callable[[_FrameWriter, Any], None]", write)
 
 
 @functools.cache
 def _maker(schema: Hashable) -> Callable[[Fields], Any]:
-    """Makes a message of `schema`, whatever is nested in it included."""
+    """Returns a function that makes a message of `schema`, with its nested messages."""
     kind: Any = schema
     makers: dict[str, Callable[[Any], Any] | None] = {}
     for field in dataclasses.fields(kind):
         makers[field.name] = _maker_of(field.type)
 
     def make(fields: Fields) -> Any:
-        taken = {}
+        values = {}
         for name, maker in makers.items():
             if name in fields:
                 value = fields[name]
-                taken[name] = value if maker is None or value is None else maker(value)
-        return kind(**taken)
+                values[name] = value if maker is None or value is None else maker(value)
+        return kind(**values)
 
     return make
 
 
 def _maker_of(kind: Any) -> Callable[[Any], Any] | None:
-    """Makes a field of that type; None where there is nothing to be made of its value."""
+    """Returns a function that makes a field of that type; None if its value is used as it is."""
     if _is_schema(kind):
         return _maker(kind)
-    found = [each for each in map(_maker_of, get_args(kind)) if each is not None]
-    if not found:
+    makers = [maker for maker in map(_maker_of, get_args(kind)) if maker is not None]
+    if not makers:
         return None
-    # Of an array that may be null, as of a message that may be, the other type is that of nulls.
-    return functools.partial(_make_each, found[0]) if get_origin(kind) is tuple else found[0]
+    # The other type of a nullable array or message is None, which needs no maker.
+    return functools.partial(_make_each, makers[0]) if get_origin(kind) is tuple else makers[0]
 
 
 def _make_each(maker: Callable[[Fields], Any], values: Any) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Who may do what, as bits (KIP-430): nobody is refused here, so everybody may do everything."""
+"""Authorized operations as bit fields (KIP-430). There is no authorizer, so all are allowed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _bits(*operations: _Operation) -> int:
     return sum(1 << operation for operation in operations)
 
 
-NOT_ASKED: Final = -(2**31)
+NOT_REQUESTED: Final = -(2**31)
 ON_TOPIC: Final = _bits(
     _Operation.READ,
     _Operation.WRITE,

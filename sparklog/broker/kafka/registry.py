@@ -1,4 +1,4 @@
-"""What the door serves: a handler for each API key, and what handlers may ask of their door."""
+"""The requests that the Kafka listener serves, and the interface that their handlers use."""
 
 from __future__ import annotations
 
@@ -10,125 +10,139 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from kio.schema.index import schema_name_map
 
-from sparklog.broker.coordinator import Coordinator, TopicPartition
-from sparklog.broker.core import Appended, Core, Ticket
+from sparklog.broker.broker import AppendResult, Broker, PendingAppend
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.sessions import Sessions
-from sparklog.broker.kafka.turns import Turns
+from sparklog.broker.kafka.scheduler import LoopScheduler
+from sparklog.broker.kafka.sessions import FetchSessions
 
 _T = TypeVar("_T")
 
 Reply: TypeAlias = Fields | None
-"""None: no answer is wanted."""
+"""The fields of a response; None if the client wants no response (acks=0)."""
 
 
-Outcome: TypeAlias = list[Appended] | Exception
-"""Where the batches of a ticket stand, or why they do not."""
+Outcome: TypeAlias = list[AppendResult] | Exception
+"""The results of a pending append's batches, or the reason why they were not appended."""
 
 
-class Work(Enum):
-    """Kinds of work that wait for storage or compute, each with threads of its own.
+class WorkerPool(Enum):
+    """The thread pools for work that waits for storage or takes long to compute.
 
-    None of it waits for something that a client decides.
+    Each kind of work has threads of its own, so that one kind does not delay another. Work that
+    waits for a client's decision runs in none of them.
     """
 
     CONTROL = "control"
-    """Quick looks and small changes that other clients depend on."""
+    """Quick lookups and small changes that other clients depend on."""
     CHANGE = "change"
-    """Changes of topics and their tables, which take their turn one after another anyhow."""
+    """Changes of topics and their tables, which run one after another anyway."""
     CHECK = "check"
-    """Batches that take long to check."""
+    """Checks of large record batches."""
     READ = "read"
-    """Old records."""
-    ASIDE = "aside"
-    """Requests of many items, which are taken apart one at a time."""
+    """Reads of records that are not in memory."""
+    SEEK = "seek"
+    """Searches for offsets by timestamp, which read tables."""
+    LARGE_REQUEST = "large-request"
+    """Requests of many items, which are parsed one at a time."""
 
 
-class Door(Protocol):
-    """What a handler may ask for. All of it belongs to the door's loop."""
+class HandlerContext(Protocol):
+    """The parts of the listener that a handler may use, all in the listener's event loop."""
 
-    core: Core
+    broker: Broker
     groups: Coordinator
-    sessions: Sessions
+    sessions: FetchSessions
     host: str
     port: int
-    """Where clients are told to come."""
-    room: asyncio.Lock
-    """Held by the request that waits for room in the log; the others wait for it, in turn."""
-    large: asyncio.Lock
-    """Held by the connection that makes a large reply: one is made at a time."""
-    turns: Turns
-    ids: asyncio.Lock
-    """Held by the request that waits for producer ids; the others wait for it."""
+    """The address that Metadata and FindCoordinator return to clients."""
+    writer_queue_lock: asyncio.Lock
+    """Held by the request that waits for space in the writer's queue; others queue behind it."""
+    large_reply_lock: asyncio.Lock
+    """Held by the connection that encodes a large reply: one is encoded at a time."""
+    scheduler: LoopScheduler
+    producer_id_lock: asyncio.Lock
+    """Held by the request that waits for a block of producer ids; others wait for its result."""
 
-    def say_closed(self, peer: str, reason: str) -> None:
-        """Logs why a connection is closed; of many at a time only how many more there were."""
+    def log_closed(self, peer: str, reason: str) -> None:
+        """Logs why a connection is closed. Of many in a second, most are only counted."""
 
-    async def blocking(self, work: Work, call: Callable[..., _T], *values: Any) -> _T:
-        """What `call` returns, run in a thread for that kind of work."""
+    async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
+        """Returns the result of `call(*values)`, run in a thread of that pool."""
 
-    def durable(self, tickets: Sequence[Ticket]) -> asyncio.Future[list[Outcome]]:
-        """What has become of each, once that is known of all."""
+    def when_durable(
+        self, pending_appends: Sequence[PendingAppend]
+    ) -> asyncio.Future[list[Outcome]]:
+        """Returns a future of all their outcomes. Each append is waited for, even if it is not."""
 
-    async def grown(
+    async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
-    ) -> None:
-        """Returns when they have grown by so many bytes since they were seen, or it is time.
+    ) -> bool:
+        """Waits until the partitions have grown by `lacking_bytes` together, or for the timeout.
 
-        `seen`: `Place.grown_bytes` of each.
+        Returns False at once if too many partitions are being waited for already.
+
+        Args:
+            seen: `PartitionStatus.appended_bytes` of each partition, from which growth is counted.
         """
 
 
-Handler: TypeAlias = Callable[[Door, Request], Awaitable[Reply | Awaitable[Reply]]]
-"""Requests of a connection are handled one after another. Where the answer is an awaitable, the
-next request is handled while it is awaited, if that `overlaps`; answers go out in order all the
-same."""
+Handler: TypeAlias = Callable[[HandlerContext, Request], Awaitable[Reply | Awaitable[Reply]]]
+"""Handles one request. The requests of a connection are handled one after another. If a handler
+returns an awaitable, the connection reads its next request while it waits, and handles it if that
+request's API `is_pipelined`. Responses are sent in the order of the requests either way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Api:
-    """A request that is served, in these versions."""
+class ServedApi:
+    """An API key that is served, its versions, and the properties that connections need to know."""
 
     key: int
     name: str
-    first: int
-    last: int
-    handle: Handler
-    overlaps: bool
-    """Whether it is handled before the earlier requests of its connection are answered."""
-    keeps_bytes: bool
-    """Whether most of its bytes are kept until it is answered, because they are records."""
-    waits: bool
-    """Whether it may wait for others; it does not once its client has left. What it answers later
-    keeps nothing of the request."""
+    min_version: int
+    max_version: int
+    handler: Handler
+    is_pipelined: bool
+    """True if it is handled before earlier requests of its connection are answered."""
+    keeps_frame: bool
+    """True if most of its bytes are kept until it is answered, because they are records."""
+    may_wait: bool
+    """True if it may wait for other clients. It is dropped when its client leaves. An awaitable
+    that it returns keeps nothing of the request."""
 
 
-APIS: Final[dict[int, Api]] = {}
+APIS: Final[dict[int, ServedApi]] = {}
 
 
 def serves(
     key: int,
     name: str,
     *,
-    last: int,
-    overlaps: bool = False,
-    keeps_bytes: bool = False,
-    waits: bool = False,
+    max_version: int,
+    is_pipelined: bool = False,
+    keeps_frame: bool = False,
+    may_wait: bool = False,
 ) -> Callable[[Handler], Handler]:
-    """Registers a handler for all versions that kio knows, up to `last`, Kafka 4.1's newest."""
+    """Registers a handler for an API key.
+
+    Args:
+        name: the API's name in kio.
+        max_version: the newest version in Kafka 4.1; kio may have fewer.
+    """
     versions: Sequence[int] = sorted(schema_name_map[name])
 
-    def register(handle: Handler) -> Handler:
-        APIS[key] = Api(
+    def register(handler: Handler) -> Handler:
+        APIS[key] = ServedApi(
             key=key,
             name=name,
-            first=versions[0],
-            last=min(versions[-1], last),
-            handle=handle,
-            overlaps=overlaps,
-            keeps_bytes=keeps_bytes,
-            waits=waits,
+            min_version=versions[0],
+            max_version=min(versions[-1], max_version),
+            handler=handler,
+            is_pipelined=is_pipelined,
+            keeps_frame=keeps_frame,
+            may_wait=may_wait,
         )
-        return handle
+        return handler
 
     return register

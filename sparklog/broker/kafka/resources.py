@@ -1,4 +1,4 @@
-"""What configuration belongs to, and how Kafka's wire numbers what it says of it."""
+"""Configuration resources in Kafka's messages, and the requests that alter them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import ConfigEntry, Core, Kind, Source
-from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.broker import Broker, ConfigEntry, ConfigSource, ConfigType
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields
-from sparklog.broker.kafka.registry import Door, Work
+from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
 from sparklog.broker.kafka.times import NO_TIME
 
 
@@ -27,21 +27,25 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
-_SOURCES: Final[Mapping[Source, int]] = {Source.TOPIC: 1, Source.BROKER: 4, Source.DEFAULT: 5}
-_KINDS: Final[Mapping[Kind, int]] = {
-    Kind.BOOLEAN: 1,
-    Kind.STRING: 2,
-    Kind.INT: 3,
-    Kind.SHORT: 4,
-    Kind.LONG: 5,
-    Kind.DOUBLE: 6,
-    Kind.LIST: 7,
-    Kind.PASSWORD: 9,
+_SOURCES: Final[Mapping[ConfigSource, int]] = {
+    ConfigSource.TOPIC: 1,
+    ConfigSource.BROKER: 4,
+    ConfigSource.DEFAULT: 5,
+}
+_KINDS: Final[Mapping[ConfigType, int]] = {
+    ConfigType.BOOLEAN: 1,
+    ConfigType.STRING: 2,
+    ConfigType.INT: 3,
+    ConfigType.SHORT: 4,
+    ConfigType.LONG: 5,
+    ConfigType.DOUBLE: 6,
+    ConfigType.LIST: 7,
+    ConfigType.PASSWORD: 9,
 }
 
 
-def entry_fields(entry: ConfigEntry, *, synonyms: bool = True, about: bool = True) -> Fields:
-    """A key as DescribeConfigs and CreateTopics tell it."""
+def config_fields(entry: ConfigEntry, *, synonyms: bool = True, about: bool = True) -> Fields:
+    """Returns the fields of a configuration key in DescribeConfigs and CreateTopics."""
     return {
         "name": entry.name,
         "value": entry.value,
@@ -59,60 +63,66 @@ def entry_fields(entry: ConfigEntry, *, synonyms: bool = True, about: bool = Tru
     }
 
 
-def is_this_broker(core: Core, name: str) -> bool:
-    """Whether `name` is this broker's; an empty one means all brokers. Raises `BadRequest`."""
-    broker = str(core.cluster().brokers[0].broker)
-    if name not in ("", broker):
-        reason = f"this is broker {broker}, and nothing is known here of broker {name!r}"
+def is_this_broker(broker: Broker, name: str) -> bool:
+    """Returns True for this broker's id, False for "" (all brokers). Raises `BadRequest`."""
+    own_id = str(broker.cluster().brokers[0].broker)
+    if name not in ("", own_id):
+        reason = f"broker {name!r} is unknown: this is broker {own_id}"
         raise errors.BadRequest(reason=reason)
-    return name == broker
+    return name == own_id
 
 
-def _check_alterable(core: Core, resource: Any, twice: Collection[tuple[int, str]]) -> None:
-    """Raises `BadRequest` where that resource's configuration cannot be changed as it says.
+def _check_alterable(broker: Broker, resource: Any, repeated: Collection[tuple[int, str]]) -> None:
+    """Raises `BadRequest` if the resource's configuration cannot be altered.
 
     Args:
-        twice: (type, name) of the resources that stand in the request more than once.
+        repeated: (type, name) of the resources that the request names more than once.
     """
     kind, name = resource.resource_type, resource.resource_name
-    if (kind, name) in twice:
-        raise errors.BadRequest(reason="a resource may stand in a request once")
+    if (kind, name) in repeated:
+        raise errors.BadRequest(reason=f"the request names the resource {name!r} more than once")
     keys = [each.name for each in resource.configs]
     if len(set(keys)) < len(keys):
-        raise errors.BadRequest(reason="a key may stand in a resource once")
+        raise errors.BadRequest(reason=f"the request names a key of {name!r} more than once")
     if kind == ResourceType.BROKER:
-        is_this_broker(core, name)
-        reason = f"a broker is told its settings when it starts; not changed: {', '.join(keys)}"
+        is_this_broker(broker, name)
+        reason = f"a broker reads its settings when it starts; not changed: {', '.join(keys)}"
         raise errors.BadRequest(reason=reason)
     if kind != ResourceType.TOPIC:
         raise errors.BadRequest(reason=f"resources of type {kind} have no configuration here")
     if not name:
-        raise errors.BadRequest(reason="there is no configuration of all topics: name one")
+        raise errors.BadRequest(reason="there is no configuration of all topics: name a topic")
 
 
-async def altered(door: Door, body: Any, change: Callable[[Any], object]) -> Fields:
-    """The answer to AlterConfigs or IncrementalAlterConfigs; `change` does it to one resource.
+async def alter_resources(
+    context: HandlerContext, body: Any, change: Callable[[Any], object]
+) -> Fields:
+    """Returns the reply to AlterConfigs or IncrementalAlterConfigs.
 
-    It is called in a thread, and raises what is wrong.
+    Args:
+        change: alters one resource, or raises a `SparklogError`; called in a thread.
     """
     counts = Counter((each.resource_type, each.resource_name) for each in body.resources)
-    twice = {key for key, count in counts.items() if count > 1}
+    repeated = {key for key, count in counts.items() if count > 1}
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _altered(door, each, twice, change)
-            async for each in door.turns.over(body.resources)
+            await _alter_resource(context, each, repeated, change)
+            async for each in context.scheduler.iterate(body.resources)
         ],
     }
 
 
-async def _altered(
-    door: Door, resource: Any, twice: set[tuple[int, str]], change: Callable[[Any], object]
+async def _alter_resource(
+    context: HandlerContext,
+    resource: Any,
+    repeated: set[tuple[int, str]],
+    change: Callable[[Any], object],
 ) -> Fields:
     code, message = ErrorCode.none, None
     try:
-        _check_alterable(door.core, resource, twice)
-        await door.blocking(Work.CHANGE, change, resource)
+        _check_alterable(context.broker, resource, repeated)
+        await context.run_blocking(WorkerPool.CHANGE, change, resource)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {

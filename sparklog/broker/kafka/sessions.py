@@ -1,81 +1,102 @@
-"""Fetch sessions (KIP-227): a consumer names its partitions once, and from then on what changes.
+"""Fetch sessions (KIP-227): a consumer names its partitions once, and later only the changes.
 
-A session lives in the door, not in a connection, and belongs to one event loop.
+A session belongs to the listener, not to a connection. Sessions are used in one event loop.
 """
 
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 from sparklog import limits
+from sparklog.clock import Clock
 
 Key: TypeAlias = tuple[object, int]
-"""A topic, by name or id as the version has it, and a partition."""
+"""A topic (its name or its id, as the request's version has it) and a partition."""
 
 _FIRST_EPOCH: Final = 1
 _LAST_EPOCH: Final = 2**31 - 1
+_SESSION_IDS: Final = 2**31
+"""A session id is a positive int32."""
 
 
 @dataclass(slots=True)
-class Session:
-    """What a client asks for; who was given records last comes last, so that all get some."""
+class FetchSession:
+    """The partitions of one consumer, in the order in which they are read.
 
-    number: int
+    Partitions that have just returned records come last, so that each gets its share.
+    """
+
+    session_id: int
     epoch: int = _FIRST_EPOCH
-    """Of the next request."""
-    wishes: dict[Key, Any] = field(default_factory=dict)
-    used_at: float = 0.0
+    """The epoch that the next request has to carry."""
+    partitions: dict[Key, Any] = field(default_factory=dict)
+    last_used_seconds: float = 0.0
+    """By the monotonic clock."""
 
-    def move_on(self) -> None:
-        """A request of this epoch has been taken."""
+    def advance(self, now_seconds: float) -> None:
+        """Moves to the epoch of the next request. After the last epoch comes 1: 0 is reserved."""
         self.epoch = self.epoch + 1 if self.epoch < _LAST_EPOCH else _FIRST_EPOCH
-        self.used_at = time.monotonic()
+        self.last_used_seconds = now_seconds
 
-    def put_last(self, key: Key) -> None:
-        if key in self.wishes:
-            self.wishes[key] = self.wishes.pop(key)
+    def move_last(self, key: Key) -> None:
+        """Moves a partition behind the others, if the session has it."""
+        if key in self.partitions:
+            self.partitions[key] = self.partitions.pop(key)
 
 
-class Sessions:
-    """Bounded: a new one takes the place of the one that was used longest ago, if that is old."""
+class FetchSessions:
+    """All fetch sessions of a listener, bounded in number and in partitions.
 
-    def __init__(self) -> None:
-        self._sessions: dict[int, Session] = {}
+    Where they are full, a new session replaces the least recently used one, provided that it has
+    not been used for `KAFKA_FETCH_SESSION_KEPT_SECONDS`.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._sessions: dict[int, FetchSession] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def has_room(self, more: int) -> bool:
-        """Whether so many partitions more may be named, in all sessions together."""
-        named = sum(len(each.wishes) for each in self._sessions.values())
-        return named + more <= limits.KAFKA_FETCH_SESSION_PARTITIONS
+    def has_capacity(self, more_partitions: int) -> bool:
+        """Returns whether the sessions may name so many partitions more, all together."""
+        count = sum(len(session.partitions) for session in self._sessions.values())
+        return count + more_partitions <= limits.KAFKA_FETCH_SESSION_PARTITIONS
 
-    def find(self, number: int) -> Session | None:
-        return self._sessions.get(number)
+    def find(self, session_id: int) -> FetchSession | None:
+        return self._sessions.get(session_id)
 
-    def end(self, number: int) -> None:
-        self._sessions.pop(number, None)
+    def advance(self, session: FetchSession) -> None:
+        """Moves a session to the epoch of its next request."""
+        session.advance(self._clock.monotonic())
 
-    def open(self, wishes: dict[Key, Any]) -> Session | None:
-        """A session with those wishes; None where there are too many already."""
+    def close(self, session_id: int) -> None:
+        """Closes a session, if it exists."""
+        self._sessions.pop(session_id, None)
+
+    def open(self, partitions: dict[Key, Any]) -> FetchSession | None:
+        """Returns a new session with these partitions, or None if there is no capacity for it."""
         if len(self._sessions) >= limits.KAFKA_FETCH_SESSIONS and not self._evict():
             return None
-        while not self.has_room(len(wishes)):
+        while not self.has_capacity(len(partitions)):
             if not self._sessions or not self._evict():
                 return None
-        number = random.randint(1, 2**31 - 1)
-        while number in self._sessions:
-            number = random.randint(1, 2**31 - 1)
-        session = Session(number, wishes=wishes, used_at=time.monotonic())
-        self._sessions[number] = session
+        session_id = random.randrange(1, _SESSION_IDS)
+        while session_id in self._sessions:
+            session_id = random.randrange(1, _SESSION_IDS)
+        session = FetchSession(
+            session_id, partitions=partitions, last_used_seconds=self._clock.monotonic()
+        )
+        self._sessions[session_id] = session
         return session
 
     def _evict(self) -> bool:
-        oldest = min(self._sessions.values(), key=lambda session: session.used_at)
-        if time.monotonic() - oldest.used_at < limits.KAFKA_FETCH_SESSION_KEPT_SECONDS:
+        """Closes the least recently used session. Returns False if it was used recently."""
+        oldest = min(self._sessions.values(), key=lambda session: session.last_used_seconds)
+        idle_seconds = self._clock.monotonic() - oldest.last_used_seconds
+        if idle_seconds < limits.KAFKA_FETCH_SESSION_KEPT_SECONDS:
             return False
-        del self._sessions[oldest.number]
+        del self._sessions[oldest.session_id]
         return True

@@ -1,4 +1,4 @@
-"""Times as kio has them: durations and moments of Python's."""
+"""Times as kio has them: Python's `timedelta` and `datetime`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ NO_TIME: Final = dt.timedelta(0)
 
 
 def moment(ms: int) -> dt.datetime:
-    """So many milliseconds after the Unix epoch."""
+    """Returns the time `ms` milliseconds after the Unix epoch."""
     return _EPOCH + dt.timedelta(milliseconds=ms)
 
 
 def to_ms(duration: dt.timedelta) -> int:
-    """Whole milliseconds."""
+    """Returns the whole milliseconds of a duration."""
     return duration // dt.timedelta(milliseconds=1)

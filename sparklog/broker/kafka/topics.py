@@ -1,51 +1,51 @@
-"""Names and ids of topics on Kafka's wire."""
+"""Topics in Kafka's messages: their names, their ids and the descriptions of their partitions."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import INTERNAL_TOPICS, Core, Place
-from sparklog.broker.kafka.messages import Fields
+from sparklog.broker.broker import INTERNAL_TOPICS, Broker, PartitionStatus
+from sparklog.broker.kafka.messages import Fields, LazyArray
 
 _PREFIX: Final = b"sparklog"
-"""Our ids have 8 bytes; Kafka's are UUIDs, of which these are the first half."""
+"""The first half of each UUID. sparklog's topic ids have 8 bytes, which are the second half."""
 
 
 def kafka_id(topic_id: str) -> uuid.UUID:
-    """The id as Kafka has it."""
+    """Returns a topic id as a UUID, as Kafka's messages have it."""
     return uuid.UUID(bytes=_PREFIX + bytes.fromhex(topic_id))
 
 
-def name_of(core: Core, topic: Any) -> str:
-    """The name of the topic that a message means, by name or, in newer versions, by id.
+def topic_name(broker: Broker, topic: Any) -> str:
+    """Returns the name of a topic in a message, which has its name or, in newer versions, its id.
 
-    Raises `TopicChanged` for an id that no living topic has.
+    Raises `TopicChanged` for an id that no topic has.
     """
     for field in ("name", "topic"):
         if hasattr(topic, field):
             return str(getattr(topic, field))
-    return name_of_id(core, topic.topic_id)
+    return topic_name_of_id(broker, topic.topic_id)
 
 
-def name_of_id(core: Core, topic_id: uuid.UUID | None) -> str:
-    """The same by the id alone."""
+def topic_name_of_id(broker: Broker, topic_id: uuid.UUID | None) -> str:
+    """Returns the name of the topic with that id. Raises `TopicChanged` if no topic has it."""
     octets = topic_id.bytes if topic_id is not None else bytes(16)
-    prefix, ours = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
-    found = core.topic_of(ours.hex()) if prefix == _PREFIX else None
-    if found is None:
+    prefix, own_id = octets[: len(_PREFIX)], octets[len(_PREFIX) :]
+    name = broker.topic_of(own_id.hex()) if prefix == _PREFIX else None
+    if name is None:
         raise errors.TopicChanged(topic=str(topic_id), expected=octets.hex(), found=None)
-    return found
+    return name
 
 
-def check_brokers(name: str, assignments: Iterable[Any]) -> None:
-    """Raises `BadAssignment` where a partition has no brokers, or one twice.
+def check_assignment(name: str, assignments: Iterable[Any]) -> None:
+    """Raises `BadAssignment` if a partition has no brokers, or one of them twice.
 
-    Who leads what is for the brokers to agree on; an assignment must make sense, though.
+    The brokers agree on leaders among themselves, so valid assignments have no further effect.
     """
     for each in assignments:
         brokers = list(each.broker_ids)
@@ -53,32 +53,40 @@ def check_brokers(name: str, assignments: Iterable[Any]) -> None:
             raise errors.BadAssignment(topic=name, reason=f"brokers {brokers} for a partition")
 
 
-def described(core: Core, name: str, places: Iterable[Place], *, first: int = 0) -> Fields:
-    """What an answer says of a topic, and of its partitions from `first` on, which `places` are."""
+def topic_fields(
+    broker: Broker, name: str, statuses: Sequence[PartitionStatus], *, first: int = 0
+) -> Fields:
+    """Returns the fields of a topic in Metadata and DescribeTopicPartitions.
+
+    Args:
+        statuses: the partitions from `first` on.
+    """
+
+    def partition(index: int) -> Fields:
+        status = statuses[index]
+        return {
+            "error_code": ErrorCode.none,
+            "partition_index": first + index,
+            "leader_id": status.leader,
+            "leader_epoch": status.leader_epoch,
+            "replica_nodes": (status.leader,),
+            "isr_nodes": (status.leader,),
+            "eligible_leader_replicas": (),
+            "last_known_elr": (),
+            "offline_replicas": (),
+        }
+
     return {
         "error_code": ErrorCode.none,
         "name": name,
-        "topic_id": kafka_id(core.id_of(name)),
+        "topic_id": kafka_id(broker.id_of(name)),
         "is_internal": name in INTERNAL_TOPICS,
-        "partitions": [
-            {
-                "error_code": ErrorCode.none,
-                "partition_index": number,
-                "leader_id": place.leader,
-                "leader_epoch": place.leader_epoch,
-                "replica_nodes": (place.leader,),
-                "isr_nodes": (place.leader,),
-                "eligible_leader_replicas": (),
-                "last_known_elr": (),
-                "offline_replicas": (),
-            }
-            for number, place in enumerate(places, first)
-        ],
+        "partitions": LazyArray(partition, range(len(statuses))),
     }
 
 
-def named(topic: Any) -> dict[str, Any]:
-    """What an answer says of it, by as many names as the request did."""
+def identity_fields(topic: Any) -> dict[str, Any]:
+    """Returns those of the fields name, topic and topic_id that the request's topic has."""
     return {
         field: getattr(topic, field)
         for field in ("name", "topic", "topic_id")

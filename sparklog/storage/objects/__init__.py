@@ -1,6 +1,6 @@
-"""Objects under a root: a folder, a bucket, or memory; one contract, whose rules are in `base`.
+"""Object stores of a root: a folder, a bucket, or memory. `base` has their common contract.
 
-`open_store` is the only place that knows which URI means which store.
+Only `open_store` knows which URI means which store.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ __all__ = [
 
 
 def open_store(uri: str, options: Mapping[str, str] | None = None) -> Store:
-    """The store under a root; nothing is created, and nothing is asked of it yet.
+    """Returns the store of a root, without any request to it; nothing is created.
 
     `uri` is a folder's path, `file:///…`, `s3://bucket/…` (or `s3a`), `gs://bucket/…`,
-    `az://container/…`, or `memory://name`, which all of a process share. `options` are for
+    `az://container/…`, or `memory://name`, which all threads of a process share. `options` are for
     buckets: credentials and endpoints, under obstore's names. Raises `BadOption`.
     """
     if "://" not in uri and not uri.startswith("file:"):
@@ -79,18 +79,20 @@ def open_store(uri: str, options: Mapping[str, str] | None = None) -> Store:
     )
 
 
-def _without(options: Mapping[str, str] | None, place: str) -> str:
-    if not place:
-        raise errors.BadOption(option="root", value=place, reason="it names no place")
+def _without(options: Mapping[str, str] | None, location: str) -> str:
+    if not location:
+        raise errors.BadOption(option="root", value=location, reason="it names no folder")
     if options:
         raise errors.BadOption(
-            option="options", value=sorted(options), reason="only a bucket has options"
+            option="storage_options",
+            value=sorted(options),
+            reason=f"the root {location} is no bucket, and only buckets have options: omit them",
         )
-    return place
+    return location
 
 
 def _bucket_uri(parts: SplitResult) -> str:
-    """One spelling for one place. Credentials in it would end up in logs, so they are refused."""
+    """Returns the canonical URI. Refuses credentials in it, which would appear in logs."""
     scheme = "s3" if parts.scheme == "s3a" else parts.scheme
     prefix = [part for part in parts.path.split("/") if part]
     plain = "/".join([f"{scheme}://{parts.hostname}", *prefix])
@@ -98,6 +100,6 @@ def _bucket_uri(parts: SplitResult) -> str:
         raise errors.BadOption(option="root", value=f"{scheme}://", reason="it names no bucket")
     if "@" in parts.netloc or parts.query or parts.fragment or ".." in prefix:
         raise errors.BadOption(
-            option="root", value=plain, reason="a root is only scheme, bucket and folders"
+            option="root", value=plain, reason="a root consists of scheme, bucket and folders only"
         )
     return plain

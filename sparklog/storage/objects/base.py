@@ -1,16 +1,15 @@
-"""What every object store gives, and `claim`, which the log is built on.
+"""Contract of every object store, and `claim`, on which the log is built.
 
-Rules of this room:
-
-- An object appears whole or not at all, and `put_new` makes it only where none stands. Write-ahead
-  log, cluster metadata and Delta log rest on this and nothing else.
-- Durable means: survives a power cut. What `put_new` returned from is durable; what somebody else
-  just made visible may not be yet, until `settle`, and if that was another program, until `harden`.
-- An error tells what is known. Surely no effect: `StorageFull`, `StorageUnavailable`,
-  `RootNotWritable`. Perhaps an effect: `PutUnresolved`. Perhaps an effect that a power cut undoes,
-  and nobody can find out: `SyncFailed`.
-- Once a put of an object was issued, only the same bytes may be tried again at its path: the first
-  try may still be under way. `claim` keeps to that.
+- An object appears whole or not at all, and `put_new` creates it only if it is absent. Write-ahead
+  log, cluster metadata and Delta log rest on this alone.
+- Durable means that an object survives a power cut. An object is durable when its `put_new` has
+  returned. An object that another process has just made visible may not be durable before `settle`,
+  nor, if another program wrote it, before `harden`.
+- The type of an error says if the put had an effect. None: `StorageFull`, `StorageUnavailable`,
+  `RootNotWritable`. Unknown: `PutUnresolved`. An effect that a power cut may undo, with no way to
+  find out: `SyncFailed`.
+- After a put at a path was issued, only the same bytes may be tried again there, because the first
+  try may still be under way. `claim` obeys this.
 - A path is relative to the root, POSIX, and never leaves the root; "" is the root as a folder.
 """
 
@@ -27,16 +26,16 @@ from sparklog.clock import Clock
 
 Piece: TypeAlias = bytes | memoryview | pa.Buffer
 Payload: TypeAlias = Piece | Sequence[Piece]
-"""The content of an object: one buffer, or several that are written one after another, unjoined."""
+"""The content of an object: one buffer, or several that are written one after another."""
 
 TEMPORARY: Final = ".tmp-"
-"""How the names of files begin that are being written; no listing shows them."""
+"""Prefix of the names of unfinished files; listings omit them."""
 
 
 class ObjectExists(Exception):
-    """The put was refused, because something stands at `path` or a put of another is under way.
+    """The put was refused: an object exists at `path`, or another put of it is under way.
 
-    It may be our own earlier try that stands there, so compare before you draw conclusions.
+    The object may be from an earlier try of the same put, so compare its bytes.
     """
 
     def __init__(self, path: str) -> None:
@@ -45,7 +44,7 @@ class ObjectExists(Exception):
 
 
 class ObjectMissing(Exception):
-    """Nothing stands at `path`."""
+    """No object exists at `path`."""
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
@@ -53,7 +52,7 @@ class ObjectMissing(Exception):
 
 
 class PutUnresolved(Exception):
-    """No answer to a put: it may have landed, may land later, or may be lost."""
+    """The put got no answer: it may have landed, may land later, or may be lost."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -62,7 +61,7 @@ class PutUnresolved(Exception):
 
 
 class SyncFailed(Exception):
-    """The disk failed to make `path` durable; no later answer of it can be trusted, so stop."""
+    """The disk failed to make `path` durable. Later syncs cannot be trusted: the process stops."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -72,136 +71,135 @@ class SyncFailed(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """An object, as a listing shows it; `name` is relative to the folder that was listed."""
+    """An object in a listing; `name` is relative to the listed folder."""
 
     name: str
     size_bytes: int
     modified_us: int
-    """By the store's clock, since the Unix epoch, UTC; some stores round to whole seconds."""
+    """By the store's clock, in µs since the Unix epoch; some stores round to whole seconds."""
 
 
 class Store(Protocol):
-    """The objects under one root. Safe to use from many threads.
+    """The objects under one root. Thread-safe.
 
     Every operation may raise `StorageUnavailable` (try again), `RootNotWritable` (no permission)
-    and ValueError (a path that leaves the root). What else it raises is told beside it.
+    and ValueError (a path that leaves the root). Its docstring has the other errors.
     """
 
     @property
     def uri(self) -> str:
-        """The root's name: canonical, without credentials; `open_store` takes it back."""
+        """Canonical URI of the root, without credentials. `open_store` accepts it."""
         ...
 
     @property
     def is_local(self) -> bool:
-        """Whether a put costs a disk's flush, not a network's round trip."""
+        """True if a put costs a disk's flush, False if it costs a network round trip."""
         ...
 
     def put_new(self, path: str, data: Payload) -> None:
-        """Create an object where none stands; it is durable when this returns.
+        """Creates an object if it is absent. It is durable when this returns.
 
         Raises `ObjectExists`, `PutUnresolved`, `SyncFailed` and `StorageFull`.
         """
         ...
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        """Create or replace an object; readers see the old or the new one, whole.
+        """Creates or replaces an object. Readers see the old or the new one, whole.
 
-        Not for anything that two may write: only for hints, such as heartbeats. Without `durable`
-        a power cut may leave the old object, the new one, or an empty one.
+        Only for hints such as heartbeats, because concurrent puts overwrite each other. Without
+        `durable`, a power cut may leave the old object, the new one, or an empty one.
 
         Raises `PutUnresolved`, `SyncFailed` and `StorageFull`.
         """
         ...
 
     def get(self, path: str) -> pa.Buffer:
-        """The whole object. Raises `ObjectMissing`."""
+        """Returns the whole object. Raises `ObjectMissing`."""
         ...
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
-        """`length` bytes from `start`, fewer or none at the end. Raises `ObjectMissing`."""
+        """Returns at most `length` bytes from `start` to the end. Raises `ObjectMissing`."""
         ...
 
     def open(self, path: str) -> pa.NativeFile:
-        """The object for random access, as Parquet wants it. Raises `ObjectMissing`."""
+        """Opens the object for random access, as Parquet readers need. Raises `ObjectMissing`."""
         ...
 
     def stat(self, path: str) -> Stat:
-        """Size and age, under the path as given. Raises `ObjectMissing`."""
+        """Returns size and age, under the given path. Raises `ObjectMissing`."""
         ...
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
-        """The objects right in the folder whose names are greater than `after`, sorted by name."""
+        """Lists the objects directly in the folder with a name above `after`, sorted by name."""
         ...
 
     def folders(self, folder: str) -> list[str]:
-        """The names of the folders right in the folder, sorted; a local one may be empty."""
+        """Lists the folders directly in the folder, sorted. On a local store some may be empty."""
         ...
 
     def walk(self, folder: str) -> Iterator[Stat]:
-        """All objects below the folder, in no particular order."""
+        """Iterates all objects below the folder, in no particular order."""
         ...
 
     def delete(self, paths: Iterable[str]) -> None:
-        """Remove objects; missing ones are no error, and a power cut may bring some back.
+        """Deletes objects. Ignores missing ones. A power cut may bring deleted ones back.
 
-        Where some cannot be removed the others are, as far as possible, before this raises.
+        If some cannot be deleted, deletes the others as far as possible before it raises.
         """
         ...
 
     def settle(self, folder: str) -> None:
-        """What is right in the folder now, put by whomever, survives a power cut after this.
+        """Makes the names of all objects directly in the folder durable, including others' puts.
 
-        Only names: the bytes of an object that this class has put are durable before its name is,
-        and those of any other are not. Raises `SyncFailed`.
+        Only the names: the bytes of an object that this class has put are durable before its name
+        is, but those of other programs' objects are not. Raises `SyncFailed`.
         """
         ...
 
     def harden(self, paths: Iterable[str]) -> None:
-        """Make objects durable that another program may have written without any flush.
+        """Makes bytes and names of objects durable that another program wrote without a flush.
 
-        Bytes and names survive a power cut after this. Missing objects are passed over. Raises
-        `SyncFailed`.
+        Ignores missing objects. Raises `SyncFailed`.
         """
         ...
 
     def remove_folder(self, folder: str) -> None:
-        """Remove the folder if it is empty, where folders exist without objects in them.
+        """Removes the folder if it is empty, on stores that have folders.
 
-        A put into it that is under way makes it again; one that holds anything stays.
+        A put into it that is under way creates the folder again. A folder with objects remains.
         """
         ...
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        """Remove what crashed puts left below the folder, last written before that time; how many.
+        """Removes files of crashed puts below the folder, and returns their number.
 
-        0 where a crash leaves nothing. A put that is under way may lose its bytes, and does its
-        work again: let the time lie well in the past.
+        Only files that were last written before `older_than_us`, which should lie well in the
+        past: a put whose file is removed starts again. Returns 0 on stores without such files.
         """
         ...
 
     def free_bytes(self) -> int | None:
-        """Space left for us; None where nobody knows."""
+        """Returns the free space; None if unknown."""
         ...
 
 
 def checked_path(path: str) -> str:
-    """The path of an object, as it came; ValueError for one that a store must not follow."""
+    """Returns the path of an object unchanged. Raises ValueError for an invalid one."""
     parts = path.split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in path:
-        raise ValueError(f"{path!r} is no path of an object: relative, POSIX, within the root")
+        raise ValueError(f"{path!r} is no object path: it must be relative, POSIX, in the root")
     if parts[-1].startswith(TEMPORARY):
-        raise ValueError(f"{path!r} is a name for files that are being written")
+        raise ValueError(f"{path!r} is reserved for unfinished files")
     return path
 
 
 def checked_folder(folder: str) -> str:
-    """The path of a folder, as it came; "" is the root."""
+    """Returns the path of a folder unchanged; "" is the root. Raises ValueError."""
     return checked_path(folder) if folder else folder
 
 
 def pieces(data: Payload) -> list[memoryview]:
-    """The payload as views of bytes, without the empty ones; nothing is copied."""
+    """Returns the payload as non-empty byte views, without a copy."""
     given: Any = [data] if isinstance(data, bytes | memoryview | pa.Buffer) else data
     views = [memoryview(piece).cast("B") for piece in given]
     return [view for view in views if len(view)]
@@ -219,21 +217,21 @@ def claim(
     attempts: int = limits.CLAIM_ATTEMPTS,
     doubtful: bool = False,
 ) -> bool:
-    """Whether *our* bytes stand at `path`, durably: False if others do.
+    """Puts `data` at `path` if it is absent. Returns whether *these* bytes are there, durably.
 
-    A put without an answer is resolved by reading back, and while nothing stands there, the same
-    bytes are tried again. Ours are told from others by comparing all of them, so `data` must carry
-    something that nobody else writes: the id of a flush, a random number.
+    Resolves a put without an answer by reading back; while no object is there, tries the same
+    bytes again. Compares all bytes to decide whose object it is, so `data` must contain something
+    unique, such as the id of a flush.
 
-    Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only where no try can have
-    had an effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
+    Raises `StorageFull`, `StorageUnavailable` and `RootNotWritable` only if no try can have had an
+    effect; `OutcomeUnknown` after the last attempt; `SyncFailed`.
 
     Args:
-        store: where to.
-        path: of the object.
-        data: its bytes.
-        clock: for the pauses between two tries.
-        attempts: how often to try.
+        store: the store to put into.
+        path: the path of the object.
+        data: the bytes of the object.
+        clock: sleeps between two tries.
+        attempts: the largest number of tries.
         doubtful: whether an earlier call with the same bytes may have had an effect.
     """
     reason = ""
@@ -243,7 +241,7 @@ def claim(
         try:
             store.put_new(path, data)
         except ObjectExists:
-            doubtful, reason = True, "a put was refused, yet nothing stands there"
+            doubtful, reason = True, "a put was refused, but no object is there"
         except PutUnresolved as error:
             doubtful, reason = True, error.reason
         except _REFUSALS as error:
@@ -253,15 +251,15 @@ def claim(
         else:
             return True
         try:
-            standing = store.get(path)
+            found = store.get(path)
+            # Its writer may have died before it was durable, and our caller relies on it.
+            store.settle(path.rpartition("/")[0])
         except ObjectMissing:
             continue
         except _REFUSALS as error:
             reason = str(error)
             continue
-        # Whoever put it may not have come to make it durable, and our caller builds on it.
-        store.settle(path.rpartition("/")[0])
-        return _is_equal(standing, data)
+        return _is_equal(found, data)
     raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
 
 
@@ -274,13 +272,13 @@ def _backoff_seconds(attempt: int) -> float:
     )
 
 
-def _is_equal(standing: pa.Buffer, data: Payload) -> bool:
+def _is_equal(found: pa.Buffer, data: Payload) -> bool:
     views = pieces(data)
-    if standing.size != sum(map(len, views)):  # and pyarrow does not check the bounds of a slice
+    if found.size != sum(map(len, views)):  # pyarrow does not check the bounds of a slice
         return False
     position = 0
     for view in views:
-        if not standing.slice(position, len(view)).equals(pa.py_buffer(view)):
+        if not found.slice(position, len(view)).equals(pa.py_buffer(view)):
             return False
         position += len(view)
     return True
@@ -290,12 +288,12 @@ def _is_equal(standing: pa.Buffer, data: Payload) -> bool:
 
 
 def open_by_ranges(store: Store, path: str) -> pa.NativeFile:
-    """The object for random access, where `get_range` is all there is. Raises `ObjectMissing`."""
+    """Opens an object for random access by `get_range` requests. Raises `ObjectMissing`."""
     return pa.PythonFile(_RangedFile(store, path), mode="r")
 
 
 class _RangedFile:
-    """What `pa.PythonFile` asks of a file; it keeps one window, so small reads share a request."""
+    """File object for `pa.PythonFile`. Keeps one window, so that small reads share a request."""
 
     def __init__(self, store: Store, path: str) -> None:
         self._store = store
@@ -338,7 +336,7 @@ class _RangedFile:
         return False
 
     def flush(self) -> None:
-        """Nothing is written, so nothing waits; pyarrow calls it when it closes."""
+        """Does nothing; pyarrow calls it when it closes the file."""
 
     def close(self) -> None:
         self.closed = True

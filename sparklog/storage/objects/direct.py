@@ -1,12 +1,12 @@
-"""Writing past the page cache (`O_DIRECT`), for objects so large that the copy into it is dear.
+"""Writes past the page cache (`O_DIRECT`), for objects so large that a copy into it is expensive.
 
-Through the cache, bytes cost a fresh page each, whether anybody reads them again or not: a quarter
-of all that a burst costs. Of large objects few are read soon, because consumers and the publisher
-have their rows in memory; whoever reads one pays for its pages then.
+Each byte that goes through the cache costs a fresh page, even if it is never read: a quarter of the
+cost of a burst. Few large objects are read soon, because consumers and the publisher have their
+rows in memory; a later reader pays for its pages then.
 
-The kernel wants addresses, lengths and places in the file that are multiples of a block. So bytes
-go through a buffer that is, and what is left after the last whole block goes through the cache.
-A file system that has no direct writing, or wants larger blocks, gets all of it through the cache.
+The kernel requires addresses, lengths and file positions that are multiples of a block. So bytes go
+through an aligned buffer, and the rest after the last whole block goes through the cache. On a file
+system without direct I/O, or with larger blocks, everything goes through the cache.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _idle: deque[_Bytes] = deque(maxlen=limits.DIRECT_BUFFERS_KEPT)
 
 
 def write(file: int, views: list[memoryview]) -> None:
-    """Writes `views` to `file`, which is empty; directly where that is worth it. Raises OSError."""
-    if sum(map(len, views)) < limits.DIRECT_WRITE_BYTES or not _turn(file, on=True):
+    """Writes `views` to the empty `file`; directly if that pays off. Raises OSError."""
+    if sum(map(len, views)) < limits.DIRECT_WRITE_BYTES or not _set_direct(file, on=True):
         _write_cached(file, views)
         return
     try:
@@ -46,7 +46,7 @@ def write(file: int, views: list[memoryview]) -> None:
 
 
 def _new_buffer() -> _Bytes:
-    # Private: what Python takes by default, a process and its forks would write into together.
+    # MAP_PRIVATE: with Python's default, a process and its forks would share the buffer.
     pages = mmap.mmap(-1, limits.DIRECT_BUFFER_BYTES, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(pages, np.uint8)
 
@@ -57,7 +57,7 @@ def _write_through(file: int, views: list[memoryview], buffer: _Bytes) -> None:
         data = np.frombuffer(view, np.uint8)
         while len(data):
             count = min(len(data), len(buffer) - filled)
-            buffer[filled : filled + count] = data[:count]  # without Python's lock
+            buffer[filled : filled + count] = data[:count]  # releases the GIL
             filled += count
             data = data[count:]
             if filled == len(buffer):
@@ -66,7 +66,7 @@ def _write_through(file: int, views: list[memoryview], buffer: _Bytes) -> None:
     whole = filled // _BLOCK_BYTES * _BLOCK_BYTES
     _write_blocks(file, buffer[:whole])
     if filled > whole:
-        _turn(file, on=False)
+        _set_direct(file, on=False)
         _write_cached(file, [buffer[whole:filled].data])
 
 
@@ -74,16 +74,16 @@ def _write_blocks(file: int, blocks: _Bytes) -> None:
     try:
         written = os.write(file, blocks.data) if len(blocks) else 0
     except OSError:
-        if not _turn(file, on=False):
+        if not _set_direct(file, on=False):
             raise
-        written = 0  # nothing of it: what is wrong, besides the size of blocks, shows up again
+        written = 0  # if the block size was not the cause, the cached write fails as well
     if written < len(blocks):
-        _turn(file, on=False)
+        _set_direct(file, on=False)
         _write_cached(file, [blocks[written:].data])
 
 
-def _turn(file: int, *, on: bool) -> bool:
-    """Whether direct writing was turned on, or off; False where it is not to be had."""
+def _set_direct(file: int, *, on: bool) -> bool:
+    """Turns direct I/O on or off. Returns False if the file does not support it."""
     try:
         flags = fcntl.fcntl(file, fcntl.F_GETFL)
         fcntl.fcntl(file, fcntl.F_SETFL, flags | _O_DIRECT if on else flags & ~_O_DIRECT)

@@ -1,16 +1,15 @@
-"""The store that is a folder of this machine, told in system calls.
-
-Rules of this room:
+"""Object store in a folder of this machine, built on system calls.
 
 - An object is written under a hidden name in its own folder, flushed, linked to its name, and the
-  folder is flushed: four steps, in this order. `link` refuses a name that is taken, atomically.
-- Everything of one put goes through one descriptor of the folder, so that a folder which is moved
-  or removed meanwhile cannot tear it. Opening it costs 2 µs; a cache of descriptors would cost as
-  much, and write into a folder that has since been moved away.
-- A folder's own entry is durable before anything in it is: whoever uses a folder first, in each
-  process, flushes the folders above it, because who made them may not have come to it.
-- A flush that fails is never tried again. The kernel has dropped what it could not write, and the
-  second try would succeed without it (https://www.usenix.org/conference/atc20/presentation/rebello).
+  folder is flushed, in this order. `link` atomically refuses a name that exists.
+- All steps of one put use one descriptor of the folder, so that a folder that is moved or removed
+  meanwhile cannot tear the put. Opening it costs 2 µs; a cache of descriptors would cost as much,
+  and could write into a folder that has been moved away.
+- A folder's own entry is durable before any object in it: each process flushes the folders above a
+  folder before it first uses it, because their creator may have died before it did.
+- A failed flush is never repeated. The kernel has dropped the data that it could not write, and the
+  second flush would succeed without them
+  (https://www.usenix.org/conference/atc20/presentation/rebello).
 - A crash leaves hidden files behind; `sweep_temporaries` removes them when they are old.
 """
 
@@ -43,8 +42,8 @@ from sparklog.storage.objects.base import (
     pieces,
 )
 
-_Show: TypeAlias = Callable[[int, str, str, str], None]
-"""(folder, temporary name, name, path): makes the written file visible under its name."""
+_MakeVisible: TypeAlias = Callable[[int, str, str, str], None]
+"""Gives the written file its name. Arguments: folder, temporary name, name, path."""
 
 _OPEN_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _OPEN_NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -58,81 +57,84 @@ _SURELY_NOT_SHOWN: Final = _FULL | _FORBIDDEN | _NO_LINKS | {errno.ENOENT}
 
 
 class LocalStore:
-    """The objects under a folder, which the first put makes."""
+    """The objects under a folder, which the first put creates."""
 
     is_local = True
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
-        self._links = True
-        # Folders that stand durably. No lock: its steps are atomic, and to work twice is harmless.
-        self._founded: set[str] = set()
+        self._has_hard_links = True
+        # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
+        self._durable_folders: set[str] = set()
 
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
-        self._put(path, data, self._link_new if self._links else self._rename_new, durable=True)
+        make_visible = self._link_new if self._has_hard_links else self._rename_new
+        self._put(path, data, make_visible, durable=True)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         self._put(path, data, _replace, durable=durable)
 
-    def _put(self, path: str, data: Payload, show: _Show, *, durable: bool) -> None:
+    def _put(self, path: str, data: Payload, make_visible: _MakeVisible, *, durable: bool) -> None:
         folder, _, name = checked_path(path).rpartition("/")
         try:
             for _ in range(limits.LOCAL_PUT_ATTEMPTS):
                 descriptor = -1
                 try:
-                    descriptor = self._enter(self._place(folder))
-                    _put_in(descriptor, name, path, data, show, durable=durable)
+                    descriptor = self._open_folder(self._absolute(folder))
+                    _put_in(descriptor, name, path, data, make_visible, durable=durable)
                 except FileNotFoundError:
-                    # The folder was removed behind us, or a sweeper took our temporary file.
-                    self._founded.clear()
+                    # The folder was removed meanwhile, or a sweeper removed our temporary file.
+                    self._durable_folders.clear()
                 else:
                     return
                 finally:
                     if descriptor >= 0:
                         os.close(descriptor)
         except OSError as error:
+            if isinstance(error, NotADirectoryError):
+                self._check_is_no_file()
             raise self._refusal("put", path, error) from error
         raise errors.StorageUnavailable(
-            operation="put", path=path, reason="its folder is removed while it is written"
+            operation="put", path=path, reason="its folder is repeatedly removed during the put"
         )
 
-    def _enter(self, place: str) -> int:
-        if place not in self._founded:
-            self._found(place)
-        return os.open(place, _OPEN_FOLDER)
+    def _open_folder(self, full_path: str) -> int:
+        if full_path not in self._durable_folders:
+            self._create_folder(full_path)
+        return os.open(full_path, _OPEN_FOLDER)
 
-    def _found(self, place: str) -> None:
-        """Make a missing folder, and its entry durable, and the same above it, up to the root."""
-        above, inside = os.path.dirname(place), len(place) > len(self.root)
-        if above not in self._founded and (inside or not os.path.isdir(above)):
-            self._found(above)
-        made = False
-        if not os.path.isdir(place):
+    def _create_folder(self, full_path: str) -> None:
+        """Creates a missing folder, and makes its entry and those up to the root durable."""
+        above, inside = os.path.dirname(full_path), len(full_path) > len(self.root)
+        if above not in self._durable_folders and (inside or not os.path.isdir(above)):
+            self._create_folder(above)
+        created = False
+        if not os.path.isdir(full_path):
             with contextlib.suppress(FileExistsError):
-                os.mkdir(place)
-                made = True
+                os.mkdir(full_path)
+                created = True
         try:
             _flush_folder_at(above)
         except PermissionError:
-            # A root that somebody prepared for us may lie in a folder that we cannot read.
-            if inside or made:
+            # An existing root may lie in a folder that we must not read.
+            if inside or created:
                 raise
-        if len(self._founded) >= limits.LOCAL_FOLDERS_REMEMBERED:
-            self._founded.clear()
-        self._founded.add(place)
+        if len(self._durable_folders) >= limits.LOCAL_FOLDERS_REMEMBERED:
+            self._durable_folders.clear()
+        self._durable_folders.add(full_path)
 
     def _link_new(self, folder: int, temporary: str, name: str, path: str) -> None:
         try:
-            with _showing(path):
+            with _translated_errors(path):
                 os.link(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
             self._rename_new(folder, temporary, name, path)
-            self._links = False
+            self._has_hard_links = False
             return
         try:
             os.unlink(temporary, dir_fd=folder)
@@ -142,14 +144,12 @@ class LocalStore:
             raise SyncFailed(path, f"linked, then unlink: {error}") from error
 
     def _rename_new(self, folder: int, temporary: str, name: str, path: str) -> None:
-        """For file systems without hard links, where Linux can rename without replacing."""
+        """Renames without replacing, for Linux file systems without hard links."""
         failed = _rename_noreplace(folder, temporary, name)
         if failed in (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.ENOTSUP):
-            reason = (
-                "put-if-absent needs hard links or RENAME_NOREPLACE, and its file system has none"
-            )
+            reason = "put-if-absent needs hard links or RENAME_NOREPLACE; its file system has none"
             raise errors.RootNotWritable(root=self.uri, reason=reason)
-        with _showing(path):
+        with _translated_errors(path):
             if failed:
                 raise OSError(failed, os.strerror(failed))
 
@@ -171,19 +171,21 @@ class LocalStore:
             raise self._refusal("get", path, error) from error
 
     def open(self, path: str) -> pa.NativeFile:
-        place = self._place(checked_path(path))
+        full_path = self._absolute(checked_path(path))
         try:
-            return pa.OSFile(place)
-        except (FileNotFoundError, NotADirectoryError):
+            return pa.OSFile(full_path)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            if isinstance(error, NotADirectoryError):
+                self._check_is_no_file()
             raise ObjectMissing(path) from None
         except OSError as error:
-            if os.path.isdir(place):
+            if os.path.isdir(full_path):
                 raise ObjectMissing(path) from None
             raise self._refusal("open", path, error) from error
 
     def stat(self, path: str) -> Stat:
         try:
-            found = os.stat(self._place(checked_path(path)))
+            found = os.stat(self._absolute(checked_path(path)))
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(path) from None
         except OSError as error:
@@ -221,20 +223,20 @@ class LocalStore:
 
     def _scan(self, folder: str) -> list[os.DirEntry[str]]:
         try:
-            with os.scandir(self._place(checked_folder(folder))) as entries:
+            with os.scandir(self._absolute(checked_folder(folder))) as entries:
                 return list(entries)
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
             raise self._refusal("list", folder, error) from error
 
-    # -------------------------------------------------------------------------- keeping
+    # -------------------------------------------------------------------------- maintenance
 
     def delete(self, paths: Iterable[str]) -> None:
         refusal = None
         for path in paths:
             try:
-                os.unlink(self._place(checked_path(path)))
+                os.unlink(self._absolute(checked_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 pass
             except OSError as error:
@@ -243,11 +245,11 @@ class LocalStore:
             raise refusal
 
     def settle(self, folder: str) -> None:
-        place = self._place(checked_folder(folder))
+        full_path = self._absolute(checked_folder(folder))
         try:
             with contextlib.suppress(FileNotFoundError):
-                _flush_folder_at(place)
-                self._found(place)
+                _flush_folder_at(full_path)
+                self._create_folder(full_path)
         except OSError as error:
             raise self._refusal("settle", folder, error) from error
 
@@ -255,7 +257,7 @@ class LocalStore:
         folders: set[str] = set()
         for path in paths:
             try:
-                _flush_written(self._place(checked_path(path)))
+                _flush_written(self._absolute(checked_path(path)))
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
@@ -265,20 +267,20 @@ class LocalStore:
             self.settle(folder)
 
     def remove_folder(self, folder: str) -> None:
-        place = self._place(checked_path(folder))
+        full_path = self._absolute(checked_path(folder))
         try:
-            os.rmdir(place)
+            os.rmdir(full_path)
         except OSError as error:
             if error.errno not in _NOT_EMPTY | _NO_FOLDER:
                 raise self._refusal("delete", folder, error) from error
         else:
-            self._founded.discard(place)
+            self._durable_folders.discard(full_path)
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        """Remove what crashed puts left below the folder, last written before that time; how many.
+        """Removes files of crashed puts below the folder, and returns their number.
 
-        A put that is under way and loses its file is done again by its writer, once or twice: let
-        the time lie well in the past.
+        Only files that were last written before `older_than_us`, which should lie well in the
+        past: a put that loses its file writes it again, a limited number of times.
         """
         swept = 0
         for _, entry in self._scan_below(folder):
@@ -289,39 +291,55 @@ class LocalStore:
                         swept += 1
         return swept
 
-    def free_bytes(self) -> int | None:
-        place = self.root
-        while not os.path.isdir(place):
-            place = os.path.dirname(place)
+    def free_bytes(self) -> int:
+        full_path = self.root
+        while not os.path.isdir(full_path):
+            full_path = os.path.dirname(full_path)
         try:
-            space = os.statvfs(place)
+            space = os.statvfs(full_path)
         except OSError as error:
             raise self._refusal("statvfs", "", error) from error
         return space.f_bavail * space.f_frsize
 
-    # -------------------------------------------------------------------------- small things
+    # -------------------------------------------------------------------------- helpers
 
-    def _place(self, path: str) -> str:
+    def _absolute(self, path: str) -> str:
         return f"{self.root}/{path}" if path else self.root
 
-    def _refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
-        """What to report of a system call that surely had no effect."""
-        if error.errno in _FULL:
-            return errors.StorageFull(
-                root=self.uri, free_bytes=self.free_bytes() or 0, reserve_bytes=0
+    def _check_is_no_file(self) -> None:
+        """Raises `NotARoot` if the root, or a folder above it, is a file."""
+        full_path = self.root
+        while not os.path.lexists(full_path):
+            full_path = os.path.dirname(full_path)
+        if not os.path.isdir(full_path):
+            raise errors.NotARoot(
+                root=self.uri,
+                reason=f"{full_path} is a file",
+                advice="name a folder, or one that does not exist yet",
             )
+
+    def _refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
+        """Returns the error to raise for a system call that surely had no effect."""
+        if error.errno in _FULL:
+            return errors.StorageFull(root=self.uri, free_bytes=self.free_bytes(), reserve_bytes=0)
         if error.errno in _FORBIDDEN:
             return errors.RootNotWritable(root=self.uri, reason=f"{operation} of {path}: {error}")
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
 
 
 def _put_in(
-    folder: int, name: str, path: str, data: Payload, show: _Show, *, durable: bool
+    folder: int,
+    name: str,
+    path: str,
+    data: Payload,
+    make_visible: _MakeVisible,
+    *,
+    durable: bool,
 ) -> None:
     temporary = TEMPORARY + os.urandom(8).hex()
     try:
         _write_new(folder, temporary, path, data, durable=durable)
-        show(folder, temporary, name, path)
+        make_visible(folder, temporary, name, path)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary, dir_fd=folder)
@@ -341,13 +359,13 @@ def _write_new(folder: int, temporary: str, path: str, data: Payload, *, durable
 
 
 def _replace(folder: int, temporary: str, name: str, path: str) -> None:
-    with _showing(path):
+    with _translated_errors(path):
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
 
 
 @contextlib.contextmanager
-def _showing(path: str) -> Iterator[None]:
-    """What a failed link or rename means: some errors leave open whether the entry is on disk."""
+def _translated_errors(path: str) -> Iterator[None]:
+    """Translates a failed link or rename. Some errors leave open if the entry is on disk."""
     try:
         yield
     except FileExistsError:
@@ -360,23 +378,23 @@ def _showing(path: str) -> Iterator[None]:
 
 def _flush_data(file: int, path: str) -> None:
     try:
-        if sys.platform == "darwin":  # where fsync stops at the cache of the disk
+        if sys.platform == "darwin":  # where fsync does not flush the cache of the disk
             fcntl.fcntl(file, fcntl.F_FULLFSYNC)
         else:
             os.fdatasync(file)
     except OSError as error:
-        if error.errno in _FULL:  # where space is given out late; nothing is visible yet
+        if error.errno in _FULL:  # some file systems allocate late; nothing is visible yet
             raise
         raise SyncFailed(path, f"flush of its bytes: {error}") from error
 
 
-def _flush_written(place: str) -> None:
-    """Flush a visible file. Here a full disk is a failed flush too: its bytes are lost."""
-    file = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+def _flush_written(full_path: str) -> None:
+    """Flushes a visible file. A full disk counts as a failed flush too: the bytes are lost."""
+    file = os.open(full_path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        _flush_data(file, place)
+        _flush_data(file, full_path)
     except OSError as error:
-        raise SyncFailed(place, f"flush of its bytes: {error}") from error
+        raise SyncFailed(full_path, f"flush of its bytes: {error}") from error
     finally:
         os.close(file)
 
@@ -391,16 +409,16 @@ def _flush_folder(folder: int, path: str) -> None:
         raise SyncFailed(path, f"flush of its folder: {error}") from error
 
 
-def _flush_folder_at(place: str) -> None:
-    folder = os.open(place, _OPEN_FOLDER)
+def _flush_folder_at(full_path: str) -> None:
+    folder = os.open(full_path, _OPEN_FOLDER)
     try:
-        _flush_folder(folder, place)
+        _flush_folder(folder, full_path)
     finally:
         os.close(folder)
 
 
 def _rename_noreplace(folder: int, temporary: str, name: str) -> int:
-    """renameat2(2) with RENAME_NOREPLACE, which Python does not offer; 0 or an errno."""
+    """Calls renameat2(2) with RENAME_NOREPLACE, which Python lacks. Returns 0 or an errno."""
     if sys.platform != "linux":
         return errno.ENOSYS
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -415,7 +433,7 @@ def _stat(name: str, found: os.stat_result) -> Stat:
 
 
 def _stat_of_object(entry: os.DirEntry[str]) -> os.stat_result | None:
-    """None for folders, hidden temporary files, and what has been removed since it was listed."""
+    """Returns None for folders, hidden temporary files, and files removed since the listing."""
     if entry.name.startswith(TEMPORARY) or not entry.is_file():
         return None
     try:

@@ -1,13 +1,11 @@
-"""The store that lives in this process, honest about everything that can go wrong with a real one.
+"""Object store in memory, with every failure that a real store can have. For tests.
 
-Rules of this room:
-
-- One content, any number of views of it: one for each simulated process, each with faults of its
-  own. `lose_unsynced` is the power cut that hits them all.
+- One set of objects has any number of views: one per simulated process, each with its own faults.
+  `lose_unsynced` is a power cut for all of them.
 - A fault is a hook that is called before an operation, between its effect and the effect's
-  durability, and after it, when the caller has not been told yet. It may raise (what the caller
-  then sees is the hook's choice), wait, or let another greenlet run.
-- Everything is deterministic: no thread, no lock, no clock but the given one.
+  durability, and after it, before the caller learns the result. It may raise any error, wait, or
+  let another greenlet run.
+- Everything is deterministic: no thread, no lock, no clock except the given one.
 """
 
 from __future__ import annotations
@@ -53,23 +51,23 @@ Moment: TypeAlias = Literal["before", "between", "after"]
 
 
 class Faults(Protocol):
-    """Where a test takes hold of a store. `path` is the object, or the folder that is listed."""
+    """Hooks into the operations of a store. `path` is the object, or the listed folder."""
 
     def before(self, operation: Operation, path: str, /) -> None:
-        """Nothing has happened yet: the moment for `StorageUnavailable` or `StorageFull`."""
+        """Runs before any effect: the moment for `StorageUnavailable` or `StorageFull`."""
         ...
 
     def between(self, operation: Operation, path: str, /) -> None:
-        """Of puts only: the object is visible, but a power cut would take it."""
+        """Runs during puts: the object is visible, but a power cut would remove it."""
         ...
 
     def after(self, operation: Operation, path: str, /) -> None:
-        """All is done, but the caller does not know: the moment for `PutUnresolved`."""
+        """Runs after the effect, before the caller learns it: the moment for `PutUnresolved`."""
         ...
 
 
 class NoFaults:
-    """Nothing goes wrong; also the base of hooks that need one moment only."""
+    """Hooks that do nothing; also the base of hooks for a single moment."""
 
     def before(self, _operation: Operation, _path: str, /) -> None: ...
 
@@ -79,7 +77,7 @@ class NoFaults:
 
 
 class DelayFaults(NoFaults):
-    """Every operation takes `seconds` of the clock's time before it has its effect."""
+    """Delays every operation by `seconds` of the clock before its effect."""
 
     def __init__(self, clock: Clock, seconds: float) -> None:
         self._clock = clock
@@ -91,7 +89,7 @@ class DelayFaults(NoFaults):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """`error` is raised the `count`-th time that `operation` reaches `moment` below `prefix`."""
+    """Raises `error` the `count`-th time that `operation` reaches `moment` below `prefix`."""
 
     operation: Operation
     error: BaseException
@@ -101,7 +99,7 @@ class Fault:
 
 
 class ScriptedFaults:
-    """Raises what the script says, each once."""
+    """Raises each error of the script once."""
 
     def __init__(self, *script: Fault) -> None:
         self._script = script
@@ -137,16 +135,16 @@ class _Object:
     modified_us: int
     durable: bool = False
     flushed: bool = True
-    """Whether its bytes are durable; if not, a power cut may leave it empty."""
+    """True if its bytes are durable; otherwise a power cut may leave it empty."""
     replaced: _Object | None = None
-    """The durable object that a power cut brings back."""
+    """The durable object that a power cut restores."""
 
     def settle(self) -> None:
         self.durable, self.replaced = True, None
 
 
 class MemoryStore:
-    """Objects in a dict. `is_local` only says what users of the store should take it for."""
+    """Objects in a dict. `is_local` only determines how users of the store treat it."""
 
     def __init__(
         self,
@@ -161,19 +159,19 @@ class MemoryStore:
         self._name = name
         self._clock = clock
         self._faults = faults or NoFaults()
-        # Steps of a dict are atomic in CPython, so that threads may share it without a lock.
+        # Threads share the dict without a lock, because its operations are atomic in CPython.
         self._objects: dict[str, _Object] = {}
 
     def view(self, faults: Faults) -> MemoryStore:
-        """The same objects, seen by another process, with faults of its own."""
+        """Returns the same objects as another process sees them, with its own faults."""
         other = MemoryStore(self._clock, name=self._name, is_local=self.is_local, faults=faults)
         other._objects = self._objects
         return other
 
     def lose_unsynced(self, choose: Callable[[str], bool]) -> None:
-        """A power cut: what is visible but not durable vanishes if chosen, and else is durable.
+        """Simulates a power cut: removes the chosen objects that are not durable.
 
-        Of an object whose bytes were never flushed, nothing but the name is left if chosen.
+        All others become durable. An object whose bytes were never flushed becomes empty if chosen.
         """
         for path, found in sorted(self._objects.items()):
             if not found.durable and choose(path):
@@ -190,35 +188,35 @@ class MemoryStore:
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
-        made = self._made(data)
+        created = self._new_object(data)
         self._faults.before("put_new", checked_path(path))
-        if self._objects.setdefault(path, made) is not made:
+        if self._objects.setdefault(path, created) is not created:
             raise ObjectExists(path)
         self._faults.between("put_new", path)
-        made.settle()
+        created.settle()
         self._faults.after("put_new", path)
 
     def put_unflushed(self, path: str, data: Payload) -> None:
-        """Put a new object as a program does that never flushes, such as delta-rs."""
-        made = self._made(data)
-        made.flushed = False
+        """Puts a new object as a program does that never flushes, such as delta-rs."""
+        created = self._new_object(data)
+        created.flushed = False
         self._faults.before("put_new", checked_path(path))
-        if self._objects.setdefault(path, made) is not made:
+        if self._objects.setdefault(path, created) is not created:
             raise ObjectExists(path)
         self._faults.after("put_new", path)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        made = self._made(data)
+        created = self._new_object(data)
         self._faults.before("put", checked_path(path))
         old = self._objects.get(path)
-        made.replaced = old if old is None or old.durable else old.replaced
-        self._objects[path] = made
+        created.replaced = old if old is None or old.durable else old.replaced
+        self._objects[path] = created
         self._faults.between("put", path)
         if durable:
-            made.settle()
+            created.settle()
         self._faults.after("put", path)
 
-    def _made(self, data: Payload) -> _Object:
+    def _new_object(self, data: Payload) -> _Object:
         return _Object(pa.py_buffer(b"".join(pieces(data))), self._clock.now_us())
 
     # -------------------------------------------------------------------------- reading
@@ -273,7 +271,7 @@ class MemoryStore:
             if path.startswith(within)
         )
 
-    # -------------------------------------------------------------------------- keeping
+    # -------------------------------------------------------------------------- maintenance
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
@@ -301,10 +299,10 @@ class MemoryStore:
             self.settle(folder)
 
     def remove_folder(self, folder: str) -> None:
-        checked_path(folder)  # there are no folders but in the names of objects
+        checked_path(folder)  # folders exist only in the names of objects
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        del older_than_us  # nothing is ever half put
+        del older_than_us  # a put leaves no unfinished files
         checked_folder(folder)
         return 0
 
@@ -320,15 +318,15 @@ _NAMED: dict[str, MemoryStore] = {}
 
 
 def named_store(name: str) -> MemoryStore:
-    """The store that all of this process get by this name; it lives as long as the process."""
+    """Returns the process's store of this name; it lives as long as the process."""
     return _NAMED.setdefault(name, MemoryStore(SystemClock(), name=name))
 
 
-# ------------------------------------------------------------------------------ over any store
+# ------------------------------------------------------------------------------ a slow store
 
 
 class DelayedStore:
-    """Any store, as if it were `seconds` away; counts the requests by operation."""
+    """Delays each request to another store by `seconds`, and counts requests by operation."""
 
     def __init__(self, inner: Store, seconds: float, clock: Clock | None = None) -> None:
         self.uri = inner.uri

@@ -1,16 +1,14 @@
-"""The store that is a bucket: S3, Google Cloud Storage or Azure, through obstore.
+"""Object store in a bucket: S3, Google Cloud Storage or Azure, through obstore.
 
-Rules of this room:
+- `put_new` is exactly one request. If the client repeated it, it could not tell its own first try
+  from another writer's object. `claim` repeats it instead.
+- The client may and does repeat all other requests.
+- No error contains credentials: only the first line of a message is kept, without URL queries.
+- An object is durable once the store has answered its put, so `settle` has nothing to do.
 
-- `put_new` is one request, never more: a repetition inside the client could not tell its own first
-  try from somebody else's object, nor a refusal from one that came too late. `claim` repeats.
-- All else may be repeated, and is, by the client.
-- No error names a credential: of a message only the first line is kept, and no query of a URL.
-- Durable is what a store has answered for, so there is nothing to settle.
-
-S3 may answer 409 to a conditional put while nothing stands at its path
-(https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The client shows
-that as "exists", like Azure's 409, which means it; hence the wording of `ObjectExists`.
+S3 may answer 409 to a conditional put although no object exists at its path
+(https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The client reports
+that as "exists", like Azure's 409, which means it. `ObjectExists` is worded for both.
 """
 
 from __future__ import annotations
@@ -62,10 +60,10 @@ _CLIENT_OPTIONS: Final = {
     "timeout",
     "user_agent",
 }
-"""Options of obstore's HTTP client; it panics where they come among those of the store."""
+"""Options of obstore's HTTP client, which panics if they are among those of the store."""
 
 _DENIED: Final = re.compile(r"status code: (401|403|404)")
-"""How a refused listing or batch reads, for which obstore has no exception; 404: no such bucket."""
+"""Errors of a refused listing or batch, for which obstore has no exception; 404: no such bucket."""
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -76,7 +74,7 @@ class RemoteStore:
     """The objects of a bucket under a prefix.
 
     `options` are obstore's configuration keys, in any case, such as `aws_endpoint`, and those of
-    its HTTP client, such as `allow_http`; what they leave open comes from the usual environment.
+    its HTTP client, such as `allow_http`. The usual environment variables supply the others.
     """
 
     is_local = False
@@ -84,13 +82,15 @@ class RemoteStore:
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
         config, client = _split(options or {})
-        patience: Any = {
+        retry_config: Any = {
             "max_retries": limits.REMOTE_RETRIES,
             "retry_timeout": timedelta(seconds=limits.REMOTE_RETRY_SECONDS),
         }
         try:
-            self._store = from_url(uri, config=config, client_options=client, retry_config=patience)
-            self._once = from_url(
+            self._store = from_url(
+                uri, config=config, client_options=client, retry_config=retry_config
+            )
+            self._store_without_retries = from_url(
                 uri, config=config, client_options=client, retry_config={"max_retries": 0}
             )
         except (BaseError, ValueError) as error:
@@ -99,18 +99,18 @@ class RemoteStore:
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
-        with self._writing(path):
-            # The client takes the pieces as they are, and joins nothing either.
-            obstore.put(self._once, checked_path(path), pieces(data) or b"", mode="create")
+        with self._translated_put_errors(path):
+            content = pieces(data) or b""  # the client sends the pieces without joining them
+            obstore.put(self._store_without_retries, checked_path(path), content, mode="create")
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        del durable  # a bucket knows no other
-        with self._writing(path):
+        del durable  # in a bucket, every put is durable
+        with self._translated_put_errors(path):
             content = pieces(data) or b""
             obstore.put(self._store, checked_path(path), content, use_multipart=False)
 
     @contextlib.contextmanager
-    def _writing(self, path: str) -> Iterator[None]:
+    def _translated_put_errors(self, path: str) -> Iterator[None]:
         try:
             yield
         except (AlreadyExistsError, PreconditionError):
@@ -118,7 +118,7 @@ class RemoteStore:
         except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
             raise errors.RootNotWritable(root=self.uri, reason=_reason(error)) from None
         except NotSupportedError as error:
-            reason = f"it cannot put if absent ({_reason(error)})"
+            reason = f"it does not support conditional puts ({_reason(error)})"
             raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except BaseError as error:
             raise PutUnresolved(path, _reason(error)) from None
@@ -126,7 +126,7 @@ class RemoteStore:
     # -------------------------------------------------------------------------- reading
 
     def get(self, path: str) -> pa.Buffer:
-        with self._asking("get", path):
+        with self._translated_errors("get", path):
             return pa.py_buffer(obstore.get(self._store, checked_path(path)).bytes())
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
@@ -134,7 +134,7 @@ class RemoteStore:
             try:
                 return self._get_range(path, start, length)
             except errors.StorageUnavailable:
-                # A range that begins at the end is refused, as any other failure would be.
+                # A range that begins at the end gets the same error as any other failure.
                 if start < self.stat(path).size_bytes:
                     raise
         else:
@@ -142,7 +142,7 @@ class RemoteStore:
         return pa.py_buffer(b"")
 
     def _get_range(self, path: str, start: int, length: int) -> pa.Buffer:
-        with self._asking("get", path):
+        with self._translated_errors("get", path):
             found = obstore.get_range(self._store, checked_path(path), start=start, length=length)
             return pa.py_buffer(found)
 
@@ -150,16 +150,16 @@ class RemoteStore:
         return open_by_ranges(self, path)
 
     def stat(self, path: str) -> Stat:
-        with self._asking("stat", path):
+        with self._translated_errors("stat", path):
             return _stat(path, obstore.head(self._store, checked_path(path)))
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
         checked_folder(folder)
         within = f"{folder}/" if folder else ""
-        with self._asking("list", folder):
+        with self._translated_errors("list", folder):
             found: Iterable[Any]
             if after:
-                # Only this request can begin in the middle; it also lists what lies deeper.
+                # Only this request can begin after a name; it also lists deeper objects.
                 found = obstore.list(self._store, folder or None, offset=within + after).collect()
             else:
                 found = obstore.list_with_delimiter(self._store, folder or None)["objects"]
@@ -171,20 +171,20 @@ class RemoteStore:
 
     def folders(self, folder: str) -> list[str]:
         checked_folder(folder)
-        with self._asking("list", folder):
+        with self._translated_errors("list", folder):
             found = obstore.list_with_delimiter(self._store, folder or None)["common_prefixes"]
         return sorted(prefix.rpartition("/")[2] for prefix in found)
 
     def walk(self, folder: str) -> Iterator[Stat]:
         checked_folder(folder)
         within = f"{folder}/" if folder else ""
-        with self._asking("list", folder):
+        with self._translated_errors("list", folder):
             for chunk in obstore.list(self._store, folder or None, chunk_size=1_000):
                 for meta in chunk:
                     yield _stat(meta["path"].removeprefix(within), meta)
 
     @contextlib.contextmanager
-    def _asking(self, operation: str, path: str) -> Iterator[None]:
+    def _translated_errors(self, operation: str, path: str) -> Iterator[None]:
         try:
             yield
         except FileNotFoundError:
@@ -197,22 +197,22 @@ class RemoteStore:
                 raise errors.RootNotWritable(root=self.uri, reason=reason) from None
             raise errors.StorageUnavailable(operation=operation, path=path, reason=reason) from None
 
-    # -------------------------------------------------------------------------- keeping
+    # -------------------------------------------------------------------------- maintenance
 
     def delete(self, paths: Iterable[str]) -> None:
-        doomed = [checked_path(path) for path in paths]
-        for first in range(0, len(doomed), _DELETES_PER_REQUEST):
-            some = doomed[first : first + _DELETES_PER_REQUEST]
+        left = [checked_path(path) for path in paths]
+        for first in range(0, len(left), _DELETES_PER_REQUEST):
+            some = left[first : first + _DELETES_PER_REQUEST]
             try:
                 self._delete(some)
             except ObjectMissing:
-                # Some stores stop at the first that is missing.
+                # Some stores stop at the first missing object.
                 for path in some:
                     with contextlib.suppress(ObjectMissing):
                         self._delete([path])
 
     def _delete(self, paths: list[str]) -> None:
-        with self._asking("delete", paths[0]):
+        with self._translated_errors("delete", paths[0]):
             obstore.delete(self._store, paths)
 
     def settle(self, folder: str) -> None:
@@ -223,10 +223,10 @@ class RemoteStore:
             checked_path(path)
 
     def remove_folder(self, folder: str) -> None:
-        checked_path(folder)  # there are no folders but in the names of objects
+        checked_path(folder)  # folders exist only in the names of objects
 
     def sweep_temporaries(self, folder: str, older_than_us: int) -> int:
-        del older_than_us  # a put that was cut short leaves nothing that could be seen
+        del older_than_us  # an interrupted put leaves nothing visible
         checked_folder(folder)
         return 0
 
@@ -235,7 +235,7 @@ class RemoteStore:
 
 
 def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
-    """Options of the store, and of its HTTP client, which need no prefix but may bear one."""
+    """Splits options into those of the store and those of its HTTP client, without prefix."""
     config, client = {}, {}
     for option, value in options.items():
         name = option.lower()

@@ -1,4 +1,4 @@
-"""Every request that is served; importing this registers them all."""
+"""The handlers of all requests that are served, one module for each; importing registers them."""
 
 from __future__ import annotations
 

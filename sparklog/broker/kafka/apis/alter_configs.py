@@ -1,4 +1,8 @@
-"""AlterConfigs (33): a topic's whole configuration; what is not given goes back to its default."""
+"""AlterConfigs (33): replaces the configuration of topics.
+
+Keys that the request omits return to their defaults. Only topics can be altered: brokers read their
+settings when they start, and other resources have no configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,23 @@ from typing import Any
 
 from sparklog import errors
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
-from sparklog.broker.kafka.resources import altered
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
+from sparklog.broker.kafka.resources import alter_resources
 
 
-@serves(33, "alter_configs", last=2)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(33, "alter_configs", max_version=2)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
 
     def change(resource: Any) -> None:
         config = {each.name: _value(each) for each in resource.configs}
         name = resource.resource_name
-        door.core.replace_config(name, config, only_checks=body.validate_only)
+        context.broker.topics.replace_config(name, config, only_checks=body.validate_only)
 
-    return await altered(door, body, change)
+    return await alter_resources(context, body, change)
 
 
-def _value(given: Any) -> str:
-    if given.value is None:
-        raise errors.BadRequest(reason=f"{given.name} needs a value")
-    return str(given.value)
+def _value(entry: Any) -> str:
+    if entry.value is None:
+        raise errors.BadRequest(reason=f"{entry.name} needs a value")
+    return str(entry.value)

@@ -1,4 +1,8 @@
-"""CreatePartitions (37): more partitions for topics that there are (KIP-195)."""
+"""CreatePartitions (37): adds partitions to existing topics (KIP-195).
+
+An assignment of brokers is checked and otherwise ignored: the brokers agree on leaders among
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +11,55 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, wire
-from sparklog.broker.kafka.codes import code_of
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import check_brokers
+from sparklog.broker.kafka.topics import check_assignment
+from sparklog.formats import flight_messages
 
 
-@serves(37, "create_partitions", last=3)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(37, "create_partitions", max_version=3)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)
     return {
         "throttle_time": NO_TIME,
         "results": [
-            await _widen(door, each, twice=counts[each.name] > 1, only_checks=body.validate_only)
-            async for each in door.turns.over(body.topics)
+            await _widen(
+                context, each, is_repeated=counts[each.name] > 1, only_checks=body.validate_only
+            )
+            async for each in context.scheduler.iterate(body.topics)
         ],
     }
 
 
-async def _widen(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> Fields:
+async def _widen(
+    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool
+) -> Fields:
     code, message = ErrorCode.none, None
-    wanted = wire.AddPartitions(topic=topic.name, partitions=topic.count)
+    change = flight_messages.AddPartitions(topic=topic.name, partitions=topic.count)
     try:
-        if twice:
+        if is_repeated:
             raise errors.BadRequest(reason=f"topic {topic.name} is named twice")
-        door.core.check_partitions(wanted)
-        _check_assignments(door, topic)
+        context.broker.topics.check_partitions(change)
+        _check_assignments(context, topic)
         if not only_checks:
-            await door.blocking(Work.CHANGE, door.core.add_partitions, wanted)
+            await context.run_blocking(
+                WorkerPool.CHANGE, context.broker.topics.add_partitions, change
+            )
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": topic.name, "error_code": code, "error_message": message}
 
 
-def _check_assignments(door: Door, topic: Any) -> None:
-    """Who leads what is for the brokers to agree on; an assignment must fit the count, though."""
-    more = topic.count - len(door.core.places(topic.name))
-    if topic.assignments is not None and len(topic.assignments) != more:
+def _check_assignments(context: HandlerContext, topic: Any) -> None:
+    """Raises `BadAssignment` if the assignments do not fit the number of new partitions."""
+    added = topic.count - len(context.broker.partition_statuses(topic.name))
+    if topic.assignments is not None and len(topic.assignments) != added:
         raise errors.BadAssignment(
             topic=topic.name,
-            reason=f"{more} partitions more, and brokers are given for {len(topic.assignments)}",
+            reason=f"{added} partitions are added, and {len(topic.assignments)} are assigned",
         )
-    check_brokers(topic.name, topic.assignments or ())
+    check_assignment(topic.name, topic.assignments or ())

@@ -1,4 +1,8 @@
-"""CreateTopics (19): topics with partitions and a configuration (KIP-4, KIP-525)."""
+"""CreateTopics (19): creates topics with their partitions and configuration (KIP-4, KIP-525).
+
+The replication factor may be 1 or the default. An assignment of brokers sets the number of
+partitions and has no further effect: the brokers agree on leaders among themselves.
+"""
 
 from __future__ import annotations
 
@@ -7,39 +11,44 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, wire
-from sparklog.broker.kafka.codes import code_of
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
-from sparklog.broker.kafka.resources import entry_fields
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
+from sparklog.broker.kafka.resources import config_fields
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import check_brokers, kafka_id
+from sparklog.broker.kafka.topics import check_assignment, kafka_id
+from sparklog.formats import flight_messages
 
 
-@serves(19, "create_topics", last=7)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(19, "create_topics", max_version=7)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     counts = Counter(each.name for each in body.topics)
     only_checks = getattr(body, "validate_only", False)
-    topics = {each.name: each for each in body.topics}  # who is named twice is refused once
+    topics = {each.name: each for each in body.topics}  # a repeated topic is refused once
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _create(door, each, twice=counts[each.name] > 1, only_checks=only_checks)
-            async for each in door.turns.over(topics.values())
+            await _create(context, each, is_repeated=counts[each.name] > 1, only_checks=only_checks)
+            async for each in context.scheduler.iterate(topics.values())
         ],
     }
 
 
-async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> Fields:
+async def _create(
+    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool
+) -> Fields:
     topic_id = None
     try:
-        wanted = _wanted(topic, twice=twice)
-        door.core.check_replication(topic.name, topic.replication_factor)
+        creation = _parse(topic, is_repeated=is_repeated)
+        context.broker.topics.check_replication(topic.name, topic.replication_factor)
         if only_checks:
-            count, config = door.core.check_topic(wanted)
+            count, config = context.broker.topics.check_new(creation)
         else:
-            info = await door.blocking(Work.CHANGE, door.core.create_topic, wanted)
+            info = await context.run_blocking(
+                WorkerPool.CHANGE, context.broker.topics.create, creation
+            )
             count, config = len(info.partitions), info.config
             topic_id = kafka_id(info.topic_id)
     except errors.SparklogError as error:
@@ -52,7 +61,7 @@ async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> 
             "replication_factor": -1,
             "configs": (),
         }
-    entries = door.core.new_topic_configs(config)
+    entries = context.broker.topics.configs_of_new(config)
     return {
         "name": topic.name,
         "topic_id": topic_id,
@@ -60,12 +69,14 @@ async def _create(door: Door, topic: Any, *, twice: bool, only_checks: bool) -> 
         "error_message": None,
         "num_partitions": count,
         "replication_factor": 1,
-        "configs": [entry_fields(entry) for entry in sorted(entries, key=lambda entry: entry.name)],
+        "configs": [
+            config_fields(entry) for entry in sorted(entries, key=lambda entry: entry.name)
+        ],
     }
 
 
-def _wanted(topic: Any, *, twice: bool) -> wire.CreateTopic:
-    if twice:
+def _parse(topic: Any, *, is_repeated: bool) -> flight_messages.CreateTopic:
+    if is_repeated:
         raise errors.BadRequest(reason=f"topic {topic.name} is named twice")
     count = topic.num_partitions
     if topic.assignments:
@@ -76,16 +87,16 @@ def _wanted(topic: Any, *, twice: bool) -> wire.CreateTopic:
     for key, value in config.items():
         if value is None:
             raise errors.BadOption(option=key, value=None, reason="it needs a value")
-    return wire.CreateTopic(topic=topic.name, partitions=count, config=config)
+    return flight_messages.CreateTopic(topic=topic.name, partitions=count, config=config)
 
 
 def _assigned(topic: Any) -> int:
-    """How many partitions are assigned. Who leads them is for the brokers to agree on."""
+    """Returns the number of assigned partitions. Raises `BadRequest` and `BadAssignment`."""
     if topic.num_partitions != -1 or topic.replication_factor != -1:
-        reason = "an assignment says how many partitions and replicas there are, and nothing else"
+        reason = "an assignment sets partitions and replicas: give -1 for both counts"
         raise errors.BadRequest(reason=reason)
     numbers = sorted(each.partition_index for each in topic.assignments)
     if numbers != list(range(len(numbers))):
-        raise errors.BadAssignment(topic=topic.name, reason=f"it is of partitions {numbers}")
-    check_brokers(topic.name, topic.assignments)
+        raise errors.BadAssignment(topic=topic.name, reason=f"it has the partitions {numbers}")
+    check_assignment(topic.name, topic.assignments)
     return len(numbers)

@@ -1,4 +1,4 @@
-"""DeleteGroups (42): groups without members, with all that they have committed (KIP-229)."""
+"""DeleteGroups (42): deletes groups without members, and their committed offsets (KIP-229)."""
 
 from __future__ import annotations
 
@@ -6,28 +6,30 @@ import asyncio
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(42, "delete_groups", last=2)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(42, "delete_groups", max_version=2)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     names = request.body.groups_names
     waiting = []
-    async for each in door.turns.over(names):
-        if door.groups.has_many_offsets(each):  # takes long, and others are served meanwhile
-            waiting.append(await door.blocking(Work.ASIDE, door.groups.delete, each))
+    async for each in context.scheduler.iterate(names):
+        if context.groups.has_many_offsets(each):  # takes too long for the event loop
+            waiting.append(
+                await context.run_blocking(WorkerPool.LARGE_REQUEST, context.groups.delete, each)
+            )
         else:
-            waiting.append(door.groups.delete(each))
+            waiting.append(context.groups.delete(each))
     codes = [group_code(await asyncio.wrap_future(each)) for each in waiting]
     return {
         "throttle_time": NO_TIME,
-        "results": Each(_result, tuple(zip(names, codes, strict=True))),
+        "results": LazyArray(_result, tuple(zip(names, codes, strict=True))),
     }
 
 
-def _result(found: tuple[str, ErrorCode]) -> Fields:
-    group_id, code = found
+def _result(group: tuple[str, ErrorCode]) -> Fields:
+    group_id, code = group
     return {"group_id": group_id, "error_code": code}

@@ -1,4 +1,8 @@
-"""DeleteRecords (21): moves the log start of partitions to offsets (KIP-107, KIP-204)."""
+"""DeleteRecords (21): moves the log start offset of partitions (KIP-107, KIP-204).
+
+Records are published to the topic's table before they are deleted; the request waits for that, up
+to its timeout and at most `KAFKA_WAIT_SECONDS`. The partitions of a topic move in one commit.
+"""
 
 from __future__ import annotations
 
@@ -8,55 +12,58 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, wire
-from sparklog.broker.kafka.codes import code_of
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.formats import flight_messages
 from sparklog.limits import KAFKA_WAIT_SECONDS
 
-_NOWHERE: Final = -1
-_LOOK_FIRST_SECONDS: Final = 0.01
-_LOOK_MOST_SECONDS: Final = 0.5
-"""How often it is looked whether records are published that are to be deleted."""
+_NO_OFFSET: Final = -1
+_FIRST_PAUSE_SECONDS: Final = 0.01
+_LONGEST_PAUSE_SECONDS: Final = 0.5
+"""The pauses between two looks at the published offsets; each is twice the one before it."""
 
 
-@serves(21, "delete_records", last=2, waits=True)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(21, "delete_records", max_version=2, may_wait=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     timeout_seconds = min(request.body.timeout.total_seconds(), KAFKA_WAIT_SECONDS)
     deadline = time.monotonic() + timeout_seconds
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _delete(door, topic, deadline, timeout_seconds)
-            async for topic in door.turns.over(request.body.topics)
+            await _delete(context, topic, deadline, timeout_seconds)
+            async for topic in context.scheduler.iterate(request.body.topics)
         ],
     }
 
 
-async def _delete(door: Door, topic: Any, deadline: float, timeout_seconds: float) -> Fields:
-    """All partitions in one go, but for those that are refused alone."""
+async def _delete(
+    context: HandlerContext, topic: Any, deadline: float, timeout_seconds: float
+) -> Fields:
+    """Deletes records of all partitions together, without those that have an error alone."""
     codes: dict[int, ErrorCode] = {}
     offsets: dict[int, int] = {}
-    async for each in door.turns.over(topic.partitions):
+    async for each in context.scheduler.iterate(topic.partitions):
         number, offset = each.partition_index, each.offset
         try:
-            place = door.core.place(topic.name, number)
-            is_there = -1 <= offset <= place.end
+            status = context.broker.partition_status(topic.name, number)
+            is_in_range = -1 <= offset <= status.end
         except errors.SparklogError as error:
             codes[number] = code_of(error)
         else:
-            if is_there:
+            if is_in_range:
                 offsets[number] = offset
             else:
                 codes[number] = ErrorCode.offset_out_of_range
     starts: dict[int, int] = {}
     if offsets:
-        wanted = wire.DeleteRecords(
+        deletion_request = flight_messages.DeleteRecords(
             topic=topic.name, offsets=offsets, timeout_seconds=timeout_seconds
         )
         try:
-            starts = (await _deleted(door, wanted, deadline)).starts
+            starts = (await _delete_published(context, deletion_request, deadline)).starts
         except errors.SparklogError as error:
             codes |= dict.fromkeys(offsets, code_of(error))
     return {
@@ -64,7 +71,7 @@ async def _delete(door: Door, topic: Any, deadline: float, timeout_seconds: floa
         "partitions": [
             {
                 "partition_index": each.partition_index,
-                "low_watermark": starts.get(each.partition_index, _NOWHERE),
+                "low_watermark": starts.get(each.partition_index, _NO_OFFSET),
                 "error_code": codes.get(each.partition_index, ErrorCode.none),
             }
             for each in topic.partitions
@@ -72,14 +79,16 @@ async def _delete(door: Door, topic: Any, deadline: float, timeout_seconds: floa
     }
 
 
-async def _deleted(door: Door, wanted: wire.DeleteRecords, deadline: float) -> wire.LogStarts:
-    """Holds no thread while it waits for the records to be published."""
-    deletion = door.core.begin_deletion(wanted)
-    pause_seconds = _LOOK_FIRST_SECONDS
-    while not door.core.is_published(deletion):
+async def _delete_published(
+    context: HandlerContext, deletion_request: flight_messages.DeleteRecords, deadline: float
+) -> flight_messages.LogStarts:
+    """Waits, without a thread, until the records are published, and deletes them."""
+    deletion = context.broker.deletion.begin(deletion_request)
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    while not context.broker.deletion.is_published(deletion):
         left_seconds = deadline - time.monotonic()
         if left_seconds <= 0:
-            raise door.core.not_published(deletion, wanted.timeout_seconds)
+            raise context.broker.deletion.timed_out(deletion, deletion_request.timeout_seconds)
         await asyncio.sleep(min(pause_seconds, left_seconds))
-        pause_seconds = min(2 * pause_seconds, _LOOK_MOST_SECONDS)
-    return await door.blocking(Work.CHANGE, door.core.end_deletion, deletion)
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+    return await context.run_blocking(WorkerPool.CHANGE, context.broker.deletion.end, deletion)

@@ -1,4 +1,4 @@
-"""DeleteTopics (20): by name, or by id since version 6 (KIP-516)."""
+"""DeleteTopics (20): deletes topics by name, or by id since version 6 (KIP-516)."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.kafka.codes import code_of
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import name_of_id
+from sparklog.broker.kafka.topics import topic_name_of_id
 
 
-@serves(20, "delete_topics", last=6)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(20, "delete_topics", max_version=6)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    wanted = (
+    topics = (
         [(each.name, each.topic_id) for each in body.topics]
         if hasattr(body, "topics")
         else [(name, None) for name in body.topic_names]
     )
-    counts = Counter(wanted)
+    counts = Counter(topics)
     return {
         "throttle_time": NO_TIME,
         "responses": [
-            await _delete(door, *each, twice=count > 1)
-            async for each, count in door.turns.over(counts.items())
+            await _delete(context, *each, is_repeated=count > 1)
+            async for each, count in context.scheduler.iterate(counts.items())
         ],
     }
 
 
-async def _delete(door: Door, name: str | None, topic_id: Any, *, twice: bool) -> Fields:
+async def _delete(
+    context: HandlerContext, name: str | None, topic_id: Any, *, is_repeated: bool
+) -> Fields:
     code, message = ErrorCode.none, None
     try:
         if (name is None) == (topic_id is None):
-            raise errors.BadRequest(reason="a topic is named, or told by its id")
-        if twice:
+            raise errors.BadRequest(reason="give a topic's name or its id, and not both")
+        if is_repeated:
             raise errors.BadRequest(reason=f"topic {name or topic_id} is named twice")
-        name = name if name is not None else name_of_id(door.core, topic_id)
-        await door.blocking(Work.CHANGE, door.core.delete_topic, name)
+        name = name if name is not None else topic_name_of_id(context.broker, topic_id)
+        await context.run_blocking(WorkerPool.CHANGE, context.broker.topics.delete, name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
     return {"name": name, "topic_id": topic_id, "error_code": code, "error_message": message}

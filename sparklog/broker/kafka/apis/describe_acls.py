@@ -1,7 +1,6 @@
-"""DescribeAcls (29): there are none, nor anything that would look at them.
+"""DescribeAcls (29): replies that security is disabled, as a Kafka without an authorizer does.
 
-Said as a Kafka without an authorizer says it: who copies a cluster, as MirrorMaker does, goes on
-without them then.
+Tools that copy a cluster, such as MirrorMaker, then continue without ACLs.
 """
 
 from __future__ import annotations
@@ -9,12 +8,12 @@ from __future__ import annotations
 from kio.schema.errors import ErrorCode
 
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(29, "describe_acls", last=3)
-async def _handle(_door: Door, _request: Request) -> Reply:
+@serves(29, "describe_acls", max_version=3)
+async def _handle(_context: HandlerContext, _request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
         "error_code": ErrorCode.security_disabled,

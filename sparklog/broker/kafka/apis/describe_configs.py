@@ -1,4 +1,7 @@
-"""DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226)."""
+"""DescribeConfigs (32): the configuration of topics and of this broker (KIP-133, KIP-226).
+
+Groups and client metrics have the defaults of Kafka. Broker loggers have no configuration.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,38 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import ConfigEntry
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
-from sparklog.broker.kafka.resources import ResourceType, entry_fields, is_this_broker
+from sparklog.broker.broker import ConfigEntry
+from sparklog.broker.config import described
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
+from sparklog.broker.kafka.resources import ResourceType, config_fields, is_this_broker
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.record import check_topic_name
+from sparklog.formats.record import check_topic_name
 
 
-@serves(32, "describe_configs", last=4)
-async def _handle(door: Door, request: Request) -> Reply:
-    """What is asked for more than once is told once."""
-    body = request.body
+@serves(32, "describe_configs", max_version=4)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
+    body = request.body  # a resource that is requested twice is described once
     resources = {
         (each.resource_type, each.resource_name, each.configuration_keys): each
-        async for each in door.turns.over(body.resources)
+        async for each in context.scheduler.iterate(body.resources)
     }
     return {
         "throttle_time": NO_TIME,
-        "results": Each(partial(_described, door, body), tuple(resources.values()), is_slow=True),
+        "results": LazyArray(
+            partial(_resource_fields, context, body), tuple(resources.values()), is_slow=True
+        ),
     }
 
 
-def _described(door: Door, body: Any, resource: Any) -> Fields:
+def _resource_fields(context: HandlerContext, body: Any, resource: Any) -> Fields:
     code, message, entries = ErrorCode.none, None, []
     try:
-        entries = _entries(door, resource.resource_type, resource.resource_name)
+        entries = _entries(context, resource.resource_type, resource.resource_name)
     except errors.SparklogError as error:
         code, message = code_of(error), str(error)
-    wanted = resource.configuration_keys  # null and none mean all
+    keys = resource.configuration_keys  # null and none mean all
     about = getattr(body, "include_documentation", False)
     return {
         "error_code": code,
@@ -45,27 +50,27 @@ def _described(door: Door, body: Any, resource: Any) -> Fields:
         "resource_type": resource.resource_type,
         "resource_name": resource.resource_name,
         "configs": [
-            entry_fields(entry, synonyms=body.include_synonyms, about=about)
+            config_fields(entry, synonyms=body.include_synonyms, about=about)
             for entry in sorted(entries, key=lambda entry: entry.name)
-            if not wanted or entry.name in wanted
+            if not keys or entry.name in keys
         ],
     }
 
 
-def _entries(door: Door, kind: int, name: str) -> list[ConfigEntry]:
+def _entries(context: HandlerContext, kind: int, name: str) -> list[ConfigEntry]:
     match kind:
         case ResourceType.TOPIC:
-            return door.core.topic_configs(check_topic_name(name))
+            return context.broker.topics.configs(check_topic_name(name))
         case ResourceType.BROKER:
-            # What all brokers are told together is nothing: each has its own settings.
-            is_this = is_this_broker(door.core, name)
-            return door.core.broker_configs(f"{door.host}:{door.port}") if is_this else []
+            # There are no cluster-wide settings: the resource of all brokers is empty.
+            is_this = is_this_broker(context.broker, name)
+            return context.broker.configs(f"{context.host}:{context.port}") if is_this else []
         case ResourceType.GROUP | ResourceType.CLIENT_METRICS if not name:
             raise errors.BadRequest(reason="a group, or a subscription to metrics, needs a name")
         case ResourceType.GROUP:
-            return door.core.group_configs()
+            return described.group_entries()
         case ResourceType.CLIENT_METRICS:
-            return door.core.metrics_configs()
+            return described.metrics_entries()
         case _:
             reason = f"resources of type {kind} have no configuration here"
             raise errors.BadRequest(reason=reason)

@@ -1,39 +1,42 @@
-"""DescribeGroups (15): the members of groups, and what each reads (KIP-1043)."""
+"""DescribeGroups (15): the state of groups, their members and their assignments (KIP-1043)."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import Final
 
-from sparklog.broker.groups import GroupError, GroupState, MemberRecord
-from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.groups.messages import GroupError, GroupState
+from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.formats.consumer_offsets import MemberRecord
 
-_FIRST_THAT_KNOWS_MISSING_GROUPS: Final = 6
+_FIRST_WITH_GROUP_NOT_FOUND: Final = 6
 
 
-@serves(15, "describe_groups", last=6)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(15, "describe_groups", max_version=6)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "groups": Each(
-            partial(_group, door, request.version), tuple(dict.fromkeys(request.body.groups))
+        "groups": LazyArray(
+            partial(_group, context, request.version),
+            tuple(dict.fromkeys(request.body.groups)),
+            is_slow=True,  # each may have a thousand members
         ),
     }
 
 
-def _group(door: Door, version: int, group_id: str) -> Fields:
-    found = door.groups.describe(group_id)
-    if isinstance(found, GroupError):
-        missing = found is GroupError.GROUP_ID_NOT_FOUND
-        tells = not missing or version >= _FIRST_THAT_KNOWS_MISSING_GROUPS
+def _group(context: HandlerContext, version: int, group_id: str) -> Fields:
+    group = context.groups.describe(group_id)
+    if isinstance(group, GroupError):
+        is_missing = group is GroupError.GROUP_ID_NOT_FOUND
+        reports_missing = not is_missing or version >= _FIRST_WITH_GROUP_NOT_FOUND
         return {
-            "error_code": group_code(found if tells else None),
-            "error_message": f"Group {group_id} not found." if missing else None,
+            "error_code": group_code(group if reports_missing else None),
+            "error_message": f"Group {group_id} not found." if is_missing else None,
             "group_id": group_id,
-            "group_state": GroupState.DEAD.value if missing else "",
+            "group_state": GroupState.DEAD.value if is_missing else "",
             "protocol_type": "",
             "protocol_data": "",
             "members": (),
@@ -42,10 +45,10 @@ def _group(door: Door, version: int, group_id: str) -> Fields:
         "error_code": group_code(None),
         "error_message": None,
         "group_id": group_id,
-        "group_state": found.state.value,
-        "protocol_type": found.protocol_type,
-        "protocol_data": found.protocol,
-        "members": Each(_member, found.members),
+        "group_state": group.state.value,
+        "protocol_type": group.protocol_type,
+        "protocol_data": group.protocol,
+        "members": LazyArray(_member, group.members),
     }
 
 

@@ -1,4 +1,4 @@
-"""DescribeLogDirs (35): what partitions take under the root, the one folder of logs (KIP-113)."""
+"""DescribeLogDirs (35): the sizes of partitions in the root, the only log directory (KIP-113)."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from collections.abc import Collection, Sequence
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(35, "describe_log_dirs", last=4)
-async def _handle(door: Door, request: Request) -> Reply:
-    sizes = await door.blocking(Work.READ, door.core.log_bytes)
-    wanted = {name: set(range(len(of_topic))) for name, of_topic in sizes.items()}
+@serves(35, "describe_log_dirs", max_version=4)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
+    sizes = await context.run_blocking(WorkerPool.READ, context.broker.log_bytes)
+    requested = {name: set(range(len(partition_sizes))) for name, partition_sizes in sizes.items()}
     if request.body.topics is not None:
-        wanted = {each.topic: set(each.partitions) for each in request.body.topics}
-    free_bytes = await door.blocking(Work.READ, door.core.free_bytes)
+        requested = {each.topic: set(each.partitions) for each in request.body.topics}
+    free_bytes = await context.run_blocking(WorkerPool.READ, context.broker.free_bytes)
     root = {
         "error_code": ErrorCode.none,
-        "log_dir": door.core.cluster().root,
-        "topics": Each(
-            lambda named: _topic(named[0], named[1], wanted[named[0]]),
-            [named for named in sorted(sizes.items()) if named[0] in wanted],
+        "log_dir": context.broker.cluster().root,
+        "topics": LazyArray(
+            lambda topic: _topic(topic[0], topic[1], requested[topic[0]]),
+            [topic for topic in sorted(sizes.items()) if topic[0] in requested],
         ),
-        "total_bytes": -1,  # nobody knows how much a store has
+        "total_bytes": -1,  # unknown: object stores have no fixed size
         "usable_bytes": -1 if free_bytes is None else free_bytes,
     }
     return {"throttle_time": NO_TIME, "error_code": ErrorCode.none, "results": [root]}
 
 
-def _topic(name: str, sizes: Sequence[int], wanted: Collection[int]) -> Fields:
+def _topic(name: str, sizes: Sequence[int], requested: Collection[int]) -> Fields:
     return {
         "name": name,
         "partitions": [
@@ -42,6 +42,6 @@ def _topic(name: str, sizes: Sequence[int], wanted: Collection[int]) -> Fields:
                 "is_future_key": False,
             }
             for number, size in enumerate(sizes)
-            if number in wanted
+            if number in requested
         ],
     }

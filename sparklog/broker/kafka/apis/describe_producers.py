@@ -1,4 +1,4 @@
-"""DescribeProducers (61): the idempotent producers that partitions remember (KIP-664)."""
+"""DescribeProducers (61): the states of idempotent producers in partitions (KIP-664)."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import Producer
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.broker import ActiveProducer
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(61, "describe_producers", last=0)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(61, "describe_producers", max_version=0)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "topics": Each(partial(_topic, door), request.body.topics),
+        "topics": LazyArray(partial(_topic, context), request.body.topics),
     }
 
 
-def _topic(door: Door, topic: Any) -> Fields:
+def _topic(context: HandlerContext, topic: Any) -> Fields:
     numbers = tuple(dict.fromkeys(topic.partition_indexes))
-    return {"name": topic.name, "partitions": Each(partial(_partition, door, topic.name), numbers)}
+    partitions = LazyArray(partial(_partition, context, topic.name), numbers, is_slow=True)
+    return {"name": topic.name, "partitions": partitions}
 
 
-def _partition(door: Door, topic: str, number: int) -> Fields:
+def _partition(context: HandlerContext, topic: str, number: int) -> Fields:
     try:
-        producers = door.core.producers(topic, number)
+        producers = context.broker.producers(topic, number)
     except errors.SparklogError as error:
         return {
             "partition_index": number,
@@ -42,16 +43,16 @@ def _partition(door: Door, topic: str, number: int) -> Fields:
         "partition_index": number,
         "error_code": ErrorCode.none,
         "error_message": None,
-        "active_producers": Each(_producer, producers),
+        "active_producers": LazyArray(_producer, producers),
     }
 
 
-def _producer(producer: Producer) -> Fields:
+def _producer(producer: ActiveProducer) -> Fields:
     return {
         "producer_id": producer.producer_id,
         "producer_epoch": producer.epoch,
         "last_sequence": producer.last_sequence,
         "last_timestamp": producer.last_us // 1_000,
-        "coordinator_epoch": -1,  # of a transaction, as is what follows
+        "coordinator_epoch": -1,  # there are no transactions
         "current_txn_start_offset": -1,
     }

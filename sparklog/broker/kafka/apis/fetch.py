@@ -1,4 +1,10 @@
-"""Fetch (1): record batches from offsets on, waited for if there are none (KIP-74, KIP-227)."""
+"""Fetch (1): record batches of partitions from offsets on (KIP-74), with fetch sessions (KIP-227).
+
+A request that finds less than `min.bytes` waits until its partitions have grown, or for `max.wait`.
+Differences from Kafka: there is no other replica to read from, and no transaction, so
+`read_committed` returns the same records. Limits: `KAFKA_FETCH_BYTES` per response, and
+`KAFKA_WAIT_SECONDS` of waiting.
+"""
 
 from __future__ import annotations
 
@@ -13,37 +19,42 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import Fetched
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Pieces, Raw, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
-from sparklog.broker.kafka.sessions import Key, Session
+from sparklog.broker.broker import Fetched
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import ChunkedBytes, Fields, LazyArray, Raw, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
+from sparklog.broker.kafka.sessions import FetchSession, Key
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import name_of_id, named
-from sparklog.limits import KAFKA_FETCH_BYTES, KAFKA_QUICK_ITEMS, KAFKA_WAIT_SECONDS
+from sparklog.broker.kafka.topics import identity_fields, topic_name_of_id
+from sparklog.limits import (
+    KAFKA_FETCH_BYTES,
+    KAFKA_QUICK_ITEMS,
+    KAFKA_SHORT_RECORDS_BYTES,
+    KAFKA_WAIT_SECONDS,
+)
 
 _READ_COMMITTED: Final = 1
-_NOT_READ: Final = {
+_REFUSED_BEFORE_READING: Final = {
     ErrorCode.unknown_topic_or_partition,
     ErrorCode.unknown_topic_id,
     ErrorCode.unsupported_compression_type,
 }
-"""What is said of partitions that were not looked at."""
+"""Errors for which Kafka returns an empty list of aborted transactions, and not null."""
 _NO_SESSION: Final = -1
 _NEW_SESSION: Final = 0
-"""Epochs of a request that is whole, and ends the session that it names."""
+"""The epochs of a full request, which closes the session that it names."""
 _FIRST_WITH_ZSTD: Final = 10
-"""Version from which on a client reads zstd (KIP-110)."""
+"""The version from which on a client reads zstd (KIP-110)."""
 _ATTEMPTS: Final = 4
-"""At reading a batch that is larger than there was room taken for, while batches come and go."""
+"""Attempts to read a batch that is larger than the memory taken for it."""
 
 
 @dataclass(slots=True, kw_only=True)
-class _Wish:
-    """A partition that is asked for, and what has been found of it."""
+class _FetchPartition:
+    """A partition of a request or a session, and the records found for it."""
 
     topic: Mapping[str, Any]
-    """Its name or id, as the answer says it."""
+    """Its topic's name or id, as fields of the response."""
     identity: str | uuid.UUID
     number: int
     offset: int
@@ -53,284 +64,329 @@ class _Wish:
     code: ErrorCode = ErrorCode.none
     start: int = -1
     end: int = -1
-    grown_bytes: int = 0
-    """Of its partition, when it was looked at."""
+    appended_bytes: int = 0
+    """`PartitionStatus.appended_bytes` at the last lookup."""
     size: int = 0
-    """Bytes of `pieces`, or that there would be, while more is waited for."""
-    pieces: Sequence[Raw] = ()
-    """Of record batches that follow one another."""
-    told: tuple[int, int] | None = None
-    """Log start offset and high watermark as the client heard them last."""
+    """The bytes of `chunks`, or of the records that exist while the request waits for more."""
+    chunks: Sequence[Raw] = ()
+    """Consecutive record batches."""
+    last_sent: tuple[int, int] | None = None
+    """The log start offset and high watermark of the client's last response."""
 
 
-@serves(1, "fetch", last=18, waits=True)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(1, "fetch", max_version=18, may_wait=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    number, epoch = getattr(body, "session_id", 0), getattr(body, "session_epoch", _NO_SESSION)
-    asked = await _asked(door, body)
+    session_id = getattr(body, "session_id", 0)
+    epoch = getattr(body, "session_epoch", _NO_SESSION)
+    requested = await _requested_partitions(context, body)
     session = None
     if epoch in (_NO_SESSION, _NEW_SESSION):
-        door.sessions.end(number)
-        wishes = asked
+        context.sessions.close(session_id)
+        partitions = requested
     else:
-        session = door.sessions.find(number)
+        session = context.sessions.find(session_id)
         if session is None:
-            return _refused(ErrorCode.fetch_session_id_not_found)
+            return _error_reply(ErrorCode.fetch_session_id_not_found)
         if session.epoch != epoch:
-            return _refused(ErrorCode.invalid_fetch_session_epoch)
-        session.move_on()
-        more = sum(key not in session.wishes for key in asked)
-        if more and not door.sessions.has_room(more):
-            door.sessions.end(number)
-            return _refused(ErrorCode.fetch_session_id_not_found)
-        async for key, wish in door.turns.over(asked.items()):
-            before = session.wishes.get(key)
-            wish.told = before.told if before is not None else None
-            session.wishes[key] = wish
-        for key in _forgotten(body):
-            session.wishes.pop(key, None)
-        wishes = session.wishes
-    await _fill(door, list(wishes.values()), request)
+            return _error_reply(ErrorCode.invalid_fetch_session_epoch)
+        context.sessions.advance(session)
+        added = sum(key not in session.partitions for key in requested)
+        if added and not context.sessions.has_capacity(added):
+            context.sessions.close(session_id)
+            return _error_reply(ErrorCode.fetch_session_id_not_found)
+        async for key, partition in context.scheduler.iterate(requested.items()):
+            before = session.partitions.get(key)
+            partition.last_sent = before.last_sent if before is not None else None
+            session.partitions[key] = partition
+        for key in _forgotten_partitions(body):
+            session.partitions.pop(key, None)
+        partitions = session.partitions
+    await _collect(context, list(partitions.values()), request)
     if session is not None:
-        return await _answer(door, await _news(door, session), session, body)
+        return await _reply(context, await _changed(context, session), session, body)
     if epoch == _NEW_SESSION:
-        session = door.sessions.open(wishes)
-    return await _answer(door, list(wishes.values()), session, body)
+        session = context.sessions.open(partitions)
+    return await _reply(context, list(partitions.values()), session, body)
 
 
-async def _asked(door: Door, body: Any) -> dict[Key, _Wish]:
-    asked: dict[Key, _Wish] = {}
+async def _requested_partitions(context: HandlerContext, body: Any) -> dict[Key, _FetchPartition]:
+    partitions: dict[Key, _FetchPartition] = {}
     for topic in body.topics:
-        names, identity = named(topic), _identity(topic)
-        async for each in door.turns.over(topic.partitions):
-            asked[identity, each.partition] = _Wish(
-                topic=names,
+        fields, identity = identity_fields(topic), _identity(topic)
+        async for each in context.scheduler.iterate(topic.partitions):
+            partitions[identity, each.partition] = _FetchPartition(
+                topic=fields,
                 identity=identity,
                 number=each.partition,
                 offset=each.fetch_offset,
                 limit_bytes=max(each.partition_max_bytes, 0),
                 leader_epoch=getattr(each, "current_leader_epoch", -1),
             )
-    return asked
+    return partitions
 
 
-def _forgotten(body: Any) -> Iterator[Key]:
+def _forgotten_partitions(body: Any) -> Iterator[Key]:
     for topic in getattr(body, "forgotten_topics_data", ()):
         for number in topic.partitions:
             yield _identity(topic), number
 
 
 def _identity(topic: Any) -> str | uuid.UUID:
-    """What the version calls it by."""
+    """Returns the topic's name, or its id in the versions that have ids."""
     return topic.topic if hasattr(topic, "topic") else topic.topic_id or uuid.UUID(int=0)
 
 
-async def _news(door: Door, session: Session) -> list[_Wish]:
-    """What a client has not been told yet."""
-    found = []
-    async for key, wish in door.turns.over(list(session.wishes.items())):
-        if wish.pieces or wish.code or wish.told != (wish.start, wish.end):
-            found.append(wish)
-        if wish.pieces:
-            session.put_last(key)
-    return found
+async def _changed(context: HandlerContext, session: FetchSession) -> list[_FetchPartition]:
+    """Returns the partitions with records, an error, or offsets that the client has not seen."""
+    changed = []
+    async for key, partition in context.scheduler.iterate(list(session.partitions.items())):
+        offsets = partition.start, partition.end
+        if partition.chunks or partition.code or partition.last_sent != offsets:
+            changed.append(partition)
+        if partition.chunks:
+            session.move_last(key)
+    return changed
 
 
-async def _fill(door: Door, wishes: Sequence[_Wish], request: Request) -> None:
-    """Returns with as many bytes as are wanted, or fit in, with an error, or when time is over.
+async def _collect(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], request: Request
+) -> None:
+    """Reads records into the partitions.
 
-    Bytes are counted as they come, and read when there are enough of them. What was there before
-    anybody counted is read once, to know how much it is, and not kept while more is waited for.
+    Returns with at least `min_bytes`, with as much as fits into a response, with an error, or when
+    the time is over. Where fewer records exist, their bytes are counted without reading them as far
+    as possible, and records that were read are dropped while the request waits for more.
     """
     body = request.body
     most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
-    wanted_bytes = min(body.min_bytes, most_bytes)
+    min_bytes = min(body.min_bytes, most_bytes)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
     while True:
-        has_more = False
-        async for wish in door.turns.over(wishes):
-            _look(door, wish, request.version)
-            has_more |= not wish.code and wish.offset < wish.end
+        has_records = False
+        async for partition in context.scheduler.iterate(partitions):
+            _refresh(context, partition, request.version)
+            has_records |= not partition.code and partition.offset < partition.end
         left_seconds = deadline - time.monotonic()
         size, is_full = 0, False
-        if has_more and (left_seconds <= 0 or not _is_too_little(door, wishes, wanted_bytes)):
-            size, is_full = await _taken(door, wishes, request, most_bytes)
+        if has_records and (left_seconds <= 0 or not _has_too_few(context, partitions, min_bytes)):
+            size, is_full = await _read_in_memory_bounds(context, partitions, request, most_bytes)
             left_seconds = deadline - time.monotonic()
-        elif has_more:
-            size = sum(wish.size for wish in wishes)
-        if size >= wanted_bytes or is_full or left_seconds <= 0:
+        elif has_records:
+            size = sum(partition.size for partition in partitions)
+        if size >= min_bytes or is_full or left_seconds <= 0:
             return
-        if any(wish.code for wish in wishes):
+        if any(partition.code for partition in partitions):
             return
-        for wish in wishes:
-            wish.pieces = ()
-        request.room.give_records()
-        lacking_bytes = min(wanted_bytes - size, *(wish.limit_bytes - wish.size for wish in wishes))
-        await door.grown(
-            {(wish.name, wish.number): wish.grown_bytes for wish in wishes},
+        for partition in partitions:
+            partition.chunks = ()
+        request.memory.release_records()
+        request.memory.release_parsed()  # `wait_for_append` bounds the partitions that wait
+        lacking_bytes = min(
+            min_bytes - size, *(each.limit_bytes - each.size for each in partitions)
+        )
+        if not await context.wait_for_append(
+            {(each.name, each.number): each.appended_bytes for each in partitions},
             max(lacking_bytes, 1),
             left_seconds,
-        )
+        ):
+            return  # without records: the client fetches again
 
 
-def _is_too_little(door: Door, wishes: Sequence[_Wish], wanted_bytes: int) -> bool:
-    """Whether less is there than is wanted, as far as that is known without reading it."""
-    if wanted_bytes <= 1 or len(wishes) > KAFKA_QUICK_ITEMS or any(wish.code for wish in wishes):
+def _has_too_few(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], min_bytes: int
+) -> bool:
+    """Returns whether fewer than `min_bytes` exist, if that is known without reading them."""
+    if min_bytes <= 1 or len(partitions) > KAFKA_QUICK_ITEMS:
         return False
-    for wish in wishes:
-        if wish.offset < wish.end:
-            size = door.core.bytes_from(wish.name, wish.number, wish.offset)
-            if size is None or size >= wish.limit_bytes:
+    if any(partition.code for partition in partitions):
+        return False
+    for partition in partitions:
+        if partition.offset < partition.end:
+            size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+            if size is None or size >= partition.limit_bytes:
                 return False
-            wish.size = size
-    return sum(wish.size for wish in wishes) < wanted_bytes
+            partition.size = size
+    return sum(partition.size for partition in partitions) < min_bytes
 
 
-async def _taken(
-    door: Door, wishes: Sequence[_Wish], request: Request, most_bytes: int
+async def _read_in_memory_bounds(
+    context: HandlerContext,
+    partitions: Sequence[_FetchPartition],
+    request: Request,
+    most_bytes: int,
 ) -> tuple[int, bool]:
-    """Fills the wishes when there is room for that: (bytes, whether more does not fit in).
+    """Takes memory and reads the partitions. Returns (bytes, whether more did not fit).
 
-    The first batch may be larger than anybody wants at a time; then there has to be room for that.
+    The first batch is returned even if it exceeds all limits, once there is memory for it (KIP-74).
     """
-    room_bytes = min(most_bytes, sum(wish.limit_bytes for wish in wishes))
+    usual_bytes = min(most_bytes, sum(partition.limit_bytes for partition in partitions))
+    granted_bytes = usual_bytes
+    if len(partitions) <= KAFKA_QUICK_ITEMS:
+        known_bytes = sum(_readable_bytes(context, partition) for partition in partitions)
+        if known_bytes <= KAFKA_SHORT_RECORDS_BYTES:
+            granted_bytes = min(known_bytes, usual_bytes)  # so few bytes wait for no slow reader
     for _ in range(_ATTEMPTS):
-        await request.room.take_records(room_bytes)
-        size, is_full = await _read(door, wishes, most_bytes)
-        if size <= room_bytes:
+        await request.memory.take_records(granted_bytes)
+        size, is_full = await _read(context, partitions, most_bytes)
+        if size <= granted_bytes:
             break
-        for wish in wishes:
-            wish.pieces = ()
-        request.room.give_records()
-        room_bytes = size
+        for partition in partitions:
+            partition.chunks = ()
+        request.memory.release_records()
+        granted_bytes = max(size, usual_bytes)
     else:
-        size, is_full = 0, True  # the client asks again
-    request.room.give_records(size)
+        size, is_full = 0, True  # the client fetches again
+    request.memory.release_records(size)
     return size, is_full
 
 
-async def _read(door: Door, wishes: Sequence[_Wish], most_bytes: int) -> tuple[int, bool]:
-    """Fills the wishes with what is there: (bytes, whether there is more that does not fit in)."""
+def _readable_bytes(context: HandlerContext, partition: _FetchPartition) -> int:
+    """Returns an upper bound of the bytes that a read returns, as known without reading."""
+    if partition.code or partition.offset >= partition.end:
+        return 0
+    try:
+        size = context.broker.bytes_from(partition.name, partition.number, partition.offset)
+    except errors.Invalid:  # it has just been deleted
+        return 0
+    return partition.limit_bytes if size is None else min(partition.limit_bytes, size)
+
+
+async def _read(
+    context: HandlerContext, partitions: Sequence[_FetchPartition], most_bytes: int
+) -> tuple[int, bool]:
+    """Reads the partitions in their order. Returns (bytes, whether more did not fit)."""
     size, is_full = 0, False
-    async for wish in door.turns.over(wishes):
-        wish.size = 0
-        if wish.code or wish.offset >= wish.end:
+    async for partition in context.scheduler.iterate(partitions):
+        partition.size = 0
+        if partition.code or partition.offset >= partition.end:
             continue
-        limit_bytes = min(wish.limit_bytes, most_bytes - size)
-        # The first batch of all is given however large it is, or nobody could go on.
+        limit_bytes = min(partition.limit_bytes, most_bytes - size)
+        # The first batch is returned however large it is; otherwise a consumer could not continue.
         if limit_bytes <= 0 and size:
             return size, True
         try:
-            found = await _fetched(door, wish, limit_bytes, at_least_one=size == 0)
+            fetched = await _fetch(context, partition, limit_bytes, at_least_one=size == 0)
         except errors.SparklogError as error:
-            wish.code = code_of(error)
+            partition.code = code_of(error)
         else:
-            wish.pieces = found.pieces
-            wish.size = sum(map(len, found.pieces))
-            size += wish.size
-            is_full |= found.end < wish.end
+            partition.chunks = fetched.pieces
+            partition.size = sum(map(len, fetched.pieces))
+            size += partition.size
+            is_full |= fetched.end < partition.end
     return size, is_full
 
 
-def _look(door: Door, wish: _Wish, version: int) -> None:
-    """Where its partition begins and ends now."""
-    wish.code, wish.pieces, wish.size = ErrorCode.none, (), 0
+def _refresh(context: HandlerContext, partition: _FetchPartition, version: int) -> None:
+    """Looks up the current offsets of a partition, or the error for the response."""
+    partition.code, partition.chunks, partition.size = ErrorCode.none, (), 0
     try:
-        _place(door, wish)
-        if version < _FIRST_WITH_ZSTD and door.core.codec_of(wish.name) == "zstd":
-            wish.code = ErrorCode.unsupported_compression_type
+        _look_up(context, partition)
+        if version < _FIRST_WITH_ZSTD and context.broker.codec_of(partition.name) == "zstd":
+            partition.code = ErrorCode.unsupported_compression_type
     except errors.SparklogError as error:
-        wish.code = code_of(error)
+        partition.code = code_of(error)
 
 
-def _place(door: Door, wish: _Wish) -> None:
-    identity = wish.identity
-    wish.name = identity if isinstance(identity, str) else name_of_id(door.core, identity)
-    door.core.check_leader_epoch(wish.name, wish.number, wish.leader_epoch)
-    place = door.core.place(wish.name, wish.number)
-    wish.start, wish.end, wish.grown_bytes = place.start, place.end, place.grown_bytes
-    if not wish.start <= wish.offset <= wish.end:
+def _look_up(context: HandlerContext, partition: _FetchPartition) -> None:
+    identity = partition.identity
+    if isinstance(identity, str):
+        partition.name = identity
+    else:
+        partition.name = topic_name_of_id(context.broker, identity)
+    context.broker.check_leader_epoch(partition.name, partition.number, partition.leader_epoch)
+    status = context.broker.partition_status(partition.name, partition.number)
+    partition.start, partition.end = status.start, status.end
+    partition.appended_bytes = status.appended_bytes
+    if not status.start <= partition.offset <= status.end:
         raise errors.OffsetOutOfRange(
-            topic=wish.name,
-            partition=wish.number,
-            offset=wish.offset,
-            start=wish.start,
-            end=wish.end,
+            topic=partition.name,
+            partition=partition.number,
+            offset=partition.offset,
+            start=status.start,
+            end=status.end,
         )
 
 
-async def _fetched(door: Door, wish: _Wish, limit_bytes: int, *, at_least_one: bool) -> Fetched:
-    """As much as is wanted, in portions; what is not in memory is one portion alone."""
-    pieces: list[Raw] = []
-    size, end = 0, wish.offset
-    async for _ in door.turns.over(count()):
+async def _fetch(
+    context: HandlerContext, partition: _FetchPartition, limit_bytes: int, *, at_least_one: bool
+) -> Fetched:
+    """Reads up to `limit_bytes` from memory in several portions, or one portion from storage."""
+    chunks: list[Raw] = []
+    size, end = 0, partition.offset
+    for portion in count():
+        if portion:  # the first is little work, as for a consumer at the end of its log
+            await context.scheduler.wait_turn()
         fetch = partial(
-            door.core.fetch_kafka,
-            *(wish.name, wish.number, end),
+            context.broker.fetch_kafka,
+            *(partition.name, partition.number, end),
             limit_bytes=limit_bytes - size,
-            at_least_one=at_least_one and not pieces,
+            at_least_one=at_least_one and not chunks,
         )
-        found = fetch(only_memory=True)
-        if found is None and not pieces:
-            found = await door.blocking(Work.READ, fetch)
-        if found is None or not found.pieces:
+        fetched = fetch(only_memory=True)
+        if fetched is None and not chunks:
+            fetched = await context.run_blocking(WorkerPool.READ, fetch)
+        if fetched is None or not fetched.pieces:
             break
-        pieces += found.pieces
-        size += sum(map(len, found.pieces))
-        end = found.end
-        if end >= wish.end or size >= limit_bytes:
+        chunks += fetched.pieces
+        size += sum(map(len, fetched.pieces))
+        end = fetched.end
+        if end >= partition.end or size >= limit_bytes:
             break
-    return Fetched(pieces, end)
+    return Fetched(chunks, end)
 
 
-class _Told(NamedTuple):
-    """A wish as it is answered: a session goes on while its answer is sent."""
+class _SentPartition(NamedTuple):
+    """A partition of a response. Its session may change while the response is being sent."""
 
     number: int
     code: ErrorCode
     start: int
     end: int
-    pieces: Sequence[Raw]
+    chunks: Sequence[Raw]
 
 
-async def _answer(
-    door: Door, wishes: Sequence[_Wish], session: Session | None, body: Any
+async def _reply(
+    context: HandlerContext,
+    partitions: Sequence[_FetchPartition],
+    session: FetchSession | None,
+    body: Any,
 ) -> Fields:
-    partition = partial(_partition, body.isolation_level == _READ_COMMITTED)
-    topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_Told]]] = {}
-    async for wish in door.turns.over(wishes):
-        _, told = topics.setdefault(wish.identity, (wish.topic, []))
-        told.append(_Told(wish.number, wish.code, wish.start, wish.end, wish.pieces))
-        wish.told, wish.pieces = (wish.start, wish.end), ()
+    make = partial(_partition_fields, body.isolation_level == _READ_COMMITTED)
+    topics: dict[str | uuid.UUID, tuple[Mapping[str, Any], list[_SentPartition]]] = {}
+    async for each in context.scheduler.iterate(partitions):
+        _, sent = topics.setdefault(each.identity, (each.topic, []))
+        sent.append(_SentPartition(each.number, each.code, each.start, each.end, each.chunks))
+        each.last_sent, each.chunks = (each.start, each.end), ()
     return {
         "throttle_time": NO_TIME,
         "error_code": ErrorCode.none,
-        "session_id": session.number if session is not None else 0,
+        "session_id": session.session_id if session is not None else 0,
         "responses": [
-            {**names, "partitions": Each(partition, told)} for names, told in topics.values()
+            {**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()
         ],
     }
 
 
-def _refused(code: ErrorCode) -> Fields:
+def _error_reply(code: ErrorCode) -> Fields:
     return {"throttle_time": NO_TIME, "error_code": code, "session_id": 0, "responses": ()}
 
 
-def _partition(committed: bool, told: _Told) -> Fields:
-    refused = told.code != ErrorCode.none
+def _partition_fields(is_committed: bool, sent: _SentPartition) -> Fields:
+    is_error = sent.code != ErrorCode.none
     return {
-        "partition_index": told.number,
-        "error_code": told.code,
-        "high_watermark": -1 if refused else told.end,
-        "last_stable_offset": -1 if refused else told.end,
-        "log_start_offset": -1 if refused else told.start,
-        "aborted_transactions": _aborted(committed, told.code),
-        "records": Pieces(told.pieces),
+        "partition_index": sent.number,
+        "error_code": sent.code,
+        "high_watermark": -1 if is_error else sent.end,
+        "last_stable_offset": -1 if is_error else sent.end,
+        "log_start_offset": -1 if is_error else sent.start,
+        "aborted_transactions": _aborted_transactions(is_committed, sent.code),
+        "records": ChunkedBytes(sent.chunks),
     }
 
 
-def _aborted(committed: bool, code: ErrorCode) -> tuple[()] | None:
-    """None are, as there are no transactions; null says, as in Kafka, that nobody has looked."""
+def _aborted_transactions(is_committed: bool, code: ErrorCode) -> tuple[()] | None:
+    """Returns the empty list or null, as Kafka does where there are no transactions."""
     if code != ErrorCode.none:
-        return () if code in _NOT_READ else None
-    return () if committed else None
+        return () if code in _REFUSED_BEFORE_READING else None
+    return () if is_committed else None

@@ -1,4 +1,7 @@
-"""FindCoordinator (10): who keeps a group (KIP-699). Of transactions and share groups, nobody."""
+"""FindCoordinator (10): the coordinator of groups, which is this broker (KIP-699).
+
+Transactions and share groups have no coordinator. The first request opens `__consumer_offsets`.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +10,31 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 _GROUP: Final = 0
 
 
-@serves(10, "find_coordinator", last=6)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(10, "find_coordinator", max_version=6)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    found = await _found(door, getattr(body, "key_type", _GROUP))
+    coordinator = await _coordinator_fields(context, getattr(body, "key_type", _GROUP))
     keys = getattr(body, "coordinator_keys", ())
     return {
         "throttle_time": NO_TIME,
-        **found,
-        "coordinators": Each(lambda key: {"key": key, **found}, keys),
+        **coordinator,
+        "coordinators": LazyArray(lambda key: {"key": key, **coordinator}, keys),
     }
 
 
-async def _found(door: Door, key_type: int) -> Fields:
+async def _coordinator_fields(context: HandlerContext, key_type: int) -> Fields:
     try:
         if key_type != _GROUP:
-            raise errors.BadRequest(reason="transactions and share groups are not to be had here")
-        await door.blocking(Work.CONTROL, door.groups.open)
+            raise errors.BadRequest(reason="transactions and share groups are not supported")
+        await context.run_blocking(WorkerPool.CONTROL, context.groups.open)
     except errors.SparklogError as error:
         code = code_of(error)
         if isinstance(error, errors.Retriable):
@@ -46,7 +49,7 @@ async def _found(door: Door, key_type: int) -> Fields:
     return {
         "error_code": ErrorCode.none,
         "error_message": None,
-        "node_id": door.core.broker,
-        "host": door.host,
-        "port": door.port,
+        "node_id": context.broker.broker_id,
+        "host": context.host,
+        "port": context.port,
     }

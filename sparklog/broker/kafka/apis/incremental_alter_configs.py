@@ -1,4 +1,7 @@
-"""IncrementalAlterConfigs (44): single keys of a topic's configuration (KIP-339)."""
+"""IncrementalAlterConfigs (44): alters single keys of the configuration of topics (KIP-339).
+
+As with AlterConfigs, only topics can be altered.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from sparklog import errors
-from sparklog.broker.core import Edit
+from sparklog.broker.broker import Edit
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
-from sparklog.broker.kafka.resources import altered
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
+from sparklog.broker.kafka.resources import alter_resources
 
 _EDITS: Final[Mapping[int, Edit]] = {
     0: Edit.SET,
@@ -20,22 +23,22 @@ _EDITS: Final[Mapping[int, Edit]] = {
 """By Kafka's `AlterConfigOp.OpType`."""
 
 
-@serves(44, "incremental_alter_configs", last=1)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(44, "incremental_alter_configs", max_version=1)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
 
     def change(resource: Any) -> None:
         edits = [_edit(each) for each in resource.configs]
         name = resource.resource_name
-        door.core.edit_config(name, edits, only_checks=body.validate_only)
+        context.broker.topics.edit_config(name, edits, only_checks=body.validate_only)
 
-    return await altered(door, body, change)
+    return await alter_resources(context, body, change)
 
 
 def _edit(change: Any) -> tuple[Edit, str, str | None]:
     edit = _EDITS.get(change.config_operation)
     if edit is None:
-        reason = f"operation {change.config_operation} on {change.name}: 0 to 3 are known"
+        reason = f"operation {change.config_operation} on {change.name} is unknown: use 0 to 3"
         raise errors.BadRequest(reason=reason)
     if change.value is None and edit is not Edit.DELETE:
         raise errors.BadRequest(reason=f"{change.name} needs a value")

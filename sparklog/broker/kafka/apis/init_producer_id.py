@@ -1,27 +1,31 @@
-"""InitProducerId (22): an id for an idempotent producer (KIP-98, KIP-360)."""
+"""InitProducerId (22): a new id for an idempotent producer (KIP-98, KIP-360).
+
+Every request returns a new id with epoch 0, also for a producer that has one. Transactional
+producers are refused.
+"""
 
 from __future__ import annotations
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, wire
-from sparklog.broker.kafka.codes import code_of
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.formats import flight_messages
 
 
-@serves(22, "init_producer_id", last=5)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(22, "init_producer_id", max_version=5)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     producer_id, code = -1, ErrorCode.none
     if body.transactional_id is not None:
         code = ErrorCode.invalid_request
     else:
         try:
-            # Also for one that has an id already: what it wrote under that is complete or lost,
-            # and a new id begins its sequences anew.
-            producer_id = (await _new_producer(door)).producer_id
+            # A producer that asks again has given up its old batches, and starts new sequences.
+            producer_id = (await _new_producer(context)).producer_id
         except errors.SparklogError as error:
             code = code_of(error)
     return {
@@ -32,12 +36,14 @@ async def _handle(door: Door, request: Request) -> Reply:
     }
 
 
-async def _new_producer(door: Door) -> wire.ProducerIdentity:
-    """Waits for storage once for many; those that wait meanwhile take no thread."""
-    found = door.core.producer_at_hand()
-    if found is None:
-        async with door.ids:
-            found = door.core.producer_at_hand()
-            if found is None:
-                found = await door.blocking(Work.CONTROL, door.core.new_producer)
-    return found
+async def _new_producer(context: HandlerContext) -> flight_messages.ProducerIdentity:
+    """Returns an id. Waits for storage once for many requests, which take no threads meanwhile."""
+    identity = context.broker.producer_ids.new_if_at_hand()
+    if identity is None:
+        async with context.producer_id_lock:
+            identity = context.broker.producer_ids.new_if_at_hand()
+            if identity is None:
+                identity = await context.run_blocking(
+                    WorkerPool.CONTROL, context.broker.producer_ids.new
+                )
+    return identity

@@ -1,4 +1,4 @@
-"""JoinGroup (11): become a member, and wait for the generation (KIP-345, 394, 800, 814)."""
+"""JoinGroup (11): joins a group and waits for its next generation (KIP-345, 394, 800, 814)."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
-from sparklog.broker.groups import JoinReply, JoinRequest, Protocol
-from sparklog.broker.kafka.codes import group_code
+from sparklog.broker.groups.messages import JoinReply, JoinRequest, MemberProtocol
+from sparklog.broker.kafka.error_codes import group_code
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME, to_ms
 
 
-@serves(11, "join_group", last=9, waits=True)
-async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+@serves(11, "join_group", max_version=9, may_wait=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
-    wanted = JoinRequest(
+    group_request = JoinRequest(
         member_id=body.member_id,
         instance_id=getattr(body, "group_instance_id", None),
         client_id=request.client_id,
@@ -26,22 +26,23 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
         if hasattr(body, "rebalance_timeout")
         else -1,
         protocol_type=body.protocol_type,
-        protocols=tuple(Protocol(each.name, each.metadata) for each in body.protocols),
+        protocols=tuple(MemberProtocol(each.name, each.metadata) for each in body.protocols),
         member_id_required=request.version >= 4,
         skips_assignment=request.version >= 9,
         reason=getattr(body, "reason", None),
+        is_gone=request.is_gone,
     )
-    return _answer(door.groups.join(body.group_id, wanted), request.version)
+    return _reply(context.groups.join(body.group_id, group_request), request.version)
 
 
-async def _answer(waiting: Future[JoinReply], version: int) -> Fields:
+async def _reply(waiting: Future[JoinReply], version: int) -> Fields:
     reply = await asyncio.wrap_future(waiting)
     return {
         "throttle_time": NO_TIME,
         "error_code": group_code(reply.error),
         "generation_id": reply.generation,
         "protocol_type": reply.protocol_type,
-        # Null only where the version knows it.
+        # Nullable since version 7.
         "protocol_name": reply.protocol if version >= 7 else reply.protocol or "",
         "leader": reply.leader,
         "skip_assignment": reply.skip_assignment,

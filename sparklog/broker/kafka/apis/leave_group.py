@@ -1,4 +1,4 @@
-"""LeaveGroup (13): end a membership, or several, static ones too (KIP-345, KIP-800)."""
+"""LeaveGroup (13): ends one or several memberships, also static ones (KIP-345, KIP-800)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import asyncio
 from collections.abc import Awaitable
 from concurrent.futures import Future
 
-from sparklog.broker.groups import Leaver, LeaveReply
-from sparklog.broker.kafka.codes import group_code
+from sparklog.broker.groups.messages import Leaver, LeaveReply
+from sparklog.broker.kafka.error_codes import group_code
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(13, "leave_group", last=5)
-async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+@serves(13, "leave_group", max_version=5)
+async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     leavers = [
         Leaver(
@@ -24,10 +24,10 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
         )
         for each in getattr(body, "members", (body,))
     ]
-    return _answer(door.groups.leave(body.group_id, leavers), request.version)
+    return _reply(context.groups.leave(body.group_id, leavers), request.version)
 
 
-async def _answer(waiting: Future[LeaveReply], version: int) -> Fields:
+async def _reply(waiting: Future[LeaveReply], version: int) -> Fields:
     reply = await asyncio.wrap_future(waiting)
     error = reply.error
     if error is None and version < 3 and reply.members:

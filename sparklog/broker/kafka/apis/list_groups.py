@@ -1,33 +1,37 @@
-"""ListGroups (16): all groups, or those in some states (KIP-518) or of some types (KIP-848)."""
+"""ListGroups (16): all groups, or those of given states (KIP-518) or types (KIP-848).
+
+All groups are of the type "classic".
+"""
 
 from __future__ import annotations
 
-from sparklog.broker.groups import Description, GroupError
-from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.groups.messages import Description, GroupError
+from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 _TYPE = "classic"
 
 
-@serves(16, "list_groups", last=5)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(16, "list_groups", max_version=5)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     states = {each.lower() for each in getattr(body, "states_filter", ())}
     types = {each.lower() for each in getattr(body, "types_filter", ())}
-    found = door.groups.groups()
-    if isinstance(found, GroupError):
-        return {"throttle_time": NO_TIME, "error_code": group_code(found), "groups": ()}
-    wanted = [
+    await context.scheduler.wait_turn()
+    groups = context.groups.groups()
+    if isinstance(groups, GroupError):
+        return {"throttle_time": NO_TIME, "error_code": group_code(groups), "groups": ()}
+    selected = [
         each
-        async for each in door.turns.over(found)
+        async for each in context.scheduler.iterate(groups)
         if (not states or each.state.value.lower() in states) and (not types or _TYPE in types)
     ]
     return {
         "throttle_time": NO_TIME,
         "error_code": group_code(None),
-        "groups": Each(_group, wanted),
+        "groups": LazyArray(_group, selected),
     }
 
 

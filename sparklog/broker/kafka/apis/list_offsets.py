@@ -1,4 +1,7 @@
-"""ListOffsets (2): where a partition begins, ends, or is at a time (KIP-79, KIP-734, KIP-405)."""
+"""ListOffsets (2): the offsets at the start, at the end or at a time (KIP-79, KIP-734, KIP-405).
+
+The local log start (-4) is the log start offset. There is no tiered offset (-5): the reply has -1.
+"""
 
 from __future__ import annotations
 
@@ -8,66 +11,67 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors, wire
-from sparklog.broker.kafka.codes import code_of
+from sparklog import errors
+from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.formats import flight_messages
 
 _NO_EPOCH: Final = -1
 _GREATEST_TIME: Final = -3
 _SINCE_VERSION: Final[Mapping[int, int]] = {-1: 1, -2: 1, _GREATEST_TIME: 7, -4: 8, -5: 9}
-"""Times that mean something else, by the first version that knows them."""
+"""Timestamps with a special meaning, and the first version that has them."""
 
 
-@serves(2, "list_offsets", last=10)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(2, "list_offsets", max_version=10)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _topic(door, each, request.version)
-            async for each in door.turns.over(request.body.topics)
+            await _topic(context, each, request.version)
+            async for each in context.scheduler.iterate(request.body.topics)
         ],
     }
 
 
-async def _topic(door: Door, topic: Any, version: int) -> Fields:
-    """A partition that is named more than once is refused, once."""
+async def _topic(context: HandlerContext, topic: Any, version: int) -> Fields:
+    """Returns each partition once, with an error if the request names it more than once."""
     counts = Counter(each.partition_index for each in topic.partitions)
-    found = {}
-    async for each in door.turns.over(topic.partitions):
+    results = {}
+    async for each in context.scheduler.iterate(topic.partitions):
         number = each.partition_index
         if counts[number] > 1:
-            found[number] = _refused(number, ErrorCode.invalid_request)
+            results[number] = _error_fields(number, ErrorCode.invalid_request)
         elif each.timestamp < 0 and not _SINCE_VERSION.get(each.timestamp, version + 1) <= version:
-            found[number] = _refused(number, ErrorCode.unsupported_version)
+            results[number] = _error_fields(number, ErrorCode.unsupported_version)
         else:
-            found[number] = await _partition(door, topic.name, each)
-    return {"name": topic.name, "partitions": list(found.values())}
+            results[number] = await _look_up(context, topic.name, each)
+    return {"name": topic.name, "partitions": list(results.values())}
 
 
-async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
-    number = wanted.partition_index
+async def _look_up(context: HandlerContext, topic: str, partition: Any) -> Fields:
+    number = partition.partition_index
     timestamp_ms, offset = -1, -1
     try:
-        place = door.core.place(topic, number)
-        door.core.check_leader_epoch(
-            topic, number, getattr(wanted, "current_leader_epoch", _NO_EPOCH)
+        status = context.broker.partition_status(topic, number)
+        context.broker.check_leader_epoch(
+            topic, number, getattr(partition, "current_leader_epoch", _NO_EPOCH)
         )
-        leader_epoch = place.leader_epoch
-        match wanted.timestamp:
+        leader_epoch = status.leader_epoch
+        match partition.timestamp:
             case -1:
-                offset = place.end
+                offset = status.end
             case -2 | -4:
-                offset = place.start
+                offset = status.start
             case -5:
                 offset = -1
-            case asked_ms:
-                timestamp_ms, offset = await door.blocking(
-                    Work.READ, _at_time, door, topic, number, asked_ms
+            case requested_ms:
+                timestamp_ms, offset = await context.run_blocking(
+                    WorkerPool.SEEK, _at_time, context, topic, number, requested_ms
                 )
     except errors.SparklogError as error:
-        return _refused(number, code_of(error))
+        return _error_fields(number, code_of(error))
     return {
         "partition_index": number,
         "error_code": ErrorCode.none,
@@ -78,7 +82,7 @@ async def _partition(door: Door, topic: str, wanted: Any) -> Fields:
     }
 
 
-def _refused(number: int, code: ErrorCode) -> Fields:
+def _error_fields(number: int, code: ErrorCode) -> Fields:
     return {
         "partition_index": number,
         "error_code": code,
@@ -89,18 +93,22 @@ def _refused(number: int, code: ErrorCode) -> Fields:
     }
 
 
-def _at_time(door: Door, topic: str, number: int, asked_ms: int) -> tuple[int, int]:
-    """(its time in ms, offset) of the first record that is not older; -1 and -1: there is none.
+def _at_time(
+    context: HandlerContext, topic: str, number: int, requested_ms: int
+) -> tuple[int, int]:
+    """Returns (timestamp in ms, offset) of the first record at or after a time, or (-1, -1).
 
-    For -3: of the record with the greatest time.
+    For -3, returns those of the record with the greatest timestamp.
     """
-    if asked_ms == _GREATEST_TIME:
-        return door.core.greatest_time(topic, number)
-    request = wire.OffsetsForTimes(topic=topic, timestamps_us={number: asked_ms * 1_000})
-    offset = door.core.offsets_for_times(request).offsets[number]
+    if requested_ms == _GREATEST_TIME:
+        return context.broker.greatest_time(topic, number)
+    request = flight_messages.OffsetsForTimes(
+        topic=topic, timestamps_us={number: requested_ms * 1_000}
+    )
+    offset = context.broker.offsets_for_times(request).offsets[number]
     if offset < 0:
         return -1, -1
-    for batch in door.core.read(topic, number, offset, offset + 1, columns=["timestamp"]):
+    for batch in context.broker.read(topic, number, offset, offset + 1, columns=["timestamp"]):
         for timestamp_us in batch.rows.column("timestamp").view("int64").to_pylist():
             return timestamp_us // 1_000, offset
-    return _at_time(door, topic, number, asked_ms)  # it has just been removed
+    return _at_time(context, topic, number, requested_ms)  # the record has just been deleted

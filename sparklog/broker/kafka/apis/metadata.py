@@ -1,4 +1,8 @@
-"""Metadata (3): brokers, topics, and who leads each partition; creates topics on the way."""
+"""Metadata (3): the broker, the topics and the leaders of their partitions.
+
+Clients see one broker, this one. Missing topics are created if the broker's and the request's
+settings allow it, up to `KAFKA_CREATED_TOPICS` per request; for the others the client asks again.
+"""
 
 from __future__ import annotations
 
@@ -9,103 +13,108 @@ from typing import Any, Final, NamedTuple
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.operations import NOT_ASKED, ON_CLUSTER, ON_TOPIC
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_CLUSTER, ON_TOPIC
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import described, name_of_id
+from sparklog.broker.kafka.topics import topic_fields, topic_name_of_id
+from sparklog.formats.record import check_topic_name
 from sparklog.limits import KAFKA_CREATED_TOPICS
-from sparklog.record import check_topic_name
 
 _CLIENT_ID_SHOWN: Final = 100
-"""Characters of it in a log line."""
+"""The number of characters of a client id in a log line."""
 
 
-@serves(3, "metadata", last=13)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(3, "metadata", max_version=13)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    wanted = await _wanted(door, request)
-    created = await _create(door, wanted, request)
-    cluster = door.core.cluster()
+    topics = await _requested_topics(context, request)
+    created = await _create(context, topics, request)
+    cluster = context.broker.cluster()
     broker = cluster.brokers[0].broker
     return {
         "throttle_time": NO_TIME,
-        "brokers": [{"node_id": broker, "host": door.host, "port": door.port, "rack": None}],
+        "brokers": [{"node_id": broker, "host": context.host, "port": context.port, "rack": None}],
         "cluster_id": cluster.cluster_id,
         "controller_id": broker,
-        "topics": Each(partial(_topic, door, body, created), wanted),
+        "topics": LazyArray(partial(_topic, context, body, created), topics),
         "cluster_authorized_operations": (
             ON_CLUSTER
             if getattr(body, "include_cluster_authorized_operations", False)
-            else NOT_ASKED
+            else NOT_REQUESTED
         ),
         "error_code": ErrorCode.none,
     }
 
 
-async def _wanted(door: Door, request: Request) -> list[Any]:
-    """What was asked for, once; all topics for null, and for none at all in version 0."""
+async def _requested_topics(context: HandlerContext, request: Request) -> list[Any]:
+    """Returns each requested topic once. Null, and an empty list in version 0, mean all topics."""
     topics = request.body.topics
     if topics is None or (request.version == 0 and not topics):
-        return list(door.core.topics().topics)
+        return context.broker.topics.names()
     once = {
-        (each.name, getattr(each, "topic_id", None)): each async for each in door.turns.over(topics)
+        (each.name, getattr(each, "topic_id", None)): each
+        async for each in context.scheduler.iterate(topics)
     }
     return list(once.values())
 
 
-def _named(request: Request) -> str:
-    """The client, for the log: its id, which it chooses, and its address."""
+def _client_name(request: Request) -> str:
+    """Returns the client's id, which the client chooses, and its address, for the log."""
     return f"{request.client_id[:_CLIENT_ID_SHOWN]!r} at {request.client_host.lstrip('/')}"
 
 
 class _Created(NamedTuple):
-    """What has become of topics that were not there."""
+    """The result of creating missing topics."""
 
     refused: dict[str, ErrorCode]
     are_all: bool
-    """If not, the client is told to ask again."""
+    """False if some were left for the client's next request."""
 
 
-async def _create(door: Door, wanted: Sequence[Any], request: Request) -> _Created:
-    """Creates topics that are not there, where that is asked for, and only so many at a time."""
+async def _create(context: HandlerContext, topics: Sequence[Any], request: Request) -> _Created:
+    """Creates missing topics, if that is allowed, and not more than `KAFKA_CREATED_TOPICS`."""
     refused: dict[str, ErrorCode] = {}
     attempts = 0
     allowed = getattr(request.body, "allow_auto_topic_creation", True)
-    if not (door.core.creates_topics and allowed):
+    if not (context.broker.topics.creates_on_request and allowed):
         return _Created(refused, are_all=True)
-    async for each in door.turns.over(wanted):
+    async for each in context.scheduler.iterate(topics):
         name = each if isinstance(each, str) else each.name
-        if name is None or door.core.has_topic(name):
+        if name is None or context.broker.topics.exists(name):
             continue
         try:
             check_topic_name(name)
         except errors.SparklogError:
-            continue  # told where it is described
+            continue  # the topic's entry in the reply has this error
         if attempts == KAFKA_CREATED_TOPICS:
             return _Created(refused, are_all=False)
         attempts += 1
         try:
-            create = partial(door.core.auto_create, client=_named(request))
-            await door.blocking(Work.CHANGE, create, name)
+            create = partial(context.broker.topics.create_on_request, client=_client_name(request))
+            await context.run_blocking(WorkerPool.CHANGE, create, name)
         except errors.SparklogError as error:
             refused[name] = code_of(error)
     return _Created(refused, are_all=True)
 
 
-def _topic(door: Door, body: Any, created: _Created, wanted: Any) -> Fields:
-    name = wanted if isinstance(wanted, str) else getattr(wanted, "name", None)
-    topic_id = None if isinstance(wanted, str) else getattr(wanted, "topic_id", None)
+def _topic(context: HandlerContext, body: Any, created: _Created, topics: Any) -> Fields:
+    name = topics if isinstance(topics, str) else getattr(topics, "name", None)
+    topic_id = None if isinstance(topics, str) else getattr(topics, "topic_id", None)
     try:
-        known = check_topic_name(str(name)) if name is not None else name_of_id(door.core, topic_id)
-        tells = getattr(body, "include_topic_authorized_operations", False)
-        return _described(door, known, tells=tells)
+        known_name = (
+            check_topic_name(str(name))
+            if name is not None
+            else topic_name_of_id(context.broker, topic_id)
+        )
+        with_operations = getattr(body, "include_topic_authorized_operations", False)
+        return _known_topic_fields(context, known_name, with_operations=with_operations)
     except errors.SparklogError as error:
         code = code_of(error)
         if isinstance(error, errors.UnknownTopic):
-            later = ErrorCode.leader_not_available
-            code = created.refused.get(str(name), code if created.are_all else later)
+            retry_code = ErrorCode.leader_not_available
+            code = created.refused.get(str(name), code if created.are_all else retry_code)
         return {
             "error_code": code,
             "name": name,
@@ -114,7 +123,10 @@ def _topic(door: Door, body: Any, created: _Created, wanted: Any) -> Fields:
         }
 
 
-def _described(door: Door, name: str, *, tells: bool) -> Fields:
-    """`tells`: also what may be done with it."""
-    operations = {"topic_authorized_operations": ON_TOPIC if tells else NOT_ASKED}
-    return {**described(door.core, name, door.core.places(name)), **operations}
+def _known_topic_fields(context: HandlerContext, name: str, *, with_operations: bool) -> Fields:
+    """Returns the topic's fields, and its authorized operations if they are requested."""
+    operations = {"topic_authorized_operations": ON_TOPIC if with_operations else NOT_REQUESTED}
+    return {
+        **topic_fields(context.broker, name, context.broker.partition_statuses(name)),
+        **operations,
+    }

@@ -1,4 +1,4 @@
-"""OffsetCommit (8): note, durably, how far a group has read (KIP-320)."""
+"""OffsetCommit (8): stores the offsets of a group, and replies when they are durable (KIP-320)."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.coordinator import Commit, Errors
-from sparklog.broker.groups import GroupError
-from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.groups.coordinator import Commit, Errors
+from sparklog.broker.groups.messages import GroupError
+from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.limits import GROUP_OFFSETS_STEP
 
-_FIRST_THAT_KNOWS_MISSING_GROUPS: Final = 9
+_FIRST_WITH_GROUP_NOT_FOUND: Final = 9
 
 
-@serves(8, "offset_commit", last=9, overlaps=True)
-async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+@serves(8, "offset_commit", max_version=9, is_pipelined=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     count = sum(len(topic.partitions) for topic in body.topics)
-    if count > GROUP_OFFSETS_STEP:  # takes long, and others are served meanwhile
-        return _answer(await door.blocking(Work.ASIDE, _commit, door, body), request)
-    return _answer(_commit(door, body), request)
+    if count > GROUP_OFFSETS_STEP:  # takes too long for the event loop
+        return _reply(
+            await context.run_blocking(WorkerPool.LARGE_REQUEST, _commit, context, body), request
+        )
+    return _reply(_commit(context, body), request)
 
 
-def _commit(door: Door, body: Any) -> Future[Errors]:
+def _commit(context: HandlerContext, body: Any) -> Future[Errors]:
     offsets = {
         (topic.name, each.partition_index): Commit(
             offset=each.committed_offset,
@@ -40,7 +42,7 @@ def _commit(door: Door, body: Any) -> Future[Errors]:
         for topic in body.topics
         for each in topic.partitions
     }
-    return door.groups.commit(
+    return context.groups.commit(
         body.group_id,
         offsets,
         member_id=body.member_id,
@@ -49,23 +51,23 @@ def _commit(door: Door, body: Any) -> Future[Errors]:
     )
 
 
-async def _answer(waiting: Future[Errors], request: Request) -> Fields:
-    found = await asyncio.wrap_future(waiting)
-    topics = Each(partial(_topic, found, request.version), request.body.topics)
+async def _reply(waiting: Future[Errors], request: Request) -> Fields:
+    results = await asyncio.wrap_future(waiting)
+    topics = LazyArray(partial(_topic, results, request.version), request.body.topics)
     return {"throttle_time": NO_TIME, "topics": topics}
 
 
-def _topic(found: Errors, version: int, topic: Any) -> Fields:
-    partitions = Each(partial(_partition, found, version, topic.name), topic.partitions)
+def _topic(results: Errors, version: int, topic: Any) -> Fields:
+    partitions = LazyArray(partial(_partition, results, version, topic.name), topic.partitions)
     return {"name": topic.name, "partitions": partitions}
 
 
-def _partition(found: Errors, version: int, topic: str, partition: Any) -> Fields:
+def _partition(results: Errors, version: int, topic: str, partition: Any) -> Fields:
     number = partition.partition_index
-    return {"partition_index": number, "error_code": _code(found[topic, number], version)}
+    return {"partition_index": number, "error_code": _code(results[topic, number], version)}
 
 
 def _code(error: GroupError | None, version: int) -> ErrorCode:
-    if error is GroupError.GROUP_ID_NOT_FOUND and version < _FIRST_THAT_KNOWS_MISSING_GROUPS:
+    if error is GroupError.GROUP_ID_NOT_FOUND and version < _FIRST_WITH_GROUP_NOT_FOUND:
         return ErrorCode.illegal_generation
     return group_code(error)

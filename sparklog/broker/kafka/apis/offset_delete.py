@@ -1,4 +1,4 @@
-"""OffsetDelete (47): forget what a group has committed of topics it has left (KIP-496)."""
+"""OffsetDelete (47): deletes committed offsets of topics that a group has left (KIP-496)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.coordinator import Errors
-from sparklog.broker.groups import GroupError
-from sparklog.broker.kafka.codes import code_of, group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.groups.coordinator import Errors
+from sparklog.broker.groups.messages import GroupError
+from sparklog.broker.kafka.error_codes import code_of, group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.limits import GROUP_OFFSETS_STEP
 
-_OF_THE_GROUP = {
+_GROUP_ERRORS = {
     GroupError.COORDINATOR_LOAD_IN_PROGRESS,
     GroupError.COORDINATOR_NOT_AVAILABLE,
     GroupError.GROUP_ID_NOT_FOUND,
@@ -26,40 +26,42 @@ _OF_THE_GROUP = {
 }
 
 
-def _code(door: Door, topic: str, number: int, found: Errors) -> ErrorCode:
-    """What is not there is not there; with a topic its offsets have gone."""
+def _code(context: HandlerContext, topic: str, number: int, results: Errors) -> ErrorCode:
+    """Returns the error of a partition that does not exist, or else the group's result."""
     try:
-        door.core.place(topic, number)
+        context.broker.partition_status(topic, number)
     except errors.Invalid as error:
         return code_of(error)
-    return group_code(found[topic, number])
+    return group_code(results[topic, number])
 
 
-@serves(47, "offset_delete", last=0)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(47, "offset_delete", max_version=0)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    places = [
+    partitions = [
         (topic.name, each.partition_index) for topic in body.topics for each in topic.partitions
     ]
-    if len(places) > GROUP_OFFSETS_STEP:  # takes long, and others are served meanwhile
-        waiting = await door.blocking(Work.ASIDE, door.groups.forget, body.group_id, places)
+    if len(partitions) > GROUP_OFFSETS_STEP:  # takes too long for the event loop
+        waiting = await context.run_blocking(
+            WorkerPool.LARGE_REQUEST, context.groups.delete_offsets, body.group_id, partitions
+        )
     else:
-        waiting = door.groups.forget(body.group_id, places)
-    found = await asyncio.wrap_future(waiting)
-    whole = next((each for each in found.values() if each in _OF_THE_GROUP), None)
-    topics = body.topics if whole is None else ()
+        waiting = context.groups.delete_offsets(body.group_id, partitions)
+    results = await asyncio.wrap_future(waiting)
+    group_error = next((each for each in results.values() if each in _GROUP_ERRORS), None)
+    topics = body.topics if group_error is None else ()
     return {
-        "error_code": group_code(whole),
+        "error_code": group_code(group_error),
         "throttle_time": NO_TIME,
-        "topics": Each(partial(_topic, door, found), topics),
+        "topics": LazyArray(partial(_topic, context, results), topics),
     }
 
 
-def _topic(door: Door, found: Errors, topic: Any) -> Fields:
-    partitions = Each(partial(_partition, door, found, topic.name), topic.partitions)
+def _topic(context: HandlerContext, results: Errors, topic: Any) -> Fields:
+    partitions = LazyArray(partial(_partition, context, results, topic.name), topic.partitions)
     return {"name": topic.name, "partitions": partitions}
 
 
-def _partition(door: Door, found: Errors, topic: str, partition: Any) -> Fields:
+def _partition(context: HandlerContext, results: Errors, topic: str, partition: Any) -> Fields:
     number = partition.partition_index
-    return {"partition_index": number, "error_code": _code(door, topic, number, found)}
+    return {"partition_index": number, "error_code": _code(context, topic, number, results)}

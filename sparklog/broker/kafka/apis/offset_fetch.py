@@ -1,4 +1,7 @@
-"""OffsetFetch (9): how far groups have read, by their own word (KIP-447, KIP-709)."""
+"""OffsetFetch (9): the committed offsets of groups (KIP-447, KIP-709).
+
+All offsets are stable, because there are no transactions.
+"""
 
 from __future__ import annotations
 
@@ -8,91 +11,106 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from sparklog.broker.coordinator import TopicPartition
-from sparklog.broker.groups import GroupError
-from sparklog.broker.kafka.codes import group_code
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, Work, serves
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.groups.messages import GroupError
+from sparklog.broker.kafka.error_codes import group_code
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.consumeroffsets import CommittedOffset
+from sparklog.formats.consumer_offsets import CommittedOffset
 from sparklog.limits import GROUP_OFFSETS_STEP
 
-_Found = Mapping[TopicPartition, CommittedOffset]
+_Offsets = Mapping[TopicPartition, CommittedOffset]
 
 
-@serves(9, "offset_fetch", last=9)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(9, "offset_fetch", max_version=9)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     body, version = request.body, request.version
     if hasattr(body, "groups"):
-        wanted = tuple({each.group_id: each for each in body.groups}.values())
-        groups = Each(partial(_named, door, version, await _many(door, wanted)), wanted)
-        return {"throttle_time": NO_TIME, "groups": groups}
-    return {"throttle_time": NO_TIME, **_group(door, body, version, await _many(door, [body]))}
+        groups = tuple({each.group_id: each for each in body.groups}.values())
+        prefetched = await _prefetch(context, groups)
+        is_slow = any(each.topics is None for each in groups)  # all offsets of a group
+        make = partial(_group_with_id, context, version, prefetched)
+        replies = LazyArray(make, groups, is_slow=is_slow)
+        return {"throttle_time": NO_TIME, "groups": replies}
+    prefetched = await _prefetch(context, [body])
+    if body.topics is None:
+        await context.scheduler.wait_turn()
+    return {"throttle_time": NO_TIME, **_group(context, body, version, prefetched)}
 
 
-async def _many(door: Door, wanted: Sequence[Any]) -> dict[str, _Found | GroupError]:
-    """What is found of groups of which many offsets are wanted: others are served meanwhile."""
-    found: dict[str, _Found | GroupError] = {}
-    async for each in door.turns.over(wanted):
-        places = _places(each)
+async def _prefetch(
+    context: HandlerContext, groups: Sequence[Any]
+) -> dict[str, _Offsets | GroupError]:
+    """Fetches the offsets of groups with many of them, outside of the event loop."""
+    offsets: dict[str, _Offsets | GroupError] = {}
+    async for each in context.scheduler.iterate(groups):
+        partitions = _requested_partitions(each)
         is_large = (
-            door.groups.has_many_offsets(each.group_id)
-            if places is None
-            else len(places) > GROUP_OFFSETS_STEP
+            context.groups.has_many_offsets(each.group_id)
+            if partitions is None
+            else len(partitions) > GROUP_OFFSETS_STEP
         )
         if is_large:
-            look = partial(door.groups.committed, each.group_id, places)
-            found[each.group_id] = await door.blocking(Work.ASIDE, look)
-    return found
+            call = partial(context.groups.committed, each.group_id, partitions)
+            offsets[each.group_id] = await context.run_blocking(WorkerPool.LARGE_REQUEST, call)
+    return offsets
 
 
-def _places(wanted: Any) -> list[TopicPartition] | None:
-    """None where all are wanted."""
-    if wanted.topics is None:
+def _requested_partitions(group: Any) -> list[TopicPartition] | None:
+    """Returns the partitions of a group's request; None if it requests all."""
+    if group.topics is None:
         return None
-    return [(each.name, number) for each in wanted.topics for number in each.partition_indexes]
+    return [(each.name, number) for each in group.topics for number in each.partition_indexes]
 
 
-def _named(
-    door: Door, version: int, many: Mapping[str, _Found | GroupError], wanted: Any
+def _group_with_id(
+    context: HandlerContext,
+    version: int,
+    prefetched: Mapping[str, _Offsets | GroupError],
+    group: Any,
 ) -> Fields:
-    return {"group_id": wanted.group_id, **_group(door, wanted, version, many)}
+    return {"group_id": group.group_id, **_group(context, group, version, prefetched)}
 
 
 def _group(
-    door: Door, wanted: Any, version: int, many: Mapping[str, _Found | GroupError]
+    context: HandlerContext,
+    group: Any,
+    version: int,
+    prefetched: Mapping[str, _Offsets | GroupError],
 ) -> Fields:
-    found = many.get(wanted.group_id)
-    if found is None:
-        found = door.groups.committed(wanted.group_id, _places(wanted))
+    offsets = prefetched.get(group.group_id)
+    if offsets is None:
+        offsets = context.groups.committed(group.group_id, _requested_partitions(group))
     code = ErrorCode.none
-    if isinstance(found, GroupError):
-        code, found = group_code(found), {}
-        if version >= 2:  # before, each partition says what is wrong, and from then on its group
+    if isinstance(offsets, GroupError):
+        code, offsets = group_code(offsets), {}
+        if version >= 2:  # in older versions each partition has the error
             return {"error_code": code, "topics": ()}
+    topics = tuple(_by_topic(group.topics, offsets).items())
+    return {"error_code": code, "topics": LazyArray(partial(_topic, offsets, code), topics)}
+
+
+def _topic(offsets: _Offsets, code: ErrorCode, partitions: tuple[str, list[int]]) -> Fields:
+    topic, numbers = partitions
     return {
-        "error_code": code,
-        "topics": Each(partial(_topic, found, code), tuple(_wanted(wanted.topics, found).items())),
+        "name": topic,
+        "partitions": LazyArray(partial(_partition, offsets, topic, code), numbers),
     }
 
 
-def _topic(found: _Found, code: ErrorCode, wanted: tuple[str, list[int]]) -> Fields:
-    topic, numbers = wanted
-    return {"name": topic, "partitions": Each(partial(_partition, found, topic, code), numbers)}
-
-
-def _wanted(topics: Any, found: _Found) -> Mapping[str, list[int]]:
-    """Null means whatever there is."""
+def _by_topic(topics: Any, offsets: _Offsets) -> Mapping[str, list[int]]:
+    """Returns the requested partitions by topic; for null, all that have an offset."""
     if topics is not None:
         return {each.name: list(dict.fromkeys(each.partition_indexes)) for each in topics}
-    everything: dict[str, list[int]] = {}
-    for topic, number in found:
-        everything.setdefault(topic, []).append(number)
-    return everything
+    all_offsets: dict[str, list[int]] = {}
+    for topic, number in offsets:
+        all_offsets.setdefault(topic, []).append(number)
+    return all_offsets
 
 
-def _partition(found: _Found, topic: str, code: ErrorCode, number: int) -> Fields:
-    value = found.get((topic, number))
+def _partition(offsets: _Offsets, topic: str, code: ErrorCode, number: int) -> Fields:
+    value = offsets.get((topic, number))
     return {
         "partition_index": number,
         "committed_offset": value.offset if value is not None else -1,

@@ -1,4 +1,4 @@
-"""OffsetForLeaderEpoch (23): where a leader epoch has ended (KIP-101, KIP-279, KIP-320)."""
+"""OffsetForLeaderEpoch (23): the end offsets of leader epochs (KIP-101, KIP-279, KIP-320)."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import Any
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(23, "offset_for_leader_epoch", last=4)
-async def _handle(door: Door, request: Request) -> Reply:
+@serves(23, "offset_for_leader_epoch", max_version=4)
+async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {
         "throttle_time": NO_TIME,
-        "topics": Each(partial(_topic, door), request.body.topics),
+        "topics": LazyArray(partial(_topic, context), request.body.topics),
     }
 
 
-def _topic(door: Door, topic: Any) -> Fields:
+def _topic(context: HandlerContext, topic: Any) -> Fields:
     return {
         "topic": topic.topic,
-        "partitions": Each(partial(_partition, door, topic.topic), topic.partitions),
+        "partitions": LazyArray(partial(_partition, context, topic.topic), topic.partitions),
     }
 
 
-def _partition(door: Door, topic: str, wanted: Any) -> Fields:
-    number = wanted.partition
+def _partition(context: HandlerContext, topic: str, partition: Any) -> Fields:
+    number = partition.partition
     code, leader_epoch, end_offset = ErrorCode.none, -1, -1
     try:
-        door.core.check_leader_epoch(topic, number, wanted.current_leader_epoch)
-        leader_epoch, end_offset = door.core.epoch_end(topic, number, wanted.leader_epoch)
+        context.broker.check_leader_epoch(topic, number, partition.current_leader_epoch)
+        leader_epoch, end_offset = context.broker.epoch_end(topic, number, partition.leader_epoch)
     except errors.SparklogError as error:
         code = code_of(error)
     return {

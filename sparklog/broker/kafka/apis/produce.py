@@ -1,8 +1,9 @@
-"""Produce (0): record batches into partitions, acked when they are durable (KIP-98, KIP-516).
+"""Produce (0): appends record batches, and replies when they are durable (KIP-98, KIP-516).
 
-Requests of a connection are queued in their order, and the next is read while one becomes durable.
-Each is checked whole before anything of it is queued, and queued by the loop itself, so that there
-is never a ticket that nobody will have made durable.
+acks=1 and acks=all mean the same. Transactional batches are refused. The requests of a connection
+are queued in their order, and the next one is read while one becomes durable. A request is checked
+as a whole before any of its batches is queued, and the event loop queues the batches itself, so
+each pending append is waited for and none is lost with a thread.
 """
 
 from __future__ import annotations
@@ -17,157 +18,160 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.core import Append, TakesLong, Ticket
-from sparklog.broker.kafka.codes import code_of
-from sparklog.broker.kafka.messages import Each, Fields, Request
-from sparklog.broker.kafka.registry import Door, Outcome, Reply, Work, serves
+from sparklog.broker.broker import Append, PendingAppend, TakesLong
+from sparklog.broker.kafka.error_codes import code_of
+from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.registry import HandlerContext, Outcome, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
-from sparklog.broker.kafka.topics import name_of, named
-from sparklog.record import LOG_APPEND_TIME
+from sparklog.broker.kafka.topics import identity_fields, topic_name
+from sparklog.formats.record import LOG_APPEND_TIME
 
-_Prepared = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
-"""As the request has them: of each topic, by partition."""
-_Queued = list[tuple[Any, list[tuple[int, Ticket | errors.SparklogError]]]]
+_PreparedTopics = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
+"""The checked batches of a request: (topic, [(partition, append or error)])."""
+_QueuedTopics = list[tuple[Any, list[tuple[int, PendingAppend | errors.SparklogError]]]]
 _FIRST_WITH_ZSTD: Final = 7
-"""Version from which on a batch may be compressed with zstd."""
+"""The first version whose batches may be compressed with zstd (KIP-110)."""
 _CODEC_AT: Final = 22
-"""The lower byte of a batch's attributes, whose lowest bits name the codec."""
+"""The position of the lower byte of a batch's attributes, whose lowest bits are the codec."""
 _CODEC_BITS: Final = 0x07
 _ZSTD: Final = 4
-_TURN_SECONDS: Final = 0.005
-"""For which one request keeps the loop from the others while its batches are checked."""
-_LOOK_SECONDS: Final = 0.01
-"""How often the first of those who wait for room looks for it."""
+_RETRY_SECONDS: Final = 0.01
+"""The pause before the first request that waits for space in the queue tries again."""
 
 
-@serves(0, "produce", last=13, overlaps=True, keeps_bytes=True)
-async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+@serves(0, "produce", max_version=13, is_pipelined=True, keeps_frame=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
-    prepared = await _prepare(door, request)
-    tickets: list[Ticket] = []
+    prepared = await _prepare(context, request)
+    pending_appends: list[PendingAppend] = []
     try:
-        queued = await _queue(door, prepared, tickets)
+        queued = await _queue(context, prepared, pending_appends)
     finally:
-        # Also where nobody wants to know, or the client has left: or nothing would be written.
-        ended = door.durable(tickets)
+        # Always, even with acks=0 or after the client has left: this makes the batches durable.
+        durable = context.when_durable(pending_appends)
     if body.acks == 0:
         _check_all_queued(queued)
         return None
-    return _answer(door, queued, ended)
+    return _reply(context, queued, durable)
 
 
-def _check_all_queued(queued: _Queued) -> None:
-    """Who wants no answer hears of an error by the end of the connection, as with Kafka."""
-    for _, of_topic in queued:
-        for _, outcome in of_topic:
+def _check_all_queued(queued: _QueuedTopics) -> None:
+    """Raises the first error of a request with acks=0: it ends the connection, as in Kafka."""
+    for _, partitions in queued:
+        for _, outcome in partitions:
             if isinstance(outcome, errors.SparklogError):
                 raise outcome
 
 
 def _refusal(body: Any) -> errors.SparklogError | None:
     if body.transactional_id is not None:
-        return errors.BadRequest(reason="there are no transactions here")
+        return errors.BadRequest(reason="transactions are not supported")
     if body.acks not in (-1, 0, 1):
         return errors.BadAcks(acks=body.acks)
     return None
 
 
-async def _prepare(door: Door, request: Request) -> _Prepared:
+async def _prepare(context: HandlerContext, request: Request) -> _PreparedTopics:
     body = request.body
     refusal = _refusal(body)
-    prepared: _Prepared = []
-    began = time.monotonic()
+    prepared: _PreparedTopics = []
     for topic in body.topic_data:
-        of_topic = []
-        for each in topic.partition_data:
+        partitions = []
+        async for each in context.scheduler.iterate(topic.partition_data):
             outcome: Append | errors.SparklogError
             try:
                 if refusal is not None:
                     raise refusal
-                name = name_of(door.core, topic)
+                name = topic_name(context.broker, topic)
                 if not each.records:
-                    raise errors.BadBatch(reason="there is none")
+                    raise errors.BadBatch(reason="the partition has no records")
                 if request.version < _FIRST_WITH_ZSTD:
                     _check_codec(each.records, request.version)
-                outcome = await _checked(door, name, each.index, bytes(each.records))
+                outcome = await _checked(context, name, each.index, bytes(each.records))
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
-            of_topic.append((each.index, outcome))
-            if time.monotonic() - began > _TURN_SECONDS:
-                await door.turns.pause()
-                began = time.monotonic()
-        prepared.append((topic, of_topic))
+            partitions.append((each.index, outcome))
+        prepared.append((topic, partitions))
     return prepared
 
 
 def _check_codec(data: bytes, version: int) -> None:
-    """Raises `CodecTooNew`: who writes so does not know zstd, nor may those who read (KIP-110)."""
+    """Raises `CodecTooNew` for zstd in a version that does not have it (KIP-110)."""
     if len(data) > _CODEC_AT and data[_CODEC_AT] & _CODEC_BITS == _ZSTD:
         raise errors.CodecTooNew(codec="zstd", needed=_FIRST_WITH_ZSTD, version=version)
 
 
-async def _checked(door: Door, topic: str, partition: int, data: bytes) -> Append:
+async def _checked(context: HandlerContext, topic: str, partition: int, data: bytes) -> Append:
     try:
-        return door.core.prepare_kafka(topic, partition, data, only_quick=True)
+        return context.broker.prepare_kafka(topic, partition, data, only_quick=True)
     except TakesLong:
-        return await door.blocking(Work.CHECK, door.core.prepare_kafka, topic, partition, data)
+        return await context.run_blocking(
+            WorkerPool.CHECK, context.broker.prepare_kafka, topic, partition, data
+        )
 
 
-async def _queue(door: Door, prepared: _Prepared, tickets: list[Ticket]) -> _Queued:
-    """`tickets`: where those go that are queued, also if it is cancelled then."""
-    deadline = time.monotonic() + door.core.submit_timeout_seconds
-    queued: _Queued = []
+async def _queue(
+    context: HandlerContext, prepared: _PreparedTopics, pending_appends: list[PendingAppend]
+) -> _QueuedTopics:
+    """Queues the appends with the writer, and adds them to `pending_appends` as it does."""
+    deadline = time.monotonic() + context.broker.submit_timeout_seconds
+    queued: _QueuedTopics = []
     for topic, appends in prepared:
-        of_topic: list[tuple[int, Ticket | errors.SparklogError]] = []
-        async for index, append in door.turns.over(appends):
-            outcome: Ticket | errors.SparklogError
+        partitions: list[tuple[int, PendingAppend | errors.SparklogError]] = []
+        async for index, append in context.scheduler.iterate(appends):
+            outcome: PendingAppend | errors.SparklogError
             try:
                 if isinstance(append, errors.SparklogError):
                     raise append
-                outcome = await _submit(door, append, tickets, deadline)
-                tickets.append(outcome)
+                outcome = await _submit(context, append, pending_appends, deadline)
+                pending_appends.append(outcome)
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
-            of_topic.append((index, outcome))
-        queued.append((topic, of_topic))
+            partitions.append((index, outcome))
+        queued.append((topic, partitions))
     return queued
 
 
-async def _submit(door: Door, append: Append, tickets: list[Ticket], deadline: float) -> Ticket:
-    """Raises `QueueFull` where there is no room until the deadline, and what ended the writer.
+async def _submit(
+    context: HandlerContext, append: Append, pending_appends: list[PendingAppend], deadline: float
+) -> PendingAppend:
+    """Queues one append. Raises `QueueFull` if the queue stays full until the deadline.
 
-    Who finds the queue full waits here, in turn, and takes no thread from those who only read.
+    Requests wait for space in their order, and take no thread meanwhile.
     """
-    if not door.room.locked():
+    if not context.writer_queue_lock.locked():
         with suppress(errors.QueueFull):
-            return door.core.submit(append)
-    if tickets:
-        door.durable(tickets[-1:])  # with all before it: they may be what fills the queue
+            return context.broker.submit(append)
+    if pending_appends:
+        # This flushes the request's own batches, which may be the ones that fill the queue.
+        context.when_durable(pending_appends[-1:])
     try:
-        async with asyncio.timeout(deadline - time.monotonic()), door.room:
+        async with asyncio.timeout(deadline - time.monotonic()), context.writer_queue_lock:
             while True:
                 try:
-                    return door.core.submit(append)
+                    return context.broker.submit(append)
                 except errors.QueueFull:
-                    await asyncio.sleep(_LOOK_SECONDS)
+                    await asyncio.sleep(_RETRY_SECONDS)
     except TimeoutError:
-        return door.core.submit(append)
+        return context.broker.submit(append)
 
 
-async def _answer(door: Door, queued: _Queued, durable: asyncio.Future[list[Outcome]]) -> Reply:
-    ended = iter(await durable)
+async def _reply(
+    context: HandlerContext, queued: _QueuedTopics, durable: asyncio.Future[list[Outcome]]
+) -> Reply:
+    outcomes = iter(await durable)
     responses = []
-    for topic, of_topic in queued:
-        found = [
-            (index, each if isinstance(each, Exception) else next(ended))
-            async for index, each in door.turns.over(of_topic)
+    for topic, partitions in queued:
+        results = [
+            (index, each if isinstance(each, Exception) else next(outcomes))
+            async for index, each in context.scheduler.iterate(partitions)
         ]
-        outcomes = Each(partial(_outcome, door, topic), found)
-        responses.append({**named(topic), "partition_responses": outcomes})
+        partition_responses = LazyArray(partial(_partition_fields, context, topic), results)
+        responses.append({**identity_fields(topic), "partition_responses": partition_responses})
     return {"responses": responses, "throttle_time": NO_TIME}
 
 
-def _outcome(door: Door, topic: Any, ended: tuple[int, Outcome]) -> Fields:
+def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Outcome]) -> Fields:
     index, outcome = ended
     if isinstance(outcome, Exception):
         return {
@@ -182,21 +186,21 @@ def _outcome(door: Door, topic: Any, ended: tuple[int, Outcome]) -> Fields:
             ],
             "error_message": str(outcome),
         }
-    (stands,) = outcome
-    append_time = stands.timestamp_type == LOG_APPEND_TIME
+    (result,) = outcome
+    append_time = result.timestamp_type == LOG_APPEND_TIME
     return {
         "index": index,
         "error_code": ErrorCode.none,
-        "base_offset": stands.base_offset,
-        "log_append_time": moment(stands.arrival_us // 1_000) if append_time else None,
-        "log_start_offset": _log_start(door, topic, index),
+        "base_offset": result.base_offset,
+        "log_append_time": moment(result.arrival_us // 1_000) if append_time else None,
+        "log_start_offset": _log_start(context, topic, index),
         "record_errors": (),
         "error_message": None,
     }
 
 
-def _log_start(door: Door, topic: Any, index: int) -> int:
+def _log_start(context: HandlerContext, topic: Any, index: int) -> int:
     try:
-        return door.core.place(name_of(door.core, topic), index).start
-    except errors.Invalid:  # the topic was deleted since
+        return context.broker.partition_status(topic_name(context.broker, topic), index).start
+    except errors.Invalid:  # the topic has just been deleted
         return -1

@@ -1,4 +1,4 @@
-"""SyncGroup (14): give, as the leader, or get what a member is to read (KIP-345, KIP-559)."""
+"""SyncGroup (14): takes the leader's assignment, and returns each member's (KIP-345, KIP-559)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Awaitable
 from concurrent.futures import Future
 from typing import Final
 
-from sparklog.broker.groups import GroupError, SyncReply, SyncRequest
-from sparklog.broker.kafka.codes import group_code
+from sparklog.broker.groups.messages import GroupError, SyncReply, SyncRequest
+from sparklog.broker.kafka.error_codes import group_code
 from sparklog.broker.kafka.messages import Fields, Request
-from sparklog.broker.kafka.registry import Door, Reply, serves
+from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
-_FIRST_THAT_NAMES_PROTOCOLS: Final = 5
-"""Version from which on both must be named, as Kafka's request handler wants them (KIP-559)."""
+_FIRST_WITH_PROTOCOLS: Final = 5
+"""The first version that requires the protocol's type and name (KIP-559)."""
 
 
-@serves(14, "sync_group", last=5, waits=True)
-async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
+@serves(14, "sync_group", max_version=5, may_wait=True)
+async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
-    if request.version >= _FIRST_THAT_NAMES_PROTOCOLS and None in (
+    if request.version >= _FIRST_WITH_PROTOCOLS and None in (
         body.protocol_type,
         body.protocol_name,
     ):
         return _fields(SyncReply(error=GroupError.INCONSISTENT_GROUP_PROTOCOL))
-    wanted = SyncRequest(
+    group_request = SyncRequest(
         member_id=body.member_id,
         instance_id=getattr(body, "group_instance_id", None),
         generation=body.generation_id,
@@ -33,10 +33,10 @@ async def _handle(door: Door, request: Request) -> Reply | Awaitable[Reply]:
         protocol=getattr(body, "protocol_name", None),
         assignments={each.member_id: each.assignment for each in body.assignments},
     )
-    return _answer(door.groups.sync(body.group_id, wanted))
+    return _reply(context.groups.sync(body.group_id, group_request))
 
 
-async def _answer(waiting: Future[SyncReply]) -> Fields:
+async def _reply(waiting: Future[SyncReply]) -> Fields:
     return _fields(await asyncio.wrap_future(waiting))
 
 

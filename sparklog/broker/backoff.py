@@ -1,0 +1,77 @@
+"""Retries of work that fails for one topic, or in one thread, without ending anything else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import crc32c
+
+from sparklog import errors, limits
+from sparklog.clock import Clock
+from sparklog.storage.objects import SyncFailed
+
+ENDS_THE_BROKER: Final = (errors.BrokerFenced, SyncFailed)
+"""Errors after which no ack can be trusted. Any other error concerns only the work that met it."""
+
+
+class RetrySchedule:
+    """When to retry failed work, by name: each time after twice as long, up to a bound."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        first_seconds: float,
+        most_seconds: float | None = None,
+    ) -> None:
+        self._clock = clock
+        self._first_seconds = first_seconds
+        bound_seconds = limits.RETRY_MAX_SECONDS if most_seconds is None else most_seconds
+        self._most_seconds = max(bound_seconds, first_seconds)
+        self._failures: dict[str, tuple[int, float]] = {}
+        """Failures in a row, and the time of the next try in monotonic seconds, by name."""
+
+    def is_waiting(self, name: str) -> bool:
+        """Returns true if it is too early to try."""
+        found = self._failures.get(name)
+        return found is not None and self._clock.monotonic() < found[1]
+
+    def failed(self, name: str) -> None:
+        """Schedules the next try. Where many fail at once, their next tries are spread out."""
+        count = self._failures.get(name, (0, 0.0))[0] + 1
+        doubled = self._first_seconds * 2.0 ** min(count - 1, 32)
+        jitter = crc32c.crc32c(f"{name} {count}".encode()) / 2**32
+        seconds = min(doubled, self._most_seconds) * (1 - jitter / 4)
+        self._failures[name] = count, self._clock.monotonic() + seconds
+
+    def succeeded(self, name: str) -> None:
+        """Forgets the failures of `name`."""
+        self._failures.pop(name, None)
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forgets all names but these."""
+        for gone in self._failures.keys() - set(names):
+            del self._failures[gone]
+
+
+class FailureLog:
+    """Reasons of failures that are in the log, by name, so that the same is not logged again."""
+
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
+
+    def is_new(self, name: str, reason: str) -> bool:
+        """Returns true if `name` had not failed before, or for another reason."""
+        before = self._reasons.get(name)
+        self._reasons[name] = reason
+        return before != reason
+
+    def recovered(self, name: str) -> bool:
+        """Returns true if `name`, which succeeds now, had failed before."""
+        return self._reasons.pop(name, None) is not None
+
+    def retain(self, names: Collection[str]) -> None:
+        """Forgets all names but these."""
+        for gone in self._reasons.keys() - set(names):
+            del self._reasons[gone]

@@ -1,0 +1,459 @@
+"""The façade of the broker: everything a listener may ask of it, in the log's own terms.
+
+A listener translates and decides nothing; a request is refused here, by a typed error, with no side
+effect. All methods may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.broker.config import described
+from sparklog.broker.config.described import ConfigEntry, ConfigSource
+from sparklog.broker.config.topic_config import ConfigType, Edit
+from sparklog.broker.inspection import (
+    ActiveProducer,
+    ActiveProducers,
+    PartitionStatus,
+    PartitionStatuses,
+)
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.growth import GrowthWatch
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
+from sparklog.broker.log.partitions import Partition, PartitionTable, payload_bytes
+from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.readers import LogReader, ReadBatch
+from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, TakesLong, Writer
+from sparklog.broker.producer_ids import ProducerIds
+from sparklog.broker.publishing import PublishWaiter
+from sparklog.broker.record_deletion import RecordDeletion
+from sparklog.broker.staged import StagedBatches
+from sparklog.broker.topic_checks import INTERNAL_TOPICS, check_not_internal
+from sparklog.broker.topics import TopicAdmin, TopicDefaults
+from sparklog.clock import Clock
+from sparklog.formats import flight_messages
+from sparklog.settings import BrokerSettings
+from sparklog.storage.metadata import BrokerRegistration, MetadataStore
+from sparklog.storage.objects import Store
+from sparklog.version import VERSION
+
+__all__ = [
+    "INTERNAL_TOPICS",
+    "NO_PRODUCER",
+    "ActiveProducer",
+    "Append",
+    "AppendResult",
+    "Broker",
+    "ConfigEntry",
+    "ConfigSource",
+    "ConfigType",
+    "Edit",
+    "Fetched",
+    "GrowthWatch",
+    "PartitionStatus",
+    "PendingAppend",
+    "ProducerSequence",
+    "ReadBatch",
+    "TakesLong",
+    "TopicDefaults",
+]
+"""The names that listeners use."""
+
+_DEFAULT_SETTINGS = BrokerSettings()
+
+
+class Broker:
+    """One broker in one epoch."""
+
+    def __init__(
+        self,
+        store: Store,
+        meta: MetadataStore,
+        leadership: Leadership,
+        partition_table: PartitionTable,
+        writer: Writer,
+        publisher: Publisher,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        defaults: TopicDefaults,
+        settings: BrokerSettings = _DEFAULT_SETTINGS,
+        submit_timeout_seconds: float = 30.0,
+    ) -> None:
+        self._store = store
+        self._leadership = leadership
+        self._partition_table = partition_table
+        self._writer = writer
+        self._publisher = publisher
+        self._clock = clock
+        self._settings = settings
+        self._submit_timeout_seconds = submit_timeout_seconds
+        self._closing = threading.Event()
+        self._reader = LogReader(
+            store, partition_table, hot, clock=clock, is_closing=self._closing.is_set
+        )
+        self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
+        self._metadata = LeaderMetadata(meta, leadership, writer)
+        self.topics = TopicAdmin(
+            store,
+            self._metadata,
+            partition_table,
+            publisher,
+            self._reader,
+            broker_id=leadership.broker,
+            max_record_bytes=writer.max_record_bytes,
+            clock=clock,
+            defaults=defaults,
+            settings=settings,
+            should_stop=self._closing.is_set,
+        )
+        self.producer_ids = ProducerIds(self._metadata)
+        self.staged = StagedBatches(
+            store,
+            partition_table,
+            writer,
+            clock=clock,
+            submit_timeout_seconds=submit_timeout_seconds,
+        )
+        self.publishing = PublishWaiter(
+            partition_table, publisher, clock=clock, check_open=self._check_open
+        )
+        self.deletion = RecordDeletion(
+            store, self._metadata, partition_table, self.publishing, clock=clock
+        )
+        self.serving: flight_messages.BrokerInfo | None = None
+        """The addresses and process of this broker; set once its listeners are open."""
+        self._started_at = clock.monotonic()
+
+    # -------------------------------------------------------------------------- this broker
+
+    @property
+    def broker_id(self) -> int:
+        """This broker's id."""
+        return self._leadership.broker
+
+    def cluster(self) -> flight_messages.ClusterInfo:
+        """Returns the cluster's id and root, and the address of its only broker."""
+        return flight_messages.ClusterInfo(
+            cluster_id=self._leadership.cluster.cluster_id,
+            root=self._store.uri,
+            version=VERSION,
+            brokers=[self._broker_info()],
+        )
+
+    def _broker_info(self) -> flight_messages.BrokerInfo:
+        if self.serving is not None:
+            return self.serving
+        known = self._metadata.known.brokers.get(
+            self._leadership.broker, BrokerRegistration(epoch=0)
+        )
+        return flight_messages.BrokerInfo(
+            broker=self._leadership.broker, epoch=self._leadership.epoch, address=known.flight
+        )
+
+    def status(self) -> flight_messages.BrokerStatus:
+        """Returns counts of topics, partitions and unpublished bytes, and topics held back."""
+        topics = self._partition_table.topics()
+        held_back = [
+            flight_messages.HeldBack(topic=topic.name, reason=reason)
+            for topic in topics
+            if (reason := topic.in_doubt or topic.held_back) is not None
+        ]
+        return flight_messages.BrokerStatus(
+            cluster_id=self._leadership.cluster.cluster_id,
+            root=self._store.uri,
+            broker=self._broker_info(),
+            uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
+            topics=len(topics),
+            partitions=sum(len(topic.partitions) for topic in topics),
+            unpublished_bytes=self._partition_table.unpublished_bytes,
+            held_back=held_back[: limits.STATUS_TOPICS],
+        )
+
+    def configs(self, listener: str) -> list[ConfigEntry]:
+        """Returns the settings of this broker; `listener` is its address for Kafka clients."""
+        return described.broker_entries(self._settings, listener)
+
+    def free_bytes(self) -> int | None:
+        """Returns the free space under the root, or None where it is unknown."""
+        return self._store.free_bytes()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the writer, if it has ended."""
+        return self._writer.failure
+
+    def close(self) -> None:
+        """Wakes all waiting calls; nothing is accepted any more."""
+        self._closing.set()
+        self._writer.fail(errors.BrokerClosing(broker=self._leadership.broker))
+        with self._partition_table.appended:
+            self._partition_table.appended.notify_all()
+
+    def _check_open(self) -> None:
+        if self._closing.is_set():
+            raise errors.BrokerClosing(broker=self._leadership.broker)
+
+    # -------------------------------------------------------------------------- appending
+
+    def append(
+        self,
+        topic: str,
+        partition: int,
+        batch: pa.RecordBatch,
+        producer_sequence: ProducerSequence | None = None,
+    ) -> PendingAppend:
+        """Queues a payload batch.
+
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare` and `Writer.submit` raise.
+        """
+        check_not_internal(topic, "write to")
+        prepared = self._writer.prepare(
+            self._partition_table.topic(topic), partition, batch, producer_sequence
+        )
+        return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
+
+    def prepare_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Append:
+        """Checks and encodes records for one of the broker's own topics; queues nothing yet.
+
+        Raises `UnknownTopic`, and what `Writer.prepare` raises.
+        """
+        return self._writer.prepare(self._partition_table.topic(topic), partition, batch, None)
+
+    def submit_internal(self, append: Append) -> PendingAppend:
+        """Queues an append of `prepare_internal`, even where the queue is full.
+
+        Raises the error that ended the writer.
+        """
+        # While producers are held back, consumers must continue: their groups would fall apart.
+        # Such records are small and cannot pile up, because a client waits for each of its own.
+        return self._writer.submit([append], is_bounded=False)
+
+    def prepare_kafka(
+        self, topic: str, partition: int, data: bytes, *, only_quick: bool = False
+    ) -> Append:
+        """Checks a record batch in Kafka's encoding, for `submit`; queues nothing yet.
+
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` raises: `TakesLong`
+        where `only_quick` is given and the check takes long.
+        """
+        check_not_internal(topic, "write to")
+        found = self._partition_table.topic(topic)
+        return self._writer.prepare_kafka(found, partition, data, only_quick=only_quick)
+
+    def submit(self, append: Append) -> PendingAppend:
+        """Queues a prepared append without waiting for space in the queue.
+
+        Raises `QueueFull`, and the error that ended the writer.
+        """
+        return self._writer.submit([append])
+
+    @property
+    def submit_timeout_seconds(self) -> float:
+        """The longest time for which an append waits for space in the queue."""
+        return self._submit_timeout_seconds
+
+    def wait(self, pending: PendingAppend) -> list[AppendResult]:
+        """Returns once the append is durable. Raises why it was refused, or `OutcomeUnknown`."""
+        return self._writer.wait(pending)
+
+    # -------------------------------------------------------------------------- reading
+
+    def read(
+        self,
+        topic: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        topic_id: str | None = None,
+    ) -> Iterator[ReadBatch]:
+        """Yields every record of the range in order. Raises what `LogReader.read` raises."""
+        return self._reader.read(topic, partition, start, end, columns=columns, topic_id=topic_id)
+
+    def tail(
+        self,
+        positions: Sequence[flight_messages.TailPosition],
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
+        idle_seconds: float = 0.5,
+    ) -> Iterator[ReadBatch | None]:
+        """Yields records as they arrive, without end. Raises what `LogReader.tail` raises."""
+        return self._reader.tail(
+            positions, columns=columns, batch_rows=batch_rows, idle_seconds=idle_seconds
+        )
+
+    def fetch_kafka(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        limit_bytes: int,
+        at_least_one: bool = True,
+        only_memory: bool = False,
+    ) -> Fetched | None:
+        """Returns record batches from `offset`, and raises, as `KafkaReader.fetch` does."""
+        return self._kafka_reader.fetch(
+            topic,
+            partition,
+            offset,
+            limit_bytes=limit_bytes,
+            at_least_one=at_least_one,
+            only_memory=only_memory,
+        )
+
+    def watch_growth(
+        self,
+        seen: Mapping[tuple[str, int], int],
+        lacking_bytes: int,
+        notify: Callable[[], None],
+    ) -> GrowthWatch:
+        """Has `notify` called once when the partitions have grown by `lacking_bytes` together.
+
+        It is called under the partition table's lock, possibly at once, and also where one of the
+        topics is deleted: it must not wait for anything. End the watch by `stop_watching`.
+
+        Args:
+            seen: the last known `PartitionStatus.appended_bytes` of each partition, by topic and
+                number.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        with self._partition_table.lock:
+            growths = [
+                (self._partition_table.topic(topic).partition(number).growth, before)
+                for (topic, number), before in seen.items()
+            ]
+            watch = GrowthWatch(growths, lacking_bytes, notify)
+            watch.start()
+        return watch
+
+    def stop_watching(self, watch: GrowthWatch) -> None:
+        """Ends a watch: its `notify` is not called any more."""
+        with self._partition_table.lock:
+            watch.stop()
+
+    def bytes_from(self, topic: str, partition: int, offset: int) -> int | None:
+        """Returns the bytes of records from `offset`, or somewhat more; None where unknown.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        return self._partition_table.topic(topic).partition(partition).growth.bytes_from(offset)
+
+    def greatest_time(self, topic: str, partition: int) -> tuple[int, int]:
+        """Returns (time in ms, offset) of the first record with the greatest time.
+
+        Returns (-1, -1) where there is no record. Raises `UnknownTopic` and `UnknownPartition`.
+        """
+        return self._reader.greatest_time(topic, partition)
+
+    def offsets_for_times(
+        self, request: flight_messages.OffsetsForTimes
+    ) -> flight_messages.Offsets:
+        """Returns the first offsets at or after given times.
+
+        Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        return self._reader.offsets_for_times(request)
+
+    # -------------------------------------------------------------------------- partitions
+
+    def id_of(self, topic: str) -> str:
+        """Returns the id of the topic with that name. Raises `UnknownTopic`."""
+        return self._partition_table.topic(topic).topic_id
+
+    def topic_of(self, topic_id: str) -> str | None:
+        """Returns the name of the topic with that id, or None."""
+        topic = self._partition_table.by_id(topic_id)
+        return topic.name if topic is not None else None
+
+    def codec_of(self, topic: str) -> str | None:
+        """Returns the topic's `compression.type`, or None where the producer's is kept.
+
+        Raises `UnknownTopic`.
+        """
+        wanted = self._partition_table.topic(topic).compression
+        return wanted[0] if wanted is not None else None
+
+    def partition_count(self, topic: str) -> int:
+        """Returns the topic's number of partitions. Raises `UnknownTopic`."""
+        return len(self._partition_table.topic(topic).partitions)
+
+    def partition_status(self, topic: str, partition: int) -> PartitionStatus:
+        """Returns a partition's leader and offsets. Raises `UnknownTopic`, `UnknownPartition`."""
+        return self._status_of(self._partition_table.topic(topic).partition(partition))
+
+    def partition_statuses(self, topic: str) -> Sequence[PartitionStatus]:
+        """Returns the statuses of all partitions, in order, each computed when it is accessed.
+
+        Raises `UnknownTopic`.
+        """
+        partitions = tuple(self._partition_table.topic(topic).partitions)
+        return PartitionStatuses(partitions, self._status_of)
+
+    def _status_of(self, partition: Partition) -> PartitionStatus:
+        # Read before `end`: records that arrive in between then count as growth.
+        appended_bytes = partition.growth.appended_bytes
+        return PartitionStatus(
+            appended_bytes=appended_bytes,
+            leader=self._leadership.broker,
+            leader_epoch=partition.leader_epoch,
+            start=partition.start,
+            end=partition.end,
+        )
+
+    def check_leader_epoch(self, topic: str, partition: int, leader_epoch: int) -> None:
+        """Checks a client's leader epoch against the current one; -1 is not checked.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `UnknownLeaderEpoch`, `FencedLeaderEpoch`.
+        """
+        current = self._partition_table.topic(topic).partition(partition).leader_epoch
+        if leader_epoch in (-1, current):
+            return
+        kind = errors.UnknownLeaderEpoch if leader_epoch > current else errors.FencedLeaderEpoch
+        raise kind(topic=topic, partition=partition, found=leader_epoch, current=current)
+
+    def epoch_end(self, topic: str, partition: int, leader_epoch: int) -> tuple[int, int]:
+        """Returns the end of `leader_epoch`, or of the last epoch before it that has records.
+
+        The result is (leader epoch, end offset), or (-1, -1) for a future epoch. Raises
+        `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._partition_table.topic(topic).partition(partition)
+        with self._partition_table.lock:
+            return found.epoch_end(leader_epoch)
+
+    def producers(self, topic: str, partition: int) -> Collection[ActiveProducer]:
+        """Returns the idempotent producers that a partition remembers now, by id.
+
+        Each is created when it is accessed. Raises `UnknownTopic`, `UnknownPartition`.
+        """
+        found = self._partition_table.topic(topic).partition(partition)
+        with self._partition_table.lock:
+            blocks = found.producers.blocks()
+        return ActiveProducers(sorted(filter(None, blocks), key=min))
+
+    def log_bytes(self) -> dict[str, list[int]]:
+        """Returns the bytes of each partition by topic: table files and unpublished entries."""
+        found = {}
+        for topic in self._partition_table.topics():
+            files = self._publisher.table(topic).snapshot.files
+            with self._partition_table.lock:
+                sizes = [
+                    sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
+                    for each in topic.partitions
+                ]
+            for number, of_partition in enumerate(files[: len(sizes)]):
+                sizes[number] += sum(file.size_bytes for file in of_partition)
+            found[topic.name] = sizes
+        return found

@@ -1,0 +1,465 @@
+"""Configuration of topics: every configuration key of Kafka 4.1, under Kafka's names.
+
+Types, bounds and defaults are Kafka's (`LogConfig`), except for three defaults: `max.message.bytes`
+is the broker's `writer.max_batch_bytes`; `retention.ms` is -1, because a topic is a table that
+people keep; `message.timestamp.after.max.ms` has no bound, because a table's times may lie ahead. A
+key without effect here is accepted, checked and described like any other, so that programs written
+for Kafka run unchanged; its description says why it has no effect.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from sparklog import errors, limits
+
+
+class ConfigType(enum.Enum):
+    """The type of a value, in the words of Kafka's `ConfigDef`."""
+
+    BOOLEAN = "boolean"
+    STRING = "string"
+    INT = "int"
+    SHORT = "short"
+    LONG = "long"
+    DOUBLE = "double"
+    LIST = "list"
+    PASSWORD = "password"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """The values that a key accepts."""
+
+    kind: ConfigType
+    expected: str
+    """The accepted values in words, for an error."""
+    read: Callable[[str], str | None]
+    """Returns the normalised value, or None if it is invalid."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicKey:
+    """One key: its default, what it does, and the rule that a value must pass."""
+
+    default: str
+    does: str
+    rule: Rule
+    idle: str = ""
+    """Why the key has no effect here; empty where it has one."""
+    broker_key: str = ""
+    """Kafka's name of the broker setting that this one overrides, if there is one."""
+
+    @property
+    def about(self) -> str:
+        """A description of the key, with the reason if it has no effect here."""
+        return f"{self.does} (no effect here: {self.idle})" if self.idle else self.does
+
+
+# ------------------------------------------------------------------------------ rules
+
+_INT_MAX: Final = 2**31 - 1
+_LONG_MIN: Final = -(2**63)
+_LONG_MAX: Final = 2**63 - 1
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
+_REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
+
+
+def _integer(kind: ConfigType, low: int, high: int, *, also: int | None = None) -> Rule:
+    def read(value: str) -> str | None:
+        if _INTEGER.fullmatch(value) is None:
+            return None
+        number = int(value)
+        return str(number) if low <= number <= high or number == also else None
+
+    expected = f"an integer from {low} to {high}" + (f", or {also}" if also is not None else "")
+    return Rule(kind=kind, expected=expected, read=read)
+
+
+def _int(low: int = 0, high: int = _INT_MAX, *, also: int | None = None) -> Rule:
+    return _integer(ConfigType.INT, low, high, also=also)
+
+
+def _long(low: int = 0) -> Rule:
+    return _integer(ConfigType.LONG, low, _LONG_MAX)
+
+
+def _one_of(*allowed: str) -> Rule:
+    return Rule(
+        kind=ConfigType.STRING,
+        expected=f"one of {', '.join(allowed)}",
+        read=lambda value: value if value in allowed else None,
+    )
+
+
+def _read_share(value: str) -> str | None:
+    return value if _DECIMAL.fullmatch(value) and 0.0 <= float(value) <= 1.0 else None
+
+
+def _read_boolean(value: str) -> str | None:
+    return value.lower() if value.lower() in ("true", "false") else None
+
+
+def _read_policy(value: str) -> str | None:
+    if not value.strip():
+        return ""
+    chosen = dict.fromkeys(part.strip() for part in value.split(","))
+    return ",".join(chosen) if chosen.keys() <= {"delete", "compact"} else None
+
+
+def _read_replicas(value: str) -> str | None:
+    parts = [part.strip() for part in value.split(",")]
+    if parts in (["*"], [""]) or all(map(_REPLICA.fullmatch, parts)):
+        return ",".join(parts)
+    return None
+
+
+_SHARE: Final = Rule(kind=ConfigType.DOUBLE, expected="a number from 0 to 1", read=_read_share)
+_BOOLEAN: Final = Rule(kind=ConfigType.BOOLEAN, expected="true or false", read=_read_boolean)
+_ONLY_FALSE: Final = Rule(
+    kind=ConfigType.BOOLEAN,
+    expected="false; there is no tiered storage to turn on, a topic is in the root's storage",
+    read=lambda value: "false" if value.lower() == "false" else None,
+)
+_POLICY: Final = Rule(
+    kind=ConfigType.LIST,
+    expected="delete, compact, both with a comma, or nothing",
+    read=_read_policy,
+)
+_REPLICAS: Final = Rule(
+    kind=ConfigType.LIST, expected="* or a list of partition:broker", read=_read_replicas
+)
+
+# ------------------------------------------------------------------------------ the keys
+
+_SEGMENTS: Final = "a topic has no segments; the janitor merges the files of its table"
+_SYNCED: Final = "every ack follows the sync of its record"
+_ROOT: Final = "the root's storage replicates"
+_TIERS: Final = "there is no tiered storage, a topic is in the root's storage"
+
+KEYS: Final[Mapping[str, TopicKey]] = {
+    "cleanup.policy": TopicKey(
+        default="delete",
+        does="delete: records are deleted by retention.ms and retention.bytes; compact: the last"
+        " record of each key is kept, and every record needs a key; both, with a comma; or"
+        " nothing: all records are kept",
+        rule=_POLICY,
+        broker_key="log.cleanup.policy",
+    ),
+    "retention.ms": TopicKey(
+        default="-1",
+        does="how long records are kept, -1: without limit (Kafka: 7 days)",
+        rule=_long(-1),
+        broker_key="log.retention.ms",
+    ),
+    "retention.bytes": TopicKey(
+        default="-1",
+        does="the size that a partition of the table may reach, -1: without limit",
+        rule=_long(_LONG_MIN),
+        broker_key="log.retention.bytes",
+    ),
+    "min.cleanable.dirty.ratio": TopicKey(
+        default=str(limits.MIN_CLEANABLE_DIRTY_RATIO),
+        does="the share of a partition's bytes above which keys are compacted, from 0 to 1",
+        rule=_SHARE,
+        broker_key="log.cleaner.min.cleanable.ratio",
+    ),
+    "min.compaction.lag.ms": TopicKey(
+        default=str(limits.MIN_COMPACTION_LAG_MS),
+        does="the least time for which a record is kept after a later one of its key",
+        rule=_long(),
+        broker_key="log.cleaner.min.compaction.lag.ms",
+    ),
+    "max.compaction.lag.ms": TopicKey(
+        default=str(_LONG_MAX),
+        does="the longest time until a record is compacted, however few there are",
+        rule=_long(1),
+        broker_key="log.cleaner.max.compaction.lag.ms",
+    ),
+    "delete.retention.ms": TopicKey(
+        default=str(limits.DELETE_RETENTION_MS),
+        does="the least time for which a tombstone (a record without a value) is kept",
+        rule=_long(),
+        broker_key="log.cleaner.delete.retention.ms",
+    ),
+    "message.timestamp.type": TopicKey(
+        default="CreateTime",
+        does="CreateTime: the producer's time; LogAppendTime: the broker's, for every record",
+        rule=_one_of("CreateTime", "LogAppendTime"),
+        broker_key="log.message.timestamp.type",
+    ),
+    "message.timestamp.before.max.ms": TopicKey(
+        default=str(_LONG_MAX),
+        does="how far a producer's time may lie before the broker's",
+        rule=_long(),
+        broker_key="log.message.timestamp.before.max.ms",
+    ),
+    "message.timestamp.after.max.ms": TopicKey(
+        default=str(_LONG_MAX),
+        does="how far a producer's time may lie after the broker's (Kafka: 1 hour)",
+        rule=_long(),
+        broker_key="log.message.timestamp.after.max.ms",
+    ),
+    "max.message.bytes": TopicKey(
+        default=str(limits.MAX_BATCH_BYTES),
+        does="the largest record batch of a Kafka client, or record of sparklog's",
+        rule=_int(),
+        broker_key="message.max.bytes",
+    ),
+    "compression.type": TopicKey(
+        default="producer",
+        does="how record batches are compressed for Kafka's consumers; producer: unchanged",
+        rule=_one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer"),
+        broker_key="compression.type",
+    ),
+    "compression.gzip.level": TopicKey(
+        default="-1",
+        does="the level where compression.type is gzip, -1: gzip's own default",
+        rule=_int(1, 9, also=-1),
+        broker_key="compression.gzip.level",
+    ),
+    "compression.lz4.level": TopicKey(
+        default="9",
+        does="the level where compression.type is lz4",
+        rule=_int(1, 17),
+        broker_key="compression.lz4.level",
+    ),
+    "compression.zstd.level": TopicKey(
+        default="3",
+        does="the level where compression.type is zstd",
+        rule=_int(-131_072, 22),
+        broker_key="compression.zstd.level",
+    ),
+    "segment.bytes": TopicKey(
+        default=str(limits.GIB),
+        does="the size of a segment",
+        rule=_int(limits.MIB),
+        idle=_SEGMENTS,
+        broker_key="log.segment.bytes",
+    ),
+    "segment.ms": TopicKey(
+        default=str(7 * 24 * 3600 * 1_000),
+        does="the age at which a segment ends",
+        rule=_long(1),
+        idle=_SEGMENTS,
+        broker_key="log.roll.ms",
+    ),
+    "segment.jitter.ms": TopicKey(
+        default="0",
+        does="by how much segments end earlier, at random",
+        rule=_long(),
+        idle=_SEGMENTS,
+        broker_key="log.roll.jitter.ms",
+    ),
+    "segment.index.bytes": TopicKey(
+        default=str(10 * limits.MIB),
+        does="the size of a segment's index",
+        rule=_int(4),
+        idle=_SEGMENTS,
+        broker_key="log.index.size.max.bytes",
+    ),
+    "index.interval.bytes": TopicKey(
+        default="4096",
+        does="the bytes between two entries of a segment's index",
+        rule=_int(),
+        idle=_SEGMENTS,
+        broker_key="log.index.interval.bytes",
+    ),
+    "preallocate": TopicKey(
+        default="false",
+        does="whether a segment's file is created in its full size",
+        rule=_BOOLEAN,
+        idle=_SEGMENTS,
+        broker_key="log.preallocate",
+    ),
+    "file.delete.delay.ms": TopicKey(
+        default="60000",
+        does="how long a file is kept that is no longer needed",
+        rule=_long(),
+        idle="it is the broker's janitor.removed_file_grace_seconds",
+        broker_key="log.segment.delete.delay.ms",
+    ),
+    "flush.messages": TopicKey(
+        default=str(_LONG_MAX),
+        does="after how many records the log is synced",
+        rule=_long(1),
+        idle=_SYNCED,
+        broker_key="log.flush.interval.messages",
+    ),
+    "flush.ms": TopicKey(
+        default=str(_LONG_MAX),
+        does="after how long the log is synced",
+        rule=_long(),
+        idle=_SYNCED,
+        broker_key="log.flush.interval.ms",
+    ),
+    "min.insync.replicas": TopicKey(
+        default="1",
+        does="how many replicas must have a record before it is acked",
+        rule=_int(1),
+        idle=_ROOT,
+        broker_key="min.insync.replicas",
+    ),
+    "unclean.leader.election.enable": TopicKey(
+        default="false",
+        does="whether a replica that lacks records may lead",
+        rule=_BOOLEAN,
+        idle=_ROOT,
+        broker_key="unclean.leader.election.enable",
+    ),
+    "leader.replication.throttled.replicas": TopicKey(
+        default="", does="the replicas whose leader is slowed down", rule=_REPLICAS, idle=_ROOT
+    ),
+    "follower.replication.throttled.replicas": TopicKey(
+        default="", does="the replicas that are slowed down", rule=_REPLICAS, idle=_ROOT
+    ),
+    "remote.storage.enable": TopicKey(
+        default="false",
+        does="whether old segments are moved to tiered storage",
+        rule=_ONLY_FALSE,
+        idle=_TIERS,
+    ),
+    "remote.log.copy.disable": TopicKey(
+        default="false",
+        does="whether moving segments to tiered storage is stopped",
+        rule=_BOOLEAN,
+        idle=_TIERS,
+    ),
+    "remote.log.delete.on.disable": TopicKey(
+        default="false",
+        does="whether segments in tiered storage are deleted once it is disabled",
+        rule=_BOOLEAN,
+        idle=_TIERS,
+    ),
+    "local.retention.ms": TopicKey(
+        default="-2",
+        does="how long segments stay here as well, -2: as retention.ms says",
+        rule=_long(-2),
+        idle=_TIERS,
+        broker_key="log.local.retention.ms",
+    ),
+    "local.retention.bytes": TopicKey(
+        default="-2",
+        does="how many bytes of segments stay here as well, -2: as retention.bytes says",
+        rule=_long(-2),
+        idle=_TIERS,
+        broker_key="log.local.retention.bytes",
+    ),
+}
+
+
+def described() -> list[str]:
+    """Returns a line for each key that has an effect, and one for all others."""
+    lines = [
+        f"{name} (default {key.default}): {key.about}" for name, key in KEYS.items() if not key.idle
+    ]
+    idle = ", ".join(name for name, key in KEYS.items() if key.idle)
+    return [*lines, f"Kafka's others are kept and have no effect: {idle}"]
+
+
+# ------------------------------------------------------------------------------ values
+
+
+def value_of(config: Mapping[str, str], key: str) -> str:
+    """Returns the value of a key in `config`, or its default."""
+    return config.get(key, KEYS[key].default)
+
+
+def number_of(config: Mapping[str, str], key: str) -> int:
+    """Returns the value of a key whose values are integers."""
+    return int(value_of(config, key))
+
+
+def compression_of(config: Mapping[str, str]) -> tuple[str, int] | None:
+    """Returns the (codec, level) of record batches for consumers, or None to keep the producer's.
+
+    The codec is none, gzip, snappy, lz4 or zstd; the level is -1 where the codec has none.
+    """
+    codec = value_of(config, "compression.type")
+    if codec == "producer":
+        return None
+    if codec == "uncompressed":
+        return "none", -1
+    key = f"compression.{codec}.level"
+    return codec, number_of(config, key) if key in KEYS else -1
+
+
+def is_compacted(config: Mapping[str, str]) -> bool:
+    """Returns true if the topic is compacted by keys."""
+    return "compact" in value_of(config, "cleanup.policy").split(",")
+
+
+class Edit(enum.Enum):
+    """Change of one key, in Kafka's words; the last two change the elements of a list."""
+
+    SET = "set"
+    DELETE = "delete"
+    APPEND = "append"
+    SUBTRACT = "subtract"
+
+
+def edited(
+    config: Mapping[str, str], edits: Iterable[tuple[Edit, str, str | None]]
+) -> dict[str, str]:
+    """Returns `config` after the edits, each (edit, key, value).
+
+    Elements are added to, or removed from, the default of a list that is not set. Raises
+    `UnknownOption` for a key that does not exist and is not deleted, and `BadOption` for a value
+    that is missing, or for elements of a key that is not a list; other values are not checked.
+    """
+    found = dict(config)
+    for edit, key, value in edits:
+        if edit is Edit.DELETE:
+            found.pop(key, None)
+            continue
+        check_key(key)
+        if value is None:
+            raise errors.BadOption(option=key, value=None, reason="it needs a value")
+        found[key] = value if edit is Edit.SET else _list(found, key, edit, value)
+    return found
+
+
+def _list(config: Mapping[str, str], key: str, edit: Edit, value: str) -> str:
+    if KEYS[key].rule.kind is not ConfigType.LIST:
+        reason = f"{edit.value} applies only to keys whose value is a list"
+        raise errors.BadOption(option=key, value=value, reason=reason)
+    elements = [each for each in value_of(config, key).split(",") if each]
+    given = [each.strip() for each in value.split(",")]
+    if edit is Edit.SUBTRACT:
+        return ",".join(each for each in elements if each not in given)
+    return ",".join([*elements, *(each for each in given if each not in elements)])
+
+
+def check(config: Mapping[str, str]) -> dict[str, str]:
+    """Returns the configuration with normalised values.
+
+    Raises `UnknownOption` and `BadOption`, which name the key.
+    """
+    normalised = {}
+    for key, value in config.items():
+        check_key(key)
+        rule = KEYS[key].rule
+        accepted = rule.read(value.strip())
+        if accepted is None:
+            raise errors.BadOption(option=key, value=value, reason=rule.expected)
+        normalised[key] = accepted
+    _check_together(normalised)
+    return normalised
+
+
+def check_key(key: str) -> None:
+    """Raises `UnknownOption`, which suggests the nearest key."""
+    if key not in KEYS:
+        raise errors.UnknownOption.among("a topic's configuration", key, KEYS)
+
+
+def _check_together(config: Mapping[str, str]) -> None:
+    low, high = "min.compaction.lag.ms", "max.compaction.lag.ms"
+    if number_of(config, low) > number_of(config, high):
+        reason = f"it must not be above {high} = {value_of(config, high)}"
+        raise errors.BadOption(option=low, value=value_of(config, low), reason=reason)

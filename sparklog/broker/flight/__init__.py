@@ -1,0 +1,1 @@
+"""The Arrow Flight listener, and the gRPC server beneath it."""

@@ -1,0 +1,772 @@
+"""One client's connection: HTTP/2 frames to the messages of its calls, and responses to frames.
+
+The server's reading thread passes received bytes, and the calls' threads send. The rules are those
+of RFC 9113 and of gRPC over HTTP/2. A client that breaks HTTP/2 causes a `ProtocolError`, which
+ends its connection; an error in one call ends that call. A request that is not gRPC's gets an HTTP
+response with a text for people, when it is complete or has used up its window.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import threading
+from collections import deque
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Final
+
+import hpack
+
+from sparklog import limits
+from sparklog.broker.flight.grpc import http2
+from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method, Refusal
+from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, GrpcError, PeerGone
+
+if TYPE_CHECKING:
+    from sparklog.broker.flight.grpc.server import Server
+
+_MAX_BLOCK_BYTES: Final = 16 * limits.KIB
+"""The largest header block of a request."""
+_MAX_FRAME_BYTES: Final = 4 * limits.MIB
+_OUT_BYTES: Final = 64 * limits.KIB
+"""The limit of control frames that a client does not read; beyond it the connection ends."""
+_REMEMBERED_STREAMS: Final = 256
+"""The number of ended streams that are remembered, for frames that arrive later."""
+_IDLE_FRAMES: Final = 2_000
+_IDLE_FRAMES_SECONDS: Final = 1.0
+_DRAIN_MS: Final = 250
+_SMALL_BYTES: Final = 16 * limits.KIB
+_JOINED_PARTS: Final = 512
+_WRITE_BYTES: Final = 1 * limits.MIB
+"""The most that one system call writes."""
+_GRPC: Final = b"application/grpc"
+_CONTENT_TYPE: Final = ("content-type", _GRPC)
+_SETTINGS: Final = http2.settings(
+    [
+        (http2.INITIAL_WINDOW_SIZE, FREE_BYTES),
+        (http2.MAX_FRAME_SIZE, _MAX_FRAME_BYTES),
+        (http2.MAX_HEADER_LIST_SIZE, _MAX_BLOCK_BYTES),
+    ]
+) + http2.window_update(0, http2.MAX_WINDOW - http2.WINDOW_BYTES)
+_LAST_HEADERS: Final = http2.END_HEADERS | http2.END_STREAM
+_STARTED: Final = http2.head_block([_CONTENT_TYPE], with_status=True)
+_NOT_GRPC: Final = (
+    b"This is sparklog's port for Arrow Flight. It serves gRPC calls only: use a client of"
+    b" Arrow Flight, or sparklog.connect().\n"
+)
+_FOREIGN: Final = Method(
+    serve=lambda _: None,
+    message_bytes=-1,
+    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "not a request of gRPC"),
+)
+"""The method of requests that are not gRPC's: they have no messages."""
+_UNKNOWN_METHOD: Final = Method(
+    serve=lambda _: None,
+    message_bytes=0,
+    too_large=lambda _size, _limit: GrpcError(UNIMPLEMENTED, "there is no such method"),
+)
+
+
+class GrpcConnection:
+    """A client's connection. The reading thread calls `receive`; the calls' threads write."""
+
+    def __init__(self, server: Server, sock: socket.socket, peer: str) -> None:
+        self.server = server
+        self.socket = sock
+        self.peer = peer
+        self.lock = threading.Lock()
+        self.changed = threading.Condition(self.lock)
+        """Notified when a window grows, pending bytes were sent, or a call ends."""
+        self.calls: dict[int, Call] = {}
+        self.peer_window = http2.WINDOW_BYTES
+        self._clock = server.clock
+        self.began = self._clock.monotonic()
+        self.is_http2 = False
+        self.is_closed = False
+        self._decoder = hpack.Decoder(max_header_list_size=_MAX_BLOCK_BYTES)
+        self._peer_frame_bytes = http2.FRAME_BYTES
+        self._send_window = http2.WINDOW_BYTES
+        self._window = http2.MAX_WINDOW
+        self._last_stream = 0
+        self._out: deque[memoryview] = deque()
+        self._out_bytes = 0
+        self._unread_bytes = 0
+        """The bytes of control frames since all pending bytes were sent."""
+        self.wants_write = False
+        self._rest = b""
+        self._data_call: Call | None = None
+        self._data_flags = 0
+        self._data_left = 0
+        self._padding_left = 0
+        self._block: bytearray | None = None
+        self._block_stream = 0
+        self._block_flags = 0
+        self._idle_frames = 0
+        self._idle_since = self.began
+        self._answered_frames = self._answered_before = 0
+        """Frames of responses that were sent, in all and until the last count of idle frames."""
+        self._has_settings = False
+        self._shrinks_table = self._has_shrunk_table = False
+        self._ended_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
+        """Streams that the client has ended: it must send nothing more in them."""
+        self._cut_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
+        """Streams that the broker has ended: frames that the client had sent before are ignored."""
+        self._refused: dict[int, Call] = {}
+        """Requests that are not gRPC's."""
+
+    def greet(self) -> None:
+        """Sends the server's settings, its first frame."""
+        with self.lock:
+            self._control(_SETTINGS)
+
+    def go_away(self, code: int, reason: str = "") -> None:
+        """Sends GOAWAY: the client may open no more streams, for that reason."""
+        with self.lock:
+            self._control(http2.goaway(self._last_stream, code, reason))
+
+    # ---------------------------------------------------------------------- reading
+
+    def receive(self, data: memoryview) -> None:
+        """Processes received bytes. Raises `ProtocolError`."""
+        if self._rest:
+            data = memoryview(self._rest + data)
+            self._rest = b""
+        at, end = 0, len(data)
+        if not self.is_http2:
+            at = self._begin_http2(data)
+        while at < end and self.is_http2:
+            if self._data_left or self._padding_left:
+                at = self._receive_data(data, at, end)
+                continue
+            if end - at < http2.HEADER_BYTES:
+                break
+            size, kind, flags, stream = http2.read_header(data, at)
+            if self._block is not None and kind != http2.CONTINUATION:
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a header block is interrupted")
+            if kind == http2.DATA:
+                if (at := self._begin_data(data, at, end, size, flags, stream)) < 0:
+                    at = ~at
+                    break
+                continue
+            if size > http2.FRAME_BYTES:
+                raise http2.ProtocolError(http2.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+            if end - at - http2.HEADER_BYTES < size:
+                break
+            at += http2.HEADER_BYTES
+            self._frame(kind, flags, stream, data[at : at + size])
+            at += size
+        if at < end:
+            self._rest = bytes(data[at:])
+
+    def _begin_http2(self, data: memoryview) -> int:
+        """Returns the position of the first frame; 0 if the preface is not complete."""
+        size = len(http2.PREFACE)
+        if data[:size] != http2.PREFACE[: len(data)]:
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not HTTP/2")
+        self.is_http2 = len(data) >= size
+        return size if self.is_http2 else 0
+
+    def _take_whole(self, data: memoryview, at: int, end: int, stream: int) -> bool:
+        """Takes a frame that is one small message, as most are. Returns False for other frames."""
+        size = end - at
+        call = self.calls.get(stream)
+        if call is None or not call.is_whole(data[at : at + PREFIX_BYTES], size):
+            return False
+        with self.lock:
+            is_low = self._window < http2.MAX_WINDOW // 2
+            if is_low or call.is_dead or call.has_ended or size > call.window:
+                return False
+            self._window -= size
+            call.window -= size
+            call.take_whole(bytearray(data[at + PREFIX_BYTES : end]))
+        if not call.is_served:
+            self.server.serve(call)
+        return True
+
+    def _begin_data(
+        self, data: memoryview, at: int, end: int, size: int, flags: int, stream: int
+    ) -> int:
+        """Returns the position to continue at; the complement of `at` if more bytes are needed."""
+        padding, beside = 0, http2.HEADER_BYTES
+        after = at + beside + size
+        if not flags and after <= end and self._take_whole(data, at + beside, after, stream):
+            return after
+        if flags & http2.PADDED:
+            if end - at <= beside:
+                return ~at
+            padding = data[at + beside]
+            beside += 1
+            if padding + 1 > size:
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "padding longer than its frame")
+        if size > _MAX_FRAME_BYTES:
+            raise http2.ProtocolError(http2.FRAME_SIZE_ERROR, f"a frame of {size} bytes")
+        self._check_begun(stream)
+        self._data_call = call = self.calls.get(stream)
+        self._data_flags = flags
+        self._data_left = size - padding - (beside - http2.HEADER_BYTES)
+        self._padding_left = padding
+        self._use_window(call, stream, size)
+        if not self._data_left:
+            self._idle_frame()
+            if not padding:
+                self._end_data()
+        return at + beside
+
+    def _use_window(self, call: Call | None, stream: int, size: int) -> None:
+        with self.lock:
+            self._window -= size
+            if self._window < http2.MAX_WINDOW // 2:
+                self._control(http2.window_update(0, http2.MAX_WINDOW - self._window))
+                self._window = http2.MAX_WINDOW
+            if stream in self._ended_streams if call is None else call.has_ended:
+                raise http2.ProtocolError(http2.STREAM_CLOSED, "data behind a stream's end")
+            if call is None:
+                return
+            call.window -= size
+            if call.window < 0:
+                raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "more than was allowed")
+            if call.length_left is not None:
+                call.length_left -= self._data_left
+
+    def _receive_data(self, data: memoryview, at: int, end: int) -> int:
+        taken = min(self._data_left, end - at)
+        call = self._data_call
+        if taken:
+            self._data_left -= taken
+            if call is not None and not call.is_dead:
+                self._feed(call, data[at : at + taken])
+            at += taken
+        skipped = min(self._padding_left, end - at) if not self._data_left else 0
+        self._padding_left -= skipped
+        if not self._data_left and not self._padding_left:
+            self._end_data()
+        return at + skipped
+
+    def _end_data(self) -> None:
+        call, self._data_call = self._data_call, None
+        if call is None or call.is_dead:
+            return
+        if self._data_flags & http2.END_STREAM:
+            self._half_close(call)
+        elif call.refusal and call.window <= 0:
+            self._refuse(call)  # its client may send no more, and waits
+
+    def _half_close(self, call: Call) -> None:
+        call.finish_reading()
+        if call.length_left:
+            self._reset(call, http2.PROTOCOL_ERROR)
+        elif call.refusal:
+            self._refuse(call)
+        elif call.is_partial:
+            self.end(call, INTERNAL, "the request ends within a message", [])
+        else:
+            self.server.serve(call)
+
+    def _feed(self, call: Call, data: memoryview) -> None:
+        if call.refusal:
+            return
+        try:
+            count = call.feed(data)
+        except GrpcError as status:
+            self.server.log_limited("a call is refused", peer=self.peer, reason=str(status))
+            self.end(call, status.code, str(status), status.trailers)
+            return
+        if count:
+            self.server.serve(call)
+        if call.wants_grant:
+            self.server.message_memory.request_step(call)
+        elif call.lacks_window:
+            self.update_window(call)
+
+    def _frame(self, kind: int, flags: int, stream: int, payload: memoryview) -> None:
+        http2.check_frame(kind, flags, stream, len(payload))
+        if not self._has_settings:
+            if kind != http2.SETTINGS or flags & http2.ACK:
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no settings come first")
+            self._has_settings = True
+        if kind == http2.WINDOW_UPDATE:
+            self._window_update(stream, payload)
+            return
+        if kind == http2.HEADERS:
+            self._block = bytearray(http2.unpadded(payload, flags))
+            self._block_stream, self._block_flags = stream, flags
+            self._end_block(flags)
+            return
+        self._idle_frame()
+        if kind == http2.CONTINUATION:
+            self._continuation(flags, stream, payload)
+        elif kind == http2.SETTINGS and not flags & http2.ACK:
+            self._settings(payload)
+        elif kind == http2.PING and not flags & http2.ACK:
+            with self.lock:
+                self._control(http2.frame(http2.PING, http2.ACK, 0, bytes(payload)))
+        elif kind == http2.RST_STREAM:
+            self._check_begun(stream)
+            call = self.calls.get(stream)
+            if call is not None:
+                call.has_ended = True
+                self._remove(call)
+
+    def _check_begun(self, stream: int) -> None:
+        if stream > self._last_stream or not stream % 2:
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"stream {stream} has not begun")
+
+    def _continuation(self, flags: int, stream: int, payload: memoryview) -> None:
+        if self._block is None or stream != self._block_stream:
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a continuation of nothing")
+        self._block += payload
+        if len(self._block) > _MAX_BLOCK_BYTES:
+            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "headers that are too large")
+        self._end_block(flags)
+
+    def _idle_frame(self) -> None:
+        """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
+
+        Each frame of a response allows one more: gRPC's clients may send a ping for each.
+        """
+        self._idle_frames += 1
+        if self._idle_frames > _IDLE_FRAMES:
+            now = self._clock.monotonic()
+            if now - self._idle_since >= _IDLE_FRAMES_SECONDS:
+                self._idle_frames, self._idle_since = 0, now
+                self._answered_before = self._answered_frames
+            elif self._idle_frames > (_IDLE_FRAMES + self._answered_frames - self._answered_before):
+                raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "too many frames without data")
+
+    def _settings(self, payload: memoryview) -> None:
+        with self.lock:
+            for name, value in struct.iter_unpack(">HI", payload):
+                if name == http2.INITIAL_WINDOW_SIZE:
+                    if value > http2.MAX_WINDOW:
+                        raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "a window too large")
+                    for call in self.calls.values():
+                        call.send_window += value - self.peer_window
+                    self.peer_window = value
+                elif name == http2.MAX_FRAME_SIZE:
+                    if not http2.FRAME_BYTES <= value < 1 << 24:
+                        raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no size of a frame")
+                    self._peer_frame_bytes = min(value, limits.MIB)
+                elif name == http2.ENABLE_PUSH:
+                    if value > 1:
+                        raise http2.ProtocolError(http2.PROTOCOL_ERROR, "push is 0 or 1")
+                elif name == http2.HEADER_TABLE_SIZE and value < http2.TABLE_BYTES:
+                    # A decoder takes no block that does not begin with its table's smaller size.
+                    self._shrinks_table = not self._has_shrunk_table
+            # First: what larger windows allow is too much for a peer that has no answer yet.
+            self._control(http2.frame(http2.SETTINGS, http2.ACK, 0, b""))
+            for call in self.calls.values():
+                self._send_on(call)
+        self._end_refused()
+
+    def _window_update(self, stream: int, payload: memoryview) -> None:
+        size = int.from_bytes(payload, "big") & http2.MAX_WINDOW
+        if not stream:
+            if not size:
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "a window that grows by nothing")
+            with self.lock:
+                self._send_window += size
+                if self._send_window > http2.MAX_WINDOW:
+                    raise http2.ProtocolError(http2.FLOW_CONTROL_ERROR, "a window too large")
+                for each in self.calls.values():
+                    self._send_on(each)
+        else:
+            self._check_begun(stream)
+            if not size:
+                self._idle_frame()
+            if (call := self.calls.get(stream)) is None:
+                return
+            with self.lock:
+                call.send_window += size
+                code = http2.FLOW_CONTROL_ERROR if call.send_window > http2.MAX_WINDOW else None
+                if not size:
+                    code = http2.PROTOCOL_ERROR
+                if code is None:
+                    self._send_on(call)
+            if code is not None:
+                self._reset(call, code)
+        self._end_refused()
+
+    def _end_block(self, flags: int) -> None:
+        if not flags & http2.END_HEADERS:
+            return
+        block, self._block = self._block, None
+        stream, flags = self._block_stream, self._block_flags
+        assert block is not None
+        try:
+            headers = self._decoder.decode(bytes(block), raw=True)
+        except hpack.OversizedHeaderListError as error:
+            raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, str(error)) from error
+        except hpack.HPACKError as error:
+            raise http2.ProtocolError(http2.COMPRESSION_ERROR, str(error)) from error
+        if (call := self.calls.get(stream)) is not None:
+            self._trailers(call, flags, headers)
+            return
+        with self.lock:
+            if stream in self._ended_streams:
+                raise http2.ProtocolError(http2.STREAM_CLOSED, "headers behind a stream's end")
+            if stream in self._cut_streams:  # sent before the client heard of its end
+                return
+        if not stream % 2 or stream <= self._last_stream:
+            raise http2.ProtocolError(http2.PROTOCOL_ERROR, f"no new stream has number {stream}")
+        self._last_stream = stream
+        try:
+            self._open(stream, flags, http2.request_headers(headers))
+        except http2.StreamError as error:
+            self._idle_frame()
+            self.server.log_limited("a request is refused", peer=self.peer, reason=str(error))
+            with self.lock:
+                self._control(http2.reset(stream, error.code))
+                self._cut_streams.append(stream)
+
+    def _trailers(self, call: Call, flags: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Processes the headers that end a request."""
+        if call.has_ended:
+            raise http2.ProtocolError(http2.STREAM_CLOSED, "headers behind a stream's end")
+        try:
+            http2.check_trailers(headers)
+            if not flags & http2.END_STREAM:
+                raise http2.StreamError(http2.PROTOCOL_ERROR, "trailers that end nothing")
+        except http2.StreamError as error:
+            self.server.log_limited("a request is refused", peer=self.peer, reason=str(error))
+            self._reset(call, error.code)
+            return
+        if not call.is_dead:
+            self._half_close(call)
+
+    def _open(self, stream: int, flags: int, headers: Mapping[bytes, bytes]) -> None:
+        """Begins a call. Raises `StreamError`."""
+        server = self.server
+        length = http2.content_length(headers)
+        refusal = _refusal(headers)
+        method = _FOREIGN if refusal else server.methods.get(headers.get(b":path", b""))
+        call = Call(self, stream, method or _UNKNOWN_METHOD)
+        call.length_left = length
+        with self.lock:
+            if not server.admit_call():
+                self._control(http2.reset(stream, http2.REFUSED_STREAM))
+                self._cut_streams.append(stream)
+                return
+            self.calls[stream] = call
+        if refusal:
+            call.refusal = refusal
+            self._refused[stream] = call
+        elif method is None:
+            self.end(call, UNIMPLEMENTED, "there is no such method", [])
+        elif headers.get(b"grpc-encoding", b"identity") != b"identity":
+            self.end(call, UNIMPLEMENTED, "messages must not be compressed", [])
+        elif (timeout := headers.get(b"grpc-timeout")) is not None:
+            self._set_deadline(call, timeout)
+        if flags & http2.END_STREAM and not call.is_dead:
+            self._half_close(call)
+
+    def _set_deadline(self, call: Call, timeout: bytes) -> None:
+        try:
+            seconds = http2.timeout_seconds(timeout)
+        except ValueError as error:
+            self.end(call, INTERNAL, str(error), [])
+            return
+        call.deadline = call.began + seconds
+        if not seconds:
+            call.expire()
+
+    # ---------------------------------------------------------------------- refusing
+
+    def _reset(self, call: Call, code: int) -> None:
+        """Resets the stream of a call whose client breaks the protocol in it."""
+        with self.lock:
+            if not call.is_dead and not self.is_closed:
+                self._control(http2.reset(call.stream_id, code))
+                call.is_dead = True  # nothing may follow
+        self._remove(call)
+
+    def _refuse(self, call: Call) -> None:
+        """Responds to a request that is not gRPC's, with as much text as the windows allow."""
+        assert call.refusal is not None
+        with self.lock:
+            if call.is_dead or call.has_started or self.is_closed:
+                return
+            status, headers, text = call.refusal
+            block = self._answer(http2.head_block(headers, with_status=True, status=status))
+            self._control(http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block))
+            call.has_started = True
+            if text:
+                call.outgoing.append(memoryview(text))
+                self._send_on(call)
+        self._end_refused()
+
+    def _end_refused(self) -> None:
+        """Ends the calls whose refusals were sent."""
+        for call in [*self._refused.values()] if self._refused else ():
+            if call.has_started and not call.outgoing:
+                self.end(call, OK, "", [])
+
+    # ---------------------------------------------------------------------- windows
+
+    def update_window(self, call: Call) -> None:
+        """Allows the client to send more; in large steps, unless a message needs a small one."""
+        with self.lock:
+            coming = self._data_left if self._data_call is call else 0
+            size = call.target_window() - call.window - coming
+            is_due = size >= FREE_BYTES // 2 or (size > 0 and call.lacks_window)
+            if is_due and not call.is_dead and not call.has_ended:
+                call.window += size
+                self._control(http2.window_update(call.stream_id, size))
+
+    def release_read(self, call: Call) -> None:
+        """Releases the message that a call has read, and lets its client continue."""
+        with self.lock:
+            freed = call.released()
+        if freed:
+            self.server.message_memory.release(freed)
+        if call.wants_grant:
+            self.server.message_memory.request_step(call)
+        else:
+            self.update_window(call)
+
+    # ---------------------------------------------------------------------- writing
+
+    def send(self, call: Call, pieces: list[memoryview], size: int) -> None:
+        """Sends a message. Raises `PeerGone`."""
+        with self.lock:
+            if call.is_dead or self.is_closed:
+                raise PeerGone
+            total = size + PREFIX_BYTES
+            start = b""
+            if not call.has_started:
+                block = self._answer(_STARTED)
+                start = http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block)
+            allowed = min(call.send_window, self._send_window, self._peer_frame_bytes)
+            if total <= allowed and total <= _SMALL_BYTES and not self._out:
+                call.has_started = True
+                call.send_window -= total
+                self._send_window -= total
+                self._answered_frames += 1
+                before = start + http2.header(http2.DATA, 0, call.stream_id, total)
+                self._write([memoryview(b"".join((before, PREFIX.pack(0, size), *pieces)))])
+                return
+            if start:
+                call.has_started = True
+                self._write([memoryview(start)], is_waited_for=True)
+            call.outgoing.append(memoryview(PREFIX.pack(0, size)))
+            call.outgoing += pieces
+            self._send_large(call)
+
+    def _send_large(self, call: Call) -> None:
+        try:
+            while call.outgoing or self._out:
+                if call.is_dead or self.is_closed:
+                    raise PeerGone
+                if self._out:
+                    self._drain(call)
+                elif frames := self._frames(call):
+                    self._write(frames, is_waited_for=True)
+                else:
+                    self._wait(call)
+        finally:
+            call.outgoing.clear()
+            call.stalled_since = None
+            if self._out and not self.wants_write and not self.is_closed:
+                self.wants_write = True
+                self.server.write_later(self)
+
+    def _send_on(self, call: Call) -> None:
+        """Sends as much as the windows allow, and wakes the call's thread when all was sent."""
+        if not call.outgoing or call.is_dead:
+            return
+        if call.refusal:  # a short text, for which no thread waits
+            while frames := self._frames(call):
+                self._control(b"".join(frames))
+            return
+        with contextlib.suppress(PeerGone):
+            while not self._out and (frames := self._frames(call)):
+                self._write(frames, is_waited_for=True)
+        if not call.outgoing or self._out:
+            self.changed.notify_all()
+
+    def _frames(self, call: Call) -> list[memoryview]:
+        """Returns frames with the part of the call's message that may be sent now."""
+        pieces = call.outgoing
+        frames: list[memoryview] = []
+        left = _WRITE_BYTES
+        while pieces and len(frames) < _JOINED_PARTS:
+            allowed = min(call.send_window, self._send_window, self._peer_frame_bytes, left)
+            if allowed <= 0:
+                break
+            payload, size = _cut(pieces, allowed)
+            call.send_window -= size
+            self._send_window -= size
+            self._answered_frames += 1
+            left -= size
+            frames.append(memoryview(http2.header(http2.DATA, 0, call.stream_id, size)))
+            frames += payload
+        return frames
+
+    def _drain(self, call: Call) -> None:
+        """Waits for the socket and writes pending bytes, without the reading thread."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLOUT)
+        call.stalled_since = call.stalled_since or self._clock.monotonic()
+        self.lock.release()
+        try:
+            ready = poll.poll(_DRAIN_MS)
+        finally:
+            self.lock.acquire()
+        if ready and not self.is_closed:
+            try:
+                self._flush()
+            except OSError:
+                self.server.close_later(self)
+                raise PeerGone from None
+
+    def _wait(self, call: Call) -> None:
+        call.stalled_since = call.stalled_since or self._clock.monotonic()
+        self.changed.wait()
+
+    def end(
+        self, call: Call, code: int, message: str, trailers: Iterable[tuple[str, bytes]]
+    ) -> None:
+        """Ends a call with a gRPC status."""
+        headers = [("grpc-status", str(code).encode()), *trailers]
+        if message:
+            headers.insert(1, ("grpc-message", http2.percent_encoded(message)))
+        with self.lock:
+            if not call.is_dead and not self.is_closed:
+                if call.refusal:
+                    out = self._end_of_text(call)
+                else:
+                    out = self._end_of_answer(call, headers)
+                self._control(out)
+                call.is_dead = True  # nothing may follow
+        self._remove(call)
+
+    def _end_of_answer(self, call: Call, headers: list[tuple[str, bytes]]) -> bytes:
+        if not call.has_started:
+            headers.insert(0, _CONTENT_TYPE)
+        block = self._answer(http2.head_block(headers, with_status=not call.has_started))
+        self._answered_frames += 1
+        out = http2.frame(http2.HEADERS, _LAST_HEADERS, call.stream_id, block)
+        return out if call.has_ended else out + http2.reset(call.stream_id, http2.NO_ERROR)
+
+    @staticmethod
+    def _end_of_text(call: Call) -> bytes:
+        if not call.has_started or call.outgoing:
+            return http2.reset(call.stream_id, http2.CANCEL)
+        out = http2.frame(http2.DATA, http2.END_STREAM, call.stream_id, b"")
+        return out if call.has_ended else out + http2.reset(call.stream_id, http2.NO_ERROR)
+
+    def _answer(self, block: bytes) -> bytes:
+        """Returns a header block, with a change of the table size if one is due."""
+        if not self._shrinks_table:
+            return block
+        self._shrinks_table, self._has_shrunk_table = False, True
+        return http2.NO_TABLE + block
+
+    def _remove(self, call: Call) -> None:
+        with self.lock:
+            if self.calls.pop(call.stream_id, None) is None:
+                return
+            self._refused.pop(call.stream_id, None)
+            (self._ended_streams if call.has_ended else self._cut_streams).append(call.stream_id)
+            freed = call.die()
+            self.changed.notify_all()
+        self.server.closed(call, freed)
+
+    def _control(self, data: bytes) -> None:
+        """Writes a control frame. Never waits. Needs the lock."""
+        with contextlib.suppress(PeerGone):
+            self._write([memoryview(data)])
+        if self._out:
+            self._unread_bytes += len(data)
+            if self._unread_bytes > _OUT_BYTES:
+                self.server.close_later(self)
+
+    def _write(self, parts: list[memoryview], *, is_waited_for: bool = False) -> None:
+        """Sends bytes, and keeps those that the system does not take now. Needs the lock."""
+        if self.is_closed:
+            raise PeerGone
+        if not self._out:
+            try:
+                sent = self.socket.send(parts[0]) if len(parts) == 1 else self.socket.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self.server.close_later(self)
+                raise PeerGone from None
+            done = 0
+            while done < len(parts) and sent >= len(parts[done]):
+                sent -= len(parts[done])
+                done += 1
+            if done == len(parts):
+                return
+            parts = parts[done:]
+            parts[0] = parts[0][sent:]
+        self._out.extend(parts)
+        self._out_bytes += sum(map(len, parts))
+        if not self.wants_write and not is_waited_for:
+            self.wants_write = True
+            self.server.write_later(self)
+
+    def flush(self) -> bool:
+        """Sends pending bytes. Returns whether all were sent. Raises OSError."""
+        with self.lock:
+            return self._flush()
+
+    def _flush(self) -> bool:
+        while self._out:
+            parts = [self._out[index] for index in range(min(len(self._out), 512))]
+            try:
+                sent = self.socket.sendmsg(parts)
+            except (BlockingIOError, InterruptedError):
+                break
+            self._out_bytes -= sent
+            while sent:
+                first = self._out[0]
+                if sent < len(first):
+                    self._out[0] = first[sent:]
+                    break
+                sent -= len(first)
+                self._out.popleft()
+        if not self._out:
+            self.changed.notify_all()
+            self.wants_write = False
+            self._unread_bytes = 0
+        return not self._out
+
+    def close(self) -> None:
+        """Closes the connection and ends its calls. Called once, by the reading thread."""
+        with self.lock:
+            self.is_closed = True
+            self._out.clear()
+            self.changed.notify_all()
+        for call in list(self.calls.values()):
+            self._remove(call)
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+
+def _refusal(headers: Mapping[bytes, bytes]) -> Refusal | None:
+    """Returns the response to a request that is not gRPC's (gRPC over HTTP/2, "Requests")."""
+    method = headers[b":method"]
+    text = b"" if method == b"HEAD" else _NOT_GRPC
+    if method != b"POST":
+        return Refusal(405, [("content-type", b"text/plain"), ("allow", b"POST")], text)
+    kind = headers.get(b"content-type", b"")
+    if kind == _GRPC or kind.startswith((_GRPC + b"+", _GRPC + b";")):
+        return None
+    return Refusal(415, [("content-type", b"text/plain")], text)
+
+
+def _cut(pieces: deque[memoryview], size: int) -> tuple[list[memoryview], int]:
+    """Removes up to `size` bytes from the beginning of `pieces`. Returns them and their size."""
+    taken, total = [], 0
+    while pieces and total < size:
+        first = pieces.popleft()
+        if len(first) > size - total:
+            pieces.appendleft(first[size - total :])
+            first = first[: size - total]
+        taken.append(first)
+        total += len(first)
+    return taken, total

@@ -1,0 +1,69 @@
+"""Memory for large messages that arrive, shared by all connections of a server."""
+
+from __future__ import annotations
+
+import threading
+
+from sparklog.broker.flight.grpc.call import Call
+
+
+class MessageMemory:
+    """The memory for large messages while they are received and read. Thread-safe."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+        self._waiting: dict[Call, None] = {}
+        self._overdrawn: Call | None = None
+        """The call that may exceed the limit, up to the end of its message."""
+
+    @property
+    def is_short(self) -> bool:
+        """True if a call waits for memory."""
+        return bool(self._waiting)
+
+    def request_step(self, call: Call) -> None:
+        """Grants the next step of a message, now or when memory is released."""
+        with self._lock:
+            # A message that has begun comes before messages that have not.
+            is_granted = (not self._waiting or call.granted > 0) and self._grant(call)
+            if is_granted:
+                self._waiting.pop(call, None)
+            elif not call.is_dead:
+                self._waiting[call] = None
+        if is_granted:
+            call.connection.update_window(call)
+
+    def _grant(self, call: Call) -> bool:
+        with call.connection.lock:
+            size = call.next_step()
+            if size and self._held_bytes + size > self._limit_bytes:
+                if self._overdrawn is None:
+                    self._overdrawn = call
+                elif self._overdrawn is not call or not call.granted:
+                    return False
+            self._held_bytes += size
+            call.held_bytes += size
+            call.granted += size
+            return True
+
+    def release(self, size: int, closed: Call | None = None) -> None:
+        """Returns the memory of a message that was read, or of a call that has ended."""
+        granted_calls = []
+        with self._lock:
+            self._held_bytes -= size
+            if closed is not None:
+                self._waiting.pop(closed, None)
+            if self._overdrawn is not None and (
+                self._overdrawn.is_dead or not self._overdrawn.held_bytes
+            ):
+                self._overdrawn = None
+            while self._waiting:
+                call = next(iter(self._waiting))
+                if not self._grant(call):
+                    break
+                del self._waiting[call]
+                granted_calls.append(call)
+        for call in granted_calls:
+            call.connection.update_window(call)

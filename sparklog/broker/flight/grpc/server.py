@@ -1,0 +1,364 @@
+"""The gRPC server: its listening socket, and the thread that reads from all connections.
+
+A single thread reads, so a flood of small frames takes no more processor time than one thread. Four
+times a second it checks all connections and calls, and ends those that have sent nothing for too
+long, whose clients have not read for too long, or whose deadline has passed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import structlog
+
+from sparklog import limits
+from sparklog.broker.flight.grpc import http2
+from sparklog.broker.flight.grpc.call import Call, Method
+from sparklog.broker.flight.grpc.connection import GrpcConnection
+from sparklog.broker.flight.grpc.message_memory import MessageMemory
+from sparklog.broker.flight.grpc.status import (
+    CANCELLED,
+    INTERNAL,
+    OK,
+    UNAVAILABLE,
+    GrpcError,
+    PeerGone,
+)
+from sparklog.broker.flight.grpc.threads import CallThreads
+from sparklog.clock import Clock, SystemClock
+
+_log = structlog.get_logger("sparklog.flight")
+
+_READ_BYTES: Final = 256 * limits.KIB
+_READS_PER_TURN: Final = 4
+_ACCEPTED_PER_TURN: Final = 64
+_REFUSED_SECONDS: Final = 0.01
+_SAY_SECONDS: Final = 1.0
+_TICK_SECONDS: Final = 0.25
+_CLOSE_SECONDS: Final = 9.0
+"""The time for calls to end after their connections were closed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerBounds:
+    """The limits of a server's memory, connections, calls and waiting times."""
+
+    arriving_bytes: int = limits.FLIGHT_ARRIVING_BYTES
+    connections: int = limits.FLIGHT_CONNECTIONS
+    calls: int = limits.FLIGHT_STREAMS + limits.FLIGHT_WAITING_ACTIONS
+    patience_seconds: float = limits.FLIGHT_IDLE_SHORT_SECONDS
+    """The time for a message that holds memory which others wait for, plus 1 s per MiB."""
+    stall_seconds: float = limits.FLIGHT_IDLE_SECONDS
+    """The time for a client to read a message."""
+    preface_seconds: float = limits.FLIGHT_PREFACE_SECONDS
+    """The time for the first bytes of a connection, and for the first message of a call."""
+
+
+class Server:
+    """Serves `methods` from `start` to `close`.
+
+    Args:
+        listener: a socket that listens; the server takes it over.
+        methods: by path, `/package.Service/Method`. A call is served when its first message, or
+            the end of its stream, has been received.
+        tick: called four times a second.
+        clock: None: the machine's own.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        methods: Mapping[str, Method],
+        bounds: ServerBounds | None = None,
+        *,
+        tick: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.clock = clock or SystemClock()
+        self.bounds = bounds or ServerBounds()
+        self.methods = {path.encode(): method for path, method in methods.items()}
+        self.message_memory = MessageMemory(self.bounds.arriving_bytes)
+        self._tick = tick
+        self._listener = listener
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._scheduled: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._connections: set[GrpcConnection] = set()
+        self._calls = 0
+        self._served = 0
+        self._lock = threading.Lock()
+        self._no_calls = threading.Condition(self._lock)
+        self._threads = CallThreads()
+        self._ending = False
+        self._scratch = memoryview(bytearray(_READ_BYTES))
+        self._thread = threading.Thread(target=self._run, name="sparklog-flight", daemon=True)
+        self._next_check = self.clock.monotonic() + _TICK_SECONDS
+        self._logged_at = -_SAY_SECONDS
+        self._left_out = 0
+
+    def start(self) -> None:
+        for each in (self._listener, self._wake_in, self._wake_out):
+            each.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
+        self._thread.start()
+
+    def close(self, patience_seconds: float) -> bool:
+        """Ends all calls; after `patience_seconds`, cuts their connections.
+
+        Returns True if all calls have ended.
+        """
+        self._schedule(self._stop_accepting)
+        with self._lock:
+            self._no_calls.wait_for(lambda: not self._served, patience_seconds)
+        self._schedule(self._close_all)
+        self._thread.join()
+        with self._lock:
+            is_over = self._no_calls.wait_for(lambda: not self._served, _CLOSE_SECONDS)
+        self._threads.close()
+        return is_over
+
+    # ---------------------------------------------------------------------- for connections
+
+    def serve(self, call: Call) -> None:
+        """Starts to serve a call in a thread, unless that was done."""
+        if call.is_served or call.is_dead:
+            return
+        call.is_served = True
+        with self._lock:
+            self._served += 1
+        try:
+            self._threads.run(self._serve, call)
+        except RuntimeError:  # the system cannot start a thread
+            self._call_served()
+            call.connection.end(call, UNAVAILABLE, "no thread is free", [])
+
+    def _serve(self, call: Call) -> None:
+        connection = call.connection
+        try:
+            call.serve()
+            connection.end(call, OK, "", [])
+        except PeerGone:
+            connection.end(call, CANCELLED, "", [])
+        except GrpcError as status:
+            connection.end(call, status.code, str(status), status.trailers)
+        except BaseException as error:
+            _log.error("call failed", exc_info=error)
+            connection.end(call, INTERNAL, repr(error), [])
+        finally:
+            call.release_message()
+            self._call_served()
+
+    def _call_served(self) -> None:
+        with self._lock:
+            self._served -= 1
+            if not self._served:
+                self._no_calls.notify_all()
+
+    def admit_call(self) -> bool:
+        """Counts a new call. Returns False if there are too many."""
+        with self._lock:
+            if self._calls >= self.bounds.calls or self._ending:
+                return False
+            self._calls += 1
+            return True
+
+    def closed(self, call: Call, freed_bytes: int) -> None:
+        """Records that a call has ended, and releases its memory."""
+        with self._lock:
+            self._calls -= 1
+        self.message_memory.release(freed_bytes, call)
+
+    def write_later(self, connection: GrpcConnection) -> None:
+        self._schedule(self._watch, connection)
+
+    def close_later(self, connection: GrpcConnection) -> None:
+        self._schedule(self._close, connection)
+
+    def _schedule(self, work: Callable[..., None], *args: Any) -> None:
+        self._scheduled.append((work, args))
+        with contextlib.suppress(OSError):
+            self._wake_out.send(b"x")
+
+    # ---------------------------------------------------------------------- the reading thread
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                is_over = self._turn()
+            except Exception as error:  # nothing of it may end the broker
+                _log.error("cannot serve the Flight listener's connections", exc_info=error)
+                time.sleep(_REFUSED_SECONDS)
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _turn(self) -> bool:
+        """Processes the next events. Returns True after the last ones."""
+        for key, events in self._selector.select(
+            max(self._next_check - self.clock.monotonic(), 0.0)
+        ):
+            connection = key.data
+            if connection is None:
+                self._accept_or_wake(key.fileobj)
+                continue
+            if events & selectors.EVENT_WRITE:
+                self._flush(connection)
+            if events & selectors.EVENT_READ:
+                self._read(connection)
+        while self._scheduled:
+            work, args = self._scheduled.popleft()
+            work(*args)
+        now = self.clock.monotonic()
+        if now >= self._next_check:
+            self._next_check = now + _TICK_SECONDS
+            self._check_connections()
+        return self._ending and not self._connections
+
+    def _accept_or_wake(self, source: Any) -> None:
+        if source is self._wake_in:
+            with contextlib.suppress(OSError):
+                self._wake_in.recv(4_096)
+            return
+        for _ in range(_ACCEPTED_PER_TURN):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # the client has left, or no file descriptor is free
+                time.sleep(_REFUSED_SECONDS)
+                return
+            if len(self._connections) >= self.bounds.connections:
+                sock.close()
+                self.log_limited(
+                    "too many connections: a new one is closed", limit=self.bounds.connections
+                )
+                continue
+            self._welcome(sock, address)
+
+    def _welcome(self, sock: socket.socket, address: Any) -> None:
+        try:
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            host = address[0].partition("%")[0].removeprefix("::ffff:")
+            connection = GrpcConnection(self, sock, f"{host}:{address[1]}")
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+        except OSError:
+            sock.close()
+            return
+        self._connections.add(connection)
+        connection.greet()
+
+    def log_limited(self, event: str, **facts: object) -> None:
+        """Logs a warning, at most one per second: clients cause them."""
+        now = self.clock.monotonic()
+        if now - self._logged_at > _SAY_SECONDS:
+            if self._left_out:
+                facts["lines_left_out"] = self._left_out
+            self._logged_at, self._left_out = now, 0
+            _log.warning(event, **facts)
+        else:
+            self._left_out += 1
+
+    def _read(self, connection: GrpcConnection) -> None:
+        if connection.is_closed:
+            return
+        try:
+            for _ in range(_READS_PER_TURN):
+                size = connection.socket.recv_into(self._scratch)
+                if not size:
+                    self._close(connection)
+                    return
+                connection.receive(self._scratch[:size])
+                if size < _READ_BYTES:
+                    return
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            self._close(connection)
+        except http2.ProtocolError as error:
+            why = "breaks HTTP/2" if connection.is_http2 else "is not a Flight client"
+            self.log_limited(
+                f"a connection is closed: its client {why}",
+                peer=connection.peer,
+                reason=str(error),
+            )
+            connection.go_away(error.code, str(error))
+            self._close(connection)
+        except Exception as error:  # nothing of it may end the others
+            _log.error("cannot read from a connection", peer=connection.peer, exc_info=error)
+            self._close(connection)
+
+    def _flush(self, connection: GrpcConnection) -> None:
+        if connection.is_closed:
+            return
+        try:
+            if connection.flush():
+                self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        except OSError:
+            self._close(connection)
+
+    def _watch(self, connection: GrpcConnection) -> None:
+        if not connection.is_closed:
+            both = selectors.EVENT_READ | selectors.EVENT_WRITE
+            self._selector.modify(connection.socket, both, connection)
+
+    def _close(self, connection: GrpcConnection) -> None:
+        if connection.is_closed:
+            return
+        self._selector.unregister(connection.socket)
+        self._connections.discard(connection)
+        connection.close()
+
+    def _check_connections(self) -> None:
+        now = self.clock.monotonic()
+        is_short = self.message_memory.is_short
+        for connection in list(self._connections):
+            if not connection.is_http2 and now - connection.began > self.bounds.preface_seconds:
+                self._close(connection)
+            elif connection.calls:
+                self._check_calls(connection, now, is_short=is_short)
+        try:
+            self._tick()
+        except Exception as error:  # nothing of it may end the broker
+            _log.error("cannot look after the open streams", exc_info=error)
+
+    def _check_calls(self, connection: GrpcConnection, now: float, *, is_short: bool) -> None:
+        for call in list(connection.calls.values()):
+            if call.deadline is not None and now >= call.deadline:
+                call.expire()
+                continue
+            seconds = now - call.began - call.size / limits.MIB
+            is_late = not call.is_served and seconds > self.bounds.preface_seconds
+            if is_late or (is_short and call.granted and seconds > self.bounds.patience_seconds):
+                self.log_limited("a message comes too slowly: its call is ended", peer=call.peer)
+                call.cancel()
+            if (stalled_since := call.stalled_since) is not None:
+                is_needed = is_short and call.held_bytes > 0
+                bound = self.bounds.patience_seconds if is_needed else self.bounds.stall_seconds
+                if now - stalled_since > bound:
+                    self.log_limited("a client does not read: its call is ended", peer=call.peer)
+                    call.cancel()
+
+    def _stop_accepting(self) -> None:
+        if self._ending:
+            return
+        self._ending = True
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        for connection in self._connections:
+            connection.go_away(http2.NO_ERROR)
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections):
+            self._close(connection)

@@ -1,0 +1,568 @@
+"""The Arrow Flight listener: translates messages to calls of `broker`, and results to messages.
+
+A refused batch gets an error reply in its turn and does not end its stream. Any other error ends
+the call, with an `ErrorReply` in its status. Malformed bytes end the call that sent them, never the
+broker. Messages are bounded by `grpc` before they are received, and by `protocol` before Arrow
+reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Final, Self, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerSequence, ReadBatch
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.flight import group_calls, protocol
+from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
+from sparklog.broker.flight.grpc.server import Server, ServerBounds
+from sparklog.broker.flight.grpc.status import UNKNOWN, GrpcError, PeerGone
+from sparklog.broker.flight.protocol import FlightData
+from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.clock import Clock, SystemClock
+from sparklog.formats import flight_messages
+from sparklog.formats.record import ROW_SCHEMA
+
+_Append: TypeAlias = PendingAppend | errors.SparklogError
+"""A pending append, or the error with which it was refused."""
+
+_log = structlog.get_logger("sparklog.flight")
+_SERVICE: Final = "/arrow.flight.protocol.FlightService/"
+_WINDOW_BATCHES: Final = 16
+"""The batches of one stream that may wait for their replies while the stream is read."""
+_CLOSE_SECONDS: Final = 0.3
+"""The time for calls to end when the listener closes, before their connections are cut."""
+_CLIENT_CHECK_SECONDS: Final = 0.5
+"""The interval at which a waiting action checks that its client is still connected."""
+_IO_ERROR: Final = b"5"
+"""Arrow's status code for an IO error."""
+_MESSAGE_LENGTH: Final = 1_000
+"""The most characters of an error message: clients accept some thousand bytes of trailers."""
+
+
+class FlightListener:
+    """Serves a broker and its groups to Flight clients, from construction to `close`.
+
+    Args:
+        listening: a socket that listens; the listener takes it over.
+        clock: None: the machine's own.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        groups: Coordinator,
+        listening: socket.socket,
+        *,
+        bounds: StreamBounds | None = None,
+        max_batch_bytes: int = limits.MAX_BATCH_BYTES,
+        clock: Clock | None = None,
+    ) -> None:
+        self._broker = broker
+        clock = clock or SystemClock()
+        bounds = bounds or StreamBounds()
+        self._max_batch_bytes = max_batch_bytes
+        self._reply_memory = DecodeMemory(bounds.held_bytes)
+        """The memory for large batches on their way to clients."""
+        self._streams = OpenStreams(
+            bounds, clock=clock, is_short=lambda: self._reply_memory.is_short
+        )
+        self._dictionaries = _Dictionaries()
+        self._waiting_actions = 0
+        self._counting = threading.Lock()
+        self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
+            "cluster": lambda _: broker.cluster(),
+            "status": lambda _: broker.status(),
+            "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
+            "topics.create": broker.topics.create,
+            "topics.describe": lambda request: broker.topics.describe(request.topic),
+            "topics.alter": broker.topics.alter,
+            "topics.add_partitions": broker.topics.add_partitions,
+            "topics.delete": _silently(lambda request: broker.topics.delete(request.topic)),
+            "topics.compact": lambda request: broker.topics.compact(request.topic),
+            "records.delete": broker.deletion.delete,
+            "offsets.for_times": broker.offsets_for_times,
+            "producers.new": lambda _: broker.producer_ids.new(),
+            "batches.append_staged": broker.staged.append,
+            "publish.now": _silently(broker.publishing.publish),
+            **group_calls.actions(groups),
+        }
+        self.calls = 0
+        self.open_calls = 0
+        batch_bytes = max_batch_bytes + limits.FLIGHT_BESIDE_BYTES
+        methods = {
+            "DoPut": (self.do_put, batch_bytes),
+            "DoGet": (self.do_get, limits.FLIGHT_REQUEST_BYTES),
+            "DoExchange": (self.do_exchange, limits.FLIGHT_REQUEST_BYTES),
+            "DoAction": (self.do_action, limits.FLIGHT_REQUEST_BYTES),
+            "ListActions": (self.list_actions, limits.FLIGHT_REQUEST_BYTES),
+        }
+        self._server = Server(
+            listening,
+            {
+                _SERVICE + name: Method(
+                    serve=self._counted(serve),
+                    message_bytes=message_bytes,
+                    too_large=self._too_large,
+                    body_at=protocol.body_at,
+                )
+                for name, (serve, message_bytes) in methods.items()
+            },
+            ServerBounds(
+                calls=bounds.streams + limits.FLIGHT_WAITING_ACTIONS + limits.FLIGHT_OTHER_CALLS
+            ),
+            tick=self._streams.tick,
+            clock=clock,
+        )
+        self._server.start()
+
+    def close(self) -> None:
+        """Ends all calls. Streams that do not end soon, such as those of producers, are cut."""
+        if not self._server.close(_CLOSE_SECONDS):
+            _log.warning("calls continue although their connections are cut", calls=self.open_calls)
+
+    # -------------------------------------------------------------------------- append
+
+    def do_put(self, call: Call) -> None:
+        with (
+            self._streams.open(call.peer, sends=True, cut=call.cancel) as stream,
+            contextlib.closing(_StreamBatches(call, stream, self._dictionaries)) as batches,
+        ):
+            topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
+
+            def answer(append: _Append) -> None:
+                reply = flight_messages.encode(self._reply(append))
+                call.write([protocol.bytes_field(1, reply)])
+
+            with _Answers(answer) as answers:
+                while (entry := batches.next()) is not None:
+                    batch, beside = entry
+                    header = _append_header(batch, beside)
+                    append = self._append(topic, header, batch)
+                    # Otherwise they are kept while the client reads no reply, or sends nothing.
+                    del entry, batch
+                    call.release_message()
+                    answers.add(append, pipelined=header.pipelined)
+                    del append
+
+    def _append(
+        self, topic: str, header: flight_messages.AppendHeader, batch: pa.RecordBatch
+    ) -> _Append:
+        producer_sequence = None
+        if header.producer_id != NO_PRODUCER:
+            producer_sequence = ProducerSequence(
+                header.producer_id, header.producer_epoch, header.base_sequence
+            )
+        try:
+            return self._broker.append(topic, header.partition, batch, producer_sequence)
+        except errors.SparklogError as error:
+            return errors.bare(error)
+
+    def _reply(self, append: _Append) -> flight_messages.AppendReply:
+        try:
+            if isinstance(append, errors.SparklogError):
+                raise append
+            result = self._broker.wait(append)[0]
+        except errors.SparklogError as error:
+            return flight_messages.AppendReply(error=flight_messages.ErrorReply.of(error))
+        return flight_messages.AppendReply(
+            base_offset=result.base_offset,
+            timestamp_us=result.arrival_us,
+            timestamp_type=result.timestamp_type,
+        )
+
+    # -------------------------------------------------------------------------- read
+
+    def do_get(self, call: Call) -> None:
+        request = flight_messages.decode(flight_messages.ReadTicket, _request(call, 1))
+        schema = _schema(request.columns)
+        batches = self._broker.read(
+            request.topic,
+            request.partition,
+            request.start,
+            request.end,
+            columns=request.columns,
+            topic_id=request.topic_id,
+        )
+        with self._streams.open(call.peer, sends=False, cut=call.cancel) as stream:
+            call.write(protocol.write_flight_data(schema.serialize()))
+            self._send_batches(call, stream, batches)
+
+    def _send_batches(self, call: Call, stream: OpenStream, batches: Iterator[ReadBatch]) -> None:
+        for batch in batches:
+            rows = batch.rows
+            del batch
+            with self._memory_for(rows):
+                data = rows.serialize()
+                del rows  # otherwise two copies exist while the client does not read
+                stream.waits(data.size)
+                call.write(protocol.write_flight_data(data))
+                stream.advance()
+                del data
+
+    def _memory_for(self, rows: pa.RecordBatch) -> contextlib.AbstractContextManager[None]:
+        """Returns a context that holds memory for encoding the rows, if they are large."""
+        size = rows.nbytes
+        if size <= limits.FLIGHT_FREE_ROWS_BYTES:
+            return contextlib.nullcontext()
+        return self._reply_memory.hold(size)
+
+    def do_exchange(self, call: Call) -> None:
+        with self._streams.open(call.peer, sends=False, cut=call.cancel) as stream:
+            first = call.read()
+            flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
+            request = flight_messages.decode(flight_messages.TailRequest, flight_data.command)
+            schema = _schema(request.columns)
+            call.write(protocol.write_flight_data(schema.serialize()))
+            idle = (schema.empty_table().to_batches() or [_empty(schema)])[0]
+            for batch in self._broker.tail(
+                request.positions,
+                columns=request.columns,
+                batch_rows=request.max_batch_rows,
+                idle_seconds=request.heartbeat_ms / 1e3,
+            ):
+                if call.is_dead:
+                    return
+                rows, header = idle, flight_messages.TailHeader(idle=True)
+                if batch is not None:
+                    rows = batch.rows
+                    header = flight_messages.TailHeader(
+                        topic=batch.topic,
+                        partition=batch.partition,
+                        first=batch.first,
+                        end=batch.end,
+                        high_watermark=batch.high_watermark,
+                    )
+                del batch
+                with self._memory_for(rows):
+                    data = rows.serialize()
+                    del rows  # otherwise two copies exist while the client does not read
+                    stream.waits(data.size)
+                    call.write(protocol.write_flight_data(data, flight_messages.encode(header)))
+                    stream.advance()
+                    del data  # otherwise it is kept until the next batch
+
+    # -------------------------------------------------------------------------- admin
+
+    def do_action(self, call: Call) -> None:
+        message = call.read()
+        data = b"" if message is None else message.data
+        name = bytes(protocol.field(data, 1)).decode(errors="replace")
+        known = flight_messages.ACTIONS.get(name)
+        if known is None:
+            raise errors.BadRequest(reason=f"there is no action {name[:_MESSAGE_LENGTH]!r}")
+        request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
+        del message, data
+        reply = self._actions[name](request)
+        if isinstance(reply, Future):
+            reply = self._wait_for(reply, call)
+        call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
+
+    def list_actions(self, call: Call) -> None:
+        for name, (request, _) in flight_messages.ACTIONS.items():
+            described = request.__name__.encode()
+            call.write(
+                [protocol.bytes_field(1, name.encode()) + protocol.bytes_field(2, described)]
+            )
+
+    def _wait_for(self, reply: Future[Any], call: Call) -> msgspec.Struct:
+        """Returns the reply's value. Cancels the reply if the client has left."""
+        with self._waiting(reply):
+            while True:
+                try:
+                    value: msgspec.Struct = reply.result(timeout=_CLIENT_CHECK_SECONDS)
+                    return value
+                except TimeoutError:
+                    if call.is_dead:
+                        reply.cancel()
+                        raise PeerGone from None
+
+    @contextlib.contextmanager
+    def _waiting(self, reply: Future[Any]) -> Iterator[None]:
+        """Counts a waiting action. Raises `TooManyStreams` if too many wait: each has a thread."""
+        with self._counting:
+            if self._waiting_actions >= limits.FLIGHT_WAITING_ACTIONS and not reply.done():
+                reply.cancel()
+                raise errors.TooManyStreams(
+                    what="actions that wait", open=self._waiting_actions, setting="their pauses"
+                )
+            self._waiting_actions += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._waiting_actions -= 1
+
+    # -------------------------------------------------------------------------- calls
+
+    def _counted(self, serve: Callable[[Call], None]) -> Serve:
+        def counted(call: Call) -> None:
+            with self._counting:
+                self.calls += 1
+                self.open_calls += 1
+            try:
+                with _as_status():
+                    serve(call)
+            finally:
+                with self._counting:
+                    self.open_calls -= 1
+
+        return counted
+
+    def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
+        if limit_bytes == limits.FLIGHT_REQUEST_BYTES:
+            reason = f"a request has {size_bytes:,} bytes; the limit is {limit_bytes:,}"
+            return _status(errors.BadRequest(reason=reason))
+        return _status(errors.BatchTooLarge(bytes=size_bytes, limit_bytes=self._max_batch_bytes))
+
+
+class _Answers:
+    """Replies to the appends of one stream, in their order.
+
+    For a client that waits for each reply, the thread that reads the stream replies itself, without
+    a switch of threads. For a client that sends ahead, a second thread replies meanwhile.
+    """
+
+    def __init__(self, answer: Callable[[_Append], None]) -> None:
+        self._answer = answer
+        self._queue: queue.Queue[_Append | None] = queue.Queue(_WINDOW_BATCHES)
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    def add(self, append: _Append, *, pipelined: bool) -> None:
+        """Replies now, or queues the reply; waits while a whole window is queued.
+
+        Raises the error of an earlier reply that could not be sent.
+        """
+        if not pipelined and not self._queue.unfinished_tasks:
+            self._answer(append)
+            return
+        if self._thread is None and not self._start():
+            self._answer(append)
+            return
+        # Before any error is raised: each append in the writer's queue has to be waited for.
+        self._queue.put(append)
+        if self._failure is not None:
+            raise self._failure
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name="sparklog-answers", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system cannot start a thread
+            return False
+        self._thread = thread
+        return True
+
+    def _run(self) -> None:
+        while (append := self._queue.get()) is not None:
+            # After a failure too, each append in the writer's queue has to be waited for.
+            try:
+                self._answer(append)
+            except BaseException as error:
+                self._failure = self._failure or error
+            self._queue.task_done()
+            append = None  # otherwise it is kept until the next one
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+        if error is None and self._failure is not None:
+            raise self._failure
+
+
+class _Dictionaries:
+    """The memory for Arrow dictionaries of all streams together."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held_bytes = 0
+
+    def keep(self, size_bytes: int) -> None:
+        """Counts a dictionary. Raises `BadRequest` if the limit is reached."""
+        with self._lock:
+            if self._held_bytes + size_bytes > limits.FLIGHT_DICTIONARY_BYTES:
+                raise errors.BadRequest(
+                    reason="dictionaries take too much memory: send columns without dictionaries"
+                )
+            self._held_bytes += size_bytes
+
+    def give(self, size_bytes: int) -> None:
+        with self._lock:
+            self._held_bytes -= size_bytes
+
+
+class _StreamBatches:
+    """Reads the batches of one stream with their app metadata. Raises `BadRequest` and `PeerGone`.
+
+    Batches without dictionaries, as sparklog's clients send them, are read in place. For others
+    Arrow reads schema, dictionaries and batch again as one stream.
+    """
+
+    def __init__(self, call: Call, stream: OpenStream, dictionaries: _Dictionaries) -> None:
+        self._call = call
+        self._stream = stream
+        self._dictionaries = dictionaries
+        self._start: list[pa.Buffer] = []
+        """The encoded schema and dictionaries."""
+        self._kept_bytes = 0
+        first = call.read()
+        flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
+        self.command = flight_data.command
+        """The command in the stream's descriptor."""
+        self._schema: pa.Schema | None = None
+        self._has_dictionaries = False
+        if flight_data.metadata:
+            self._begin(flight_data)
+
+    def next(self) -> tuple[pa.RecordBatch | None, bytes | None] | None:
+        """Returns (batch or None, app metadata) of the next message; None at the stream's end."""
+        while True:
+            self._stream.waits()
+            message = self._call.read()
+            self._stream.advance()
+            if message is None:
+                return None
+            flight_data = protocol.read_flight_data(message.data)
+            if not flight_data.metadata:
+                return None, flight_data.app_metadata
+            kind = protocol.message_type(flight_data.metadata)
+            if kind == protocol.RECORD_BATCH:
+                return self._batch(message, flight_data), flight_data.app_metadata
+            if kind != protocol.DICTIONARY_BATCH or not self._has_dictionaries:
+                raise errors.BadRequest(reason="a message of Arrow is not a batch")
+            self._keep(flight_data)
+
+    def close(self) -> None:
+        """Releases the dictionaries."""
+        self._start.clear()
+        self._dictionaries.give(self._kept_bytes)
+        self._kept_bytes = 0
+
+    def _begin(self, flight_data: FlightData) -> None:
+        if protocol.message_type(flight_data.metadata or b"") != protocol.SCHEMA:
+            raise errors.BadRequest(reason="a stream of batches begins with its schema")
+        start = protocol.encapsulated(flight_data)
+        with _malformed_arrow():
+            self._schema = pa.ipc.read_schema(start)
+        self._has_dictionaries = any(_has_dictionary(each.type) for each in self._schema)
+        self._start.append(start)
+
+    def _keep(self, flight_data: FlightData) -> None:
+        kept = protocol.encapsulated(flight_data)
+        self._dictionaries.keep(kept.size)
+        self._kept_bytes += kept.size
+        self._start.append(kept)
+
+    def _batch(self, message: Message, flight_data: FlightData) -> pa.RecordBatch:
+        if self._schema is None:
+            raise errors.BadRequest(reason="a stream of batches begins with its schema")
+        data = protocol.in_place(message.buffer, message.start, flight_data)
+        with _malformed_arrow():
+            if not self._has_dictionaries:
+                return pa.ipc.read_record_batch(data, self._schema)
+            whole = pa.py_buffer(b"".join([*self._start, data]))
+            return pa.ipc.open_stream(whole).read_next_batch()
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if pa.types.is_dictionary(kind):
+        return True
+    return any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+
+
+@contextlib.contextmanager
+def _as_status() -> Iterator[None]:
+    """Turns the exceptions of a call into `GrpcError`."""
+    try:
+        yield
+    except (PeerGone, GrpcError):
+        raise
+    except errors.SparklogError as error:
+        raise _status(error) from error
+    except Exception as error:
+        _log.error("call failed", exc_info=error)
+        reply = flight_messages.ErrorReply(
+            code="error", facts={"reason": repr(error)[:_MESSAGE_LENGTH]}
+        )
+        raise _status_of(reply, repr(error)) from error
+
+
+def _status(error: errors.SparklogError) -> GrpcError:
+    return _status_of(flight_messages.ErrorReply.of(error), str(error))
+
+
+def _status_of(reply: flight_messages.ErrorReply, message: str) -> GrpcError:
+    """Returns the error as Arrow's servers send it: the reply is its extra info."""
+    message = message[:_MESSAGE_LENGTH]
+    return GrpcError(
+        UNKNOWN,
+        message,
+        [
+            ("grpc-status-details-bin", flight_messages.encode(reply)),
+            ("x-arrow-status", _IO_ERROR),
+            ("x-arrow-status-message-bin", message.encode(errors="replace")),
+            ("x-arrow-status-detail-bin", b"Failed"),
+        ],
+    )
+
+
+@contextlib.contextmanager
+def _malformed_arrow() -> Iterator[None]:
+    """Turns the exceptions of Arrow for malformed bytes into `BadRequest`."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise errors.BadRequest(reason=str(error)) from error
+
+
+def _append_header(
+    batch: pa.RecordBatch | None, beside: bytes | None
+) -> flight_messages.AppendHeader:
+    if batch is None or beside is None:
+        raise errors.BadRequest(reason="each batch needs an AppendHeader, and each header a batch")
+    return flight_messages.decode(flight_messages.AppendHeader, beside)
+
+
+def _request(call: Call, number: int) -> protocol.Bytes:
+    """Returns a field of the call's only message."""
+    message = call.read()
+    return b"" if message is None else protocol.field(message.data, number)
+
+
+def _silently(work: Callable[[Any], None]) -> Callable[[Any], flight_messages.Empty]:
+    def answer(request: Any) -> flight_messages.Empty:
+        work(request)
+        return flight_messages.Empty()
+
+    return answer
+
+
+def _schema(columns: list[str] | None) -> pa.Schema:
+    if columns is None:
+        return ROW_SCHEMA
+    unknown = [name for name in columns if name not in ROW_SCHEMA.names]
+    if unknown or not columns:
+        raise errors.BadRequest(
+            reason=f"columns {unknown or columns}: choose from {ROW_SCHEMA.names}"
+        )
+    return pa.schema([ROW_SCHEMA.field(name) for name in columns])
+
+
+def _empty(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], each.type) for each in schema], schema=schema)

@@ -1,0 +1,1 @@
+"""Consumer groups: their members, their generations, and the offsets that they commit."""

@@ -1,0 +1,74 @@
+"""Kafka's error codes for sparklog's errors, in one complete table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.groups.messages import GroupError
+
+CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
+    errors.NotLeader: ErrorCode.not_leader_or_follower,
+    errors.StorageUnavailable: ErrorCode.kafka_storage_error,
+    errors.StorageFull: ErrorCode.kafka_storage_error,
+    errors.QueueFull: ErrorCode.request_timed_out,
+    errors.TopicHeldBack: ErrorCode.kafka_storage_error,
+    errors.BrokerUnavailable: ErrorCode.broker_not_available,
+    errors.BrokerClosing: ErrorCode.not_leader_or_follower,
+    errors.TimedOut: ErrorCode.request_timed_out,
+    errors.DamagedBatch: ErrorCode.corrupt_message,
+    # An idempotent producer sends the batch again, and gets the offset of the stored one.
+    errors.OutcomeUnknown: ErrorCode.request_timed_out,
+    errors.UnknownTopic: ErrorCode.unknown_topic_or_partition,
+    errors.UnknownPartition: ErrorCode.unknown_topic_or_partition,
+    errors.TopicExists: ErrorCode.topic_already_exists,
+    errors.TopicChanged: ErrorCode.unknown_topic_id,
+    errors.BadTopicName: ErrorCode.invalid_topic_exception,
+    errors.InternalTopic: ErrorCode.invalid_topic_exception,
+    errors.BadPartitionCount: ErrorCode.invalid_partitions,
+    errors.RecordTooLarge: ErrorCode.message_too_large,
+    errors.BatchTooLarge: ErrorCode.message_too_large,
+    errors.MessageTooLarge: ErrorCode.message_too_large,
+    errors.BadReplicationFactor: ErrorCode.invalid_replication_factor,
+    errors.BadAssignment: ErrorCode.invalid_replica_assignment,
+    errors.UnknownLeaderEpoch: ErrorCode.unknown_leader_epoch,
+    errors.FencedLeaderEpoch: ErrorCode.fenced_leader_epoch,
+    errors.BadAcks: ErrorCode.invalid_required_acks,
+    errors.BadBatch: ErrorCode.invalid_record,
+    errors.KeylessRecord: ErrorCode.invalid_record,
+    errors.BadTimestamp: ErrorCode.invalid_timestamp,
+    errors.UnknownCodec: ErrorCode.unsupported_compression_type,
+    errors.CodecTooNew: ErrorCode.unsupported_compression_type,
+    errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
+    errors.PolicyViolation: ErrorCode.policy_violation,
+    errors.UnknownOption: ErrorCode.invalid_config,
+    errors.BadOption: ErrorCode.invalid_config,
+    errors.GroupBusy: ErrorCode.coordinator_not_available,
+    errors.GroupRefused: ErrorCode.invalid_request,
+    errors.MemberFenced: ErrorCode.unknown_member_id,
+    errors.OutOfOrderSequence: ErrorCode.out_of_order_sequence_number,
+    errors.ProducerFenced: ErrorCode.invalid_producer_epoch,
+    errors.BrokerFenced: ErrorCode.not_leader_or_follower,
+    errors.PublisherFenced: ErrorCode.not_leader_or_follower,
+    errors.Invalid: ErrorCode.invalid_request,
+    errors.Retriable: ErrorCode.kafka_storage_error,
+    errors.Fenced: ErrorCode.not_leader_or_follower,
+    errors.Corrupt: ErrorCode.kafka_storage_error,
+    errors.SparklogError: ErrorCode.unknown_server_error,
+}
+
+
+def group_code(error: GroupError | None) -> ErrorCode:
+    """Returns the code of a group's error, which has Kafka's own name."""
+    return ErrorCode.none if error is None else ErrorCode[error.name.lower()]
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """Returns the code of the error's class, or of its nearest base class."""
+    for kind in type(error).__mro__:
+        if kind in CODES:
+            return CODES[kind]
+    return ErrorCode.unknown_server_error

@@ -1,0 +1,359 @@
+"""The Kafka listener: all connections in one thread with one event loop.
+
+The loop never waits for storage. Work that does runs in thread pools, one for each kind of work, so
+that one kind does not delay another. Produce requests are queued with the writer by the loop; a
+second thread waits for the flushes and passes their outcomes to the loop. Requests that wait for
+new records are woken by the writer's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import resource
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final, NamedTuple, TypeVar
+
+import structlog
+import uvloop
+
+from sparklog import errors
+from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
+from sparklog.broker.groups.committed_offsets import TopicPartition
+from sparklog.broker.groups.coordinator import Coordinator
+from sparklog.broker.kafka.connection import KafkaConnection
+from sparklog.broker.kafka.memory import ListenerMemory
+from sparklog.broker.kafka.registry import Outcome, WorkerPool
+from sparklog.broker.kafka.scheduler import LoopScheduler
+from sparklog.broker.kafka.sessions import FetchSessions
+from sparklog.broker.kafka.socket_stream import SocketStream
+from sparklog.clock import Clock, SystemClock
+from sparklog.limits import (
+    KAFKA_CHANGE_THREADS,
+    KAFKA_CHECK_THREADS,
+    KAFKA_CONNECTIONS,
+    KAFKA_CONNECTIONS_PER_ADDRESS,
+    KAFKA_CONTROL_THREADS,
+    KAFKA_LITTLE_ITEMS,
+    KAFKA_OTHER_FILES,
+    KAFKA_READ_THREADS,
+    KAFKA_SEEK_THREADS,
+    KAFKA_WATCHED_PARTITIONS,
+    LISTEN_BACKLOG,
+)
+
+_T = TypeVar("_T")
+_CHECK_SECONDS: Final = 1.0
+_CHECK_SHORT_SECONDS: Final = 0.25
+"""The intervals between two checks of all connections: usually, and while memory is short."""
+_LOGGED_CLOSED: Final = 8
+"""The number of closed connections that are logged one by one between two checks."""
+_THREADS: Final[Mapping[WorkerPool, int]] = {
+    WorkerPool.CONTROL: KAFKA_CONTROL_THREADS,
+    WorkerPool.CHANGE: KAFKA_CHANGE_THREADS,
+    WorkerPool.CHECK: KAFKA_CHECK_THREADS,
+    WorkerPool.READ: KAFKA_READ_THREADS,
+    WorkerPool.SEEK: KAFKA_SEEK_THREADS,
+    WorkerPool.LARGE_REQUEST: 1,
+}
+_log = structlog.get_logger("sparklog.kafka")
+
+
+class _RequestAppends(NamedTuple):
+    """The pending appends of one request, and the future of their outcomes."""
+
+    pending_appends: Sequence[PendingAppend]
+    outcomes: asyncio.Future[list[Outcome]]
+
+
+class KafkaListener:
+    """Serves `broker` to Kafka clients from `start` to `close`.
+
+    Args:
+        listening: a socket that listens; the listener takes it over.
+        address: the `host:port` that clients connect to.
+        memory_bytes: the bound of `ListenerMemory`.
+        clock: None: the machine's own.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        groups: Coordinator,
+        listening: socket.socket,
+        *,
+        address: str,
+        request_max_bytes: int,
+        memory_bytes: int,
+        clock: Clock | None = None,
+        max_connections: int = KAFKA_CONNECTIONS,
+        max_connections_per_address: int = KAFKA_CONNECTIONS_PER_ADDRESS,
+    ) -> None:
+        self.broker = broker
+        self.groups = groups
+        self._listening = listening
+        self._request_max_bytes = request_max_bytes
+        self._clock = clock or SystemClock()
+        self._loop = uvloop.new_event_loop()
+        self._pools = {
+            pool: ThreadPoolExecutor(count, thread_name_prefix=f"sparklog-kafka-{pool.value}")
+            for pool, count in _THREADS.items()
+        }
+        self._pending_appends: queue.SimpleQueue[_RequestAppends | None] = queue.SimpleQueue()
+        self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
+        self._max_connections = max_connections
+        self._max_connections_per_address = max_connections_per_address
+        self._addresses: Counter[str] = Counter()
+        """The number of connections of each client address."""
+        self._refused = 0
+        self._closed = 0
+        """Connections that were refused, and closed for a reason, since the last check."""
+        self.sessions = FetchSessions(self._clock)
+        self.writer_queue_lock = asyncio.Lock()
+        self.large_reply_lock = asyncio.Lock()
+        self.scheduler = LoopScheduler(self._clock)
+        self.producer_id_lock = asyncio.Lock()
+        self._watched = 0
+        """Partitions that are watched, without those of requests of few partitions."""
+        self._stopping: set[asyncio.Task[None]] = set()
+        """Tasks that end the watches of many partitions."""
+        self._connections: dict[asyncio.Task[None], KafkaConnection] = {}
+        self._closing = threading.Event()
+        self._threads: list[threading.Thread] = []
+        host, _, port = address.rpartition(":")
+        self.host, self.port = host.strip("[]"), int(port)
+
+    @property
+    def address(self) -> str:
+        """The `host:port` that clients connect to."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    # -------------------------------------------------------------------------- starting
+
+    def start(self) -> None:
+        """Starts the threads of the listener."""
+        self._max_connections = _limit_to_open_files(self._max_connections)
+        for name, run in (
+            ("kafka", self._serve),
+            ("kafka-acks", self._watch_pending),
+        ):
+            thread = threading.Thread(target=run, name=f"sparklog-{name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            self._loop.create_server(
+                lambda: SocketStream(self._opened), sock=self._listening, backlog=LISTEN_BACKLOG
+            )
+        )
+        watching = self._loop.create_task(self._watch_connections())
+        self._loop.run_forever()
+        server.close()
+        tasks = [watching, *self._connections, *self._stopping]
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def close(self) -> None:
+        """Closes all connections, and returns when all threads have ended."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        self._pending_appends.put(None)
+        if self._threads:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        else:
+            self._loop.close()
+        for thread in self._threads:
+            thread.join()
+        for pool in self._pools.values():
+            pool.shutdown()
+
+    # -------------------------------------------------------------------------- for handlers
+
+    def log_closed(self, peer: str, reason: str) -> None:
+        self._closed += 1
+        if self._closed <= _LOGGED_CLOSED:
+            _log.warning("a connection is closed", peer=peer, reason=reason)
+
+    async def run_blocking(self, pool: WorkerPool, call: Callable[..., _T], *values: Any) -> _T:
+        return await self._loop.run_in_executor(self._pools[pool], call, *values)
+
+    def when_durable(
+        self, pending_appends: Sequence[PendingAppend]
+    ) -> asyncio.Future[list[Outcome]]:
+        outcomes: asyncio.Future[list[Outcome]] = self._loop.create_future()
+        self._pending_appends.put(_RequestAppends(pending_appends, outcomes))
+        return outcomes
+
+    async def wait_for_append(
+        self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float
+    ) -> bool:
+        """See `HandlerContext`. Returns too when one of the topics is deleted."""
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        is_small = len(seen) <= KAFKA_LITTLE_ITEMS
+        if not is_small:
+            await self.scheduler.wait_turn()
+            if self._watched + len(seen) > KAFKA_WATCHED_PARTITIONS:
+                return False
+        try:
+            watch = self.broker.watch_growth(
+                seen, lacking_bytes, lambda: self._call_in_loop(_set_done, waiter)
+            )
+        except errors.Invalid:
+            return True
+        self._watched += 0 if is_small else len(seen)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            if is_small:
+                self.broker.stop_watching(watch)
+            else:  # in turns: many clients may leave, or reach their timeout, at the same time
+                stopping = self._loop.create_task(self._stop_watching(watch, len(seen)))
+                self._stopping.add(stopping)
+                stopping.add_done_callback(self._stopping.discard)
+        return True
+
+    async def _stop_watching(self, watch: GrowthWatch, partitions: int) -> None:
+        await self.scheduler.wait_turn()
+        self.broker.stop_watching(watch)
+        self._watched -= partitions
+
+    # -------------------------------------------------------------------------- watching
+
+    def _watch_pending(self) -> None:
+        """Leads the flushes, and passes the outcomes of appends to the loop.
+
+        The outcomes of one flush are passed in one call: each call wakes both threads once.
+        """
+        settled: list[tuple[asyncio.Future[list[Outcome]], list[Outcome]]] = []
+        while True:
+            if settled and self._pending_appends.empty():
+                self._call_in_loop(_set_outcomes, settled)
+                settled = []
+            appends = self._pending_appends.get()
+            if appends is None:
+                break
+            if settled and not all(each.done for each in appends.pending_appends):
+                self._call_in_loop(_set_outcomes, settled)
+                settled = []
+            outcomes = [self._outcome(each) for each in appends.pending_appends]
+            settled.append((appends.outcomes, outcomes))
+        self._call_in_loop(_set_outcomes, settled)
+
+    def _outcome(self, pending: PendingAppend) -> Outcome:
+        try:
+            return self.broker.wait(pending)
+        except Exception as error:
+            return error
+
+    def _call_in_loop(self, call: Callable[..., object], *values: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *values)
+        except RuntimeError:  # the loop is closed
+            if not self._closing.is_set():
+                raise
+
+    # -------------------------------------------------------------------------- connections
+
+    def _opened(self, stream: SocketStream) -> None:
+        """Starts to serve a connection. Closes it at once if there are too many, as Kafka does."""
+        peer = stream.peer
+        if (
+            len(self._connections) >= self._max_connections
+            or self._addresses[peer] >= self._max_connections_per_address
+        ):
+            self._refused += 1
+            stream.transport.abort()
+            return
+        connection = KafkaConnection(
+            self,
+            stream,
+            self._memory,
+            request_max_bytes=self._request_max_bytes,
+            clock=self._clock,
+        )
+        self._addresses[peer] += 1
+        task = self._loop.create_task(connection.serve())
+        self._connections[task] = connection
+        task.add_done_callback(lambda task: self._ended(task, peer))
+
+    def _ended(self, task: asyncio.Task[None], peer: str) -> None:
+        del self._connections[task]
+        self._addresses[peer] -= 1
+        if not self._addresses[peer]:
+            del self._addresses[peer]
+
+    async def _watch_connections(self) -> None:
+        before, passed_seconds = self._clock.monotonic(), 0.0
+        while True:
+            await asyncio.sleep(_CHECK_SHORT_SECONDS)
+            now = self._clock.monotonic()
+            passed_seconds += min(now - before, _CHECK_SHORT_SECONDS)
+            before = now
+            if passed_seconds < _CHECK_SECONDS and not self._memory.is_short:
+                continue
+            for connection in tuple(self._connections.values()):
+                connection.check_progress(passed_seconds)
+            passed_seconds = 0.0
+            if self._refused:
+                _log.warning(
+                    "connections are refused: there are too many",
+                    refused=self._refused,
+                    connections=len(self._connections),
+                    max_connections=self._max_connections,
+                    max_connections_per_address=self._max_connections_per_address,
+                )
+                self._refused = 0
+            if self._closed > _LOGGED_CLOSED:
+                more = self._closed - _LOGGED_CLOSED
+                _log.warning("more connections are closed", connections=more)
+            self._closed = 0
+
+
+def _limit_to_open_files(connections: int) -> int:
+    """Returns the number of connections that leave enough open files to the log and the tables.
+
+    Raises the process's limit of open files first, if it is too low for `connections`.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + KAFKA_OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raised = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        with suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(raised, soft), hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return connections
+    allowed = max(soft - KAFKA_OTHER_FILES, soft // 2)
+    _log.warning(
+        "fewer connections are accepted: the process may open too few files",
+        max_connections=connections,
+        accepted=allowed,
+        open_files=soft,
+    )
+    return allowed
+
+
+def _set_done(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _set_outcomes(settled: Sequence[tuple[asyncio.Future[list[Outcome]], list[Outcome]]]) -> None:
+    for future, outcomes in settled:
+        if not future.done():
+            future.set_result(outcomes)

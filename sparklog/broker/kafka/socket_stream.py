@@ -1,0 +1,176 @@
+"""The bytes of one Kafka connection, as a stream with bounded read-ahead.
+
+At most `KAFKA_READ_BYTES` are buffered before they are asked for; asyncio's own streams exceed
+their limit by as much as the socket has. A large part of a request is read directly into the buffer
+that `read` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from sparklog.broker.kafka.messages import Raw
+from sparklog.limits import KAFKA_READ_BYTES
+
+
+class SocketStream(asyncio.BufferedProtocol):
+    """Exact reads and flow-controlled writes over one socket, in one event loop.
+
+    Args:
+        opened: called with the stream once it is connected.
+    """
+
+    def __init__(self, opened: Callable[[SocketStream], None]) -> None:
+        self._opened = opened
+        self._transport: asyncio.Transport | None = None
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray(KAFKA_READ_BYTES)
+        self._first = self._last = 0
+        """The range of the buffer with bytes that `read` has not returned yet."""
+        self._is_paused = False
+        self._target: memoryview | None = None
+        """The part of a large `read` that is still to be filled."""
+        self._reading: asyncio.Future[None] | None = None
+        self._draining: asyncio.Future[None] | None = None
+        self._is_full = False
+        self._is_over = False
+        self.left: Callable[[], None] | None = None
+        """Called when the client will send nothing more."""
+        self.read_bytes = 0
+        """Bytes received since the connection was opened."""
+
+    # -------------------------------------------------------------------------- for the transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        if self._target is not None:
+            return self._target
+        if self._first:  # moves the few unread bytes to the front
+            unread = self._buffer[self._first : self._last]
+            self._buffer[: len(unread)] = unread
+            self._first, self._last = 0, len(unread)
+        return memoryview(self._buffer)[self._last :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.read_bytes += nbytes
+        if self._target is not None:
+            self._target = self._target[nbytes:]
+            if not len(self._target):
+                self._target = None
+                self._wake_reader()
+            return
+        self._last += nbytes
+        if self._last == len(self._buffer) and not self._is_paused:
+            self._is_paused = True
+            self.transport.pause_reading()
+        self._wake_reader()
+
+    def eof_received(self) -> bool:
+        self._end()
+        return True  # replies may still be written
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._end()
+        if self._draining is not None and not self._draining.done():
+            self._draining.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._draining is not None and not self._draining.done():
+            self._draining.set_result(None)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._wake_reader()
+        if self.left is not None:
+            self.left()
+
+    def _wake_reader(self) -> None:
+        if self._reading is not None and not self._reading.done():
+            self._reading.set_result(None)
+
+    # -------------------------------------------------------------------------- for the connection
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None, "the stream is not connected yet"
+        return self._transport
+
+    @property
+    def peer(self) -> str:
+        """The client's address without its port; empty if it is unknown."""
+        peername = self.transport.get_extra_info("peername")
+        return str(peername[0]) if peername else ""
+
+    @property
+    def is_over(self) -> bool:
+        """True if the client sends nothing more; bytes that have come may still be read."""
+        return self._is_over
+
+    def check(self, size: int) -> None:
+        """Raises `ConnectionResetError` if the client has left and `size` bytes will not come."""
+        if self._is_over and self._last - self._first < size:
+            raise ConnectionResetError("the client has left")
+
+    async def read(self, size: int) -> bytes | bytearray:
+        """Returns exactly `size` bytes. Raises `ConnectionResetError` if the client has left."""
+        if size <= len(self._buffer) // 2:
+            while self._last - self._first < size:
+                await self._receive_more()
+            data = bytes(memoryview(self._buffer)[self._first : self._first + size])
+            self._first += size
+            self._resume_reading()
+            return data
+        large = bytearray(size)
+        buffered = min(self._last - self._first, size)
+        large[:buffered] = self._buffer[self._first : self._first + buffered]
+        self._first += buffered
+        if buffered < size:
+            self._target = memoryview(large)[buffered:]
+            try:
+                while self._target is not None:
+                    await self._receive_more()
+            finally:
+                self._target = None
+        self._resume_reading()
+        return large
+
+    async def _receive_more(self) -> None:
+        if self._is_over:
+            raise ConnectionResetError("the client has left")
+        self._reading = self._loop.create_future()
+        self._resume_reading()
+        try:
+            await self._reading
+        finally:
+            self._reading = None
+
+    def _resume_reading(self) -> None:
+        if self._is_paused and (self._target is not None or self._first or not self._last):
+            self._is_paused = False
+            self.transport.resume_reading()
+
+    async def write(self, chunks: Sequence[Raw]) -> None:
+        """Writes the chunks. Returns when the client has read most of them.
+
+        Raises `ConnectionResetError` if the connection is closed.
+        """
+        if self.transport.is_closing():
+            raise ConnectionResetError("the client has left")
+        self.transport.writelines(chunks)
+        if self._is_full:
+            self._draining = self._loop.create_future()
+            try:
+                await self._draining
+            finally:
+                self._draining = None

@@ -1,0 +1,205 @@
+"""Confirmer: checks that committed data files exist before the WAL drops their rows.
+
+Between the put of a data file and the commit that adds it, no table version names the file. Another
+engine's `VACUUM … RETAIN 0 HOURS` may delete it then, and the commit adds a missing file. The rows
+are still in the WAL, so the file is written again. Each file is checked once, some seconds after
+its commit, because an engine that listed the files earlier takes a while to delete them. A file
+that was written again is checked as well. On an object store our commits are read back too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from urllib.parse import unquote
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.publisher import Publisher
+from sparklog.clock import Clock
+from sparklog.storage import restoring
+from sparklog.storage.objects import Store
+from sparklog.storage.plan import join_tail
+from sparklog.storage.snapshot import Located, TableFile, TableSnapshot
+from sparklog.storage.table import TableChange, TopicTable, data_path
+
+_log = structlog.get_logger("sparklog.publisher")
+_SAMPLES = 4
+"""Samples of the published ends that are kept per `after_seconds`."""
+
+
+class Confirmer:
+    """Confirms published entries. One caller at a time; the publisher may run meanwhile."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition_table: PartitionTable,
+        publisher: Publisher,
+        *,
+        clock: Clock,
+        after_seconds: float,
+    ) -> None:
+        """`after_seconds`: the time from a commit to the check of its files."""
+        self._store = store
+        self._after_seconds = after_seconds
+        self._partition_table = partition_table
+        self._publisher = publisher
+        self._clock = clock
+        self._published_ends: dict[str, deque[tuple[float, list[int]]]] = {}
+        """By topic id: samples of (monotonic seconds, published end of each partition)."""
+        self._failure_log = FailureLog()
+        self._seen: dict[str, set[str]] = {}
+        """By topic id: the paths that the last check found."""
+
+    def confirm(self) -> None:
+        """Confirms the entries that were published some time ago and whose files exist.
+
+        Checks earlier if too many entries are unconfirmed. If the check of a topic fails, the WAL
+        keeps its rows, and the other topics continue. If its files are missing, the topic is not
+        published any further, or the unconfirmed entries would grow without bound.
+        """
+        topics = self._partition_table.unconfirmed()
+        self._failure_log.retain({topic.topic_id for topic in topics})
+        for each in (self._seen, self._published_ends):
+            for gone in each.keys() - {topic.topic_id for topic in topics}:
+                del each[gone]
+        for topic in topics:
+            try:
+                self._confirm(topic)
+            except errors.Retriable as error:
+                if self._failure_log.is_new(topic.topic_id, str(error)):
+                    _log.warning("cannot check data files", topic=topic.name, reason=str(error))
+            except ENDS_THE_BROKER:
+                raise
+            except Exception as error:
+                reason = str(error) or repr(error)
+                if self._failure_log.is_new(topic.topic_id, reason):
+                    _log.error(
+                        "data files of published records are missing",
+                        topic=topic.name,
+                        reason=reason,
+                    )
+                self._publisher.set_refusal(topic, error)
+            else:
+                self._publisher.set_refusal(topic, None)
+                if self._failure_log.recovered(topic.topic_id):
+                    _log.info("data files of published records exist again", topic=topic.name)
+
+    def _ends_to_confirm(self, topic: Topic) -> list[int]:
+        """Returns the ends up to which the partitions were published long enough ago."""
+        now = self._clock.monotonic()
+        with self._partition_table.lock:
+            ends = [each.published for each in topic.partitions]
+            is_crowded = self._partition_table.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
+        samples = self._published_ends.setdefault(topic.topic_id, deque([(now, [0] * len(ends))]))
+        if now - samples[-1][0] >= self._after_seconds / _SAMPLES or len(samples) == 1:
+            samples.append((now, ends))
+        while len(samples) > 1 and samples[1][0] <= now - self._after_seconds:
+            samples.popleft()
+        return ends if is_crowded else samples[0][1]
+
+    def _confirm(self, topic: Topic) -> None:
+        ends = self._ends_to_confirm(topic)
+        with self._partition_table.lock:
+            ranges = {
+                each.number: (each.unconfirmed[0].entry.base_offset, end)
+                for each, end in zip(topic.partitions, ends, strict=False)
+                if each.unconfirmed and each.unconfirmed[0].entry.base_offset < end
+            }
+        if not ranges:
+            return
+        table = self._publisher.table(topic)
+        table.confirm()
+        for _ in range(limits.RESTORE_ATTEMPTS):
+            # Files that were written again are checked as well: they may be deleted already.
+            if not self._missing(topic, table.snapshot, ranges):
+                self._partition_table.advance_confirmed(topic, ends)
+                return
+            table.refresh()
+            table.settle()
+            for file in self._missing(topic, table.snapshot, ranges):
+                self._replace(topic, table, file)
+        raise errors.StorageUnavailable(
+            operation="restore files",
+            path=table.folder,
+            reason=f"they were removed again {limits.RESTORE_ATTEMPTS} times",
+        )
+
+    def _missing(
+        self, topic: Topic, snapshot: TableSnapshot, ranges: Mapping[int, tuple[int, int]]
+    ) -> list[TableFile]:
+        """Returns the table's files for these offset ranges that are missing or truncated."""
+        files = [
+            file
+            for number, (start, end) in ranges.items()
+            if number < len(snapshot.files)
+            for file in snapshot.files[number]
+            if file.first is None or file.last is None or (file.first < end and file.last >= start)
+        ]
+        seen = self._seen.get(topic.topic_id, set())
+        new = {
+            data_path(topic.name, file): file.size_bytes for file in files if file.path not in seen
+        }
+        gone = restoring.torn(self._store, new)
+        missing = [file for file in files if data_path(topic.name, file) in gone]
+        self._seen[topic.topic_id] = {file.path for file in files} - {file.path for file in missing}
+        return missing
+
+    def _replace(self, topic: Topic, table: TopicTable, file: TableFile) -> None:
+        """Writes a missing file again from the WAL, or undoes the merge that created it.
+
+        Raises `MissingObject` if neither is possible.
+        """
+        facts = {"topic": topic.name, "file": data_path(topic.name, file)}
+        partition = topic.partitions[file.partition]
+        entries = self._entries_of(partition, file)
+        if entries is None:
+            if restoring.restore(table, {unquote(file.path)}):
+                _log.warning("a merged file was missing; the merge is undone", **facts)
+                return
+            reason = "the table names it, and the write-ahead logs do not have all of its rows"
+            raise errors.MissingObject(path=facts["file"], reason=reason)
+        assert file.first is not None
+        files = self._publisher.rewrite(topic, partition, file.first, entries)
+        landed = False
+
+        def decide(before: TableSnapshot) -> TableChange | None:
+            nonlocal landed
+            landed = before.topic_id == topic.topic_id and file in before.files[file.partition]
+            if not landed:
+                return None
+            return TableChange(
+                adds=tuple(files), removes=(file,), data_change=False, operation="RESTORE FILE"
+            )
+
+        try:
+            table.commit(decide)
+        except errors.Retriable:
+            landed = False
+            raise
+        finally:
+            if not landed:
+                self._store.delete([data_path(topic.name, each) for each in files])
+        _log.warning("a data file was missing; it is written again", **facts)
+
+    def _entries_of(self, partition: Partition, file: TableFile) -> Sequence[Located] | None:
+        """Returns entries that together have all rows of the file; None if there are none.
+
+        A file with gaps has none: another engine has deleted rows, and it is unknown which.
+        """
+        first, last = file.first, file.last
+        if first is None or last is None or file.rows != last + 1 - first:
+            return None
+        with self._partition_table.lock:
+            found = [
+                each
+                for each in partition.unconfirmed
+                if each.entry.end > first and each.entry.base_offset <= last
+            ]
+        joined = join_tail(first, found)
+        is_whole = joined and joined[0].entry.base_offset <= first
+        return joined if is_whole and joined[-1].entry.end == last + 1 else None

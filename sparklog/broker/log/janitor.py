@@ -1,0 +1,394 @@
+"""Janitor: background maintenance of tables and files, in small steps.
+
+For each topic, when due: it writes a checkpoint of the Delta log, cleans the log, sweeps files that
+are not needed, and merges one group of small files. Before merging, it applies retention and, in a
+topic that is compacted by key, removes superseded records. If the maintenance of a topic fails, the
+topic is logged and left alone for a while; the others continue.
+
+It also removes the staged files of Spark batches, once all their records are published or after
+`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging`); the files of
+deleted topics, after the graces of all files; and old files of crashed puts. The names of data
+files decide which of them may be orphans (`storage.table.is_our_file`).
+
+A replaced broker may not know yet that it was replaced, nor the topics and partitions that its
+successor has created. So no file is removed because this broker does not know it: only the metadata
+says that a topic is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import crc32c
+import structlog
+
+from sparklog import limits
+from sparklog.broker.backoff import FailureLog, RetrySchedule
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.spark_batches import memory_seconds
+from sparklog.clock import Clock
+from sparklog.settings import JanitorSettings
+from sparklog.storage import file_compaction, log_compaction, maintenance, retention, staging
+from sparklog.storage.manifest import Manifest, Section
+from sparklog.storage.metadata import MetadataStore, TopicMetadata
+from sparklog.storage.objects import Store, SyncFailed
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.table import TopicTable
+
+_log = structlog.get_logger("sparklog.janitor")
+_FOLDERS: Final = ("heartbeats", "meta", "staging", "topics", "wal")
+"""The folders with frequent puts. Other folders of a root may belong to other programs."""
+
+
+@dataclass(slots=True)
+class _TopicMaintenance:
+    """State of one topic's maintenance, and when each task is due again (monotonic seconds)."""
+
+    table: TopicTable
+    backoff: RetrySchedule
+    due: dict[str, float] = field(default_factory=dict)
+    seen_version: int = -1
+    seen_keys_version: int = -1
+    in_order: set[str] = field(default_factory=set)
+    """Files of other engines that were checked and need no sorting."""
+    failure_log: FailureLog = field(default_factory=FailureLog)
+
+
+class Janitor:
+    """Runs the maintenance that is due. One caller at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition_table: PartitionTable,
+        settings: JanitorSettings,
+        *,
+        clock: Clock,
+        finish_deletion: Callable[[str], None],
+        settle_doubts: Callable[[], None],
+    ) -> None:
+        """`finish_deletion` clears the topic id from the table of a deleted topic.
+
+        `settle_doubts` finds out whether the topics in doubt still exist.
+        """
+        self._store = store
+        self._partition_table = partition_table
+        self._settings = settings
+        self._clock = clock
+        self._finish_deletion = finish_deletion
+        self._settle_doubts = settle_doubts
+        self._topics: dict[str, _TopicMaintenance] = {}
+        self._emptied: set[str] = set()
+        """Names of deleted topics of which only the Delta log is left."""
+        self._is_busy = False
+        self._measured_at, self._measured_bytes = clock.monotonic(), 0
+        self._staging_due = self._first_sweep("staging")
+
+    def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Does everything that is due, topic by topic."""
+        self._measure_rate()
+        self._try_settle_doubts()
+        topics = self._partition_table.topics()
+        for gone in self._topics.keys() - {topic.topic_id for topic in topics}:
+            del self._topics[gone]
+        self._emptied -= {topic.name for topic in topics}
+        for topic in topics:
+            if should_stop():
+                return
+            state = self._state(topic)
+            if topic.is_compacted:
+                self._try(topic, state, "keys", self._compact_keys, should_stop)
+            self._try(topic, state, "topic", self._maintain, should_stop)
+        if self._clock.monotonic() >= self._staging_due and not should_stop():
+            self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
+            self._sweep_staging()
+            self._sweep_deleted(should_stop)
+            self._sweep_temporaries()
+
+    def _measure_rate(self) -> None:
+        """Decides from the write rate since the last tick whether the broker is busy."""
+        now, written = self._clock.monotonic(), self._partition_table.written_bytes
+        seconds = max(now - self._measured_at, 1e-3)
+        rate = (written - self._measured_bytes) / seconds
+        self._is_busy = rate > limits.BUSY_BYTES_PER_SECOND
+        self._measured_at, self._measured_bytes = now, written
+
+    def _try_settle_doubts(self) -> None:
+        try:
+            self._settle_doubts()
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("cannot find out which topics exist", reason=str(error) or repr(error))
+
+    def _state(self, topic: Topic) -> _TopicMaintenance:
+        found = self._topics.get(topic.topic_id)
+        if found is None:
+            backoff = RetrySchedule(
+                self._clock,
+                first_seconds=limits.UPKEEP_RETRY_SECONDS,
+                most_seconds=limits.UPKEEP_RETRY_MAX_SECONDS,
+            )
+            found = self._topics[topic.topic_id] = _TopicMaintenance(
+                self._table(topic.name), backoff
+            )
+            found.due["sweep"] = self._first_sweep(f"topics/{topic.name}")
+        return found
+
+    def _first_sweep(self, folder: str) -> float:
+        """Returns when the folder is swept first, in monotonic seconds: within one interval.
+
+        Spread over the interval, so that not all sweeps run right after a start. Not at its end,
+        because embedded brokers may never live so long, and each would leave its files behind.
+        """
+        share = crc32c.crc32c(f"{folder} {self._clock.now_us()}".encode()) / 2**32
+        return self._clock.monotonic() + share * limits.SWEEP_EVERY_SECONDS
+
+    def _table(self, name: str) -> TopicTable:
+        return TopicTable(
+            self._store,
+            name,
+            clock=self._clock,
+            removed_file_grace_seconds=self._settings.removed_file_grace_seconds,
+            orphan_grace_seconds=self._settings.orphan_grace_seconds,
+        )
+
+    def _try(
+        self,
+        topic: Topic,
+        state: _TopicMaintenance,
+        task: str,
+        run: Callable[[_TopicMaintenance, Callable[[], bool]], None],
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Runs a task, unless it failed a short while ago. Logs each reason once."""
+        if state.backoff.is_waiting(task):
+            return
+        try:
+            run(state, should_stop)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            reason = str(error) or repr(error)
+            if state.failure_log.is_new(task, reason):
+                _log.warning("maintenance failed", topic=topic.name, reason=reason)
+            state.backoff.failed(task)
+        else:
+            state.backoff.succeeded(task)
+            if state.failure_log.recovered(task):
+                _log.info("maintenance works again", topic=topic.name)
+
+    def _update_starts(self, table: TopicTable) -> None:
+        """Advances the log starts to those of the table, whichever process moved them."""
+        snapshot = table.snapshot
+        topic = (
+            self._partition_table.by_id(snapshot.topic_id)
+            if snapshot.topic_id is not None
+            else None
+        )
+        if topic is not None and any(
+            start > each.start
+            for each, start in zip(topic.partitions, snapshot.starts, strict=False)
+        ):
+            table.settle()
+            self._partition_table.advance_start(topic, snapshot.starts)
+
+    def _compact_keys(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+        table = state.table
+        snapshot = table.refresh()
+        now = self._clock.monotonic()
+        is_settling = now >= state.due.get("settle keys", 0.0)
+        if (snapshot.version == state.seen_keys_version and not is_settling) or not self._has_time(
+            snapshot
+        ):
+            return
+        state.seen_keys_version = snapshot.version
+        passes = log_compaction.choose(
+            table,
+            compact_files=self._settings.compact_files,
+            target_bytes=self._settings.compact_target_bytes,
+            settled_before_us=self._settled_before_us(),
+        )
+        for each in passes:
+            if should_stop():
+                return
+            log_compaction.compact(table, each, should_stop=should_stop)
+        if is_settling:
+            state.due["settle keys"] = now + limits.SETTLE_EVERY_SECONDS
+
+    def _maintain(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+        table = state.table
+        snapshot = table.refresh()
+        if snapshot.topic_id is None:
+            return
+        self._update_starts(table)
+        now = self._clock.monotonic()
+        if maintenance.checkpoint_due(table, every=self._settings.table_checkpoint_every):
+            table.checkpoint()
+            # First checks merged files, while the Delta log still names the files they replaced.
+            maintenance.sweep_replaced(table)
+            maintenance.clean_log(table, needed_seconds=self._settings.removed_file_grace_seconds)
+        if now >= state.due.get("sweep", 0.0):
+            state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
+            maintenance.sweep_replaced(table)
+            maintenance.sweep_orphans(table)
+        if now >= state.due.get("retention", 0.0):
+            state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
+            retention.retain(table)
+            retention.sweep_below(table)
+            self._update_starts(table)
+            snapshot = table.snapshot
+        # Merging comes last: a file that cannot be merged then affects only other merges.
+        is_settling = now >= state.due.get("settle", 0.0)
+        if (snapshot.version != state.seen_version or is_settling) and self._has_time(snapshot):
+            state.seen_version = snapshot.version
+            groups = file_compaction.choose(
+                snapshot,
+                compact_files=self._settings.compact_files,
+                target_bytes=self._settings.compact_target_bytes,
+                settled_before_us=self._settled_before_us() if is_settling else None,
+                borders=log_compaction.borders(table),
+                span_us=retention.span_us(snapshot.config),
+            )
+            for group in groups:
+                if should_stop():
+                    return
+                file_compaction.compact(table, group)
+            self._sort_files(state, should_stop)
+            if is_settling:
+                state.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
+
+    def _sort_files(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+        """Sorts files that another engine has left unsorted once, instead of in every read."""
+        table = state.table
+        found = file_compaction.disordered(
+            table.store,
+            table.topic,
+            table.snapshot,
+            in_order=state.in_order,
+            target_bytes=self._settings.compact_target_bytes,
+        )
+        if found is None or should_stop():
+            return
+        files = file_compaction.put_in_order(
+            table,
+            found,
+            target_bytes=self._settings.compact_target_bytes,
+            border=log_compaction.borders(table)[found.partition],
+            should_stop=should_stop,
+        )
+        if files:
+            _log.info(
+                "sorted the files of another engine",
+                topic=table.topic,
+                partition=found.partition,
+                replaced=len(found.files),
+                files=len(files),
+            )
+
+    def _has_time(self, snapshot: TableSnapshot) -> bool:
+        """Returns whether merging may use the machine: not while many records are coming in.
+
+        Producers notice a busy disk sooner than readers notice many files. With too many files,
+        merging goes ahead all the same.
+        """
+        files = sum(len(each) for each in snapshot.files)
+        return not self._is_busy or files > limits.FILES_BEFORE_PATIENCE_ENDS
+
+    def _settled_before_us(self) -> int:
+        return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)
+
+    def _sweep_deleted(self, should_stop: Callable[[], bool]) -> None:
+        live = {topic.name for topic in self._partition_table.topics()}
+        try:
+            deleted = set(self._store.folders("topics")) - live - self._emptied
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("cannot list deleted topics", reason=str(error) or repr(error))
+            return
+        for name in sorted(deleted):
+            if should_stop():
+                return
+            try:
+                self._sweep_topic(name)
+            except SyncFailed:
+                raise
+            except Exception as error:
+                _log.warning(
+                    "cannot sweep the files of a deleted topic",
+                    topic=name,
+                    reason=str(error) or repr(error),
+                )
+
+    def _sweep_topic(self, name: str) -> None:
+        self._finish_deletion(name)
+        table = self._table(name)
+        maintenance.sweep_replaced(table)
+        maintenance.sweep_orphans(table)
+        if not maintenance.has_files(table):
+            self._emptied.add(name)
+
+    def _sweep_staging(self) -> None:
+        try:
+            staging.sweep(
+                self._store,
+                is_published=self._is_published,
+                abandoned_seconds=self._settings.staging_abandoned_seconds,
+                clock=self._clock,
+            )
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("cannot sweep staged files", reason=str(error) or repr(error))
+
+    def _is_published(self, batch: Manifest, decided_us: int) -> bool:
+        """Returns whether the batch's records are in their tables, or can never be.
+
+        They are if some topic holds the batch or a later one of its query, and no log entry waits
+        for its table any more. Writes without a batch number are forgotten after a time, and can
+        no longer be committed by then.
+        """
+        topics = MetadataStore(self._store, clock=self._clock).reload().topics
+        batch_id = BatchId(batch.query, batch.batch)
+        alive = [topic for each in topics.values() if (topic := self._ours(each))]
+        forgotten_us = self._clock.now_us() - round(memory_seconds(batch.kind) * 1e6)
+        is_over = (
+            any(topic.spark_batches.is_past(batch_id) for topic in alive)
+            or (batch.kind is not BatchKind.NUMBERED and decided_us < forgotten_us)
+            or any(self._has(topics, each, batch_id) for each in batch.sections)
+            or all(self._is_gone(topics, each) for each in batch.sections)
+        )
+        # Checked last: a batch that is appended after this check is not over.
+        return is_over and not self._partition_table.is_staged(batch_id)
+
+    def _has(
+        self, topics: Mapping[str, TopicMetadata], section: Section, batch_id: BatchId
+    ) -> bool:
+        """Returns whether the section's partition holds the batch; then all partitions do."""
+        known = topics.get(section.topic)
+        topic = self._ours(known) if known is not None else None
+        if topic is None or section.partition >= len(topic.partitions):
+            return False
+        with self._partition_table.lock:
+            return topic.partitions[section.partition].batches.find(batch_id) is not None
+
+    def _is_gone(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
+        """Returns whether the metadata lacks the partition; another broker may have created it."""
+        known = topics.get(section.topic)
+        return known is None or section.partition >= len(known.partitions)
+
+    def _ours(self, known: TopicMetadata) -> Topic | None:
+        return self._partition_table.by_id(known.topic_id)
+
+    def _sweep_temporaries(self) -> None:
+        older_than_us = self._clock.now_us() - round(limits.TEMPORARY_KEPT_SECONDS * 1e6)
+        try:
+            for folder in _FOLDERS:
+                self._store.sweep_temporaries(folder, older_than_us)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            _log.warning("cannot sweep the files of crashed puts", reason=str(error) or repr(error))

@@ -1,0 +1,836 @@
+"""Partition table: ends, producers and unpublished entries of the partitions this broker leads.
+
+One lock (`PartitionTable.lock`) guards all of it, and no thread holds the lock during I/O. Only
+durable facts are recorded here: the writer applies a flush after its object is durable, the
+publisher a commit after it is in the Delta log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.broker.config import topic_config
+from sparklog.broker.log.growth import Growth
+from sparklog.broker.log.producer_state import (
+    NO_PRODUCER,
+    Producers,
+    ProducerState,
+    SequencedBatch,
+    advance,
+)
+from sparklog.broker.log.spark_batches import PartitionSparkBatches, SparkBatch, TopicSparkBatches
+from sparklog.broker.log.wal_references import WalReferences
+from sparklog.clock import Clock, SystemClock
+from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
+from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.snapshot import (
+    BatchId,
+    Bounds,
+    Entry,
+    EntryKind,
+    Located,
+    TableSnapshot,
+)
+from sparklog.storage.wal import WalObject
+
+_OVERHEAD_BYTES = 640
+"""Memory of a waiting entry beside its records, measured on 300,000 entries."""
+
+
+class Partition:
+    """One partition, with `start` <= `published` <= `end`."""
+
+    __slots__ = (
+        "batches",
+        "blocked",
+        "end",
+        "growth",
+        "inherited_end",
+        "is_end_known",
+        "leader_epoch",
+        "number",
+        "producers",
+        "published",
+        "start",
+        "stranded",
+        "unconfirmed",
+        "unpublished",
+        "unpublished_batches",
+    )
+
+    def __init__(self, number: int, *, leader_epoch: int, start: int, published: int) -> None:
+        self.number = number
+        self.leader_epoch = leader_epoch
+        self.start = start
+        self.published = published
+        self.end = published
+        self.growth = Growth()
+        """Bytes that were appended while this broker leads the partition."""
+        self.inherited_end = published
+        """Records below were written by predecessors, and have arrival times of their clocks."""
+        self.unpublished: list[Located] = []
+        """Entries that continue the table from `published` on, without a hole."""
+        self.unpublished_batches: dict[BatchId, tuple[int, int]] = {}
+        """(first offset, end) of each Spark batch that is not published completely."""
+        self.unconfirmed: list[Located] = []
+        """Published entries, up to `published`, whose data files have not been seen since."""
+        self.blocked: errors.SparklogError | None = None
+        """Why no record may be appended or published: table and logs do not connect."""
+        self.stranded: list[Located] = []
+        """Entries of a blocked partition that do not connect to the table."""
+        self.is_end_known = True
+        """False only for a blocked partition whose end neither table nor logs say."""
+        self.producers = Producers()
+        self.batches = PartitionSparkBatches()
+
+    def unpublished_in(self, start: int, end: int) -> list[Located]:
+        """Returns the unpublished entries with an offset in [`start`, `end`)."""
+        first = bisect_right(self.unpublished, start, key=_end)
+        return self.unpublished[first : bisect_left(self.unpublished, end, lo=first, key=_base)]
+
+    def unpublished_below(self, end: int) -> tuple[Located, ...]:
+        """Returns the unpublished entries that end at `end` or before."""
+        return tuple(self.unpublished[: bisect_right(self.unpublished, end, key=_end)])
+
+    def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
+        """Returns (leader epoch, end offset) of that epoch, or of the last known one before it.
+
+        Follows Kafka's `LeaderEpochFileCache`: (-1, -1) for a future epoch; for an epoch older than
+        all known ones, that epoch and the offset where the first known epoch begins. Known are the
+        current epoch and those of unpublished entries; the table records none. So the end of an old
+        epoch may be reported too high, never too low.
+        """
+        if leader_epoch == self.leader_epoch:
+            return leader_epoch, self.end
+        if not 0 <= leader_epoch < self.leader_epoch:
+            return -1, -1
+        begins = {self.leader_epoch: self.inherited_end}
+        for waiting in self.unpublished:
+            if waiting.entry.base_offset >= self.inherited_end:
+                break
+            begins.setdefault(waiting.entry.leader_epoch, waiting.entry.base_offset)
+        known = max((each for each in begins if each <= leader_epoch), default=leader_epoch)
+        end = begins[min(each for each in begins if each > leader_epoch)]
+        return known, max(end, self.start)
+
+
+class Topic:
+    """A live topic. This broker leads all its partitions."""
+
+    __slots__ = (
+        "config",
+        "held_back",
+        "in_doubt",
+        "name",
+        "partitions",
+        "spark_batches",
+        "staged_bytes",
+        "topic_id",
+        "unpublished_bytes",
+        "waiting",
+    )
+
+    def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
+        self.name = name
+        self.topic_id = topic_id
+        self.config = config
+        self.partitions: list[Partition] = []
+        self.spark_batches = TopicSparkBatches()
+        self.unpublished_bytes = 0
+        """Memory and WAL space of the records that wait for the table, without staged ones."""
+        self.staged_bytes = 0
+        """Bytes of the records that wait for the table in staged files."""
+        self.waiting = 0
+        """The number of unpublished entries."""
+        self.held_back: str | None = None
+        """Why the topic's table cannot be written at present."""
+        self.in_doubt: str | None = None
+        """Why it is unknown if the topic still exists; it accepts no record until that is known."""
+
+    @property
+    def timestamp_type(self) -> int:
+        wanted = topic_config.value_of(self.config, "message.timestamp.type")
+        return LOG_APPEND_TIME if wanted == "LogAppendTime" else CREATE_TIME
+
+    @property
+    def is_compacted(self) -> bool:
+        """Returns whether only the last record of each key is kept, so that keys are required."""
+        return topic_config.is_compacted(self.config)
+
+    @property
+    def max_message_bytes(self) -> int | None:
+        """The topic's own limit; None if only the broker's limits apply."""
+        wanted = self.config.get("max.message.bytes")
+        return int(wanted) if wanted is not None else None
+
+    @property
+    def compression(self) -> tuple[str, int] | None:
+        """(codec, level) for Kafka batches; None keeps them as the producers sent them."""
+        return topic_config.compression_of(self.config)
+
+    def time_bounds_ms(self, now_us: int) -> tuple[int, int]:
+        """Returns the first and the last timestamp that a record may have now."""
+        before = topic_config.number_of(self.config, "message.timestamp.before.max.ms")
+        after = topic_config.number_of(self.config, "message.timestamp.after.max.ms")
+        now_ms = now_us // 1_000
+        return now_ms - before, now_ms + after
+
+    def check_times(self, low_us: int, high_us: int, now_us: int) -> None:
+        """Raises `BadTimestamp` if the timestamps are too far from the broker's clock."""
+        first_ms, last_ms = self.time_bounds_ms(now_us)
+        low_ms, high_ms = low_us // 1_000, high_us // 1_000
+        if low_ms < first_ms or high_ms > last_ms:
+            reason = (
+                f"timestamps of {low_ms} to {high_ms} ms; topic {self.name} now accepts"
+                f" {first_ms} to {last_ms} ms"
+            )
+            raise errors.BadTimestamp(reason=reason)
+
+    def check_keys(self, partition: int, keyless: int) -> None:
+        """Raises `KeylessRecord` if records without a key are sent to a compacted topic."""
+        if keyless and self.is_compacted:
+            raise errors.KeylessRecord(topic=self.name, partition=partition, count=keyless)
+
+    def partition(self, number: int) -> Partition:
+        """Raises `UnknownPartition`."""
+        if not 0 <= number < len(self.partitions):
+            raise errors.UnknownPartition(
+                topic=self.name, partition=number, last=len(self.partitions) - 1
+            )
+        return self.partitions[number]
+
+
+_Batches = Mapping[str, tuple[SparkBatch, ...]]
+
+
+class _PartitionState(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    producers: tuple[dict[int, ProducerState], ...]
+    """In blocks, each of which is encoded by its own call."""
+    batches: dict[str, tuple[SparkBatch, ...]]
+
+
+class _State(msgspec.Struct, frozen=True, array_like=True):
+    now_ms: int
+    """Time of the checkpoint, on the clock of `ProducerState.seen_ms`. Brokers' clocks differ."""
+    partitions: tuple[_PartitionState, ...]
+
+
+class _EncodedPartition(msgspec.Struct, frozen=True, array_like=True):
+    topic_id: str
+    partition: int
+    producers: list[msgspec.Raw]
+    batches: msgspec.Raw
+
+
+class _EncodedState(msgspec.Struct, frozen=True, array_like=True):
+    now_ms: int
+    partitions: list[_EncodedPartition]
+
+
+class _PartitionStateV1(msgspec.Struct, frozen=True, array_like=True):
+    """Format 1, a plain list of these, without a version before it."""
+
+    topic_id: str
+    partition: int
+    producers: dict[int, ProducerState]
+    batches: dict[str, tuple[SparkBatch, ...]]
+
+
+_STATE_MARK: Final = b"\xc1\x02"
+"""Precedes a state, with the number of its format; no msgpack value begins with 0xC1."""
+_state_encoder = msgspec.msgpack.Encoder()
+_state_decoder = msgspec.msgpack.Decoder(_State)
+_state_v1_decoder = msgspec.msgpack.Decoder(tuple[_PartitionStateV1, ...])
+_NO_BATCHES: Final = msgspec.Raw(_state_encoder.encode({}))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Changed:
+    """Changes of a partition's state since the last checkpoint."""
+
+    producers: Mapping[int, Mapping[int, ProducerState]]
+    """Blocks by number; an empty block was removed."""
+    batches: _Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateSnapshot:
+    """Immutable producer and Spark batch states of one moment."""
+
+    now_ms: int
+    alive: frozenset[str]
+    """Ids of all topics."""
+    changed: Mapping[tuple[str, int], _Changed]
+    """By topic id and partition."""
+
+
+class _Encoded:
+    """The encoded blocks of a partition's state, and the changes that are not encoded yet."""
+
+    __slots__ = ("batches", "blocks", "changed_batches", "changed_blocks")
+
+    def __init__(self) -> None:
+        self.blocks: dict[int, msgspec.Raw] = {}
+        self.batches = _NO_BATCHES
+        self.changed_blocks: dict[int, Mapping[int, ProducerState]] = {}
+        self.changed_batches: _Batches | None = None
+
+    def encode(self) -> None:
+        """Encodes block by block, so that other threads can run in between."""
+        while self.changed_blocks:
+            number, block = next(iter(self.changed_blocks.items()))
+            if block:
+                self.blocks[number] = msgspec.Raw(_state_encoder.encode(block))
+            else:
+                self.blocks.pop(number, None)
+            del self.changed_blocks[number]
+        if self.changed_batches is not None:
+            self.batches = msgspec.Raw(_state_encoder.encode(self.changed_batches))
+            self.changed_batches = None
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.blocks and self.batches == _NO_BATCHES
+
+
+class StateEncoder:
+    """Encodes snapshots of one partition table, in order. Encodes only changed blocks again.
+
+    Works without the table's lock, in many small steps: a single call of the encoder would block
+    all threads of the process for its whole duration.
+    """
+
+    def __init__(self) -> None:
+        self._partitions: dict[tuple[str, int], _Encoded] = {}
+
+    def encode(self, snapshot: StateSnapshot) -> bytes:
+        """Returns the state for a WAL checkpoint."""
+        # If this call fails later, the next one continues with the changes recorded here.
+        for key, changed in snapshot.changed.items():
+            known = self._partitions.setdefault(key, _Encoded())
+            known.changed_blocks.update(changed.producers)
+            known.changed_batches = changed.batches
+        for known in self._partitions.values():
+            known.encode()
+        self._partitions = {
+            key: each
+            for key, each in self._partitions.items()
+            if key[0] in snapshot.alive and not each.is_empty
+        }
+        partitions = [
+            _EncodedPartition(topic_id, number, list(each.blocks.values()), each.batches)
+            for (topic_id, number), each in self._partitions.items()
+        ]
+        return _STATE_MARK + _state_encoder.encode(_EncodedState(snapshot.now_ms, partitions))
+
+
+def _decoded(data: bytes) -> _State:
+    if data.startswith(_STATE_MARK):
+        return _state_decoder.decode(memoryview(data)[len(_STATE_MARK) :])
+    partitions = tuple(
+        _PartitionState(each.topic_id, each.partition, (each.producers,), each.batches)
+        for each in _state_v1_decoder.decode(data)
+    )
+    return _State(0, partitions)  # format 1 has no times: each producer counts as just seen
+
+
+class PartitionTable:
+    """All topics of this broker, and which WAL objects are still needed for them."""
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        """`clock`: its monotonic time decides when producers expire."""
+        self._clock = clock or SystemClock()
+        self._producers: OrderedDict[tuple[Partition, int], str] = OrderedDict()
+        """(partition, producer id), the longest silent first, with the topic's id."""
+        self._state_changed: dict[Partition, str] = {}
+        """Partitions whose state has changed since the last checkpoint, with their topic's id."""
+        self.lock = threading.RLock()
+        self.appended = threading.Condition(self.lock)
+        """Notified when the end of any partition rises."""
+        self._topics: dict[str, Topic] = {}
+        self._by_id: dict[str, Topic] = {}
+        self._unpublished_references = WalReferences()
+        """References of unpublished entries."""
+        self._unconfirmed_references = WalReferences()
+        """References of unconfirmed and stranded entries."""
+        self.unconfirmed_count = 0
+        """The number of entries that are published and not confirmed."""
+        self._waiting: dict[str, Topic] = {}
+        """Topics with an unpublished entry or a blocked partition, by id."""
+        self.unpublished_bytes = 0
+        """Memory of the unpublished records and entries, without staged records.
+
+        Staged records lie in files of their own and take none of the memory that producers share.
+        """
+        self.staged_bytes = 0
+        """Bytes of unpublished staged records."""
+        self.written_bytes = 0
+        """Bytes of all records ever appended; its rate shows how busy the broker is."""
+        self.applied_sequence = -1
+        """The newest object of our own WAL that this table reflects."""
+
+    # -------------------------------------------------------------------------- topics
+
+    def topics(self) -> list[Topic]:
+        with self.lock:
+            return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic:
+        """Raises `UnknownTopic`."""
+        found = self._topics.get(name)
+        if found is None:
+            raise errors.UnknownTopic(topic=name)
+        return found
+
+    def has_topic(self, name: str) -> bool:
+        return name in self._topics
+
+    def by_id(self, topic_id: str) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def add_topic(self, topic: Topic) -> None:
+        with self.lock:
+            self._topics[topic.name] = topic
+            self._by_id[topic.topic_id] = topic
+
+    def add_partitions(
+        self, topic: Topic, snapshot: TableSnapshot, leader_epochs: list[int]
+    ) -> None:
+        """Extends `topic` to `len(leader_epochs)` partitions, with the bounds of `snapshot`."""
+        with self.lock:
+            for number in range(len(topic.partitions), len(leader_epochs)):
+                topic.partitions.append(
+                    Partition(
+                        number,
+                        leader_epoch=leader_epochs[number],
+                        start=snapshot.starts[number],
+                        published=snapshot.ends[number],
+                    )
+                )
+
+    def remove_topic(self, topic: Topic) -> None:
+        """Removes a topic. The entries of a deleted topic count as published."""
+        with self.lock:
+            self._topics.pop(topic.name, None)
+            self._by_id.pop(topic.topic_id, None)
+            self._waiting.pop(topic.topic_id, None)
+            for partition in topic.partitions:
+                self._release_unpublished(topic, partition.unpublished)
+                self._release_unconfirmed(partition.unconfirmed)
+                self.unconfirmed_count -= len(partition.unconfirmed)
+                self._release_unconfirmed(partition.stranded)
+                for entries in (partition.unpublished, partition.unconfirmed, partition.stranded):
+                    entries.clear()
+                self._state_changed.pop(partition, None)
+                partition.growth.close()
+            self.appended.notify_all()
+        for partition in topic.partitions:  # one at a time, because others wait for the lock
+            with self.lock:
+                for producer_id in partition.producers:
+                    self._producers.pop((partition, producer_id), None)
+
+    # -------------------------------------------------------------------------- durable facts
+
+    def apply(self, written: WalObject) -> None:
+        """Applies the next object of our WAL, which is durable."""
+        with self.appended:
+            self.applied_sequence = written.at.sequence
+            for each in written.located:
+                entry = each.entry
+                if entry.kind is not EntryKind.RECORDS and entry.kind is not EntryKind.STAGED:
+                    continue
+                topic = self._by_id.get(entry.topic_id)
+                if topic is None:
+                    continue  # deleted while the flush was under way
+                partition = topic.partitions[entry.partition]
+                self._record_batch(topic, partition, entry)
+                if entry.carried:
+                    self._replace_with_copy(partition, each)
+                    continue
+                assert entry.base_offset == partition.end, (
+                    f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
+                )
+                partition.end = entry.end
+                self._add_unpublished(topic, partition, each)
+                partition.growth.add(payload_bytes(entry), entry.base_offset)
+            self.appended.notify_all()
+
+    def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
+        """Adds the entries that recovery found beyond the table of `partition`."""
+        with self.lock:
+            for each in tail:
+                partition.end = partition.inherited_end = each.entry.end
+                self._add_unpublished(topic, partition, each)
+                _record_spark_batch(topic, each.entry)
+
+    def advance_published(self, topic: Topic, ends: Iterable[int]) -> None:
+        """Records that the table of `topic` holds everything below `ends`, one per partition."""
+        with self.lock:
+            for partition, end in zip(topic.partitions, ends, strict=False):
+                if partition.blocked is not None:
+                    continue
+                partition.published = max(partition.published, end)
+                count = bisect_right(partition.unpublished, end, key=_end)
+                done = partition.unpublished[:count]
+                del partition.unpublished[:count]
+                _drop_published_batches(partition, end)
+                self._add_unconfirmed(partition, done)
+                self._release_unpublished(topic, done)
+            self._update_waiting(topic)
+
+    def restore_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+        """Adds the published entries that recovery found in the logs, in order."""
+        with self.lock:
+            self._add_unconfirmed(partition, entries)
+
+    def advance_confirmed(self, topic: Topic, ends: Iterable[int]) -> None:
+        """Records that the data files below `ends` have been seen; their WAL objects may go."""
+        with self.lock:
+            for partition, end in zip(topic.partitions, ends, strict=False):
+                count = bisect_right(partition.unconfirmed, end, key=_end)
+                self._release_unconfirmed(partition.unconfirmed[:count])
+                del partition.unconfirmed[:count]
+                self.unconfirmed_count -= count
+
+    def unconfirmed(self) -> list[Topic]:
+        """Returns the topics with entries that are published and not confirmed."""
+        with self.lock:
+            return [
+                topic
+                for topic in self._topics.values()
+                if any(each.unconfirmed for each in topic.partitions)
+            ]
+
+    # -------------------------------------------------------------------------- blocked partitions
+
+    def block(
+        self,
+        topic: Topic,
+        partition: Partition,
+        reason: errors.SparklogError,
+        *,
+        end: int,
+        stranded: Iterable[Located] = (),
+        is_end_known: bool = True,
+    ) -> None:
+        """Stops appends to the partition and its publishing until `reconnect` succeeds.
+
+        `end`: the end of the known records; more may exist if `is_end_known` is False.
+        """
+        with self.lock:
+            partition.blocked = reason
+            if end > partition.end:
+                partition.end = partition.inherited_end = end
+            partition.is_end_known = is_end_known
+            for each in stranded:
+                partition.stranded.append(each)
+                self._unconfirmed_references.add(each)
+            self._update_waiting(topic)
+
+    def reconnect(self, topic: Topic, partition: Partition, end: int) -> bool:
+        """Unblocks the partition if its entries continue a table that ends at `end`.
+
+        Returns whether they do.
+        """
+        with self.lock:
+            entries = [*partition.unpublished, *partition.stranded]
+            tail = join_tail(end, entries)
+            reached = tail[-1].entry.end if tail else end
+            if reached < partition.end or (reached > partition.end and partition.is_end_known):
+                return False
+            # These entries were published meanwhile, and their files have not been seen.
+            self._add_unconfirmed(partition, join_head(partition.published, end, entries))
+            self._release_unpublished(topic, partition.unpublished)
+            self._release_unconfirmed(partition.stranded)
+            partition.unpublished, partition.stranded = [], []
+            partition.unpublished_batches.clear()
+            partition.published, partition.end = end, reached
+            partition.blocked, partition.is_end_known = None, True
+            for each in tail:
+                self._add_unpublished(topic, partition, each)
+            self._update_waiting(topic)
+            self.appended.notify_all()
+            return True
+
+    def waiting(self) -> list[Topic]:
+        """Returns the topics with an unpublished entry or a blocked partition."""
+        with self.lock:
+            return list(self._waiting.values())
+
+    def _update_waiting(self, topic: Topic) -> None:
+        if topic.waiting or any(each.blocked is not None for each in topic.partitions):
+            self._waiting[topic.topic_id] = topic
+        else:
+            self._waiting.pop(topic.topic_id, None)
+
+    def bounds(self) -> dict[str, tuple[Bounds, ...]]:
+        """Returns the bounds of each partition of each topic, by topic id, for a checkpoint."""
+        with self.lock:
+            return {
+                topic.topic_id: tuple(map(_bounds, topic.partitions))
+                for topic in self._topics.values()
+            }
+
+    def advance_start(self, topic: Topic, starts: Iterable[int]) -> None:
+        """Records the log starts that a durable version of the table has, one per partition.
+
+        A start never moves back. A start beyond our end was set by a successor of this broker.
+        """
+        with self.lock:
+            for partition, start in zip(topic.partitions, starts, strict=False):
+                partition.start = max(partition.start, min(start, partition.end))
+
+    def _add_unpublished(self, topic: Topic, partition: Partition, located: Located) -> None:
+        partition.unpublished.append(located)
+        self._unpublished_references.add(located)
+        entry = located.entry
+        if entry.batch_id is not None:
+            first, _ = partition.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
+            partition.unpublished_batches[entry.batch_id] = first, entry.end
+        topic.waiting += 1
+        self._waiting[topic.topic_id] = topic
+        self.written_bytes += payload_bytes(located.entry)
+        self._count_bytes(topic, located.entry, 1)
+
+    def _replace_with_copy(self, partition: Partition, copy: Located) -> None:
+        """Replaces an entry by its carried copy, unless the entry was published meanwhile."""
+        waiting, base = partition.unpublished, copy.entry.base_offset
+        index = bisect_left(waiting, base, key=_base)
+        if index < len(waiting) and waiting[index].entry.base_offset == base:
+            self._unpublished_references.remove(waiting[index])
+            self._unpublished_references.add(copy)
+            waiting[index] = copy
+
+    def _release_unpublished(self, topic: Topic, done: Sequence[Located]) -> None:
+        topic.waiting -= len(done)
+        for each in done:
+            self._unpublished_references.remove(each)
+            self._count_bytes(topic, each.entry, -1)
+
+    def _count_bytes(self, topic: Topic, entry: Entry, sign: int) -> None:
+        staged = 0 if entry.staged is None else entry.staged.length
+        size = _OVERHEAD_BYTES + (entry.length if entry.staged is None else 0)
+        for each in (topic, self):
+            each.unpublished_bytes += sign * size
+            each.staged_bytes += sign * staged
+
+    def _add_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+        for each in entries:
+            partition.unconfirmed.append(each)
+            self._unconfirmed_references.add(each)
+            self.unconfirmed_count += 1
+
+    def _release_unconfirmed(self, done: Iterable[Located]) -> None:
+        for each in done:
+            self._unconfirmed_references.remove(each)
+
+    # -------------------------------------------------------------------------- for the WAL cleaner
+
+    def is_staged(self, batch_id: BatchId) -> bool:
+        """Returns whether an unconfirmed entry names the batch, and so needs its staged files."""
+        return self._unpublished_references.has_batch(
+            batch_id
+        ) or self._unconfirmed_references.has_batch(batch_id)
+
+    def inherited(self) -> list[Located]:
+        """Returns the unpublished entries that were recovered. Call it before the first append."""
+        assert self.applied_sequence < 0, "we have written some"
+        with self.lock:
+            return [
+                each
+                for topic in self._waiting.values()
+                for partition in topic.partitions
+                for each in partition.unpublished
+            ]
+
+    def is_unpublished(self, located: Located) -> bool:
+        """Returns whether exactly this entry, not a copy of it, is still to be published."""
+        entry = located.entry
+        with self.lock:
+            topic = self._by_id.get(entry.topic_id)
+            if topic is None:
+                return False
+            waiting = topic.partitions[entry.partition].unpublished
+            index = bisect_left(waiting, entry.base_offset, key=_base)
+            return index < len(waiting) and waiting[index].at == located.at
+
+    def oldest_unpublished(self, broker: int, epoch: int, count: int) -> list[int]:
+        """Returns the first `count` objects of our own epoch that have unpublished entries."""
+        with self.lock:
+            return list(itertools.islice(self._unpublished_references.oldest(broker, epoch), count))
+
+    def needed(self, broker: int, epoch: int) -> list[int]:
+        """Returns the sequences of that epoch's objects with unconfirmed entries, sorted."""
+        with self.lock:
+            return sorted(
+                self._unpublished_references.sequences(broker, epoch)
+                | self._unconfirmed_references.sequences(broker, epoch)
+            )
+
+    def is_needed(self, broker: int, epoch: int) -> bool:
+        """Returns whether `needed` is not empty for that epoch."""
+        with self.lock:
+            return self._unpublished_references.has_epoch(
+                broker, epoch
+            ) or self._unconfirmed_references.has_epoch(broker, epoch)
+
+    # -------------------------------------------------------------------------- duplicate detection
+
+    def restore_batch(self, entry: Entry) -> None:
+        """Records the producer or Spark batch of an inherited `entry`. Entries come in order."""
+        with self.lock:
+            topic = self._by_id.get(entry.topic_id)
+            if topic is not None and entry.partition < len(topic.partitions):
+                self._record_batch(topic, topic.partitions[entry.partition], entry)
+
+    def _record_batch(self, topic: Topic, partition: Partition, entry: Entry) -> None:
+        if entry.carried:
+            return  # recorded when it was first written
+        if entry.producer_id != NO_PRODUCER:
+            state = partition.producers.get(entry.producer_id)
+            written = SequencedBatch(
+                entry.base_sequence, entry.count, entry.base_offset, entry.arrival_us
+            )
+            state = advance(state, entry.producer_epoch, written, seen_ms=self._now_ms())
+            self._put_producer(topic, partition, entry.producer_id, state)
+        if entry.batch_id is not None:
+            partition.batches.remember(entry, published=partition.published)
+            topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
+            self._state_changed[partition] = topic.topic_id
+
+    def _put_producer(
+        self, topic: Topic, partition: Partition, producer_id: int, state: ProducerState
+    ) -> None:
+        """Sets a producer's state; if there are too many, drops the longest silent producer."""
+        key = partition, producer_id
+        partition.producers.put(producer_id, state)
+        self._producers[key] = topic.topic_id
+        self._producers.move_to_end(key)
+        self._state_changed[partition] = topic.topic_id
+        if len(partition.producers) > limits.PRODUCERS_PER_PARTITION:
+            oldest = partition.producers.oldest()
+            assert oldest is not None
+            self._drop_producer(partition, oldest)
+        if len(self._producers) > limits.PRODUCERS_IN_ALL:
+            self._drop_producer(*next(iter(self._producers)))
+
+    def _drop_producer(self, partition: Partition, producer_id: int) -> None:
+        self._state_changed[partition] = self._producers.pop((partition, producer_id))
+        partition.producers.drop(producer_id)
+
+    def expire_producers(self, horizon_ms: int) -> None:
+        """Drops producers that were last seen before `horizon_ms`, on this table's clock.
+
+        Drops a bounded number per call, because other threads wait for the lock.
+        """
+        for _ in range(limits.PRODUCERS_FORGOTTEN):
+            oldest = next(iter(self._producers), None)
+            if oldest is None:
+                return
+            partition, producer_id = oldest
+            state = partition.producers.get(producer_id)
+            if state is not None and state.seen_ms >= horizon_ms:
+                return
+            self._drop_producer(partition, producer_id)
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1e3)
+
+    def snapshot_state(self, *, now_us: int) -> StateSnapshot:
+        """Returns the producer and Spark batch states for the next checkpoint.
+
+        Drops expired ones first. A snapshot holds only the changes since the one before, so all
+        snapshots must go to one `StateEncoder`.
+        """
+        now_ms = self._now_ms()
+        with self.lock:
+            self.expire_producers(now_ms - round(limits.PRODUCER_EXPIRY_SECONDS * 1e3))
+            for topic in self._topics.values():
+                for partition in topic.partitions:
+                    if partition.batches.expire(now_us, published=partition.published):
+                        self._state_changed[partition] = topic.topic_id
+                topic.spark_batches.expire(now_us)
+            changed, self._state_changed = self._state_changed, {}
+            return StateSnapshot(
+                now_ms=now_ms,
+                alive=frozenset(self._by_id),
+                changed={
+                    (topic_id, partition.number): _Changed(
+                        producers=partition.producers.changed(), batches=partition.batches.state()
+                    )
+                    for partition, topic_id in changed.items()
+                },
+            )
+
+    def restore_state(self, data: bytes) -> None:
+        """Restores the state of an earlier epoch's checkpoint."""
+        state = _decoded(data)
+        now_ms = self._now_ms()
+        with self.lock:
+            seen: list[tuple[int, Topic, Partition, int, ProducerState]] = []
+            for each in state.partitions:
+                topic = self._by_id.get(each.topic_id)
+                if topic is None or each.partition >= len(topic.partitions):
+                    continue
+                partition = topic.partitions[each.partition]
+                for producer_id in list(partition.producers):
+                    self._drop_producer(partition, producer_id)
+                partition.batches.restore(each.batches)
+                for batch in partition.batches:
+                    topic.spark_batches.record(batch.batch_id, batch.kind, batch.arrival_us)
+                self._state_changed[partition] = topic.topic_id
+                for block in each.producers:
+                    for producer_id, known in block.items():
+                        silent_ms = max(state.now_ms - known.seen_ms, 0)
+                        seen.append((now_ms - silent_ms, topic, partition, producer_id, known))
+            for seen_ms, topic, partition, producer_id, known in sorted(seen, key=lambda x: x[0]):
+                known = msgspec.structs.replace(known, seen_ms=seen_ms)
+                self._put_producer(topic, partition, producer_id, known)
+
+
+def payload_bytes(entry: Entry) -> int:
+    """Returns the bytes of the entry's records, in the WAL or in staged files."""
+    return entry.length if entry.staged is None else entry.staged.length
+
+
+def _record_spark_batch(topic: Topic, entry: Entry) -> None:
+    if entry.batch_id is not None:
+        topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
+
+
+def _drop_published_batches(partition: Partition, end: int) -> None:
+    """Drops the batches that are published now; they are in the order of their offsets."""
+    batches = partition.unpublished_batches
+    while batches:
+        batch_id, (_, batch_end) = next(iter(batches.items()))
+        if batch_end > end:
+            return
+        del batches[batch_id]
+
+
+def _bounds(partition: Partition) -> Bounds:
+    kept = partition.unconfirmed[0].entry.base_offset if partition.unconfirmed else None
+    return Bounds(
+        start=partition.start,
+        published=partition.published if kept is None else kept,
+        end=partition.end if partition.is_end_known else -1,
+    )
+
+
+def _base(located: Located) -> int:
+    return located.entry.base_offset
+
+
+def _end(located: Located) -> int:
+    return located.entry.end

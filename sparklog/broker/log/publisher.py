@@ -1,0 +1,675 @@
+"""Publisher: moves durable entries from the WAL into the topics' Delta tables.
+
+The WAL determines the rows of a commit, so it does not matter which broker writes them: a commit of
+a fenced predecessor that lands late is as good as ours. At the version right before it, a commit
+must find the topic's id, and every partition's `txn` where its run of entries begins. Otherwise it
+is not made, and a new run is chosen from the table's present end.
+
+A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
+written in several turns, with turns of other topics in between, and one commit finally adds them.
+`storage/maintenance.py` says how the files of such a *preparation* are kept from the sweeper.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+import pyarrow as pa
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.clock import Clock
+from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
+from sparklog.storage import restoring, wal
+from sparklog.storage.data_file import write_file
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
+from sparklog.storage.table import (
+    TableChange,
+    TopicTable,
+    data_path,
+    end_app_id,
+    key_app_id,
+    query_app_id,
+)
+
+_log = structlog.get_logger("sparklog.publisher")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Entries of one partition for the next commit. `first`: the end of its table now."""
+
+    partition: Partition
+    first: int
+    entries: tuple[Located, ...]
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].entry.end
+
+
+@dataclass(slots=True)
+class _WrittenRun:
+    """Progress of a run: files with its rows, up to the first entry that cannot be read."""
+
+    run: _Run
+    count: int = 0
+    """The number of its entries that are in `files`."""
+    files: list[TableFile] = field(default_factory=list)
+    error: errors.SparklogError | None = None
+
+    @property
+    def readable_run(self) -> _Run:
+        run = self.run
+        return _Run(partition=run.partition, first=run.first, entries=run.entries[: self.count])
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing more of the run can be written."""
+        return self.error is not None or self.count == len(self.run.entries)
+
+    def check(self) -> None:
+        """Raises the error of the first unreadable entry, unless it is published by now."""
+        partition = self.run.partition
+        if self.error is not None and partition.published < self.run.entries[self.count].entry.end:
+            raise self.error
+
+
+@dataclass(slots=True)
+class _PendingCommit:
+    """A commit in preparation."""
+
+    written: list[_WrittenRun]
+    preparation: int | None = None
+    """The number in its files' names, if they are written in several turns."""
+    renewed_at: float = 0.0
+    may_have_landed: bool = False
+    """True if a commit of these files got no answer: then they may be in the table."""
+
+    @property
+    def files(self) -> list[TableFile]:
+        return [file for each in self.written for file in each.files]
+
+    @property
+    def is_complete(self) -> bool:
+        return all(each.is_complete for each in self.written)
+
+    @property
+    def count(self) -> int:
+        return sum(len(each.run.entries) for each in self.written)
+
+    @property
+    def memory_bytes(self) -> int:
+        return sum(
+            located.entry.memory_bytes for each in self.written for located in each.run.entries
+        )
+
+    def survives(self, error: BaseException) -> bool:
+        """Returns whether the next turn may continue with these files after `error`."""
+        return (
+            self.preparation is not None
+            and isinstance(error, errors.SparklogError | ObjectMissing)
+            # After these, all is written again: it took too long, or must free its space.
+            and not isinstance(error, errors.TimedOut | errors.StorageFull | errors.Fenced)
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishResult:
+    """Size of one commit; all 0 if more files must be written before the commit."""
+
+    rows: int = 0
+    files: int = 0
+    bytes: int = 0
+
+
+class Publisher:
+    """Publishes topics, one commit at a time. One caller at a time per topic."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition_table: PartitionTable,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        tables: Iterable[TopicTable] = (),
+        commit_bytes: int = limits.PUBLISH_MAX_BYTES,
+        file_bytes: int = limits.PUBLISH_FILE_BYTES,
+        pool: Executor | None = None,
+    ) -> None:
+        """`pool`: writes the files of a large commit in parallel."""
+        self._store = store
+        self._partition_table = partition_table
+        self._hot = hot
+        self._clock = clock
+        self._commit_bytes = commit_bytes
+        self._file_bytes = file_bytes
+        self._pool = pool
+        self._decode_memory = DecodeMemory(commit_bytes)
+        self._requested: set[str] = set()
+        self._pending: dict[str, _PendingCommit] = {}
+        """By topic id."""
+        self._refused: dict[str, Exception] = {}
+        """Why a topic is not published at present, by topic id."""
+        self._tables = {table.snapshot.topic_id or "": table for table in tables}
+
+    def table(self, topic: Topic) -> TopicTable:
+        """Returns the publisher's own view of the table; no other party may commit by it."""
+        found = self._tables.get(topic.topic_id)
+        if found is None:
+            found = self._tables[topic.topic_id] = TopicTable(
+                self._store, topic.name, clock=self._clock
+            )
+        return found
+
+    def set_table(self, topic: Topic, table: TopicTable) -> None:
+        """Sets the view of the topic's table. No other party may commit by it afterwards."""
+        self._tables[topic.topic_id] = table
+
+    def remove_topic(self, topic: Topic) -> None:
+        """Drops the state and the uncommitted files of a deleted topic."""
+        self._tables.pop(topic.topic_id, None)
+        pending = self._pending.pop(topic.topic_id, None)
+        if pending is not None:
+            self._discard(topic, pending)
+        self._refused.pop(topic.topic_id, None)
+
+    def request(self, topic: Topic) -> None:
+        """Makes the topic due at the next call of `due`, because a caller waits for it."""
+        with self._partition_table.lock:
+            self._requested.add(topic.topic_id)
+
+    def due(self, *, interval_seconds: float, publish_bytes: int) -> list[Topic]:
+        """Returns the topics whose oldest unpublished record or whose backlog exceeds the bounds.
+
+        Also returns requested topics, and those with a blocked partition, whose table may be
+        repaired by now. A record with a future arrival time was accepted by a predecessor whose
+        clock is ahead of ours; it is due.
+        """
+        now_us = self._clock.now_us()
+        horizon_us = now_us - round(interval_seconds * 1e6)
+        found = []
+        with self._partition_table.lock:
+            for topic in self._partition_table.waiting():
+                waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
+                if (
+                    topic.topic_id in self._requested
+                    or any(each.blocked is not None for each in topic.partitions)
+                    or topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
+                    or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
+                ):
+                    found.append(topic)
+            self._requested.clear()
+        return found
+
+    def publish(self, topic: Topic) -> PublishResult:
+        """Commits the oldest entries of `topic`; does nothing if none are unpublished.
+
+        For a large batch, a call writes some files, and the last one commits. Raises
+        `PublisherFenced` if the table is ahead of all known entries, `ForeignTable`,
+        `CorruptObject` and the reason of a blocked partition (after the entries before it are
+        published), and the errors of the store.
+        """
+        refusal = self._refused.get(topic.topic_id)
+        if refusal is not None:
+            raise refusal.with_traceback(None)
+        if topic.held_back is not None:
+            # First check the table: a table that cannot be written costs no files and no long work.
+            snapshot = self.table(topic).refresh()
+            if any(each.blocked is not None for each in topic.partitions):
+                self._apply_snapshot(topic, snapshot)
+        published = self._publish_some(topic)
+        for each in topic.partitions:
+            if each.blocked is not None:
+                raise each.blocked.with_traceback(None)
+        return published
+
+    def _publish_some(self, topic: Topic) -> PublishResult:
+        pending = self._resume(topic) or self._begin(topic)
+        if pending is None:
+            return PublishResult()
+        try:
+            self._write_all(topic, pending)
+        except Exception as error:
+            self._suspend(topic, pending, keep=pending.survives(error))
+            raise
+        if not pending.is_complete:
+            self._suspend(topic, pending, keep=True)
+            return PublishResult()
+        files = pending.files
+        readable = [each.readable_run for each in pending.written if each.count]
+        try:
+            if pending.preparation is not None and self._has_lost_files(topic, pending):
+                self._discard(topic, pending)
+                return PublishResult()
+            # An unreadable object may be gone because a predecessor has published its entries.
+            snapshot = (
+                self._commit(topic, readable, pending) if readable else self.table(topic).refresh()
+            )
+        except errors.SparklogError as error:
+            # After a `Retriable` no commit has the files. They are removed, because the next try
+            # writes others, and they would fill the disk.
+            pending.may_have_landed |= not isinstance(error, errors.Retriable)
+            if pending.survives(error) or isinstance(error, errors.Retriable):
+                self._suspend(topic, pending, keep=pending.survives(error))
+            raise
+        self._apply_snapshot(topic, snapshot)
+        for each in pending.written:
+            each.check()
+        return PublishResult(
+            rows=sum(file.rows or 0 for file in files),
+            files=len(files),
+            bytes=sum(file.size_bytes for file in files),
+        )
+
+    def _begin(self, topic: Topic) -> _PendingCommit | None:
+        """Returns the next commit of the topic, with no file written."""
+        pending = _PendingCommit([_WrittenRun(run) for run in self._choose(topic)])
+        if not pending.written:
+            return None
+        if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
+            pending.preparation = self.table(topic).prepare(topic.topic_id)
+            pending.renewed_at = self._clock.monotonic()
+        return pending
+
+    def _resume(self, topic: Topic) -> _PendingCommit | None:
+        """Returns the suspended commit, if it can still be made."""
+        pending = self._pending.pop(topic.topic_id, None)
+        if pending is None:
+            return None
+        table = self.table(topic)
+        assert pending.preparation is not None
+        try:
+            if pending.may_have_landed:
+                self._apply_snapshot(topic, table.refresh())
+            if not self._relocate_entries(pending):
+                self._discard(topic, pending)
+                return None
+            now = self._clock.monotonic()
+            if now - pending.renewed_at > table.orphan_grace_seconds / 4:
+                table.renew(pending.preparation)
+                pending.renewed_at = now
+        except errors.SparklogError as error:
+            self._suspend(topic, pending, keep=pending.survives(error))
+            raise
+        return pending
+
+    def _relocate_entries(self, pending: _PendingCommit) -> bool:
+        """Updates the runs to carried copies. Returns whether they still continue the table."""
+        with self._partition_table.lock:
+            for each in pending.written:
+                run = each.run
+                entries = tuple(run.partition.unpublished[: len(run.entries)])
+                if run.partition.published != run.first or not entries:
+                    return False
+                if entries[-1].entry.end != run.end:
+                    return False
+                each.run = _Run(partition=run.partition, first=run.first, entries=entries)
+        return True
+
+    def _has_lost_files(self, topic: Topic, pending: _PendingCommit) -> bool:
+        """Returns whether another engine's VACUUM has removed uncommitted files."""
+        sizes = {data_path(topic.name, file): file.size_bytes for file in pending.files}
+        missing = restoring.torn(self._store, sizes)
+        if missing:
+            _log.warning(
+                "uncommitted files of a large batch are missing",
+                topic=topic.name,
+                count=len(missing),
+            )
+        return bool(missing)
+
+    def _suspend(self, topic: Topic, pending: _PendingCommit, *, keep: bool) -> None:
+        """Keeps the written files for the next turn, or removes them."""
+        if keep and self._partition_table.by_id(topic.topic_id) is topic:
+            self._pending[topic.topic_id] = pending
+        else:
+            self._discard(topic, pending)
+
+    def set_refusal(self, topic: Topic, error: Exception | None) -> None:
+        """Stops publishing the topic with `error`; None allows it again."""
+        if error is None:
+            self._refused.pop(topic.topic_id, None)
+        else:
+            self._refused[topic.topic_id] = error
+
+    def rewrite(
+        self, topic: Topic, partition: Partition, first: int, entries: Sequence[Located]
+    ) -> list[TableFile]:
+        """Writes files with the rows of `entries` from offset `first` on, and commits nothing.
+
+        Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the errors of the
+        store.
+        """
+        written = _WrittenRun(_Run(partition=partition, first=first, entries=tuple(entries)))
+        try:
+            self._write(topic, written, None)
+            if written.error is not None:
+                raise written.error
+        except errors.SparklogError:
+            self._discard(topic, _PendingCommit([written]))
+            raise
+        return written.files
+
+    # -------------------------------------------------------------------------- choosing
+
+    def _choose(self, topic: Topic) -> list[_Run]:
+        """Chooses the next run of each partition, about `commit_bytes` in all, batches whole."""
+        with self._partition_table.lock:
+            chosen = [each for each in topic.partitions if each.unpublished and not each.blocked]
+            firsts = [each.published for each in chosen]
+            # Copies only the beginning of a long backlog.
+            heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
+            batches = [dict(each.unpublished_batches) for each in chosen]
+        if not chosen:
+            return []
+        share = self._commit_bytes // len(chosen)
+        ends = [head[_cut(head, share) - 1].entry.end for head in heads]
+        _keep_batches_whole(batches, ends)
+        with self._partition_table.lock:
+            return [
+                _Run(partition=partition, first=first, entries=partition.unpublished_below(end))
+                for partition, first, end in zip(chosen, firsts, ends, strict=True)
+            ]
+
+    # -------------------------------------------------------------------------- writing
+
+    def _write_all(self, topic: Topic, pending: _PendingCommit) -> None:
+        """Writes all files of a commit; of a preparation, one file of some partitions."""
+        written = [each for each in pending.written if not each.is_complete]
+        if pending.preparation is not None:
+            written = written[: max(self._commit_bytes // self._file_bytes, 1)]
+        pool = self._pool
+        if pool is None or not self._is_worth_a_pool(written):
+            for each in written:
+                self._write(topic, each, pending.preparation)
+            return
+        writing = [pool.submit(self._write, topic, each, pending.preparation) for each in written]
+        for future in writing:
+            future.exception()  # waits, so that no write continues after a failure
+        for future in writing:
+            future.result()
+
+    def _is_worth_a_pool(self, written: Sequence[_WrittenRun]) -> bool:
+        """Returns whether to write in parallel. On a local root, not a few rows, nor in a burst.
+
+        In a burst producers need the cores more, until so much is unpublished that they would soon
+        be slowed down.
+        """
+        if not self._store.is_local:
+            return True
+        entries = [located.entry for each in written for located in each.run.entries]
+        if sum(entry.memory_bytes for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
+            return False
+        newest = [found for each in written for found in each.run.partition.unpublished[-1:]]
+        newest_us = max((each.entry.arrival_us for each in newest), default=0)
+        is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
+        return is_quiet or self._partition_table.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
+
+    def _discard(self, topic: Topic, pending: _PendingCommit) -> None:
+        """Removes files that no commit has or will have.
+
+        If that is unknown, leaves them to the sweeper, which waits until no commit can land.
+        """
+        if pending.may_have_landed:
+            return
+        with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
+            self._store.delete(data_path(topic.name, file) for file in pending.files)
+
+    def _write(self, topic: Topic, written: _WrittenRun, preparation: int | None) -> None:
+        """Writes the rows of a run, up to the first entry that cannot be read."""
+        entries = [each.entry for each in written.run.entries[written.count :]]
+        sizes = [each.memory_bytes for each in entries]
+        # Memory for one file at a time, which ends before an entry that would exceed it, and for
+        # a second copy of the largest entry while it is decoded. Staged entries need no decoding.
+        largest = max(sizes)
+        decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
+        needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
+        with self._decode_memory.hold(needed):
+            self._write_run(topic, written, preparation)
+            if largest > limits.LARGE_BYTES and written.is_complete:
+                pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
+
+    def _write_run(self, topic: Topic, written: _WrittenRun, preparation: int | None) -> None:
+        """Continues the files of a run; of a preparation, writes one file."""
+        run = written.run
+        size = count = 0
+        payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
+
+        def write() -> None:
+            nonlocal size, count
+            if payloads:
+                batches = rows_of_run(payloads, partition=run.partition.number)
+                written.files.append(self._write_file(topic, run, batches, preparation))
+                payloads.clear()
+            written.count += count
+            size = count = 0
+
+        files_before = len(written.files)
+        try:
+            for group, batches in self._groups(run.entries[written.count :]):
+                if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
+                    write()
+                if preparation is not None and len(written.files) > files_before:
+                    break
+                for entries, payload in self._decoded(group, batches):
+                    first = entries[0].entry
+                    skip = max(run.first - first.base_offset, 0)
+                    count += len(entries)
+                    # The decoded size; the size in the entry may be an estimate.
+                    size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
+                    payloads.append(
+                        (
+                            first.base_offset + skip,
+                            first.arrival_us,
+                            first.timestamp_type,
+                            payload.slice(skip) if skip else payload,
+                        )
+                    )
+                    del payload  # so that it is freed before the next one is decoded
+                    if size >= self._file_bytes:
+                        write()
+        except errors.CorruptObject as error:
+            written.error = error
+        except ObjectMissing as missing:
+            reason = "it is not published yet"
+            written.error = errors.MissingObject(path=missing.path, reason=reason)
+        write()
+
+    def _write_file(
+        self,
+        topic: Topic,
+        run: _Run,
+        batches: Sequence[pa.RecordBatch],
+        preparation: int | None,
+    ) -> TableFile:
+        return write_file(
+            self._store,
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            partition=run.partition.number,
+            batches=batches,
+            clock=self._clock,
+            preparation=preparation,
+        )
+
+    def _groups(
+        self, entries: Sequence[Located]
+    ) -> Iterator[tuple[Sequence[Located], Sequence[bytes | bytearray]]]:
+        """Groups entries to be decoded together, with their batches.
+
+        A group consists of small Kafka batches in the hot tail. Any other entry comes alone and
+        without its batch.
+        """
+        at = 0
+        while at < len(entries):
+            batches = self._hot_from_kafka(itertools.islice(entries, at, None))
+            count = max(len(batches), 1)
+            yield entries[at : at + count], batches
+            at += count
+
+    def _hot_from_kafka(self, entries: Iterable[Located]) -> list[bytes | bytearray]:
+        """Returns the batches of the first entries, as many as can be decoded together."""
+        found: list[bytes | bytearray] = []
+        size = 0
+        for each in entries:
+            batch = self._hot.find(each.entry)
+            size += each.entry.memory_bytes
+            if (
+                batch is None
+                or isinstance(batch.records, pa.RecordBatch)
+                or each.entry.timestamp_type == LOG_APPEND_TIME
+                or (found and size > limits.PUBLISH_TOGETHER_BYTES)
+            ):
+                break
+            found.append(batch.records)
+        return found
+
+    def _decoded(
+        self, group: Sequence[Located], batches: Sequence[bytes | bytearray]
+    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
+        """Decodes a group together, or one by one if a batch in it is corrupt."""
+        if len(batches) > 1:
+            with contextlib.suppress(errors.CorruptObject):
+                yield group, wal.decode_kafka([each.entry for each in group], batches)
+                return
+        for each in group:
+            yield [each], self._payload(each)
+
+    def _payload(self, located: Located) -> pa.RecordBatch:
+        hot = self._hot.find(located.entry)
+        if hot is not None:
+            return hot.payload
+        return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
+
+    # -------------------------------------------------------------------------- committing
+
+    def _commit(self, topic: Topic, runs: Sequence[_Run], pending: _PendingCommit) -> TableSnapshot:
+        landed = False
+        files = pending.files
+
+        def decide(before: TableSnapshot) -> TableChange | None:
+            nonlocal landed
+            landed = False
+            if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
+                return None
+            if any(before.ends[run.partition.number] != run.first for run in runs):
+                return None
+            landed = True
+            ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
+            return TableChange(
+                adds=tuple(files),
+                txns={**ends, **_batch_txns(topic, runs, table)},
+                preparation=pending.preparation,
+            )
+
+        table = self.table(topic)
+        if table.snapshot.partitions < len(topic.partitions):
+            table.refresh()  # partitions were added
+        snapshot = table.commit(decide)
+        if not landed:
+            # A commit of these files that got no answer may have landed.
+            unneeded = [file for file in files if not table.is_named(unquote(file.path))]
+            self._store.delete(data_path(topic.name, file) for file in unneeded)
+        return snapshot
+
+    def _apply_snapshot(self, topic: Topic, snapshot: TableSnapshot) -> None:
+        """Advances the partition table to the table's version, whichever broker committed it."""
+        if self._partition_table.by_id(topic.topic_id) is not topic:
+            return  # deleted meanwhile
+        if snapshot.topic_id != topic.topic_id or snapshot.partitions < len(topic.partitions):
+            raise errors.ForeignTable(
+                topic=topic.name,
+                reason=(
+                    f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions;"
+                    f" it was {topic.topic_id}, with {len(topic.partitions)}"
+                ),
+            )
+        for partition, end in zip(topic.partitions, snapshot.ends, strict=False):
+            if partition.blocked is not None:
+                if self._partition_table.reconnect(topic, partition, end):
+                    _log.info(
+                        "the partition is unblocked: its table and log connect again",
+                        topic=topic.name,
+                        partition=partition.number,
+                    )
+            elif end > partition.end:
+                raise errors.PublisherFenced(
+                    topic=topic.name, partition=partition.number, end=partition.end, found=end
+                )
+            elif end < partition.published:
+                raise errors.ForeignTable(
+                    topic=topic.name,
+                    reason=(
+                        f"partition {partition.number} ends at {end} in the table, and was"
+                        f" published up to {partition.published}: another engine has set its txn"
+                        " back"
+                    ),
+                )
+        # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
+        self.table(topic).settle()
+        self._partition_table.advance_published(topic, snapshot.ends)
+        self._partition_table.advance_start(topic, snapshot.starts)
+
+
+def _batch_txns(topic: Topic, runs: Iterable[_Run], table: TopicTable) -> dict[str, int]:
+    """Returns the `txn` of each Spark batch in the runs that the table must record."""
+    found: dict[str, int] = {}
+    for run in runs:
+        for located in run.entries:
+            batch_id, kind = located.entry.batch_id, located.entry.batch_kind
+            if batch_id is None or kind is BatchKind.UNNAMED:
+                continue
+            name = query_app_id if kind is BatchKind.NUMBERED else key_app_id
+            app_id = name(topic.topic_id, batch_id.query)
+            before = found.get(app_id)
+            if before is None:
+                txn = table.txn(app_id)
+                before = txn.version if txn is not None else -1
+            found[app_id] = max(before, batch_id.batch)
+    return found
+
+
+def _cut(entries: Sequence[Located], budget_bytes: int) -> int:
+    """Returns how many of `entries` fit into the budget, at least one.
+
+    Counts decoded rows, because they take memory while they are written.
+    """
+    size = 0
+    for index, each in enumerate(entries):
+        size += each.entry.memory_bytes
+        if size > budget_bytes and index:
+            return index
+    return len(entries)
+
+
+def _keep_batches_whole(
+    batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
+) -> None:
+    """Raises `ends` until every Spark batch that has begun is contained whole.
+
+    `batches`: (first offset, end) of the unpublished batches, per partition.
+    """
+    spans: dict[BatchId, list[tuple[int, int, int]]] = {}
+    for index, of_partition in enumerate(batches):
+        for batch_id, (first, end) in of_partition.items():
+            spans.setdefault(batch_id, []).append((index, first, end))
+    changed = bool(spans)
+    while changed:
+        changed = False
+        for span in spans.values():
+            if any(first < ends[index] for index, first, _ in span):
+                for index, _, end in span:
+                    if ends[index] < end:
+                        ends[index] = end
+                        changed = True

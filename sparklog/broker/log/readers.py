@@ -1,0 +1,531 @@
+"""Reads records for a broker's clients: from the hot tail, else from WAL and table by a plan.
+
+A planned file may be compacted, or a planned object trimmed, before it is read; the same offsets
+are then planned again. A table that cannot be refreshed (another engine's commit is torn) serves
+the versions read so far, because later records are in the WAL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import pyarrow as pa
+
+from sparklog import arrow, errors, limits
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log.hot_tail import HotBatch, HotTail
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.clock import Clock
+from sparklog.formats import flight_messages
+from sparklog.formats.record import ROW_SCHEMA, rows_of_run
+from sparklog.storage import plan, wal
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.read import first_row_since, read_slice
+from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
+from sparklog.storage.table import TopicTable
+
+_PLAN_ATTEMPTS: Final = 5
+
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadBatch:
+    """Rows of one partition for a reader; `end` is the next offset to ask for."""
+
+    topic: str
+    partition: int
+    first: int
+    end: int
+    high_watermark: int
+    rows: pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Projection:
+    """The columns and the batch size that a reader wants."""
+
+    columns: Sequence[str] | None
+    batch_rows: int
+
+    def select(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        return rows if self.columns is None else rows.select(list(self.columns))
+
+    @property
+    def with_offset(self) -> Sequence[str] | None:
+        if self.columns is None or "offset" in self.columns:
+            return self.columns
+        return [*self.columns, "offset"]
+
+
+class LogReader:
+    """Reads the partitions that this broker leads. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        partition_table: PartitionTable,
+        hot: HotTail,
+        *,
+        clock: Clock,
+        is_closing: Callable[[], bool],
+    ) -> None:
+        self._store = store
+        self._partition_table = partition_table
+        self._hot = hot
+        self._clock = clock
+        self._is_closing = is_closing
+        self._decoding = DecodeMemory(limits.DECODE_BYTES)
+        self._tables: dict[str, TopicTable] = {}
+
+    def remove_topic(self, topic: Topic) -> None:
+        """Drops the state of a deleted topic."""
+        self._tables.pop(topic.topic_id, None)
+
+    # -------------------------------------------------------------------------- offset ranges
+
+    def read(
+        self,
+        name: str,
+        partition: int,
+        start: int,
+        end: int,
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
+        topic_id: str | None = None,
+    ) -> Iterator[ReadBatch]:
+        """Reads every record of the range, in order. Checks the range before the first batch.
+
+        Raises `UnknownTopic`, `TopicChanged`, `UnknownPartition`, `OffsetOutOfRange`; the last also
+        during the read, if the log start moves beyond the next offset.
+        """
+        topic = self._topic(name, topic_id)
+        led_partition = topic.partition(partition)
+        check_range(topic, led_partition, start, end)
+        projection = _Projection(columns=columns, batch_rows=batch_rows)
+        return self._all_batches(topic, led_partition, start, end, projection)
+
+    def _topic(self, name: str, topic_id: str | None) -> Topic:
+        topic = self._partition_table.topic(name)
+        if topic_id is not None and topic.topic_id != topic_id:
+            raise errors.TopicChanged(topic=name, expected=topic_id, found=topic.topic_id)
+        return topic
+
+    def _all_batches(
+        self, topic: Topic, partition: Partition, start: int, end: int, projection: _Projection
+    ) -> Iterator[ReadBatch]:
+        while start < end:
+            for batch in self._next_batches(topic, partition, start, end, projection):
+                check_range(topic, partition, start, end)  # records may be deleted meanwhile
+                yield batch
+                start = batch.end
+
+    def _next_batches(
+        self, topic: Topic, partition: Partition, start: int, end: int, projection: _Projection
+    ) -> Iterator[ReadBatch]:
+        """Reads the next batches from `start`, at least one, from the hot tail or by a plan."""
+        count = min(end - start, projection.batch_rows)
+        hot = self._hot.run(
+            topic.topic_id,
+            partition.number,
+            start,
+            rows=count,
+            limit_bytes=limits.READ_RUN_BYTES,
+        )
+        if hot:
+            return self._hot_rows(topic, partition, hot, end, projection)
+        return self._planned_rows(topic, partition, start, end, projection)
+
+    def _hot_rows(
+        self,
+        topic: Topic,
+        partition: Partition,
+        hot: Sequence[HotBatch],
+        end: int,
+        projection: _Projection,
+    ) -> Iterator[ReadBatch]:
+        start = hot[0].entry.base_offset
+        if _is_packed(hot[0].entry):  # such a batch is the only one of its run
+            (entry, _), load = hot[0], lambda: hot[0].payload
+            rows = self._unpacked(entry, load, start, end, projection)
+            yield _batch(topic, partition, start, start + rows.num_rows, projection.select(rows))
+            return
+        run = [
+            (e.entry.base_offset, e.entry.arrival_us, e.entry.timestamp_type, e.payload)
+            for e in hot
+        ]
+        for rows in _cut(rows_of_run(run, partition=partition.number), projection.batch_rows):
+            wanted = rows.slice(0, end - start)
+            if wanted.num_rows:
+                first, start = start, start + wanted.num_rows
+                yield _batch(topic, partition, first, start, projection.select(wanted))
+
+    def _planned_rows(
+        self, topic: Topic, partition: Partition, start: int, end: int, projection: _Projection
+    ) -> Iterator[ReadBatch]:
+        """Reads batches up to `end`, or to the first slice that completes `batch_rows` offsets."""
+        for _ in range(_PLAN_ATTEMPTS):
+            enough = min(start + projection.batch_rows, end)
+            pieces, until = self._plan(topic, partition, start, end, enough)
+            try:
+                for run in _runs(pieces, projection.batch_rows):
+                    for rows in self._rows_of(run, projection):
+                        first, start = start, rows.column("offset")[-1].as_py() + 1
+                        yield _batch(topic, partition, first, start, projection.select(rows))
+                    if run[-1].end >= enough:
+                        until = run[-1].end
+                        break
+            except ObjectMissing as missing:
+                gone = missing.path
+                self._refresh(topic)
+                continue
+            if start < until:  # offsets in no slice are a gap
+                nothing = pa.RecordBatch.from_pylist([], ROW_SCHEMA)
+                yield _batch(topic, partition, start, until, projection.select(nothing))
+            return
+        raise errors.MissingObject(path=gone, reason="the log still names it")
+
+    def _rows_of(self, run: Sequence[Slice], projection: _Projection) -> Iterator[pa.RecordBatch]:
+        """Reads the rows of a file's slice, or of consecutive entries."""
+        if run[0].source is ReadSource.FILES:
+            return read_slice(
+                self._store,
+                run[0],
+                columns=projection.with_offset,
+                batch_rows=projection.batch_rows,
+            )
+        if len(run) == 1 and run[0].entry is not None and _is_packed(run[0].entry.entry):
+            return self._unpacked_rows(run[0], run[0].entry, projection)
+        parts = []
+        for piece in run:
+            assert piece.entry is not None
+            entry = piece.entry.entry
+            payload = wal.decode_payload(entry, wal.read_payload(self._store, piece.entry))
+            wanted = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
+            parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
+        return _cut(rows_of_run(parts, partition=run[0].partition), projection.batch_rows)
+
+    def _unpacked_rows(
+        self, piece: Slice, located: Located, projection: _Projection
+    ) -> Iterator[pa.RecordBatch]:
+        def load() -> pa.RecordBatch:
+            return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
+
+        first = piece.first
+        while first < piece.end:
+            found = self._unpacked(located.entry, load, first, piece.end, projection)
+            first += found.num_rows
+            yield found
+
+    def _unpacked(
+        self,
+        entry: Entry,
+        load: Callable[[], pa.RecordBatch],
+        first: int,
+        end: int,
+        projection: _Projection,
+    ) -> pa.RecordBatch:
+        """Decodes the first rows from `first` on of an entry that is large when decoded.
+
+        The whole entry is in memory only while the rows are copied from it, because a reader may
+        be slow, and many may read at once. So each batch decodes the entry again.
+        """
+        with self._decoding.hold(2 * entry.memory_bytes):
+            payload = load().slice(
+                first - entry.base_offset, min(end - first, projection.batch_rows)
+            )
+            taken = payload.slice(0, _light_rows(payload))
+            # Copied, so that the rest of the payload is freed.
+            taken = pa.ipc.read_record_batch(taken.serialize(), taken.schema)
+            del payload
+        (found,) = rows_of_run(
+            [(first, entry.arrival_us, entry.timestamp_type, taken)], partition=entry.partition
+        )
+        return found
+
+    # -------------------------------------------------------------------------- planning
+
+    def _plan(
+        self, topic: Topic, partition: Partition, start: int, end: int, enough: int
+    ) -> tuple[Iterator[Slice], int]:
+        """Plans slices from `start` on. Returns them and their end: `enough` or later, up to `end`.
+
+        Copies only the entries up to `enough`, because a backlog may have very many. Copies them
+        before it looks at the table: entries that leave the backlog are in the table then. Raises
+        the reason of a blocked partition if its records from `start` on are known nowhere.
+        """
+        number = partition.number
+        with self._partition_table.lock:
+            tail = partition.unpublished_in(start, enough)
+            published, blocked = partition.published, partition.blocked
+        until = min(end, max(published, tail[-1].entry.end if tail else 0))
+        if until <= start and blocked is not None:
+            raise blocked.with_traceback(None)  # later records are in neither table nor log
+        snapshot = self._table(topic).snapshot
+        if not _reaches(snapshot, topic, number, published):
+            snapshot = self._refresh(topic)
+        if self._is_gone(topic):
+            raise errors.UnknownTopic(topic=topic.name)
+        if not _reaches(snapshot, topic, number, published):
+            reason = f"it has lost offsets of partition {number} below {published}"
+            raise errors.ForeignTable(topic=topic.name, reason=reason)
+        pieces = plan.slices(
+            topic=topic.name,
+            snapshot=snapshot,
+            tail=tail,
+            partition=number,
+            start=start,
+            end=until,
+        )
+        return pieces, until
+
+    def _table(self, topic: Topic) -> TopicTable:
+        found = self._tables.get(topic.topic_id)
+        if found is None:
+            table = TopicTable(self._store, topic.name, clock=self._clock, only_reads=True)
+            found = self._tables.setdefault(topic.topic_id, table)
+        return found
+
+    def _refresh(self, topic: Topic) -> TableSnapshot:
+        table = self._table(topic)
+        try:
+            return table.refresh()
+        except errors.Corrupt:
+            if table.snapshot.topic_id != topic.topic_id:
+                raise
+            return table.snapshot
+
+    # -------------------------------------------------------------------------- following
+
+    def tail(
+        self,
+        positions: Sequence[flight_messages.TailPosition],
+        *,
+        columns: Sequence[str] | None = None,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
+        idle_seconds: float = 0.5,
+    ) -> Iterator[ReadBatch | None]:
+        """Reads records of all `positions` as they are appended, without end.
+
+        Yields None if none came for `idle_seconds`. Ends when the broker stops. Raises the errors
+        of `read`, and `UnknownTopic` if one of the topics is deleted.
+        """
+        topics = [self._topic(each.topic, each.topic_id) for each in positions]
+        partitions = [
+            (topic, topic.partition(each.partition))
+            for topic, each in zip(topics, positions, strict=True)
+        ]
+        offsets = [each.offset for each in positions]
+        for (topic, partition), offset in zip(partitions, offsets, strict=True):
+            check_range(topic, partition, offset, partition.end)
+        return self._follow(
+            partitions,
+            offsets,
+            _Projection(columns=columns, batch_rows=batch_rows),
+            idle_seconds,
+        )
+
+    def _follow(
+        self,
+        partitions: Sequence[tuple[Topic, Partition]],
+        offsets: list[int],
+        projection: _Projection,
+        idle_seconds: float,
+    ) -> Iterator[ReadBatch | None]:
+        while not self._is_closing():
+            moved = False
+            for index, (topic, partition) in enumerate(partitions):
+                if self._is_gone(topic):
+                    raise errors.UnknownTopic(topic=topic.name)
+                end = partition.end
+                if offsets[index] < end:
+                    check_range(topic, partition, offsets[index], end)
+                    for batch in self._next_batches(
+                        topic, partition, offsets[index], end, projection
+                    ):
+                        offsets[index] = batch.end
+                        moved = True
+                        yield batch
+            if not moved and not self._wait_for_more(partitions, offsets, idle_seconds):
+                yield None
+
+    def _wait_for_more(
+        self,
+        partitions: Sequence[tuple[Topic, Partition]],
+        offsets: Sequence[int],
+        timeout_seconds: float,
+    ) -> bool:
+        def has_more() -> bool:
+            return self._is_closing() or any(
+                partition.end > offset or self._is_gone(topic)
+                for (topic, partition), offset in zip(partitions, offsets, strict=True)
+            )
+
+        with self._partition_table.appended:
+            return self._partition_table.appended.wait_for(has_more, timeout_seconds)
+
+    def _is_gone(self, topic: Topic) -> bool:
+        return self._partition_table.by_id(topic.topic_id) is not topic
+
+    # -------------------------------------------------------------------------- timestamps
+
+    def offsets_for_times(
+        self, request: flight_messages.OffsetsForTimes
+    ) -> flight_messages.Offsets:
+        """Returns per partition the first offset whose timestamp is at or after the given one.
+
+        -1 if no record is that late. As in Kafka's `ListOffsets`, the least *offset* counts.
+        """
+        topic = self._partition_table.topic(request.topic)
+        return flight_messages.Offsets(
+            offsets={
+                number: self._offset_for_time(topic, topic.partition(number), timestamp_us)
+                for number, timestamp_us in request.timestamps_us.items()
+            }
+        )
+
+    def _offset_for_time(self, topic: Topic, partition: Partition, timestamp_us: int) -> int:
+        projection = _Projection(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
+
+        def look(start: int, end: int) -> int:
+            pieces, _ = self._plan(topic, partition, start, end, enough=end)
+            for piece in pieces:
+                if plan.latest_timestamp_us(piece) < timestamp_us:
+                    continue
+                for batch in self._all_batches(
+                    topic, partition, piece.first, piece.end, projection
+                ):
+                    offset = first_row_since(batch.rows, timestamp_us)
+                    if offset is not None:
+                        return offset
+            return -1
+
+        return _from_start(partition, look)
+
+    def greatest_time(self, name: str, number: int) -> tuple[int, int]:
+        """Returns (timestamp in ms, offset) of the first record with the greatest timestamp.
+
+        (-1, -1) if there is no record. As in Kafka's `ListOffsets` for the timestamp -3 (KIP-734).
+        """
+        topic = self._partition_table.topic(name)
+        partition = topic.partition(number)
+        projection = _Projection(columns=("offset", "timestamp"), batch_rows=limits.SCAN_BATCH_ROWS)
+
+        def look(start: int, end: int) -> tuple[int, int]:
+            pieces, _ = self._plan(topic, partition, start, end, enough=end)
+            found: tuple[int, int] | None = None
+            for piece in sorted(pieces, key=plan.latest_timestamp_us, reverse=True):
+                if found is not None and plan.latest_timestamp_us(piece) < found[0]:
+                    break
+                for batch in self._all_batches(
+                    topic, partition, piece.first, piece.end, projection
+                ):
+                    if batch.rows.num_rows:
+                        stamp_us, offset = _latest(batch.rows)
+                        if found is None or (stamp_us, -offset) > (found[0], -found[1]):
+                            found = stamp_us, offset
+            return (-1, -1) if found is None else (found[0] // 1_000, found[1])
+
+        return _from_start(partition, look)
+
+
+def _from_start(partition: Partition, look: Callable[[int, int], _Found]) -> _Found:
+    """Applies `look` to the whole partition; repeats it if the log start moves meanwhile."""
+    start = partition.start
+    while True:
+        try:
+            return look(start, partition.end)
+        except errors.OffsetOutOfRange as moved:
+            if moved.start <= start:
+                raise
+            start = moved.start
+
+
+def _latest(rows: pa.RecordBatch) -> tuple[int, int]:
+    """Returns (greatest timestamp in µs, the first offset that has it)."""
+    timestamps = arrow.as_numpy(rows.column("timestamp").view(pa.int64()))
+    at = int(timestamps.argmax())
+    return int(timestamps[at]), rows.column("offset")[at].as_py()
+
+
+def _batch(
+    topic: Topic, partition: Partition, first: int, end: int, rows: pa.RecordBatch
+) -> ReadBatch:
+    return ReadBatch(
+        topic=topic.name,
+        partition=partition.number,
+        first=first,
+        end=end,
+        high_watermark=partition.end,
+        rows=rows,
+    )
+
+
+def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """Splits rows into batches of at most `batch_rows`, none much above `READ_RUN_BYTES`."""
+    for batch in batches:
+        at = 0
+        while at < batch.num_rows:
+            part = batch.slice(at, batch_rows)
+            part = part.slice(0, _light_rows(part))
+            yield part
+            at += part.num_rows
+
+
+def _light_rows(batch: pa.RecordBatch) -> int:
+    """Returns how many rows of the batch fit into `READ_RUN_BYTES`, at least one."""
+    while batch.num_rows > 1 and batch.nbytes > limits.READ_RUN_BYTES:
+        batch = batch.slice(0, batch.num_rows // 2)
+    return int(batch.num_rows)
+
+
+def _is_packed(entry: Entry) -> bool:
+    """Returns whether the entry must be decoded, and is too large to keep while it is read.
+
+    False for Arrow batches, which are in the hot tail as they are.
+    """
+    return entry.encoding is Encoding.KAFKA and entry.memory_bytes > limits.READ_RUN_BYTES
+
+
+def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
+    """Groups slices that are read at once: a file alone, small neighbours in the WAL together."""
+    run: list[Slice] = []
+    size = 0
+    for piece in pieces:
+        more = piece.entry.entry.memory_bytes if piece.entry is not None else 0
+        if run and not (
+            piece.source is run[0].source is ReadSource.WAL
+            and piece.end - run[0].first <= batch_rows
+            and size + more <= limits.READ_RUN_BYTES
+        ):
+            yield run
+            run, size = [], 0
+        run.append(piece)
+        size += more
+    if run:
+        yield run
+
+
+def check_range(topic: Topic, partition: Partition, start: int, end: int) -> None:
+    """Raises `OffsetOutOfRange` if `start` or `end` is outside the partition."""
+    for offset in (start, end):
+        if not partition.start <= offset <= partition.end:
+            raise errors.OffsetOutOfRange(
+                topic=topic.name,
+                partition=partition.number,
+                offset=offset,
+                start=partition.start,
+                end=partition.end,
+            )
+
+
+def _reaches(snapshot: TableSnapshot, topic: Topic, partition: int, end: int) -> bool:
+    """Returns whether the snapshot is of the topic and has the partition's records below `end`."""
+    return (
+        snapshot.topic_id == topic.topic_id
+        and partition < snapshot.partitions
+        and snapshot.ends[partition] >= end
+    )

@@ -1,0 +1,209 @@
+"""Spark batches that a topic holds, so that a repeated commit is recognised.
+
+- The newest numbered batch of a query is known for as long as its topic lives: each commit that
+  publishes a batch records it in the topic's table (`storage.table.query_app_id`), and the
+  write-ahead log has the batches that are not published. Numbers rise, so the newest is enough.
+- A write with an idempotency key is known for `BATCH_MEMORY_SECONDS` from its publication; a topic
+  keeps only the newest `KEYS_REMEMBERED` keys.
+- Any other write has a name that only its own driver knows. The driver may repeat the commit, so
+  the write is known for a day; each partition keeps only the newest ones.
+- A write without a batch number is refused if it comes so long after its manifest that an earlier
+  commit of it may be forgotten.
+- The offsets of a batch in each partition are kept for the latest batches only. They answer a
+  repeated commit and decide nothing.
+
+The lock of the partition table guards all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import TypeVar
+
+import msgspec
+
+from sparklog import limits
+from sparklog.storage.snapshot import BatchId, BatchKind, Entry
+
+_Value = TypeVar("_Value")
+
+
+def memory_seconds(kind: BatchKind) -> float:
+    """Returns for how long a write without a batch number is known."""
+    unnamed = kind is BatchKind.UNNAMED
+    return limits.SINGLE_MEMORY_SECONDS if unnamed else limits.BATCH_MEMORY_SECONDS
+
+
+def append_within_seconds(kind: BatchKind) -> float:
+    """Returns how old a manifest may be when its batch is appended.
+
+    The rest of `memory_seconds` allows for clocks that differ.
+    """
+    unnamed = kind is BatchKind.UNNAMED
+    return limits.SINGLE_APPEND_STAGED_SECONDS if unnamed else limits.APPEND_STAGED_SECONDS
+
+
+class SparkBatch(msgspec.Struct, frozen=True, array_like=True):
+    """A query's batch in one partition: one entry, or several with consecutive offsets."""
+
+    batch_id: BatchId
+    base_offset: int
+    count: int
+    arrival_us: int
+    kind: BatchKind = BatchKind.NUMBERED
+
+    @property
+    def end(self) -> int:
+        return self.base_offset + self.count
+
+
+class PartitionSparkBatches:
+    """Offsets of the latest batches in one partition."""
+
+    __slots__ = ("_numbered", "_single")
+
+    def __init__(self) -> None:
+        # Both in the order of their newest batch, so that the first is the next to expire.
+        self._numbered: dict[str, tuple[SparkBatch, ...]] = {}
+        self._single: dict[str, SparkBatch] = {}
+
+    def __iter__(self) -> Iterator[SparkBatch]:
+        for batches in self._numbered.values():
+            yield from batches
+        yield from self._single.values()
+
+    def __bool__(self) -> bool:
+        return bool(self._numbered or self._single)
+
+    def remember(self, entry: Entry, *, published: int) -> None:
+        """Records rows of a batch. Entries come in the order of their offsets.
+
+        `published`: the end of the partition's table. Batches beyond it are never forgotten.
+        """
+        batch_id = entry.batch_id
+        assert batch_id is not None
+        batch = SparkBatch(
+            batch_id, entry.base_offset, entry.count, entry.arrival_us, entry.batch_kind
+        )
+        if entry.batch_kind is BatchKind.NUMBERED:
+            known = self._numbered.pop(batch_id.query, ())
+            if known and known[-1].batch_id == batch_id:
+                known, batch = known[:-1], _extended(known[-1], entry)
+            self._numbered[batch_id.query] = (*known, batch)[-limits.BATCHES_REMEMBERED :]
+            _drop_first(self._numbered, limits.QUERIES_REMEMBERED)
+            return
+        before = self._single.pop(batch_id.query, None)
+        if before is not None and before.batch_id == batch_id:
+            batch = _extended(before, entry)
+        self._single[batch_id.query] = batch
+        while len(self._single) > limits.SINGLES_REMEMBERED:
+            oldest = next(iter(self._single.values()))
+            if oldest.end > published:
+                break
+            del self._single[oldest.batch_id.query]
+
+    def find(self, batch_id: BatchId) -> SparkBatch | None:
+        """Returns the batch, or None if it is unknown or forgotten."""
+        for each in self._numbered.get(batch_id.query, ()):
+            if each.batch_id == batch_id:
+                return each
+        single = self._single.get(batch_id.query)
+        return single if single is not None and single.batch_id == batch_id else None
+
+    def expire(self, now_us: int, *, published: int) -> bool:
+        """Forgets batches that are too old, a bounded number per call. Returns whether it did."""
+        # Most partitions have none, and the caller asks all of them under the lock.
+        if not self:
+            return False
+        count = 0
+        horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
+        for batches in list(islice(self._numbered.values(), limits.BATCHES_FORGOTTEN)):
+            if batches[-1].arrival_us >= horizon_us:
+                break
+            del self._numbered[batches[-1].batch_id.query]
+            count += 1
+        horizon_us = now_us - round(limits.SINGLE_MEMORY_SECONDS * 1e6)
+        for batch in list(islice(self._single.values(), limits.BATCHES_FORGOTTEN)):
+            if batch.arrival_us >= horizon_us or batch.end > published:
+                break
+            del self._single[batch.batch_id.query]
+            count += 1
+        return bool(count)
+
+    def state(self) -> dict[str, tuple[SparkBatch, ...]]:
+        """Returns all batches by query, for a checkpoint."""
+        found = dict(self._numbered)
+        for query, batch in self._single.items():
+            found[query] = (*found.get(query, ()), batch)
+        return found
+
+    def restore(self, state: Mapping[str, tuple[SparkBatch, ...]]) -> None:
+        """Adds the batches of a checkpoint."""
+        for query, batches in state.items():
+            numbered = tuple(each for each in batches if each.kind is BatchKind.NUMBERED)
+            if numbered:
+                self._numbered[query] = numbered
+            self._single.update(
+                (query, each) for each in batches if each.kind is not BatchKind.NUMBERED
+            )
+
+
+class TopicSparkBatches:
+    """The batches that one topic holds, in any partition."""
+
+    __slots__ = ("_keys", "_newest", "is_known")
+
+    def __init__(self) -> None:
+        self.is_known = True
+        """True if the topic's table could be read."""
+        self._newest: dict[str, int] = {}
+        self._keys: dict[str, int] = {}
+        """When each key was last written, in µs; oldest first."""
+
+    def record(self, batch_id: BatchId, kind: BatchKind, at_us: int) -> None:
+        """Records that the topic holds a batch."""
+        query = batch_id.query
+        if kind is BatchKind.NUMBERED:
+            self._newest[query] = max(self._newest.get(query, -1), batch_id.batch)
+        elif kind is BatchKind.NAMED:
+            self._keys.pop(query, None)
+            self._keys[query] = at_us
+            _drop_first(self._keys, limits.KEYS_REMEMBERED)
+
+    def record_all(self, batches: Iterable[tuple[BatchId, BatchKind, int]]) -> None:
+        """Records the batches of the topic's table."""
+        for batch_id, kind, at_us in batches:
+            self.record(batch_id, kind, at_us)
+        self.is_known = True
+
+    def newest(self, query: str) -> int:
+        """Returns the number of the query's newest batch; -1 if it has none here."""
+        return self._newest.get(query, -1)
+
+    def has(self, batch_id: BatchId) -> bool:
+        """Returns whether the topic surely holds the batch; of older ones, nothing is known."""
+        if batch_id.query in self._keys and batch_id.batch == 0:
+            return True
+        return self._newest.get(batch_id.query) == batch_id.batch
+
+    def is_past(self, batch_id: BatchId) -> bool:
+        """Returns whether the topic holds the batch or a later one of its query."""
+        return self.has(batch_id) or self.newest(batch_id.query) > batch_id.batch
+
+    def expire(self, now_us: int) -> None:
+        """Forgets keys that are too old, a bounded number per call."""
+        horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
+        for query, at_us in list(islice(self._keys.items(), limits.BATCHES_FORGOTTEN)):
+            if at_us >= horizon_us:
+                break
+            del self._keys[query]
+
+
+def _extended(batch: SparkBatch, entry: Entry) -> SparkBatch:
+    return msgspec.structs.replace(batch, count=entry.end - batch.base_offset)
+
+
+def _drop_first(known: dict[str, _Value], most: int) -> None:
+    while len(known) > most:
+        del known[next(iter(known))]

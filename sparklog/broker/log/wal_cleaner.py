@@ -1,0 +1,314 @@
+"""WAL cleaner: checkpoints, trimming, carrying entries forward, and closing inherited epochs.
+
+The order of the steps makes them safe. An object is needed until the data files with its rows have
+been seen after their commit and, on an object store, the commit has been read back. A checkpoint
+records which objects are still needed, the producer and batch states of all others, and where each
+partition begins and ends. Only after the checkpoint, and a grace, are the other objects deleted. An
+inherited epoch is closed when all its entries are published and seen, or carried, and a checkpoint
+of our own epoch holds its producer states.
+
+A checkpoint has the sequence of our newest object, so each object has one checkpoint at most. If
+the newest checkpoint was put before everything below it was published, and no more records come,
+the writer appends an object without records; the checkpoint after it frees the older objects.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.log.partitions import PartitionTable, StateEncoder
+from sparklog.broker.log.takeover import Leadership, close_epochs
+from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.snapshot import EntryKind, Located, WalPosition
+
+_log = structlog.get_logger("sparklog.wal")
+_OBJECTS_AT_ONCE = 256
+"""The cleaner searches at most so many of our oldest objects for entries to carry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalCleanerLimits:
+    checkpoint_every_objects: int = limits.CHECKPOINT_EVERY_OBJECTS
+    checkpoint_every_seconds: float = limits.CHECKPOINT_EVERY_SECONDS
+    trim_grace_seconds: float = limits.TRIM_GRACE_SECONDS
+    carry_after_seconds: float = limits.CARRY_AFTER_SECONDS
+    carry_bytes: int = limits.FLUSH_MAX_BYTES
+
+
+class _CarryBatch:
+    """Entries that are carried together: no more than fit into one object."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._bytes = 0
+        self.entries: list[CarriedEntry] = []
+
+    def has_room_for(self, located: Located) -> bool:
+        size = self._bytes + _carried_bytes(located)
+        is_full = len(self.entries) >= limits.FLUSH_MAX_ENTRIES or size > self._limit_bytes
+        return not (self.entries and is_full)
+
+    def add(self, entry: CarriedEntry) -> None:
+        self.entries.append(entry)
+        self._bytes += _carried_bytes(entry.located)
+
+
+def _carried_bytes(located: Located) -> int:
+    return located.entry.length if located.entry.staged is None else 0
+
+
+class WalCleaner:
+    """Keeps one epoch's WAL short. One caller at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        meta: MetadataStore,
+        leadership: Leadership,
+        appender: wal.Appender,
+        partition_table: PartitionTable,
+        writer: Writer,
+        *,
+        confirm: Callable[[], None],
+        clock: Clock,
+        bounds: WalCleanerLimits,
+    ) -> None:
+        """`confirm` removes the entries from the partition table whose data files are seen."""
+        self._store = store
+        self._meta = meta
+        self._leadership = leadership
+        self._appender = appender
+        self._partition_table = partition_table
+        self._writer = writer
+        self._confirm = confirm
+        self._clock = clock
+        self._bounds = bounds
+        self._inherited = list(leadership.inherited)
+        self._damaged: set[int] = set()
+        """Our objects with an entry that cannot be read; they remain for an operator to look at."""
+        self._queue = deque(
+            sorted(partition_table.inherited(), key=lambda each: each.entry.arrival_us)
+        )
+        """Entries of predecessors, oldest first."""
+        self._carrying: tuple[PendingAppend, list[Located]] | None = None
+        """The last append that was submitted to the writer, and the inherited entries in it."""
+        self._ages: deque[tuple[float, int]] = deque()
+        """(monotonic seconds, our newest sequence then), for the last `carry_after_seconds`."""
+        self._aged_sequence = -1
+        """Our objects up to this sequence are older than `carry_after_seconds`."""
+        self._began_at = clock.monotonic()
+        # Objects of closed epochs are deleted after a grace, whichever broker closed the epochs.
+        self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
+        self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
+        self._newest: wal.Checkpoint | None = None
+        self._encoder = StateEncoder()
+        self._checkpoint_at = self._confirmed_at = self._idle_checked_at = clock.monotonic()
+
+    def tick(self) -> None:
+        """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
+        if self._checkpoint_is_due():
+            self.checkpoint()
+        elif self._confirmation_is_due():
+            self._confirm_published()
+        self._close_inherited()
+        self._trim()
+        self._delete_closed()
+
+    # -------------------------------------------------------------------------- checkpoints
+
+    def _checkpoint_is_due(self) -> bool:
+        done = self._newest.sequence if self._newest else -1
+        objects = self._partition_table.applied_sequence - done
+        seconds = self._clock.monotonic() - self._checkpoint_at
+        return objects >= self._bounds.checkpoint_every_objects or (
+            objects > 0 and seconds >= self._bounds.checkpoint_every_seconds
+        )
+
+    def _confirmation_is_due(self) -> bool:
+        """Returns whether published entries should be confirmed although no checkpoint is due."""
+        count = self._partition_table.unconfirmed_count
+        seconds = self._clock.monotonic() - self._confirmed_at
+        return count >= limits.UNCONFIRMED_ENTRIES or (
+            count > 0 and seconds >= self._bounds.checkpoint_every_seconds
+        )
+
+    def _confirm_published(self) -> None:
+        self._confirmed_at = self._clock.monotonic()
+        self._confirm()
+
+    def checkpoint(self) -> None:
+        """Puts a checkpoint of our WAL; objects whose entries are all confirmed are not needed."""
+        self._confirm_published()
+        with self._partition_table.lock:
+            sequence = self._partition_table.applied_sequence
+            if sequence < 0 or (self._newest is not None and self._newest.sequence == sequence):
+                return
+            needed = self._partition_table.needed(self._leadership.broker, self._leadership.epoch)
+            bounds = self._partition_table.bounds()
+            snapshot = self._partition_table.snapshot_state(now_us=self._clock.now_us())
+        state = self._encoder.encode(snapshot)  # slow; outside the lock, so that appends continue
+        self._appender.checkpoint(sequence, needed, state, bounds)
+        self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
+        self._record_age()
+        self._checkpoint_at = self._clock.monotonic()
+        self._trimmable.append((self._checkpoint_at, self._newest))
+
+    def _trim(self) -> None:
+        horizon = self._clock.monotonic() - self._bounds.trim_grace_seconds
+        checkpoint = None
+        while self._trimmable and self._trimmable[0][0] <= horizon:
+            checkpoint = self._trimmable.popleft()[1]
+        if checkpoint is not None:
+            paths = wal.removable(
+                self._store, self._leadership.broker, self._leadership.epoch, checkpoint
+            )
+            self._store.delete(paths)
+
+    def _delete_closed(self) -> None:
+        if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:
+            self._store.delete(wal.closed_epoch_paths(self._store, self._open_epochs))
+            self._delete_closed_at = None
+
+    def _open_epochs(self) -> set[tuple[int, int]]:
+        return {(each.broker, each.epoch) for each in self._meta.reload().open_epochs}
+
+    # -------------------------------------------------------------------------- inherited epochs
+
+    def _close_inherited(self) -> None:
+        """Closes inherited epochs that no entry needs, once our checkpoint has their states."""
+        if not self._inherited or self._newest is None:
+            return
+        done = tuple(
+            each
+            for each in self._inherited
+            if not self._partition_table.is_needed(each.broker, each.epoch)
+        )
+        if done:
+            close_epochs(self._meta, self._leadership, done)
+            self._inherited = [each for each in self._inherited if each not in done]
+            self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
+
+    # -------------------------------------------------------------------------- carrying
+
+    def carry(self) -> PendingAppend | None:
+        """Submits entries again that have long waited for their table, so their objects can go.
+
+        Returns the append to wait for; None if no entry has waited too long. Looks at no more
+        entries than it carries. A carried entry then stays in its new object for as long again.
+        """
+        if self._carrying is not None:
+            pending, entries = self._carrying
+            if not pending.done:
+                return None
+            if pending.error is not None:
+                self._queue.extendleft(reversed(entries))
+            self._carrying = None
+        self._record_age()
+        batch = _CarryBatch(self._bounds.carry_bytes)
+        inherited: list[Located] = []
+        try:
+            self._choose_inherited(batch, inherited)
+            self._choose_own(batch)
+            if not batch.entries and not self._needs_empty_object():
+                return None
+            # Unbounded: carrying frees space in a full log, and takes none.
+            pending = self._writer.submit(batch.entries or [EmptyObject()], is_bounded=False)
+        except BaseException:
+            self._queue.extendleft(reversed(inherited))
+            raise
+        self._carrying = pending, inherited
+        return pending
+
+    def _needs_empty_object(self) -> bool:
+        """Returns whether no more records come, and the next checkpoint would free objects."""
+        now, newest = self._clock.monotonic(), self._newest
+        if newest is None or not newest.needed:
+            return False
+        idle_seconds = now - max(self._checkpoint_at, self._idle_checked_at)
+        if newest.sequence != self._partition_table.applied_sequence:
+            return False
+        if idle_seconds < self._bounds.checkpoint_every_seconds:
+            return False
+        self._idle_checked_at = now
+        needed = self._partition_table.needed(self._leadership.broker, self._leadership.epoch)
+        return len(needed) < len(newest.needed)
+
+    def _choose_inherited(self, batch: _CarryBatch, taken: list[Located]) -> None:
+        """Moves entries that keep an older epoch open from the queue to `batch` and `taken`.
+
+        An entry has waited too long by its own arrival time, or by the time since we started.
+        """
+        now_us = self._clock.now_us()
+        waited_seconds = self._clock.monotonic() - self._began_at
+        if waited_seconds < self._bounds.carry_after_seconds:
+            horizon_us = now_us - round(self._bounds.carry_after_seconds * 1e6)
+        else:
+            horizon_us = limits.TIMESTAMP_MAX_US  # the predecessor's clock may have been wrong
+        while self._queue and self._queue[0].entry.arrival_us < horizon_us:
+            each = self._queue[0]
+            if self._partition_table.is_unpublished(each):
+                if not batch.has_room_for(each):
+                    break
+                if self._add(batch, each):
+                    taken.append(each)
+            self._queue.popleft()
+
+    def _choose_own(self, batch: _CarryBatch) -> None:
+        """Adds entries of our own old objects that lie far below our newest checkpoint."""
+        newest = self._newest.sequence if self._newest else -1
+        last = min(newest - self._bounds.checkpoint_every_objects, self._aged_sequence)
+        broker, epoch = self._leadership.broker, self._leadership.epoch
+        count = len(self._damaged) + _OBJECTS_AT_ONCE
+        for sequence in self._partition_table.oldest_unpublished(broker, epoch, count):
+            if sequence > last:
+                break
+            if sequence in self._damaged:
+                continue
+            at = WalPosition(broker, epoch, sequence)
+            try:
+                found = wal.read_object(self._store, at)
+            except (errors.CorruptObject, ObjectMissing) as error:
+                _log.error("cannot carry a WAL object", entry=repr(at), reason=str(error))
+                self._damaged.add(sequence)
+                continue
+            for each in found.located:
+                if each.entry.kind in (
+                    EntryKind.RECORDS,
+                    EntryKind.STAGED,
+                ) and self._partition_table.is_unpublished(each):
+                    if not batch.has_room_for(each):
+                        return
+                    if not self._add(batch, each):
+                        self._damaged.add(sequence)
+
+    def _add(self, batch: _CarryBatch, located: Located) -> bool:
+        """Returns False for an entry that cannot be read: it remains for an operator to look at."""
+        try:
+            batch.add(CarriedEntry(located=located, payload=self._payload(located)))
+        except (errors.CorruptObject, ObjectMissing) as error:
+            _log.error("cannot carry a WAL entry", entry=repr(located), reason=str(error))
+            return False
+        return True
+
+    def _record_age(self) -> None:
+        """Updates `_aged_sequence`."""
+        now, sequence = self._clock.monotonic(), self._partition_table.applied_sequence
+        while self._ages and self._ages[0][0] <= now - self._bounds.carry_after_seconds:
+            self._aged_sequence = self._ages.popleft()[1]
+        if not self._ages or self._ages[-1][1] < sequence:
+            self._ages.append((now, sequence))
+
+    def _payload(self, located: Located) -> wal.Payload:
+        if located.entry.staged is not None:
+            return wal.EMPTY
+        data = wal.read_payload(self._store, located)
+        return wal.Payload((data,), data.size, located.entry.crc32c)

@@ -1,0 +1,34 @@
+"""Checks of topics that several parts of the broker share."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sparklog import errors
+from sparklog.broker.log.partitions import Topic
+from sparklog.formats import consumer_offsets
+from sparklog.storage.snapshot import TableSnapshot
+
+INTERNAL_TOPICS: Final = frozenset({consumer_offsets.TOPIC})
+"""Topics that only the broker writes to and administers."""
+RESERVED_TOPICS: Final = INTERNAL_TOPICS | {"__transaction_state"}
+"""Names that no client may create: such topics need a configuration that only the broker knows."""
+
+
+def check_not_internal(topic: str, action: str) -> None:
+    """Raises `InternalTopic`: a client that changes such a topic damages groups, as in Kafka."""
+    if topic in INTERNAL_TOPICS:
+        raise errors.InternalTopic(topic=topic, what=action)
+
+
+def check_not_reserved(topic: str) -> None:
+    """Raises `InternalTopic`."""
+    if topic in RESERVED_TOPICS:
+        raise errors.InternalTopic(topic=topic, what="create")
+
+
+def check_current(snapshot: TableSnapshot, topic: Topic) -> TableSnapshot:
+    """Returns `snapshot` if the table still is this topic's. Raises `UnknownTopic` otherwise."""
+    if snapshot.topic_id != topic.topic_id:
+        raise errors.UnknownTopic(topic=topic.name)
+    return snapshot

@@ -1,0 +1,523 @@
+"""Administration of topics: creation, partitions, configuration, compaction and deletion.
+
+A topic is a table and an entry in the root's metadata, and its life is the metadata's: its table is
+created before the entry, and emptied after the entry is removed. Where the outcome of a change of
+the metadata is unknown, the topic is in doubt until `settle_doubts`, or the next call that names
+it, finds out.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+import structlog
+
+from sparklog import errors, limits
+from sparklog.broker.config import described, topic_config
+from sparklog.broker.config.described import ConfigEntry
+from sparklog.broker.config.topic_config import Edit
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.readers import LogReader
+from sparklog.broker.topic_checks import (
+    INTERNAL_TOPICS,
+    RESERVED_TOPICS,
+    check_current,
+    check_not_internal,
+    check_not_reserved,
+)
+from sparklog.clock import Clock
+from sparklog.formats import consumer_offsets
+from sparklog.formats.flight_messages import (
+    AddPartitions,
+    AlterTopic,
+    CreateTopic,
+    PartitionInfo,
+    TopicInfo,
+)
+from sparklog.formats.record import check_topic_name
+from sparklog.settings import BrokerSettings
+from sparklog.storage import file_compaction, log_compaction, retention
+from sparklog.storage.metadata import PartitionMetadata, TopicMetadata
+from sparklog.storage.objects import Store
+from sparklog.storage.snapshot import TableSnapshot
+from sparklog.storage.table import (
+    TableChange,
+    TopicTable,
+    create_change,
+    delete_change,
+    describe_change,
+    table_folder,
+)
+
+_log = structlog.get_logger("sparklog.topics")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicDefaults:
+    """Settings for topics that are created."""
+
+    auto_create: bool = False
+    partitions: int = 4
+    refuse_replication: bool = False
+
+
+class TopicAdmin:
+    """Creates, changes, describes and deletes topics."""
+
+    def __init__(
+        self,
+        store: Store,
+        metadata: LeaderMetadata,
+        partition_table: PartitionTable,
+        publisher: Publisher,
+        reader: LogReader,
+        *,
+        broker_id: int,
+        max_record_bytes: int,
+        clock: Clock,
+        defaults: TopicDefaults,
+        settings: BrokerSettings,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        """Administration by the broker with id `broker_id`, whose records are bounded in size."""
+        self._store = store
+        self._metadata = metadata
+        self._partition_table = partition_table
+        self._publisher = publisher
+        self._reader = reader
+        self._broker_id = broker_id
+        self._max_record_bytes = max_record_bytes
+        self._clock = clock
+        self._defaults = defaults
+        self._settings = settings
+        self._should_stop = should_stop
+        self._in_doubt: set[str] = set()
+        """Names of topics whose creation or deletion may have taken effect, or not."""
+
+    # -------------------------------------------------------------------------- describing
+
+    def names(self) -> list[str]:
+        """Returns the names of all topics, sorted."""
+        return sorted(topic.name for topic in self._partition_table.topics())
+
+    def exists(self, name: str) -> bool:
+        """Returns true if there is a topic of that name."""
+        return self._partition_table.has_topic(name)
+
+    def describe(self, name: str) -> TopicInfo:
+        """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`."""
+        topic = self._partition_table.topic(name)
+        snapshot = self._publisher.table(topic).snapshot
+        files = [file for files in snapshot.files for file in files]
+        topic_bytes = topic.max_message_bytes
+        return TopicInfo(
+            topic=topic.name,
+            topic_id=topic.topic_id,
+            config=dict(topic.config),
+            partitions=[
+                PartitionInfo(
+                    partition=each.number,
+                    leader=self._broker_id,
+                    leader_epoch=each.leader_epoch,
+                    start=each.start,
+                    end=each.end,
+                    published=each.published,
+                )
+                for each in topic.partitions
+            ],
+            table_uri=f"{self._store.uri}/{table_folder(topic.name)}",
+            table_version=snapshot.version,
+            table_files=len(files),
+            table_bytes=sum(file.size_bytes for file in files),
+            max_record_bytes=(
+                self._max_record_bytes
+                if topic_bytes is None
+                else min(self._max_record_bytes, topic_bytes)
+            ),
+        )
+
+    def configs(self, name: str) -> list[ConfigEntry]:
+        """Returns every configuration key of a topic. Raises `UnknownTopic`."""
+        return described.topic_entries(self._partition_table.topic(name).config, self._settings)
+
+    def configs_of_new(self, config: Mapping[str, str]) -> list[ConfigEntry]:
+        """Returns every configuration key of a topic created with `config`."""
+        return described.topic_entries(config, self._settings)
+
+    # -------------------------------------------------------------------------- creating
+
+    @property
+    def creates_on_request(self) -> bool:
+        """True if a topic is created when a Kafka client asks for its metadata."""
+        return self._defaults.auto_create
+
+    def create_on_request(self, name: str, *, client: str = "") -> None:
+        """Creates a topic that a Kafka client has asked for; `client` names it in the log.
+
+        Raises `UnknownTopic` where `topics.auto_create` is off, and what `create` raises.
+        """
+        if not self._defaults.auto_create or name in RESERVED_TOPICS - INTERNAL_TOPICS:
+            raise errors.UnknownTopic(topic=name)
+        if name in INTERNAL_TOPICS:
+            self.ensure_offsets_topic()
+            return
+        with suppress(errors.TopicExists):
+            created = self.create(CreateTopic(topic=name))
+            _log.info(
+                "created a topic that a client asked for (topics.auto_create)",
+                topic=name,
+                partitions=len(created.partitions),
+                client=client,
+            )
+
+    def ensure_offsets_topic(self) -> None:
+        """Creates `__consumer_offsets` if it is missing, and makes it compacted.
+
+        Raises what `create` and `edit_config` raise.
+        """
+        name, config = consumer_offsets.TOPIC, {"cleanup.policy": "compact"}
+        if not self.exists(name):
+            self._create(
+                CreateTopic(
+                    topic=name, partitions=limits.OFFSETS_PARTITIONS, config=config, if_absent=True
+                )
+            )
+        elif not self._partition_table.topic(name).is_compacted:
+            # A client has created it: an earlier version let it.
+            edits = [(Edit.SET, key, value) for key, value in config.items()]
+            self.edit_config(name, edits, only_checks=False)
+
+    def create(self, request: CreateTopic) -> TopicInfo:
+        """Creates a topic and returns its description.
+
+        Raises `BadTopicName`, `TopicExists`, `BadPartitionCount`, `UnknownOption`, `BadOption`,
+        `InternalTopic`; `OutcomeUnknown` where it may exist, which the next call that names it, or
+        the janitor, finds out.
+        """
+        check_not_reserved(request.topic)
+        return self._create(request)
+
+    def check_new(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
+        """Returns the partition count and configuration the topic would get; creates nothing.
+
+        Raises what `create` would.
+        """
+        check_not_reserved(request.topic)
+        count, config = self._checked(request)
+        if self.exists(request.topic):
+            raise errors.TopicExists(topic=request.topic)
+        return count, config
+
+    def check_replication(self, topic: str, factor: int) -> None:
+        """Raises `BadReplicationFactor`. Any factor is met: the root's storage replicates."""
+        reason = ""
+        if factor == 0 or factor < -1:
+            reason = "1 and more are known, and -1 for the default"
+        elif factor > 1 and self._defaults.refuse_replication:
+            reason = "a partition has one replica (setting topics.refuse_replication)"
+        if reason:
+            raise errors.BadReplicationFactor(topic=topic, requested=factor, reason=reason)
+
+    def _create(self, request: CreateTopic) -> TopicInfo:
+        name = request.topic
+        count, config = self._checked(request)
+        with self._metadata.changing(f"creation of topic {name}"):
+            self._settle_doubt(name)
+            if self.exists(name):
+                if request.if_absent:
+                    return self.describe(name)
+                raise errors.TopicExists(topic=name)
+            topic_id = secrets.token_hex(8)
+            table = self._create_table(name, topic_id, count, config)
+            topic = self._topic_metadata(topic_id, [0] * count, config)
+            try:
+                self._metadata.change_topics(lambda topics: {**topics, name: topic})
+            except errors.OutcomeUnknown:
+                self._in_doubt.add(name)
+                raise
+            self._serve(name, topic, table)
+        return self.describe(name)
+
+    def _checked(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
+        """Returns the partition count and the configuration that a request asks for."""
+        name = check_topic_name(request.topic)
+        count = self._defaults.partitions if request.partitions == -1 else request.partitions
+        _check_count(name, count)
+        return count, topic_config.check(request.config)
+
+    def _create_table(
+        self, name: str, topic_id: str, count: int, config: Mapping[str, str]
+    ) -> TopicTable:
+        """Creates a table before the metadata names its topic, so that no topic lacks its table.
+
+        Leadership is checked after the snapshot was taken: a broker that has been replaced must not
+        empty the table of a topic that its successor has created in the meantime.
+        """
+
+        def create(before: TableSnapshot) -> TableChange:
+            self._metadata.reload()
+            if before.topic_id is not None:
+                raise errors.TopicExists(topic=name)
+            return create_change(topic_id, count, config)
+
+        table = self._table(name)
+        table.commit(self._clear)
+        table.commit(create)
+        return table
+
+    def _clear(self, before: TableSnapshot) -> TableChange | None:
+        """Ends a topic that the metadata does not name: its creation or deletion was cut short."""
+        # Only the metadata can say that a topic is gone: it may name one that we do not serve.
+        alive = {each.topic_id for each in self._metadata.reload().topics.values()}
+        is_dead = before.topic_id is not None and before.topic_id not in alive
+        return delete_change(before) if is_dead else None
+
+    def _topic_metadata(
+        self, topic_id: str, leader_epochs: Sequence[int], config: Mapping[str, str]
+    ) -> TopicMetadata:
+        return TopicMetadata(
+            topic_id=topic_id,
+            partitions=tuple(
+                PartitionMetadata(leader=self._broker_id, leader_epoch=each)
+                for each in leader_epochs
+            ),
+            config=dict(config),
+        )
+
+    def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
+        """Serves a topic that the metadata has named in this epoch and that has no records."""
+        topic = Topic(name, metadata.topic_id, dict(metadata.config))
+        leader_epochs = [each.leader_epoch for each in metadata.partitions]
+        self._partition_table.add_partitions(topic, table.snapshot, leader_epochs)
+        self._publisher.set_table(topic, table)
+        self._partition_table.add_topic(topic)
+
+    # -------------------------------------------------------------------------- changing
+
+    def add_partitions(self, request: AddPartitions) -> TopicInfo:
+        """Adds partitions; existing records stay in theirs.
+
+        Raises `UnknownTopic`, `BadPartitionCount`, and `InternalTopic`, because groups would move
+        to other partitions.
+        """
+        check_not_internal(request.topic, "add partitions to")
+        _check_count(request.topic, request.partitions)
+        with self._metadata.changing(f"partitions for topic {request.topic}"):
+            topic = self._partition_table.topic(request.topic)
+            _check_more(request, len(topic.partitions))
+
+            def widen(before: TableSnapshot) -> TableChange:
+                # It has more than we serve where an earlier call was cut short: that is repeated.
+                if request.partitions < check_current(before, topic).partitions:
+                    raise _too_few(request, before.partitions)
+                return describe_change(before, request.partitions, topic.config)
+
+            snapshot = self._table(topic.name).commit(widen)
+            epochs = [each.leader_epoch for each in topic.partitions]
+            epochs += [0] * (request.partitions - len(epochs))
+            metadata = self._topic_metadata(topic.topic_id, epochs, topic.config)
+            self._metadata.change_topics(lambda topics: {**topics, topic.name: metadata})
+            self._partition_table.add_partitions(topic, snapshot, epochs)
+        return self.describe(topic.name)
+
+    def check_partitions(self, request: AddPartitions) -> None:
+        """Raises what `add_partitions` would; adds none."""
+        _check_count(request.topic, request.partitions)
+        _check_more(request, len(self._partition_table.topic(request.topic).partitions))
+
+    def alter(self, request: AlterTopic) -> TopicInfo:
+        """Sets configuration keys, or resets those whose value is None to their default.
+
+        Raises `UnknownTopic`, `UnknownOption`, `BadOption`.
+        """
+
+        def change(config: Mapping[str, str]) -> dict[str, str]:
+            changed = dict(config)
+            for key, value in request.config.items():
+                topic_config.check_key(key)
+                if value is None:
+                    changed.pop(key, None)
+                else:
+                    changed[key] = value
+            return changed
+
+        self._change_config(request.topic, change, only_checks=False)
+        return self.describe(request.topic)
+
+    def edit_config(
+        self, topic: str, edits: Sequence[tuple[Edit, str, str | None]], *, only_checks: bool
+    ) -> None:
+        """Changes single keys by (edit, key, value), or only checks the change.
+
+        Raises `BadTopicName`, `UnknownTopic`, `UnknownOption`, `BadOption`.
+        """
+        check_topic_name(topic)
+        self._change_config(
+            topic, lambda config: topic_config.edited(config, edits), only_checks=only_checks
+        )
+
+    def replace_config(self, topic: str, config: Mapping[str, str], *, only_checks: bool) -> None:
+        """Replaces the whole configuration: keys that `config` lacks return to their default.
+
+        Raises what `edit_config` raises.
+        """
+        check_topic_name(topic)
+        self._change_config(topic, lambda _: config, only_checks=only_checks)
+
+    def _change_config(
+        self,
+        name: str,
+        change: Callable[[Mapping[str, str]], Mapping[str, str]],
+        *,
+        only_checks: bool,
+    ) -> None:
+        with self._metadata.changing(f"configuration of topic {name}"):
+            topic = self._partition_table.topic(name)
+            config = topic_config.check(change(topic.config))
+            if only_checks:
+                return
+            self._table(topic.name).commit(
+                lambda before: describe_change(
+                    check_current(before, topic), before.partitions, config
+                )
+            )
+
+            def replace(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
+                changed = msgspec.structs.replace(topics[topic.name], config=config)
+                return {**topics, topic.name: changed}
+
+            self._metadata.change_topics(replace)
+            topic.config = config
+
+    def compact(self, name: str) -> TopicInfo:
+        """Compacts the topic's table, and returns once that is done.
+
+        Where `cleanup.policy` includes `compact`, all but the last record of each key are removed
+        first; then small files are merged. Raises `UnknownTopic`, and what `log_compaction.compact`
+        and `file_compaction.compact` raise.
+        """
+        topic = self._partition_table.topic(name)
+        table = self._table(name)
+        with self._metadata.stopping_on_sync_failure(f"compaction of topic {name}"):
+            check_current(table.refresh(), topic)
+            for each in log_compaction.choose(table, everything=True):
+                log_compaction.compact(table, each, should_stop=self._should_stop)
+            snapshot = check_current(table.refresh(), topic)
+            groups = file_compaction.choose(
+                snapshot,
+                everything=True,
+                borders=log_compaction.borders(table),
+                span_us=retention.span_us(snapshot.config),
+            )
+            for group in groups:
+                file_compaction.compact(table, group)
+            self._publisher.table(topic).refresh()
+        return self.describe(name)
+
+    # -------------------------------------------------------------------------- deleting
+
+    def delete(self, name: str) -> None:
+        """Deletes a topic; its files are removed after the grace period of replaced files.
+
+        Raises `UnknownTopic`, `InternalTopic`; `OutcomeUnknown` where the topic may be gone, which
+        the next call that names it, or the janitor, finds out, or where it is gone and its table is
+        not empty.
+        """
+        check_not_internal(name, "delete")
+        with self._metadata.changing(f"deletion of topic {name}"):
+            self._settle_doubt(name)
+            topic = self._partition_table.topic(name)
+            try:
+                self._metadata.change_topics(
+                    lambda topics: {key: each for key, each in topics.items() if key != name}
+                )
+            except errors.OutcomeUnknown as error:
+                # If the topic is gone, nothing more may be acked for it; if it is not, nothing of
+                # it may be trimmed.
+                topic.in_doubt = f"it may have been deleted: {error}"
+                self._in_doubt.add(name)
+                raise
+            self._end(topic)
+
+    def finish_deletion(self, name: str) -> None:
+        """Empties the table of a topic that the metadata does not name.
+
+        Raises `ForeignTable`, `CorruptObject`, and what the store raises.
+        """
+        with self._metadata.changing(f"removal of the table of topic {name}"):
+            self._settle_doubt(name)
+            if not self.exists(name):
+                self._table(name).commit(self._clear)
+
+    def settle_doubts(self) -> None:
+        """Finds out which creations and deletions of unknown outcome took effect.
+
+        Raises what the store raises; until it answers, such a topic takes no record.
+        """
+        for name in sorted(self._in_doubt):
+            with self._metadata.changing(f"a check whether topic {name} exists"):
+                self._settle_doubt(name)
+
+    def _settle_doubt(self, name: str) -> None:
+        """Finds out whether a creation or a deletion of unknown outcome took effect.
+
+        Its put may still be under way, so a further version of the metadata is put, which excludes
+        it.
+        """
+        if name not in self._in_doubt:
+            return
+        metadata = self._metadata.change(lambda metadata: metadata).topics.get(name)
+        topic = self._partition_table.topic(name) if self.exists(name) else None
+        if topic is not None and metadata is not None and metadata.topic_id == topic.topic_id:
+            topic.in_doubt = None
+        elif topic is not None:
+            with suppress(errors.OutcomeUnknown):  # the janitor empties its table
+                self._end(topic)
+        elif metadata is not None:
+            table = self._table(name)
+            if table.refresh().topic_id != metadata.topic_id:
+                reason = f"the metadata names topic {metadata.topic_id}, and its table does not"
+                raise errors.ForeignTable(topic=name, reason=reason)
+            self._serve(name, metadata, table)
+        self._in_doubt.discard(name)
+
+    def _end(self, topic: Topic) -> None:
+        """Forgets a topic that the metadata no longer names, and empties its table."""
+        self._partition_table.remove_topic(topic)
+        self._publisher.remove_topic(topic)
+        self._reader.remove_topic(topic)
+        try:
+            self._table(topic.name).commit(
+                lambda before: delete_change(before) if before.topic_id == topic.topic_id else None
+            )
+        except errors.SparklogError as error:
+            what = f"deletion of topic {topic.name}: it is gone, but its table is not empty"
+            raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
+
+    def _table(self, name: str) -> TopicTable:
+        return TopicTable(self._store, name, clock=self._clock)
+
+
+def _check_count(topic: str, count: int) -> None:
+    if not 1 <= count <= limits.PARTITIONS_PER_TOPIC:
+        reason = f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC}"
+        raise errors.BadPartitionCount(topic=topic, requested=count, reason=reason)
+
+
+def _check_more(request: AddPartitions, count: int) -> None:
+    if request.partitions <= count:
+        raise _too_few(request, count)
+
+
+def _too_few(request: AddPartitions, count: int) -> errors.BadPartitionCount:
+    return errors.BadPartitionCount(
+        topic=request.topic,
+        requested=request.partitions,
+        reason=f"it has {count} already, and their number cannot be reduced",
+    )

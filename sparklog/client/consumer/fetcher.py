@@ -1,0 +1,523 @@
+"""Reads ahead for a consumer: threads that fetch, and a bounded buffer of batches.
+
+A *position* is a partition, and how far it is fetched and consumed. All threads together are a
+*reading*. A seek, a pause, a new partition or a new leader ends the reading and begins another from
+the current positions. Batches of a reading that is over are dropped, so no record comes twice;
+positions move only with the batches put into the buffer, so no record is left out.
+
+A reading that follows has one thread and one DoExchange for each broker that leads; a bounded one
+has a few threads that read one position after the other to its end by DoGet.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sparklog import errors, limits
+from sparklog.client.connection import Backoff, Connection, failure_of, is_of_the_broker, may_pass
+from sparklog.client.consumer.reading import TopicPartition, describe, read_range
+from sparklog.formats import flight_messages
+
+_log = logging.getLogger(__name__)
+
+_JOIN_SECONDS: Final = 5.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class FetchPosition:
+    """A partition, and the offsets up to which it is fetched and consumed."""
+
+    topic: str
+    partition: int
+    fetched: int
+    """The next offset to fetch."""
+    next_offset: int
+    """The next offset to consume."""
+    end: int | None
+    """The offset to stop at; None: there is none."""
+    high_watermark: int
+    """The end of the partition, as far as is known."""
+    is_paused: bool = False
+
+    @property
+    def lag(self) -> int:
+        """Offsets from the next one to the high watermark."""
+        return max(self.high_watermark - self.next_offset, 0)
+
+    @property
+    def is_to_be_read(self) -> bool:
+        return not self.is_paused and (self.end is None or self.fetched < self.end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Rows of one position; `end` is the offset after them, which may be beyond the last row's."""
+
+    position: FetchPosition
+    rows: pa.RecordBatch
+    end: int
+
+
+class _Reading:
+    """The threads of one reading, and the streams to cancel when it is over."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+        self.threads: list[threading.Thread] = []
+        self._streams: list[Any] = []
+        # Re-entrant, because a finalizer may call `end` in the middle of the others.
+        self._lock = threading.RLock()
+
+    def add(self, stream: Any) -> None:
+        with self._lock:
+            self._streams.append(stream)
+            is_over = self.over.is_set()
+        if is_over:
+            stream.cancel()
+
+    def remove(self, stream: Any) -> None:
+        with self._lock:
+            self._streams.remove(stream)
+
+    def end(self) -> None:
+        self.over.set()
+        with self._lock:
+            for stream in self._streams:
+                stream.cancel()
+
+
+class Fetcher:
+    """Batches of several partitions, in order within each. One thread takes them."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        topics: Iterable[flight_messages.TopicInfo],
+        offsets: dict[TopicPartition, int],
+        *,
+        follow: bool,
+        columns: list[str] | None,
+        buffer_bytes: int,
+        metadata_age_seconds: float,
+        takes_new_partitions: bool = True,
+    ) -> None:
+        self._connection = connection
+        self._clock = connection.clock
+        self._topics = {info.topic: info for info in topics}
+        self._follow = follow
+        self._columns = columns
+        self._buffer_bytes = buffer_bytes
+        self._metadata_age_seconds = metadata_age_seconds
+        self._takes_new_partitions = takes_new_partitions
+        self._changed = threading.Condition()
+        self._is_woken = False
+        self._chunks: deque[Chunk] = deque()
+        self._buffered_bytes = 0
+        self._failure: errors.SparklogError | None = None
+        self._closed: errors.SparklogError | None = None
+        self.positions = self._positions_at(offsets)
+        self._metadata_expires_at = self._clock.monotonic() + metadata_age_seconds
+        self._reading = _Reading()
+        with self._changed:
+            self._begin()
+        _fetchers.add(self)
+
+    # -------------------------------------------------------------------------- for the consumer
+
+    def take(self, deadline: float | None) -> Chunk | None:
+        """Returns the next chunk; None: none came by `deadline` (monotonic seconds), every
+        partition is read to its end, or `wake` was called.
+
+        Raises the failure that ended the reading, after all chunks that were read before.
+        """
+        with self._changed:
+            while self._closed is None and not self._chunks and not self._is_woken:
+                if self._failure is not None:
+                    raise self._failure.with_traceback(None)
+                is_late = deadline is not None and deadline <= self._clock.monotonic()
+                if is_late or self._is_all_fetched():
+                    return None
+                self._clock.wait_until(self._changed, deadline)
+            if self._closed is not None:
+                raise self._closed
+            if self._is_woken:
+                self._is_woken = False
+                return None
+            chunk = self._chunks.popleft()
+            self._buffered_bytes -= chunk.rows.nbytes
+            self._changed.notify_all()
+            return chunk
+
+    def wake(self) -> None:
+        """Lets the current or next `take` return None. Any thread may call it."""
+        with self._changed:
+            self._is_woken = True
+            self._changed.notify_all()
+
+    def assign(
+        self,
+        topics: Iterable[flight_messages.TopicInfo],
+        offsets: dict[TopicPartition, int],
+        *,
+        keep: Collection[TopicPartition] = (),
+        is_all_of_topics: bool | None = None,
+    ) -> None:
+        """Reads these partitions from now on, those to `keep` from where they are, and no others.
+
+        `is_all_of_topics`: partitions added to the topics later are read too; None: as before.
+        Raises `OffsetOutOfRange` for an offset beyond the end of a consumer that does not follow;
+        nothing has changed then.
+        """
+        with self._changed:
+            before = self._topics
+            kept = {key: at for key, at in self.positions.items() if key in keep}
+            kept_topics = {name: before[name] for name, _ in kept}
+            # A topic that was created again is another one: kept positions keep the old id.
+            self._topics = kept_topics | {
+                info.topic: msgspec.structs.replace(
+                    info, topic_id=kept_topics.get(info.topic, info).topic_id
+                )
+                for info in topics
+            }
+            try:
+                self.positions = kept | self._positions_at(offsets)
+            except errors.OffsetOutOfRange:
+                self._topics = before
+                raise
+            if is_all_of_topics is not None:
+                self._takes_new_partitions = is_all_of_topics
+            self._chunks = deque(each for each in self._chunks if self.has(each.position))
+            self._buffered_bytes = sum(each.rows.nbytes for each in self._chunks)
+            self._begin()
+
+    def has(self, position: FetchPosition) -> bool:
+        """Returns whether `position` is still read, and was not replaced."""
+        return self.positions.get((position.topic, position.partition)) is position
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Memory of the records that are read ahead."""
+        return self._buffered_bytes
+
+    @property
+    def lag(self) -> int:
+        """Offsets of all partitions between the position and the high watermark."""
+        return sum(position.lag for position in list(self.positions.values()))
+
+    @property
+    def is_at_end(self) -> bool:
+        """Every partition is read to its end, and no chunk is left."""
+        with self._changed:
+            return not self._chunks and self._failure is None and self._is_all_fetched()
+
+    def seek(self, position: FetchPosition, offset: int) -> None:
+        """Raises `OffsetOutOfRange` beyond the end; other wrong offsets are errors of `take`."""
+        self._check_end(position, offset)
+        with self._changed:
+            position.next_offset = offset
+            self._forget(position)
+            self._begin()
+
+    def pause(self, positions: Iterable[FetchPosition], *, is_paused: bool) -> None:
+        with self._changed:
+            for position in positions:
+                position.is_paused = is_paused
+                self._forget(position)
+            self._begin()
+
+    def close(self) -> None:
+        self.end(errors.BadRequest(reason="the consumer is closed"))
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._reading.threads:
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_SECONDS)
+
+    def end(self, reason: errors.SparklogError) -> None:
+        """Lets all threads end. Takes no lock, because a finalizer may call it."""
+        self._closed = reason
+        self._reading.end()
+
+    def after_fork(self) -> None:
+        """Refuses every call in a child, which has none of these threads."""
+        self._changed = threading.Condition()
+        self._closed = errors.BadRequest(reason="this consumer belongs to the parent process")
+        self._chunks.clear()
+        self._reading = _Reading()
+
+    def _positions_at(
+        self, offsets: dict[TopicPartition, int]
+    ) -> dict[TopicPartition, FetchPosition]:
+        positions = {
+            (topic, partition): FetchPosition(
+                topic=topic,
+                partition=partition,
+                fetched=offset,
+                next_offset=offset,
+                end=None if self._follow else self._topics[topic].partitions[partition].end,
+                high_watermark=self._topics[topic].partitions[partition].end,
+            )
+            for (topic, partition), offset in offsets.items()
+        }
+        for position in positions.values():
+            self._check_end(position, position.next_offset)
+        return positions
+
+    def _check_end(self, position: FetchPosition, offset: int) -> None:
+        # Beyond its end a partition is not read, so no broker would refuse the offset.
+        if position.end is not None and offset > position.end:
+            raise errors.OffsetOutOfRange(
+                topic=position.topic,
+                partition=position.partition,
+                offset=offset,
+                start=self._topics[position.topic].partitions[position.partition].start,
+                end=position.end,
+            )
+
+    def _forget(self, position: FetchPosition) -> None:
+        """Drops the chunks that were read ahead of the position."""
+        position.fetched = position.next_offset
+        kept = [chunk for chunk in self._chunks if chunk.position is not position]
+        self._chunks = deque(kept)
+        self._buffered_bytes = sum(chunk.rows.nbytes for chunk in kept)
+
+    def _is_all_fetched(self) -> bool:
+        return not self._follow and all(
+            position.end is not None and position.fetched >= position.end
+            for position in self.positions.values()
+        )
+
+    # -------------------------------------------------------------------------- readings
+
+    def _begin(self) -> None:
+        """Begins a new reading from the current positions. `_changed` is held."""
+        before = self._reading
+        before.end()
+        self._failure = None
+        self._changed.notify_all()
+        if self._closed is not None:
+            return
+        reading = self._reading = _Reading()
+        # For `close`, which waits until each thread has ended.
+        reading.threads += [each for each in before.threads if each.is_alive()]
+        positions = [position for position in self.positions.values() if position.is_to_be_read]
+        if self._follow:
+            by_leader = defaultdict(list)
+            for position in positions:
+                leader = self._topics[position.topic].partitions[position.partition].leader
+                by_leader[leader].append(position)
+            for leader, led in by_leader.items():
+                self._start(reading, self._follow_broker, leader, led)
+        else:
+            waiting = deque(positions)
+            for _ in range(min(len(positions), limits.READ_THREADS)):
+                self._start(reading, self._read_to_end, waiting)
+
+    def _start(self, reading: _Reading, target: Any, *arguments: Any) -> None:
+        def read() -> None:
+            try:
+                target(reading, *arguments)
+            except errors.SparklogError as error:
+                self._fail(reading, error)
+            except Exception as error:
+                # A fault of ours must not leave the consumer waiting.
+                _log.exception("reading failed")
+                self._fail(reading, errors.SparklogError(reason=f"reading failed: {error!r}"))
+
+        thread = threading.Thread(target=read, name="sparklog-read", daemon=True)
+        reading.threads.append(thread)
+        thread.start()
+
+    def _put(
+        self, reading: _Reading, position: FetchPosition, rows: pa.RecordBatch, end: int
+    ) -> bool:
+        """Adds a chunk when there is memory; returns False if the reading is over."""
+        with self._changed:
+            while self._buffered_bytes >= self._buffer_bytes and not reading.over.is_set():
+                self._changed.wait(limits.BACKOFF_MAX_SECONDS)
+            if reading.over.is_set() or reading is not self._reading:
+                return False
+            if end <= position.fetched:
+                return True
+            if rows.num_rows and rows.column("offset")[0].as_py() < position.fetched:
+                rows = rows.filter(pc.greater_equal(rows.column("offset"), position.fetched))
+            self._chunks.append(Chunk(position=position, rows=rows, end=end))
+            self._buffered_bytes += rows.nbytes
+            position.fetched = end
+            self._changed.notify_all()
+            return True
+
+    def _fail(self, reading: _Reading, error: errors.SparklogError) -> None:
+        with self._changed:
+            if reading is self._reading and not reading.over.is_set():
+                self._failure = error
+                self._changed.notify_all()
+                reading.end()
+
+    # -------------------------------------------------------------------------- bounded
+
+    def _read_to_end(self, reading: _Reading, waiting: deque[FetchPosition]) -> None:
+        """Reads positions of `waiting`, which several threads share."""
+        while not reading.over.is_set():
+            try:
+                position = waiting.popleft()
+            except IndexError:
+                return
+            self._read_range(reading, position)
+
+    def _read_range(self, reading: _Reading, position: FetchPosition) -> None:
+        assert position.end is not None
+        batches = read_range(
+            self._connection,
+            self._topics[position.topic],
+            position.partition,
+            start=position.fetched,
+            end=position.end,
+            columns=self._columns,
+        )
+        for rows in batches:
+            if not self._put(reading, position, rows, rows.column("offset")[-1].as_py() + 1):
+                return
+        # A gap in the offsets may follow the last record.
+        nothing = pa.RecordBatch.from_pylist([], pa.schema([pa.field("offset", pa.int64())]))
+        self._put(reading, position, nothing, position.end)
+
+    # -------------------------------------------------------------------------- following
+
+    def _follow_broker(
+        self, reading: _Reading, broker: int, positions: list[FetchPosition]
+    ) -> None:
+        backoff = self._connection.backoff()
+        while not reading.over.is_set():
+            try:
+                self._follow_stream(reading, broker, positions, backoff)
+                return
+            except errors.SparklogError as error:
+                if reading.over.is_set():
+                    return
+                if not may_pass(error):
+                    raise
+                _log.warning("reading failed, and is tried again: %s", error)
+                if isinstance(error, errors.NotLeader):
+                    self._metadata_expires_at = 0.0
+            reading.over.wait(backoff.next_seconds())
+            self._refresh_metadata(reading)
+
+    def _follow_stream(
+        self, reading: _Reading, broker: int, positions: list[FetchPosition], backoff: Backoff
+    ) -> None:
+        """Reads a stream until the reading is over; raises when the stream ends."""
+        channel = self._connection.channel(broker)
+        with self._changed:
+            tail_positions = [
+                flight_messages.TailPosition(
+                    topic=position.topic,
+                    partition=position.partition,
+                    offset=position.fetched,
+                    topic_id=self._topics[position.topic].topic_id,
+                )
+                for position in positions
+            ]
+        request = flight_messages.TailRequest(positions=tail_positions, columns=self._columns)
+        try:
+            writer, reader = channel.tail(request)
+            reading.add(reader)
+            try:
+                while self._follow_chunk(reading, reader.read_chunk()):
+                    backoff.reset()
+                    self._refresh_metadata(reading)
+            finally:
+                reading.remove(reader)
+                reader.cancel()
+                _close_quietly(writer)
+        except StopIteration:
+            raise errors.BrokerUnavailable(
+                address=channel.address, reason="it ended the stream"
+            ) from None
+        except (pa.ArrowException, OSError) as error:
+            failure = failure_of(error, channel.address)
+            if is_of_the_broker(failure) and not reading.over.is_set():
+                self._connection.broke(channel)
+            raise failure from error
+
+    def _follow_chunk(self, reading: _Reading, chunk: Any) -> bool:
+        header = flight_messages.decode(flight_messages.TailHeader, chunk.app_metadata)
+        if header.idle:
+            return not reading.over.is_set()
+        # None: the assignment has changed meanwhile.
+        position = self.positions.get((header.topic, header.partition))
+        if position is None:
+            return False
+        position.high_watermark = max(position.high_watermark, header.high_watermark)
+        return self._put(reading, position, chunk.data, header.end)
+
+    def _refresh_metadata(self, reading: _Reading) -> None:
+        """Begins a new reading if partitions were added, or have other leaders."""
+        if self._clock.monotonic() < self._metadata_expires_at:
+            return
+        self._metadata_expires_at = self._clock.monotonic() + self._metadata_age_seconds
+        try:
+            topics = {name: describe(self._connection, name) for name in self._topics}
+        except errors.SparklogError as error:
+            # A stream of the topic fails with the same error.
+            _log.warning("cannot describe the topics that are followed: %s", error)
+            return
+        with self._changed:
+            if reading is not self._reading or reading.over.is_set():
+                return
+            is_changed = any(
+                _leaders(topics[name]) != _leaders(info) for name, info in self._topics.items()
+            )
+            if not is_changed:
+                return
+            self._topics = {
+                name: msgspec.structs.replace(info, topic_id=self._topics[name].topic_id)
+                for name, info in topics.items()
+            }
+            for name, info in topics.items():
+                for each in info.partitions if self._takes_new_partitions else ():
+                    if (name, each.partition) not in self.positions:
+                        self.positions[name, each.partition] = FetchPosition(
+                            topic=name,
+                            partition=each.partition,
+                            fetched=each.start,
+                            next_offset=each.start,
+                            end=None,
+                            high_watermark=each.end,
+                        )
+            self._begin()
+
+
+def _leaders(info: flight_messages.TopicInfo) -> list[int]:
+    return [each.leader for each in info.partitions]
+
+
+def _close_quietly(writer: Any) -> None:
+    # Closing a stream that was cancelled, or broke, raises that once more.
+    with contextlib.suppress(pa.ArrowException, OSError):
+        writer.close()
+
+
+# ------------------------------------------------------------------------------ forks
+
+_fetchers: weakref.WeakSet[Fetcher] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for fetcher in list(_fetchers):
+        fetcher.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

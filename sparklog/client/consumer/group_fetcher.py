@@ -1,0 +1,290 @@
+"""Reads the partitions that a group assigns to a consumer, from the committed offsets on.
+
+Everything here happens in the consumer's thread. Before more records are handed out, `attend` does
+what the membership calls for: it commits positions, gives partitions up, and takes others over.
+
+Records that were handed out count as processed when the consumer asks for more, and are committed
+only then, so that none is lost when its process dies in between.
+
+With the eager protocol every rebalance takes all partitions away first. With the cooperative one
+(KIP-429) the consumer keeps its partitions, and reads them while the group rebalances; it gives up
+only those that the new assignment does not name, and joins again so that others get them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from sparklog import errors, limits
+from sparklog.client.connection import Connection
+from sparklog.client.consumer.fetcher import Chunk, Fetcher, FetchPosition
+from sparklog.client.consumer.membership import Assigned, Membership, Step
+from sparklog.client.consumer.reading import (
+    Point,
+    Start,
+    TopicPartition,
+    check_start,
+    describe,
+    offsets_of,
+    points_by_partition,
+)
+from sparklog.formats import flight_messages
+
+_log = logging.getLogger(__name__)
+
+OnPartitions = Callable[[list[TopicPartition]], object]
+"""Called in the consumer's thread, within `poll` or `close`."""
+
+ERROR: Final = "error"
+"""A start for groups only: without a committed offset, the consumer raises."""
+
+
+class GroupFetcher:
+    """The part of a group's reading that one consumer does.
+
+    Args:
+        connection: to the brokers.
+        fetcher: without any partitions yet.
+        membership: not joined yet.
+        start: where to begin if no offset is committed, or the committed one does not exist.
+        first_counts: the number of partitions of each topic when the consumer was opened; those
+            added later begin at the earliest offset, so that none of their records is left out.
+        on_assign: called with the partitions that were taken over.
+        on_revoke: called with the partitions that are given up, unless there are none.
+        on_lost: called instead of `on_revoke` with partitions that the group may have given to
+            another member already; None: `on_revoke` is called with these too.
+
+    Raises:
+        errors.BadOption: `start` is not valid.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        fetcher: Fetcher,
+        membership: Membership,
+        *,
+        start: Start,
+        first_counts: Mapping[str, int],
+        on_assign: OnPartitions | None,
+        on_revoke: OnPartitions | None,
+        on_lost: OnPartitions | None,
+    ) -> None:
+        start = check_start(start, others=(ERROR,))
+        self.membership = membership
+        self.handed: tuple[FetchPosition, int] | None = None
+        """The last records handed out, perhaps not processed: their position and first offset."""
+        self.rebalances = 0
+        """Assignments that were taken over."""
+        self._is_committing = False
+        """The positions of partitions to be given up were handed over to be committed."""
+        self._is_joining_again = False
+        """Partitions were given up that the group may assign only after another joining."""
+        self._connection = connection
+        self._clock = connection.clock
+        self._fetcher = fetcher
+        self._otherwise: Point = "earliest" if isinstance(start, Mapping) else start
+        self._points = points_by_partition(start) if isinstance(start, Mapping) else {}
+        self._first_counts = first_counts
+        self._on_assign = on_assign
+        self._on_revoke = on_revoke
+        self._on_lost = on_revoke if on_lost is None else on_lost
+
+    # -------------------------------------------------------------------------- reading
+
+    def is_ready(self) -> bool:
+        """Takes note that the consumer asks for more, so all records handed out are processed.
+
+        Returns False if `attend` is due before anything else is handed out.
+        """
+        self.handed = None
+        self.membership.polled_at = self._clock.monotonic()
+        return not self.membership.calls
+
+    def take(self, deadline: float | None) -> Chunk | None:
+        """Takes a chunk as `Fetcher.take` does, from the partitions as they change meanwhile."""
+        membership = self.membership
+        membership.is_polled = True
+        try:
+            while not membership.calls or self.attend(deadline):
+                try:
+                    chunk = self._fetcher.take(deadline)
+                except errors.OffsetOutOfRange as error:
+                    self._begin_again(error)
+                    continue
+                if chunk is not None or self._fetcher.is_at_end:
+                    return chunk
+                if deadline is not None and deadline <= self._clock.monotonic():
+                    return None
+            return None
+        finally:
+            membership.is_polled = False
+            membership.polled_at = self._clock.monotonic()
+
+    def attend(self, deadline: float | None) -> bool:
+        """Joins, commits, gives up and takes over as due; returns False if not done by `deadline`.
+
+        Raises the failure that ended the membership, and those of the callbacks.
+        """
+        while True:
+            match self.membership.next_step():
+                case Step.NOTHING:
+                    return True
+                case Step.WAIT:
+                    if not self.membership.wait(deadline):
+                        return False
+                case Step.COMMIT:
+                    self.membership.commit_soon(self._uncommitted())
+                case Step.JOIN:
+                    self.membership.join(self.assignment())
+                case Step.GIVE_UP:
+                    if not self._give_up_all(deadline):
+                        return False
+                case Step.TAKE_OVER:
+                    if not self._take_over(self.membership.assigned, deadline):
+                        return False
+
+    def _give_up_all(self, deadline: float | None) -> bool:
+        """Commits, gives all partitions up and joins; returns False if not done by `deadline`."""
+        if not self._commit_before_revoking(deadline):
+            return False
+        try:
+            self._call_revoked(self.assignment())
+        finally:
+            self._fetcher.assign([], {})
+            self.membership.join()
+        return True
+
+    def _commit_before_revoking(self, deadline: float | None) -> bool:
+        membership = self.membership
+        if membership.options.auto_commit and not membership.is_lost:
+            if not self._is_committing:  # or a commit that fails would be repeated for ever
+                self._is_committing = True
+                membership.commit_soon(self._uncommitted())
+            if not membership.wait_for_commit(deadline):
+                return False
+        self._is_committing = False
+        return True
+
+    def _call_revoked(self, partitions: list[TopicPartition]) -> None:
+        call = self._on_lost if self.membership.is_lost else self._on_revoke
+        if partitions and call is not None:
+            call(partitions)
+
+    def _take_over(self, assigned: Assigned, deadline: float | None) -> bool:
+        """Takes an assignment over; returns False if not done by `deadline`."""
+        owned, wanted = set(self._fetcher.positions), set(assigned.partitions)
+        kept, revoked = owned & wanted, sorted(owned - wanted)
+        if revoked:
+            if not self._commit_before_revoking(deadline):
+                return False
+            self._is_joining_again = True
+            try:
+                self._call_revoked(revoked)
+            finally:
+                self._fetcher.assign([], {}, keep=kept)
+        added = sorted(wanted - owned)
+        offsets = self._start_offsets(assigned, added)
+        self._fetcher.assign(assigned.infos.values(), offsets, keep=kept)
+        self.rebalances += 1
+        self.membership.took_over()
+        if self._is_joining_again:
+            self._is_joining_again = False
+            self.membership.join(self.assignment())
+        if self._on_assign is not None:
+            self._on_assign(added)
+        return True
+
+    def _start_offsets(
+        self, assigned: Assigned, partitions: Collection[TopicPartition]
+    ) -> dict[TopicPartition, int]:
+        offsets: dict[TopicPartition, int] = {}
+        points: dict[str, dict[int, Point]] = defaultdict(dict)
+        for key in partitions:
+            topic, number = key
+            known = assigned.infos[topic].partitions[number]
+            committed = assigned.committed.get(key)
+            if committed is not None and known.start <= committed <= known.end:
+                offsets[key] = committed
+            else:
+                points[topic][number] = self._point_of(key, committed, known)
+        for topic, of_topic in points.items():
+            found = offsets_of(self._connection, assigned.infos[topic], of_topic)
+            offsets |= {(topic, number): offset for number, offset in found.items()}
+        return offsets
+
+    def _begin_again(self, error: errors.OffsetOutOfRange) -> None:
+        """Moves a position that does not exist any more, such as after retention."""
+        position = self._fetcher.positions[error.topic, error.partition]
+        info = describe(self._connection, position.topic)
+        known = info.partitions[position.partition]
+        point = self._point_of((position.topic, position.partition), position.fetched, known)
+        offset = offsets_of(self._connection, info, {position.partition: point})[position.partition]
+        self._fetcher.seek(position, offset)
+
+    def _point_of(
+        self, key: TopicPartition, wanted: int | None, known: flight_messages.PartitionInfo
+    ) -> Point:
+        """Returns where to begin when `wanted` is None, or outside of the partition's offsets."""
+        topic, number = key
+        point = self._points.get(key, self._otherwise)
+        if wanted is None:
+            if point == ERROR:
+                group = self.membership.options.group
+                reason = f"group {group!r} has committed no offset of {topic}-{number}"
+                raise errors.BadOption(option="start", value=ERROR, reason=reason)
+        else:
+            error = errors.OffsetOutOfRange(
+                topic=topic, partition=number, offset=wanted, start=known.start, end=known.end
+            )
+            if point == ERROR or isinstance(point, int):
+                raise error
+            _log.warning("%s; it is read from %s on", error, point)
+        is_later = number >= self._first_counts.get(topic, 0)
+        return "earliest" if point == "latest" and is_later else point
+
+    # -------------------------------------------------------------------------- positions
+
+    def assignment(self) -> list[TopicPartition]:
+        """Returns the partitions that it reads now, sorted."""
+        return sorted(self._fetcher.positions)
+
+    def positions(self, *, only_processed: bool = False) -> dict[TopicPartition, int]:
+        """Returns the offsets after all records handed out, or without the last of these."""
+        found = {key: position.next_offset for key, position in self._fetcher.positions.items()}
+        if only_processed and self.handed is not None:
+            position, offset = self.handed
+            found[position.topic, position.partition] = offset
+        return found
+
+    def _uncommitted(self, *, only_processed: bool = False) -> dict[TopicPartition, int]:
+        """Includes partitions that were never read: a later start may have other offsets."""
+        committed = self.membership.committed
+        return {
+            key: position
+            for key, position in self.positions(only_processed=only_processed).items()
+            if committed.get(key) != position
+        }
+
+    # -------------------------------------------------------------------------- the end
+
+    def close(self, *, is_processed: bool) -> None:
+        """Commits, gives up, leaves. Without `is_processed` the last records are not committed."""
+        membership = self.membership
+        try:
+            if membership.is_member:
+                if membership.options.auto_commit and not membership.is_lost:
+                    self._commit_last(self._uncommitted(only_processed=not is_processed))
+                self._call_revoked(self.assignment())
+        finally:
+            membership.close()
+
+    def _commit_last(self, offsets: dict[TopicPartition, int]) -> None:
+        try:
+            if offsets:
+                self.membership.commit(offsets, timeout_seconds=limits.GROUP_CLOSE_SECONDS)
+        except errors.SparklogError as error:
+            _log.warning("the last commit of %r failed: %s", self.membership.options.group, error)

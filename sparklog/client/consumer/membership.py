@@ -1,0 +1,763 @@
+"""Membership of a consumer in its group: joining, heartbeats, commits, changes of the topics.
+
+Two threads share a `Membership`. The consumer's own thread does what its user must see in order: it
+commits, gives up partitions and takes new ones over, and for that asks `next_step` whenever `calls`
+is set. The membership's thread makes the calls to the coordinator that may take long: it joins and
+syncs, sends heartbeats, commits the offsets that the first one hands over, and looks at the topics.
+So a slow consumer stays a member, up to `max_poll_interval_seconds` between two polls.
+
+The rules are those of Kafka's consumers (`ConsumerCoordinator`, `AbstractCoordinator`). With the
+eager protocol all partitions are given up before each joining. With the cooperative one (KIP-429),
+which a consumer uses if all its assignors support it, it joins with the partitions that it owns. A
+member without an instance id gets its member id before it joins (KIP-394).
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import re
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.client import arguments
+from sparklog.client.connection import Backoff, Connection, may_pass
+from sparklog.client.consumer import assignors
+from sparklog.client.consumer.reading import OffsetAndMetadata, TopicPartition, describe
+from sparklog.formats import flight_messages
+from sparklog.formats.record import INTERNAL_TOPICS
+
+_log = logging.getLogger(__name__)
+
+
+class GroupOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a member; `Consumer` documents each of them."""
+
+    group: str
+    instance_id: str | None = None
+    client_id: str = "sparklog"
+    assignors: tuple[str, ...] = ("range", "roundrobin")
+    session_timeout_seconds: float = limits.SESSION_TIMEOUT_SECONDS
+    heartbeat_seconds: float = limits.GROUP_HEARTBEAT_SECONDS
+    max_poll_interval_seconds: float = limits.MAX_POLL_INTERVAL_SECONDS
+    auto_commit: bool = True
+    auto_commit_seconds: float = limits.AUTO_COMMIT_SECONDS
+    metadata_age_seconds: float = limits.METADATA_AGE_SECONDS
+
+    @property
+    def is_cooperative(self) -> bool:
+        """The member keeps its partitions when it joins again."""
+        return set(self.assignors) <= assignors.COOPERATIVE
+
+    def check(self) -> None:
+        """Raises `BadOption`."""
+        arguments.text("group", self.group)
+        if self.instance_id is not None:
+            arguments.text("instance_id", self.instance_id)
+        for name in self.assignors:
+            if name not in assignors.ASSIGNORS:
+                reason = f"expected some of {', '.join(assignors.ASSIGNORS)}"
+                raise errors.BadOption(option="assignors", value=name, reason=reason)
+        if not self.assignors:
+            raise errors.BadOption(option="assignors", value="[]", reason="name one at least")
+        for name in (
+            "heartbeat_seconds",
+            "session_timeout_seconds",
+            "max_poll_interval_seconds",
+            "auto_commit_seconds",
+        ):
+            arguments.number(name, getattr(self, name), above=0)
+        if self.heartbeat_seconds >= self.session_timeout_seconds:
+            raise errors.BadOption(
+                option="heartbeat_seconds",
+                value=self.heartbeat_seconds,
+                reason="expected less than session_timeout_seconds ="
+                f" {self.session_timeout_seconds}",
+            )
+
+
+class Topics:
+    """Subscription of a consumer: names, or a pattern that matches whole names."""
+
+    def __init__(self, topics: str | Iterable[str] | re.Pattern[str] | None) -> None:
+        self.pattern = topics if isinstance(topics, re.Pattern) else None
+        self._names: list[str] = []
+        if isinstance(topics, str):
+            self._names = [topics]
+        elif topics is not None and not isinstance(topics, re.Pattern):
+            what = "the name of a topic, a list of names, or a compiled pattern"
+            self._names = arguments.each(
+                "topics", topics, lambda _, name: arguments.topic(name), what
+            )
+            if not self._names:
+                raise errors.BadOption(option="topics", value="[]", reason=f"expected {what}")
+
+    def check_some(self) -> None:
+        """Raises `BadOption` if there is nothing to subscribe to."""
+        if self.pattern is None and not self._names:
+            reason = "expected the name of a topic, a list of names, or a compiled pattern"
+            raise errors.BadOption(option="topics", value=None, reason=reason)
+
+    def names(self, connection: Connection) -> list[str]:
+        """Returns the names, or the topics that match the pattern now.
+
+        No pattern matches internal topics, as with Kafka's `exclude.internal.topics`.
+        """
+        if self.pattern is None:
+            return self._names
+        found: flight_messages.TopicNames = connection.action("topics.list")
+        return sorted(
+            name
+            for name in found.topics
+            if self.pattern.fullmatch(name) and name not in INTERNAL_TOPICS
+        )
+
+
+class Assigned(msgspec.Struct, frozen=True, kw_only=True, eq=False):
+    """Assignment of this member in one generation."""
+
+    partitions: list[TopicPartition]
+    infos: dict[str, flight_messages.TopicInfo]
+    committed: dict[TopicPartition, int]
+    """Offsets that the group has committed, of all topics."""
+
+
+class Step(enum.Enum):
+    """Next step of the consumer's thread."""
+
+    NOTHING = enum.auto()
+    WAIT = enum.auto()
+    COMMIT = enum.auto()
+    """Call `commit_soon` with its positions."""
+    JOIN = enum.auto()
+    """Call `join` with its partitions, and keep reading them."""
+    GIVE_UP = enum.auto()
+    """Give up all partitions, and call `join` without any."""
+    TAKE_OVER = enum.auto()
+    """Take over `assigned`, and call `took_over`."""
+
+
+class _Phase(enum.Enum):
+    OUT = enum.auto()
+    JOINING = enum.auto()
+    MEMBER = enum.auto()
+
+
+class Membership:
+    """Membership of one consumer in `options.group`.
+
+    Args:
+        connection: to the brokers.
+        options: checked.
+        topics: the subscription.
+        wake: called on the membership's thread after it has set `calls`.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        options: GroupOptions,
+        topics: Topics,
+        wake: Callable[[], None],
+    ) -> None:
+        self.options = options
+        self.calls = True
+        """The consumer has something to do: ask `next_step`."""
+        self.polled_at = connection.clock.monotonic()
+        """The last time at which the consumer was asked for records."""
+        self.is_polled = False
+        """The consumer is being asked for records now."""
+        self.committed: dict[TopicPartition, int] = {}
+        """The committed offsets that are known here."""
+        self.member_id = ""
+        self._connection = connection
+        self._clock = connection.clock
+        self._topics = topics
+        self._wake = wake
+        self._changed = threading.Condition()
+        self._committing = threading.Lock()
+        """Held by one commit at a time: an older one must not come after a newer."""
+        self._phase = _Phase.OUT
+        self._generation = -1
+        self._assigned: Assigned | None = None
+        self._owned: list[TopicPartition] = []
+        """The partitions that it keeps while it joins."""
+        self._must_rejoin = False
+        self._is_lost = False
+        self._failure: errors.SparklogError | None = None
+        self._is_final = False
+        """Every call raises the failure from now on."""
+        self._join_is_wanted = False
+        self._to_commit: dict[TopicPartition, int] | None = None
+        self._is_ending = False
+        self._has_left = False
+        self._subscribed: list[str] = []
+        """The topics that this generation knows of."""
+        self._counts: dict[str, int] | None = None
+        """The partitions of each topic when this member, as the leader, assigned them."""
+        self._heartbeat_at = self._commit_at = self._check_topics_at = 0.0
+        self._thread: threading.Thread | None = None
+        _memberships.add(self)
+
+    # -------------------------------------------------------------------------- for the consumer
+
+    def next_step(self) -> Step:
+        """Raises the failure that ended the membership, once; the step after that joins again."""
+        with self._changed:
+            if self._is_lost:
+                return Step.GIVE_UP
+            if self._must_rejoin:
+                return Step.JOIN if self.options.is_cooperative else Step.GIVE_UP
+            if self._failure is not None:
+                failure = self._failure
+                if not self._is_final:
+                    self._failure = None
+                raise failure.with_traceback(None)
+            if self._phase is _Phase.OUT:
+                return Step.GIVE_UP
+            if self._phase is _Phase.JOINING and not self._owned:
+                return Step.WAIT
+            if self._assigned is not None:
+                return Step.TAKE_OVER
+            if self._is_commit_due() and self._phase is _Phase.MEMBER:
+                return Step.COMMIT
+            self.calls = False
+            return Step.NOTHING
+
+    @property
+    def is_member(self) -> bool:
+        """It has partitions of the group: it may have lost them, and not given them up yet."""
+        return self._phase is _Phase.MEMBER or bool(self._owned)
+
+    @property
+    def is_lost(self) -> bool:
+        """The group has removed this member: it can commit nothing any more."""
+        return self._is_lost
+
+    @property
+    def assigned(self) -> Assigned:
+        """The assignment to be taken over."""
+        assert self._assigned is not None
+        return self._assigned
+
+    def join(self, owned: Iterable[TopicPartition] = ()) -> None:
+        """Joins the next generation, with the partitions that it keeps meanwhile."""
+        with self._changed:
+            self._must_rejoin = self._is_lost = False
+            self._assigned = None
+            self._owned = list(owned)
+            self._phase = _Phase.OUT
+            if self._failure is not None or self._is_ending:
+                return
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="sparklog-group", daemon=True)
+                thread.start()
+                self._thread = thread
+            self._phase = _Phase.JOINING
+            self._join_is_wanted = True
+            self._changed.notify_all()
+
+    def took_over(self) -> None:
+        with self._changed:
+            if self._assigned is not None:
+                self.committed = self._assigned.committed
+            self._assigned = None
+            self._owned = []
+            self._commit_at = self._clock.monotonic() + self.options.auto_commit_seconds
+
+    def wait(self, deadline: float | None) -> bool:
+        """Waits for another step than `WAIT`; returns False at `deadline`, monotonic seconds."""
+        with self._changed:
+            return self._wait_for(lambda: self._phase is not _Phase.JOINING, deadline)
+
+    def commit_soon(self, offsets: dict[TopicPartition, int]) -> None:
+        """Commits in the background; a failure is logged, and the commit tried again later."""
+        with self._changed:
+            self._commit_at = self._clock.monotonic() + self.options.auto_commit_seconds
+            if offsets:
+                self._to_commit = offsets
+                self._changed.notify_all()
+
+    def wait_for_commit(self, deadline: float | None) -> bool:
+        """Waits until `commit_soon` has committed or failed; returns False at `deadline`."""
+        with self._changed:
+            return self._wait_for(lambda: self._to_commit is None or self._is_ending, deadline)
+
+    def commit(
+        self,
+        offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
+        *,
+        timeout_seconds: float | None = None,
+    ) -> None:
+        """Returns when the offsets are durable.
+
+        Raises:
+            errors.MemberFenced: the group has removed this member.
+            errors.GroupBusy: the group is rebalancing.
+            errors.GroupRefused: a partition does not exist, or metadata is too long.
+            errors.Retriable: no answer in time, and no effect.
+            errors.OutcomeUnknown: no answer in time, and perhaps an effect.
+            errors.BadRequest: the consumer has not joined yet.
+        """
+        with self._committing:
+            with self._changed:
+                self._to_commit = None  # it is older
+                self._changed.notify_all()
+                if self._is_lost:
+                    raise self._fenced("UNKNOWN_MEMBER_ID")
+                is_joining = self._phase is _Phase.JOINING
+                if is_joining and not self._owned:
+                    raise self._busy()
+                if self._phase is _Phase.OUT:
+                    raise errors.BadRequest(
+                        reason=f"not in group {self.options.group!r}: poll first, which joins it"
+                    )
+                request = self._commit_request(offsets)
+            try:
+                self._connection.action("groups.commit", request, timeout_seconds=timeout_seconds)
+            except errors.MemberFenced as error:
+                if is_joining:
+                    # The next generation has begun. Whether it has this member, joining shows.
+                    raise self._busy() from error
+                self._lose(error)
+                raise
+            self._note(offsets)
+
+    def fetch_committed(self) -> dict[TopicPartition, OffsetAndMetadata]:
+        """Returns the offsets that the group has committed, of all topics."""
+        request = flight_messages.GroupName(group=self.options.group)
+        found: flight_messages.GroupOffsets = self._connection.action("groups.offsets", request)
+        return {
+            (each.topic, each.partition): OffsetAndMetadata(each.offset, each.metadata)
+            for each in found.offsets
+        }
+
+    def close(self) -> None:
+        """Leaves the group, unless it is a static member, and ends the thread."""
+        with self._changed:
+            self._is_ending = self._is_final = True
+            self._failure = errors.BadRequest(reason="the consumer is closed")
+            self._must_rejoin = self._is_lost = False
+            self._owned = []
+            self.calls = True
+            phase, self._phase = self._phase, _Phase.OUT
+            self._changed.notify_all()
+        if phase is not _Phase.OUT:
+            self._leave()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(limits.GROUP_CLOSE_SECONDS)
+
+    def abandon(self) -> None:
+        """Lets the thread leave and end. Takes no lock, because a finalizer may call it."""
+        self._is_ending = True
+
+    def after_fork(self) -> None:
+        """Refuses every call in a child, which does not have the thread."""
+        self._changed = threading.Condition()
+        self._committing = threading.Lock()
+        self._thread = None
+        self._phase = _Phase.OUT
+        self._must_rejoin = self._is_lost = False
+        self._owned = []
+        self._to_commit = None
+        self._failure = errors.BadRequest(reason="this consumer belongs to the parent process")
+        self._is_final = self._has_left = self._is_ending = self.calls = True
+
+    # -------------------------------------------------------------------------- the other thread
+
+    def _run(self) -> None:
+        while not self._is_ending:
+            try:
+                self._work()
+            except Exception as error:
+                # A fault of ours must not leave the consumer waiting.
+                _log.exception("a membership failed")
+                self._fail(errors.SparklogError(reason=f"the membership failed: {error!r}"))
+        self._leave()
+
+    def _work(self) -> None:
+        with self._changed:
+            if not (self._is_ending or self._join_is_wanted or self._to_commit is not None):
+                self._clock.wait_until(self._changed, self._wake_at())
+            offsets, joins = self._to_commit, self._join_is_wanted
+            self._join_is_wanted = False
+        if self._is_ending:
+            return
+        if offsets is not None:
+            self._commit(offsets)
+        if joins:
+            self._join()
+        elif self._phase is _Phase.MEMBER and not self._is_lost:
+            self._stay()
+
+    def _wake_at(self) -> float:
+        if self._phase is not _Phase.MEMBER or self._is_lost:
+            return self._clock.monotonic() + self.options.heartbeat_seconds
+        next_at = min(self._heartbeat_at, self._check_topics_at)
+        if self.options.auto_commit and not self.calls:
+            next_at = min(next_at, self._commit_at)
+        return next_at
+
+    def _stay(self) -> None:
+        options = self.options
+        if self._heartbeat_at <= self._clock.monotonic():
+            self._heartbeat_at = self._clock.monotonic() + options.heartbeat_seconds
+            self._heartbeat()
+        if self._check_topics_at <= self._clock.monotonic():
+            self._check_topics_at = self._clock.monotonic() + options.metadata_age_seconds
+            self._check_topics()
+        if self._is_commit_due() and not self.calls:
+            self._call()
+        idle_seconds = self._clock.monotonic() - self.polled_at
+        if not self.is_polled and idle_seconds > options.max_poll_interval_seconds:
+            _log.warning(
+                "the consumer was not polled for %.0f s, more than max_poll_interval_seconds:"
+                " it leaves group %r, and joins again when it is polled",
+                idle_seconds,
+                options.group,
+            )
+            self._leave()
+            self._lose(self._fenced("UNKNOWN_MEMBER_ID"))
+
+    def _is_commit_due(self) -> bool:
+        return self.options.auto_commit and self._commit_at <= self._clock.monotonic()
+
+    def _heartbeat(self) -> None:
+        request = flight_messages.GroupHeartbeat(
+            group=self.options.group,
+            member_id=self.member_id,
+            instance_id=self.options.instance_id,
+            generation=self._generation,
+        )
+        try:
+            state: flight_messages.GroupHeartbeatReply = self._attempt("groups.heartbeat", request)
+        except errors.MemberFenced as error:
+            self._lose(error)
+        except errors.SparklogError as error:
+            # If it was too late, the next heartbeat is refused.
+            _log.warning("no heartbeat for group %r: %s", self.options.group, error)
+        else:
+            if state.rebalancing:
+                self._call_to_rejoin("it rebalances")
+
+    def _check_topics(self) -> None:
+        """Asks for a new generation if the topics have changed."""
+        try:
+            if self._topics.names(self._connection) != self._subscribed:
+                self._call_to_rejoin("other topics match its pattern")
+            elif self._counts is not None and self._count(self._counts) != self._counts:
+                self._call_to_rejoin("partitions of its topics were added or deleted")
+        except errors.SparklogError as error:
+            _log.warning("cannot look at the topics of group %r: %s", self.options.group, error)
+
+    # -------------------------------------------------------------------------- joining
+
+    def _join(self) -> None:
+        backoff = self._connection.backoff()
+        while not self._is_ending:
+            try:
+                assigned = self._join_once()
+            except errors.MemberFenced as error:
+                if _is_replaced(error):
+                    self._fail(error)
+                    return
+                if error.error == "UNKNOWN_MEMBER_ID":
+                    self.member_id = ""
+                self._generation = -1
+                if self._owned:
+                    # The group may have given them to other members.
+                    self._lose(error)
+                    return
+            except errors.SparklogError as error:
+                if not may_pass(error):
+                    self._fail(error)
+                    return
+                # That other members join and leave is usual.
+                level = logging.DEBUG if isinstance(error, errors.GroupBusy) else logging.WARNING
+                _log.log(level, "joining group %r again: %s", self.options.group, error)
+            else:
+                self._joined(assigned)
+                return
+            self._pause(backoff)
+
+    def _join_once(self) -> Assigned:
+        """Waits until the next generation has begun."""
+        options, names = self.options, self._topics.names(self._connection)
+        request = flight_messages.JoinGroup(
+            group=options.group,
+            member_id=self.member_id,
+            instance_id=options.instance_id,
+            client_id=options.client_id,
+            client_host=socket.gethostname(),
+            session_timeout_ms=round(options.session_timeout_seconds * 1e3),
+            rebalance_timeout_ms=round(options.max_poll_interval_seconds * 1e3),
+            protocol_type=assignors.PROTOCOL_TYPE,
+            protocols=[
+                flight_messages.GroupProtocol(
+                    name=name,
+                    metadata=assignors.encode_subscription(
+                        names, owned=self._owned, generation=self._generation
+                    )
+                    if name in assignors.COOPERATIVE
+                    else assignors.encode_subscription(names),
+                )
+                for name in options.assignors
+            ],
+            member_id_required=True,
+        )
+        patience_seconds = options.max_poll_interval_seconds + limits.GROUP_ANSWER_SECONDS
+        joined: flight_messages.JoinedGroup = self._attempt(
+            "groups.join", request, patience_seconds
+        )
+        self._learn_id(joined.member_id)
+        if joined.generation < 0:
+            request = msgspec.structs.replace(request, member_id=joined.member_id)
+            joined = self._attempt("groups.join", request, patience_seconds)
+            self._learn_id(joined.member_id)
+        counts, assignments = self._assign(joined)
+        sync = flight_messages.SyncGroup(
+            group=options.group,
+            member_id=joined.member_id,
+            instance_id=options.instance_id,
+            generation=joined.generation,
+            assignments=assignments,
+        )
+        synced: flight_messages.SyncedGroup = self._attempt("groups.sync", sync, patience_seconds)
+        assigned = self._prepared(assignors.decode_assignment(synced.assignment))
+        self._generation, self._subscribed, self._counts = joined.generation, names, counts
+        return assigned
+
+    def _learn_id(self, member_id: str) -> None:
+        with self._changed:
+            self.member_id, self._has_left = member_id, False
+
+    def _assign(
+        self, joined: flight_messages.JoinedGroup
+    ) -> tuple[dict[str, int] | None, dict[str, bytes]]:
+        """Returns, as the leader, the partitions of each topic, and each member's assignment."""
+        if not joined.members:  # only the leader gets them
+            return None, {}
+        members = [
+            assignors.decode_member(each.member_id, each.instance_id, each.metadata)
+            for each in joined.members
+        ]
+        counts = self._count({topic for member in members for topic in member.topics})
+        if joined.leader != joined.member_id:  # it came back, the assignment is valid (KIP-814)
+            return counts, {}
+        found = assignors.ASSIGNORS[joined.protocol](counts, members)
+        return counts, {
+            member_id: assignors.encode_assignment(partitions)
+            for member_id, partitions in found.items()
+        }
+
+    def _count(self, topics: Iterable[str]) -> dict[str, int]:
+        """Returns the number of partitions of each topic; 0 if it does not exist."""
+        counts = {}
+        for topic in topics:
+            try:
+                counts[topic] = len(describe(self._connection, topic).partitions)
+            except errors.UnknownTopic:
+                counts[topic] = 0
+        return counts
+
+    def _prepared(self, partitions: list[TopicPartition]) -> Assigned:
+        # The committed offsets first: the ends that are read after them are not below them.
+        request = flight_messages.GroupName(group=self.options.group)
+        committed = _offsets(self._attempt("groups.offsets", request))
+        infos = {}
+        for topic in {topic for topic, _ in partitions}:
+            try:
+                infos[topic] = describe(self._connection, topic)
+            except errors.UnknownTopic as error:
+                _log.warning("group %r: %s", self.options.group, error)
+        there = [
+            (topic, number)
+            for topic, number in partitions
+            if topic in infos and number < len(infos[topic].partitions)
+        ]
+        return Assigned(partitions=there, infos=infos, committed=committed)
+
+    def _joined(self, assigned: Assigned) -> None:
+        now = self._clock.monotonic()
+        self._heartbeat_at = now + self.options.heartbeat_seconds
+        self._check_topics_at = now + self.options.metadata_age_seconds
+        with self._changed:
+            if self._is_ending:
+                return
+            self._assigned = assigned
+            self._phase = _Phase.MEMBER
+            # If its poll has returned meanwhile, the interval begins now.
+            self.polled_at = now
+            self._changed.notify_all()
+        self._call()
+
+    # -------------------------------------------------------------------------- other events
+
+    def _call(self) -> None:
+        """Calls the consumer; never under the lock, because the consumer may hold the fetcher's."""
+        self.calls = True
+        self._wake()
+
+    def _call_to_rejoin(self, why: str) -> None:
+        _log.info("group %r: %s", self.options.group, why)
+        with self._changed:
+            self._must_rejoin = self._phase is _Phase.MEMBER
+        self._call()
+
+    def _lose(self, error: errors.MemberFenced) -> None:
+        """Takes note that the group has removed this member."""
+        if _is_replaced(error):
+            self._fail(error)
+            return
+        _log.warning("%s; it joins again", error)
+        with self._changed:
+            if self.is_member:
+                self._phase, self._is_lost = _Phase.MEMBER, True
+            if error.error == "UNKNOWN_MEMBER_ID":
+                self.member_id = ""
+            self._changed.notify_all()
+        self._call()
+
+    def _fail(self, error: errors.SparklogError) -> None:
+        with self._changed:
+            if self._is_ending:
+                return
+            self._failure = error
+            # The process that has replaced this one would be replaced in turn.
+            self._is_final = isinstance(error, errors.MemberFenced)
+            self._is_lost = self.is_member
+            self._phase = _Phase.OUT
+            if self._is_final:
+                self.member_id = ""
+            self._to_commit = None
+            self._changed.notify_all()
+        self._call()
+
+    def _commit(self, offsets: dict[TopicPartition, int]) -> None:
+        """Commits the offsets that the consumer has handed over."""
+        backoff = self._connection.backoff()
+        deadline = self._clock.monotonic() + self._answer_seconds
+        while not self._is_ending:
+            try:
+                with self._committing:
+                    if self._to_commit is not offsets:  # a newer commit was faster
+                        return
+                    self._attempt("groups.commit", self._commit_request(offsets))
+                    self._note(offsets)
+                break
+            except errors.MemberFenced as error:
+                self._lose(error)
+                break
+            except errors.SparklogError as error:
+                _log.warning("a commit of group %r failed: %s", self.options.group, error)
+                if not may_pass(error) or self._clock.monotonic() > deadline:
+                    break
+            self._pause(backoff)
+        with self._changed:
+            if self._to_commit is offsets:
+                self._to_commit = None
+                self._changed.notify_all()
+
+    def _leave(self) -> None:
+        with self._changed:
+            member_id, has_left = self.member_id, self._has_left
+            self._has_left = True
+        if not member_id or has_left or self.options.instance_id is not None:
+            return
+        request = flight_messages.LeaveGroup(group=self.options.group, member_id=member_id)
+        try:
+            self._connection.action(
+                "groups.leave", request, timeout_seconds=limits.GROUP_CLOSE_SECONDS
+            )
+        except errors.SparklogError as error:
+            _log.info("leaving group %r failed: %s", self.options.group, error)
+
+    # -------------------------------------------------------------------------- requests
+
+    @property
+    def _answer_seconds(self) -> float:
+        """The longest time for an answer, after which there is still time to ask again."""
+        return self.options.session_timeout_seconds / 3
+
+    def _attempt(
+        self, name: str, request: msgspec.Struct, timeout_seconds: float | None = None
+    ) -> Any:
+        seconds = self._answer_seconds if timeout_seconds is None else timeout_seconds
+        return self._connection.attempt(name, request, timeout_seconds=seconds)
+
+    def _wait_for(self, holds: Callable[[], bool], deadline: float | None) -> bool:
+        """Returns False if `deadline` passes first. `_changed` is held."""
+        while not holds():
+            if deadline is not None and deadline <= self._clock.monotonic():
+                return False
+            self._clock.wait_until(self._changed, deadline)
+        return True
+
+    def _pause(self, backoff: Backoff) -> None:
+        with self._changed:
+            if not self._is_ending:
+                self._clock.wait_until(
+                    self._changed, self._clock.monotonic() + backoff.next_seconds()
+                )
+
+    def _commit_request(
+        self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> flight_messages.CommitOffsets:
+        return flight_messages.CommitOffsets(
+            group=self.options.group,
+            member_id=self.member_id,
+            instance_id=self.options.instance_id,
+            generation=self._generation,
+            offsets=[
+                flight_messages.GroupOffset(
+                    topic=topic,
+                    partition=number,
+                    offset=_offset(each),
+                    metadata="" if isinstance(each, int) else each.metadata,
+                )
+                for (topic, number), each in offsets.items()
+            ],
+        )
+
+    def _note(self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]) -> None:
+        with self._changed:
+            self.committed |= {key: _offset(each) for key, each in offsets.items()}
+
+    def _busy(self) -> errors.GroupBusy:
+        return errors.GroupBusy(group=self.options.group, error="REBALANCE_IN_PROGRESS")
+
+    def _fenced(self, error: str) -> errors.MemberFenced:
+        return errors.MemberFenced(group=self.options.group, member_id=self.member_id, error=error)
+
+
+def _is_replaced(error: errors.MemberFenced) -> bool:
+    """Returns whether another process has come as the same static member."""
+    return bool(error.error == "FENCED_INSTANCE_ID")
+
+
+def _offset(committed: int | OffsetAndMetadata) -> int:
+    return committed if isinstance(committed, int) else committed.offset
+
+
+def _offsets(found: flight_messages.GroupOffsets) -> dict[TopicPartition, int]:
+    return {(each.topic, each.partition): each.offset for each in found.offsets}
+
+
+# ------------------------------------------------------------------------------ forks
+
+_memberships: weakref.WeakSet[Membership] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for membership in list(_memberships):
+        membership.after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,24 @@
+"""Counts of a consumer's work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStatistics:
+    """Counts of a consumer since it was opened; `lag` and `buffered_bytes` are as of now."""
+
+    records: int
+    """Records that were handed out; those read again after a seek count again."""
+    bytes: int
+    """Their bytes, as Arrow columns."""
+    lag: int
+    """Offsets between the positions and the ends of the partitions, as far as those are known."""
+    rebalances: int
+    """Assignments of its group that were taken over."""
+    buffered_bytes: int
+    """Memory of records that are read ahead."""
+    last_poll: datetime | None
+    """The last time at which it was asked for records that it had not taken yet."""

@@ -1,0 +1,75 @@
+"""Lag of a consumer group: how many records it has not read yet, by partition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sparklog.display import html_table
+
+_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("partition", pa.int32()),
+        pa.field("committed", pa.int64()),
+        pa.field("end", pa.int64()),
+        pa.field("lag", pa.int64()),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionLag:
+    """Position of a group in one partition."""
+
+    topic: str
+    partition: int
+    committed: int | None
+    """The next offset that the group reads; None: it has committed none."""
+    end: int
+    """The high watermark: the offset of the next record to be written."""
+    lag: int | None
+    """Offsets from `committed`, or the log start if that is higher, to `end`; None without a
+    commit. In a compacted topic fewer records may exist."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupLag:
+    """Lag of a group, a sequence of its partitions in order of topic and number."""
+
+    group: str
+    state: str
+    """Kafka's name, such as Empty or Stable."""
+    partitions: tuple[PartitionLag, ...]
+
+    @property
+    def total(self) -> int:
+        """The sum of the lags that are known."""
+        return sum(each.lag or 0 for each in self.partitions)
+
+    def to_table(self) -> pa.Table:
+        """Returns columns `topic` (string), `partition` (int32), `committed`, `end`, `lag` (int64).
+
+        `committed` and `lag` are null where the group has committed no offset.
+        """
+        rows = [{name: getattr(each, name) for name in _SCHEMA.names} for each in self.partitions]
+        return pa.Table.from_pylist(rows, _SCHEMA)
+
+    def __iter__(self) -> Iterator[PartitionLag]:
+        return iter(self.partitions)
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __getitem__(self, index: int) -> PartitionLag:
+        return self.partitions[index]
+
+    def __repr__(self) -> str:
+        return f"GroupLag({self.group!r}, {len(self)} partitions, lag {self.total:,})"
+
+    def _repr_html_(self) -> str:
+        names = _SCHEMA.names
+        rows = [[getattr(each, name) for name in names] for each in self.partitions]
+        return html_table(f"{self.group} ({self.state}), lag {self.total:,}", names, rows)

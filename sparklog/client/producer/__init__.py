@@ -1,0 +1,1 @@
+"""The producer: batches of records on their way to the brokers."""

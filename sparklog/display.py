@@ -1,0 +1,27 @@
+"""HTML tables for notebooks."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Sequence
+
+
+def html_table(caption: str, heading: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Returns a caption and a table; all texts are escaped, whole numbers have separators.
+
+    Args:
+        caption: shown in bold above the table.
+        heading: a text for each column.
+        rows: as many values each; None is shown as a dash.
+    """
+    lines = [
+        "<tr>" + "".join(f"<th>{html.escape(each)}</th>" for each in heading) + "</tr>",
+        *("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows),
+    ]
+    return f"<b>{html.escape(caption)}</b><table>{''.join(lines)}</table>"
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f'<td style="text-align: right">{value:,}</td>'
+    return f"<td>{'–' if value is None else html.escape(str(value))}</td>"

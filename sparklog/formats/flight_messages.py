@@ -1,0 +1,506 @@
+"""Messages between client and broker over Arrow Flight: typed structs, as JSON bytes.
+
+| call | carries |
+|---|---|
+| DoPut | descriptor `AppendStream`; batches with `AppendHeader`; to each an `AppendReply` |
+| DoGet | ticket `ReadTicket`; row batches (`record.ROW_SCHEMA` or the columns asked for) |
+| DoExchange | descriptor `TailRequest`; row batches, each with a `TailHeader` |
+| DoAction | the action's name and request struct of `ACTIONS`; one result, its reply struct |
+
+Headers of batches are their app metadata. A batch to be appended is a payload: any columns of
+`record.PAYLOAD_SCHEMA` with `value`; the answers come in the order of the batches. A failure is a
+Flight error whose `extra_info` is an `ErrorReply`. Unknown fields are ignored, so that old and new
+peers understand each other; a field that is added has a default.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from sparklog import errors, limits
+from sparklog.display import html_table
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+WRONG_PORT: Final = "sparklog: this is the Kafka port, Flight is at "
+"""First bytes that the Kafka listener sends, before an address, to a client that speaks Flight."""
+
+# JSON's integers are unbounded; the broker's are not.
+_Int32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+_Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+
+
+# ------------------------------------------------------------------------------ failures
+
+
+class ErrorReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    code: str
+    facts: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, error: errors.SparklogError) -> ErrorReply:
+        return cls(code=error.code, facts=error.facts)
+
+    def exception(self) -> errors.SparklogError:
+        return errors.revive(self.code, self.facts)
+
+
+# ------------------------------------------------------------------------------ append
+
+
+class AppendStream(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Opens a stream of batches for one topic."""
+
+    topic: str
+
+
+class AppendHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Header of a batch to be appended. `producer_id` -1: not idempotent.
+
+    `pipelined`: the producer has sent or sends others without waiting for the answer to this one.
+    """
+
+    partition: _Int32
+    producer_id: _Int64 = -1
+    producer_epoch: _Int32 = -1
+    base_sequence: _Int32 = -1
+    pipelined: bool = False
+
+
+class AppendReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Answer to a batch: it is durable at `base_offset`, or `error` says why it was refused."""
+
+    base_offset: int = -1
+    timestamp_us: int = -1
+    """Time of arrival: the timestamp of the records that had none, or of all (LogAppendTime)."""
+    timestamp_type: int = 0
+    error: ErrorReply | None = None
+
+
+# ------------------------------------------------------------------------------ read
+
+
+class ReadTicket(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Offsets `start` to `end` (excluded) of one partition."""
+
+    topic: str
+    partition: _Int32
+    start: _Int64
+    end: _Int64
+    columns: list[str] | None = None
+    """Columns of `record.ROW_SCHEMA`, in the requested order; None: all."""
+    topic_id: str | None = None
+    """Given: refuse if the topic was re-created since."""
+
+
+class TailPosition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    partition: _Int32
+    offset: _Int64
+    topic_id: str | None = None
+
+
+class TailRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Batches of all `positions` as they come, for as long as the client stays."""
+
+    positions: list[TailPosition]
+    columns: list[str] | None = None
+    max_batch_rows: Annotated[int, Meta(ge=1, le=limits.MAX_BATCH_ROWS)] = 65_536
+    heartbeat_ms: Annotated[int, Meta(ge=10, le=60_000)] = 500
+    """An idle stream gets an empty batch with `TailHeader(idle=True)` this often."""
+
+
+class TailHeader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str = ""
+    partition: int = -1
+    first: int = -1
+    end: int = -1
+    """The next offset to ask for: offsets may have gaps."""
+    high_watermark: int = -1
+    idle: bool = False
+
+
+# ------------------------------------------------------------------------------ admin
+
+
+class Empty(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    pass
+
+
+class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    broker: int
+    epoch: int
+    address: str
+    """Address of the Flight listener, `host:port`."""
+    kafka: str = ""
+    """Address of the Kafka listener; empty while it is closed."""
+    kind: str = ""
+    """`standing`, `embedded` or `detached`."""
+    version: str = ""
+    host: str = ""
+    pid: int = 0
+    started_us: int = 0
+    """Wall time of its host."""
+    log: str = ""
+    """The file of its log lines; empty: its standard error."""
+
+
+class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    cluster_id: str
+    root: str
+    version: str
+    brokers: list[BrokerInfo] = []
+
+
+class HeldBack(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A topic whose records wait in the write-ahead log, because its table cannot be written."""
+
+    topic: str
+    reason: str
+
+
+class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The broker that answers, and what it leads."""
+
+    cluster_id: str
+    root: str
+    broker: BrokerInfo
+    uptime_seconds: float = 0.0
+    topics: int = 0
+    partitions: int = 0
+    unpublished_bytes: int = 0
+    """Bytes of records that are durable and not yet in their tables."""
+    held_back: list[HeldBack] = []
+    """At most `limits.STATUS_TOPICS` of them."""
+
+
+class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    partition: int
+    leader: int = -1
+    leader_epoch: int = -1
+    start: int = 0
+    """Log start offset."""
+    end: int = 0
+    """High watermark: the next offset to be written."""
+    published: int = 0
+    """Offsets below it are in the table."""
+
+
+class TopicInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    topic_id: str
+    config: dict[str, str] = {}
+    partitions: list[PartitionInfo] = []
+    table_uri: str = ""
+    table_version: int = -1
+    table_files: int = 0
+    table_bytes: int = 0
+    max_record_bytes: int = limits.MAX_RECORD_BYTES
+    """Largest key, value and headers together that the broker takes, in bytes."""
+
+    def __repr__(self) -> str:
+        return f"TopicInfo({self.topic!r}, {len(self.partitions)} partitions, {self._range()})"
+
+    def _repr_html_(self) -> str:
+        heading = ("partition", "leader", "log start", "end", "in the table")
+        rows = [
+            (each.partition, each.leader, each.start, each.end, each.published)
+            for each in self.partitions
+        ]
+        return html_table(f"{self.topic}: {self._range()}", heading, rows)
+
+    def _range(self) -> str:
+        return f"{sum(each.end - each.start for each in self.partitions):,} offsets"
+
+
+class CreateTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    partitions: _Int32 = -1
+    """-1: the broker's default."""
+    config: dict[str, str] = {}
+    if_absent: bool = False
+
+
+class TopicName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+
+
+class TopicNames(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topics: list[str]
+
+
+class AlterTopic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sets the keys that have a value, and resets those that are None to the default."""
+
+    topic: str
+    config: dict[str, str | None]
+
+
+class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    partitions: _Int32
+    """The new total."""
+
+
+class DeleteRecords(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Deletes, of each partition that is named, the records below its offset.
+
+    -1: all that there are. An offset below the log start changes nothing.
+    """
+
+    topic: str
+    offsets: dict[_Int32, _Int64]
+    timeout_seconds: float = 60.0
+    """Time for publishing the records to be deleted, which comes first."""
+
+
+class LogStarts(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Per partition: the log start offset."""
+
+    starts: dict[int, int]
+
+
+class OffsetsForTimes(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    timestamps_us: dict[_Int32, _Int64]
+
+
+class Offsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Per partition; -1: no record that late."""
+
+    offsets: dict[int, int]
+
+
+class ProducerIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    producer_id: int
+    producer_epoch: int = 0
+
+
+class AppendStaged(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Append what a manifest names: `staging/<query>/<batch>/manifest.json`."""
+
+    manifest: str
+
+
+class AppendStagedReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Per topic, per partition: first offset and count. `skipped`: it had been appended before."""
+
+    ranges: dict[str, dict[int, tuple[int, int]]]
+    skipped: bool = False
+
+
+class PublishNow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Returns when all that was acked before is in the tables."""
+
+    topics: list[str] | None = None
+    timeout_seconds: float = 60.0
+
+
+# ------------------------------------------------------------------------------ groups
+
+
+class GroupName(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+
+
+class GroupProtocol(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A way of assigning, with a member's subscription in that way's terms."""
+
+    name: str
+    metadata: bytes = b""
+
+
+class JoinGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Become or stay a member; the answer comes when the next generation begins."""
+
+    group: str
+    member_id: str = ""
+    """Empty for a new one."""
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    """For people."""
+    session_timeout_ms: _Int32
+    rebalance_timeout_ms: _Int32
+    protocol_type: str = "consumer"
+    protocols: list[GroupProtocol]
+    member_id_required: bool = False
+    """A new member first receives its id, without a generation, and joins again with it (KIP-394),
+    so that a lost answer leaves no unknown member behind."""
+
+
+class GroupMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A member, with `metadata` in the leader's `JoinedGroup`, and without it in `GroupInfo`."""
+
+    member_id: str
+    instance_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    metadata: bytes = b""
+    assignment: bytes = b""
+
+
+class JoinedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A generation of a group; its leader receives the members, and assigns the partitions.
+
+    Generation -1: not joined yet; join again with the member id.
+    """
+
+    member_id: str
+    generation: int = -1
+    protocol: str = ""
+    leader: str = ""
+    members: list[GroupMember] = []
+
+
+class SyncGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Give, as the leader, or get the assignment."""
+
+    group: str
+    member_id: str
+    instance_id: str | None = None
+    generation: _Int32
+    assignments: dict[str, bytes] = {}
+
+
+class SyncedGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    assignment: bytes = b""
+
+
+class GroupHeartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    member_id: str
+    instance_id: str | None = None
+    generation: _Int32
+
+
+class GroupHeartbeatReply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """`rebalancing`: finish, commit, and join again."""
+
+    rebalancing: bool = False
+
+
+class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+
+
+class GroupOffset(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The next offset that a group wants of a partition."""
+
+    topic: str
+    partition: _Int32
+    offset: _Int64
+    leader_epoch: _Int32 = -1
+    metadata: str = ""
+    commit_ms: int = -1
+    """When it was committed, in ms since the Unix epoch; of no meaning in a commit."""
+    topic_id: str = ""
+    """Id of the topic in a commit: refused if the topic was recreated since."""
+
+
+class CommitOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Without a generation: for a group without members."""
+
+    group: str
+    member_id: str = ""
+    instance_id: str | None = None
+    generation: _Int32 = -1
+    offsets: list[GroupOffset]
+
+
+class GroupPartition(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    topic: str
+    partition: _Int32
+
+
+class ForgetOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Takes back what a group has committed of topics that no member subscribes to."""
+
+    group: str
+    partitions: list[GroupPartition]
+
+
+class GroupOffsets(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    offsets: list[GroupOffset] = []
+
+
+class GroupInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    group: str
+    state: str
+    """Kafka's name: Empty, PreparingRebalance, CompletingRebalance or Stable."""
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    members: list[GroupMember] = []
+
+    def __repr__(self) -> str:
+        return f"GroupInfo({self.group!r}, {self.state}, {len(self.members)} members)"
+
+    def _repr_html_(self) -> str:
+        heading = ("member", "instance", "client", "host")
+        rows = [
+            (each.member_id, each.instance_id, each.client_id, each.client_host)
+            for each in self.members
+        ]
+        return html_table(f"{self.group}: {self.state}", heading, rows)
+
+
+class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Without their members."""
+
+    groups: list[GroupInfo] = []
+
+
+ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
+    "cluster": (Empty, ClusterInfo),
+    "status": (Empty, BrokerStatus),
+    "topics.list": (Empty, TopicNames),
+    "topics.create": (CreateTopic, TopicInfo),
+    "topics.describe": (TopicName, TopicInfo),
+    "topics.alter": (AlterTopic, TopicInfo),
+    "topics.add_partitions": (AddPartitions, TopicInfo),
+    "topics.delete": (TopicName, Empty),
+    "topics.compact": (TopicName, TopicInfo),
+    "records.delete": (DeleteRecords, LogStarts),
+    "offsets.for_times": (OffsetsForTimes, Offsets),
+    "producers.new": (Empty, ProducerIdentity),
+    "batches.append_staged": (AppendStaged, AppendStagedReply),
+    "publish.now": (PublishNow, Empty),
+    "groups.join": (JoinGroup, JoinedGroup),
+    "groups.sync": (SyncGroup, SyncedGroup),
+    "groups.heartbeat": (GroupHeartbeat, GroupHeartbeatReply),
+    "groups.leave": (LeaveGroup, Empty),
+    "groups.commit": (CommitOffsets, Empty),
+    "groups.forget": (ForgetOffsets, Empty),
+    "groups.offsets": (GroupName, GroupOffsets),
+    "groups.list": (Empty, GroupList),
+    "groups.describe": (GroupName, GroupInfo),
+    "groups.delete": (GroupName, Empty),
+}
+
+# ------------------------------------------------------------------------------ bytes
+
+_encoder = msgspec.json.Encoder()
+_decoders: dict[type[msgspec.Struct], msgspec.json.Decoder[Any]] = {}
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The message as it goes over the wire."""
+    return _encoder.encode(message)
+
+
+def decode(kind: type[Message], data: bytes | memoryview | None) -> Message:
+    """Raises `BadRequest` where the bytes, or the lack of any, are no such message."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        message: Message = decoder.decode(data or b"")
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise errors.BadRequest(reason=f"not a {kind.__name__}: {error}") from error
+    return message

@@ -1,0 +1,60 @@
+"""The folder of the loops that numba has compiled, so that a machine compiles them once.
+
+It is beside the package or in the user's cache folder, as numba chooses. In a read-only
+installation where neither is writable, it is a folder of this user below the system's temporary
+one. If that is not possible either, there is none, and each process compiles the loops again; numba
+itself would refuse to compile at all.
+
+The files there are executed, so a folder that another user owns or may write is not used.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+
+
+def folder_for(loop: Callable[..., Any]) -> Path | None:
+    """Sets the folder that keeps the compiled loops of `loop`'s file; None: none is kept."""
+    found = _folder_for(loop)
+    if found is None and (own := _own_folder()) is not None:
+        numba.config.CACHE_DIR = str(own)  # type: ignore[attr-defined]
+        found = _folder_for(loop)
+    return found
+
+
+def is_temporary(folder: Path) -> bool:
+    """Returns true if the folder is below the system's temporary one, for lack of a better one."""
+    return folder.is_relative_to(_place())
+
+
+def _folder_for(loop: Callable[..., Any]) -> Path | None:
+    try:
+        found = numba.njit(cache=True)(loop).stats.cache_path
+        return Path(found) if found is not None else None
+    except RuntimeError:  # numba's own word for it: no locator available
+        return None
+
+
+def _place() -> Path:
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    return Path(tempfile.gettempdir()) / f"sparklog-loops-{user}"
+
+
+def _own_folder() -> Path | None:
+    """A folder that only this user can write, made where it is missing."""
+    try:
+        place = _place()
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+    except OSError:
+        return None
+    is_ours = not hasattr(os, "getuid") or found.st_uid == os.getuid()
+    is_closed = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o022
+    return place if is_ours and is_closed else None

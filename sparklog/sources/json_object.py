@@ -1,0 +1,344 @@
+"""Rules of Spark's `from_json` for one JSON object.
+
+- A field that is absent or null is null. Fields that the schema does not name are ignored. Of a
+  repeated key the last value counts.
+- A STRING takes any JSON value; one that is not a string becomes its text, with the digits of its
+  numbers unchanged.
+- A number must be in the range of its type; a whole number has no fraction. A DECIMAL is rounded
+  half up and may be written as a string.
+- A TIMESTAMP is ISO 8601 as Spark casts it: UTC without a zone, digits after the microsecond cut
+  off. It may also be a whole number of seconds since 1970. A DATE is the part before the time.
+- A BINARY is base64.
+- Nesting is limited by Python's recursion limit, about 1,000 levels, as in Spark (Jackson's
+  `maxNestingDepth`).
+
+Values are those of `json_columns`. `ValueMismatch` is raised for a value that does not fit.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import datetime as dt
+import decimal
+import functools
+import json
+import re
+import zoneinfo
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+_SHOWN: Final = 40
+_WHITESPACE: Final = " \t\r\n"
+"""RFC 8259, section 2."""
+_UTC_TIME: Final = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]([01]\d|2[0-3]):\d\d:\d\d(\.\d{3}(\d{3})?)?Z?", re.ASCII
+)
+"""Times that Python and Arrow read as Spark does."""
+_ZONE: Final = r"Z|[+-]\d{1,2}(?::?\d\d)?(?::?\d\d)?|[A-Z][A-Za-z0-9_+/-]*"
+_TIME: Final = re.compile(
+    r"\s*(?P<year>\d{4})(?:-(?P<month>\d{1,2})(?:-(?P<day>\d{1,2})(?:"
+    r"[T ](?P<hour>\d{1,2})(?::(?P<minute>\d{1,2})(?::(?P<second>\d{1,2})(?:\.(?P<part>\d*))?)?)?"
+    rf"(?:\s*(?P<zone>{_ZONE}))?)?)?)?\s*",
+    re.ASCII,
+)
+_OFFSET: Final = re.compile(r"([+-])(\d{1,2})(?::?(\d\d))?(?::?(\d\d))?")
+_DATE: Final = re.compile(r"\s*(\d{4})(?:-(\d{1,2})(?:-(\d{1,2})(?:[T ].*)?)?)?\s*", re.ASCII)
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_WHOLE: Final = re.compile(r"-?\d+")
+_DECIMAL: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_NOT_FINITE: Final = frozenset(("NaN", "Infinity", "+Infinity", "+INF", "-Infinity", "-INF"))
+"""Strings that Spark reads as a DOUBLE."""
+
+_DDL_NAMES: Final = {
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INT",
+    pa.int64(): "BIGINT",
+}
+
+Decode: TypeAlias = Callable[[Any], Any]
+"""From a value as `json` reads it, numbers as `JsonNumber`, to one of `json_columns`."""
+
+
+class ValueMismatch(Exception):
+    """A value does not fit its type; `str` of it names the field, the value and the type."""
+
+    def __init__(self, value: object, kind: str) -> None:
+        self.path: list[str] = []
+        self._value = value
+        self._kind = kind
+
+    def __str__(self) -> str:
+        field = f"{'.'.join(self.path)}: " if self.path else ""
+        return f"{field}{_shown(self._value)} is no {self._kind}"
+
+
+def _shown(value: object) -> str:
+    """Returns the beginning of the value's JSON, for a message."""
+    try:
+        text = value if isinstance(value, str) else _text(value)
+    except (ValueMismatch, RecursionError):
+        text = repr(type(value))
+    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class JsonNumber(str):
+    """The text of a JSON number, of NaN, or of an infinity."""
+
+    __slots__ = ()
+
+
+_scan: Final = json.JSONDecoder(
+    parse_float=JsonNumber, parse_int=JsonNumber, parse_constant=JsonNumber
+).raw_decode
+
+
+class ObjectDecoder:
+    """Decodes JSON objects of one type by the complete rules."""
+
+    def __init__(self, kind: pa.StructType) -> None:
+        self._decode = _decoder_of(kind)
+
+    def decode(self, text: str) -> Any:
+        """Returns the values of the object's fields, a tuple.
+
+        Raises `ValueMismatch` for a text that does not fit, and `RecursionError` for one that is
+        nested too deeply.
+        """
+        trimmed = text.strip(_WHITESPACE)
+        try:
+            value, end = _scan(trimmed)
+        except ValueError:
+            raise ValueMismatch(text, "JSON") from None
+        if end < len(trimmed):
+            raise ValueMismatch(text, "single JSON value")
+        return self._decode(value)
+
+
+def leaf_decoder(kind: pa.DataType) -> Decode:
+    """Returns the rules of a type that is no struct, array or map."""
+    if pa.types.is_decimal(kind):
+        return functools.partial(_decode_decimal, kind.precision, kind.scale)
+    if pa.types.is_integer(kind):
+        top = 1 << (kind.bit_width - 1)
+        return functools.partial(_decode_whole, range(-top, top), _DDL_NAMES[kind])
+    return _LEAF_DECODERS[kind]
+
+
+def _decoder_of(kind: pa.DataType) -> Decode:
+    if pa.types.is_struct(kind):
+        return _struct_decoder(kind)
+    if pa.types.is_map(kind):
+        return _map_decoder(kind)
+    if pa.types.is_list(kind):
+        return _list_decoder(kind)
+    return leaf_decoder(kind)
+
+
+# ------------------------------------------------------------------------------ nested
+
+
+def _struct_decoder(kind: pa.StructType) -> Decode:
+    decoders = [(field.name, _decoder_of(field.type)) for field in kind]
+
+    def decode(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueMismatch(value, "JSON object")
+        return tuple(_decode_inside(name, inner, value.get(name)) for name, inner in decoders)
+
+    return decode
+
+
+def _list_decoder(kind: pa.ListType) -> Decode:
+    inner = _decoder_of(kind.value_type)
+
+    def decode(value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueMismatch(value, "JSON array")
+        return [_decode_inside(str(index), inner, each) for index, each in enumerate(value)]
+
+    return decode
+
+
+def _map_decoder(kind: pa.MapType) -> Decode:
+    inner = _decoder_of(kind.item_type)
+
+    def decode(value: Any) -> Any:
+        if not isinstance(value, dict):
+            raise ValueMismatch(value, "JSON object")
+        return {
+            _decode_string(key): _decode_inside(key, inner, each) for key, each in value.items()
+        }
+
+    return decode
+
+
+def _decode_inside(name: str, decode: Decode, value: Any) -> Any:
+    if value is None:
+        return None
+    try:
+        return decode(value)
+    except ValueMismatch as mismatch:
+        mismatch.path.insert(0, name)
+        raise
+
+
+# ------------------------------------------------------------------------------ numbers, texts
+
+
+def _decode_whole(within: range, name: str, value: Any) -> int:
+    # The length first: Python refuses to read numbers of thousands of digits.
+    if (
+        type(value) is JsonNumber
+        and len(value) <= 20
+        and _WHOLE.fullmatch(value)
+        and (found := int(value)) in within
+    ):
+        return found
+    raise ValueMismatch(value, name)
+
+
+def _decode_floating(name: str, value: Any) -> float:
+    if type(value) is JsonNumber or (isinstance(value, str) and value in _NOT_FINITE):
+        return float(value)
+    raise ValueMismatch(value, name)
+
+
+def _decode_decimal(precision: int, scale: int, value: Any) -> int:
+    """Returns the number times 10 to the power of `scale`."""
+    context = decimal.Context(prec=precision, rounding=decimal.ROUND_HALF_UP)
+    digits = value.replace(",", "") if isinstance(value, str) else ""
+    try:
+        if not _DECIMAL.fullmatch(digits):
+            raise ValueError
+        unit = decimal.Decimal(1).scaleb(-scale)
+        rounded = decimal.Decimal(digits).quantize(unit, context=context)
+        return int(rounded.scaleb(scale, context=context))
+    except (ValueError, ArithmeticError):
+        raise ValueMismatch(value, f"DECIMAL({precision},{scale})") from None
+
+
+def _decode_boolean(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueMismatch(value, "BOOLEAN")
+    return value
+
+
+def _decode_string(value: Any) -> str:
+    text = str(value) if isinstance(value, str) else _text(value)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise ValueMismatch(text, "text that UTF-8 has") from None
+    return text
+
+
+def _text(value: Any) -> str:
+    """Returns compact JSON, with numbers unchanged."""
+    try:
+        return msgspec.json.encode(_raw_numbers(value)).decode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        raise ValueMismatch("a string", "text that UTF-8 has") from None
+
+
+def _raw_numbers(value: Any) -> Any:
+    if type(value) is JsonNumber:
+        return msgspec.Raw(value.encode())
+    if isinstance(value, dict):
+        return {key: _raw_numbers(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_raw_numbers(each) for each in value]
+    return value
+
+
+def _decode_binary(value: Any) -> bytes:
+    try:
+        if type(value) is not str:
+            raise ValueError
+        return base64.b64decode(value.strip(), validate=True)
+    except (ValueError, binascii.Error):
+        raise ValueMismatch(value, "base64") from None
+
+
+# ------------------------------------------------------------------------------ times
+
+
+def _decode_date(value: Any) -> str:
+    found = _DATE.fullmatch(value) if type(value) is str else None
+    try:
+        if found is None:
+            raise ValueError
+        year, month, day = (int(each or 1) for each in found.groups())
+        return dt.date(year, month, day).isoformat()
+    except ValueError:
+        raise ValueMismatch(value, "DATE") from None
+
+
+def _decode_timestamp(value: Any) -> str:
+    """Returns the time in UTC, with a `Z`."""
+    try:
+        if type(value) is str and _UTC_TIME.fullmatch(value):
+            dt.datetime.fromisoformat(value)
+            return value if value.endswith("Z") else f"{value}Z"
+        if type(value) is JsonNumber and _WHOLE.fullmatch(value) and len(value) <= 20:
+            at = _EPOCH + dt.timedelta(seconds=int(value))
+        else:
+            at, zone = _time(value)
+            at = at.replace(tzinfo=_zone(zone) if zone else dt.UTC).astimezone(dt.UTC)
+        return f"{at.replace(tzinfo=None).isoformat()}Z"
+    except (ValueError, OverflowError, LookupError, OSError):
+        raise ValueMismatch(value, "TIMESTAMP") from None
+
+
+def _decode_timestamp_ntz(value: Any) -> str:
+    try:
+        at, zone = _time(value)
+        if zone:
+            raise ValueError
+        return at.isoformat()
+    except ValueError:
+        raise ValueMismatch(value, "TIMESTAMP_NTZ") from None
+
+
+def _time(value: Any) -> tuple[dt.datetime, str | None]:
+    """Returns the time on the clock, and the zone as it is written, if any.
+
+    Raises `ValueError` for a value that is no time.
+    """
+    found = _TIME.fullmatch(value) if type(value) is str else None
+    if found is None:
+        raise ValueError
+    year, month, day = (int(found[name] or 1) for name in ("year", "month", "day"))
+    hour, minute, second = (int(found[name] or 0) for name in ("hour", "minute", "second"))
+    micros = int((found["part"] or "")[:6].ljust(6, "0"))
+    at = dt.datetime(year, month, day, hour, minute, second, micros)  # noqa: DTZ001 (a clock's)
+    return at, found["zone"]
+
+
+def _zone(name: str) -> dt.tzinfo:
+    """Raises `ValueError`, `LookupError` or `OSError` for a name of no zone."""
+    found = _OFFSET.fullmatch(name)
+    if found is None:
+        return dt.UTC if name == "Z" else zoneinfo.ZoneInfo(name)
+    hours, minutes, seconds = (int(each or 0) for each in found.groups()[1:])
+    offset = dt.timedelta(hours=hours, minutes=minutes, seconds=seconds)
+    if minutes > 59 or seconds > 59:
+        raise ValueError
+    return dt.timezone(-offset if found[1] == "-" else offset)
+
+
+_LEAF_DECODERS: Final[dict[pa.DataType, Decode]] = {
+    pa.bool_(): _decode_boolean,
+    pa.float32(): functools.partial(_decode_floating, "FLOAT"),
+    pa.float64(): functools.partial(_decode_floating, "DOUBLE"),
+    pa.string(): _decode_string,
+    pa.binary(): _decode_binary,
+    pa.date32(): _decode_date,
+    pa.timestamp("us", "UTC"): _decode_timestamp,
+    pa.timestamp("us"): _decode_timestamp_ntz,
+}

@@ -1,0 +1,698 @@
+"""Key compaction: keeps the last record of each key in a partition, and changes no offset.
+
+Rules, which are those of Kafka's log cleaner where it has them:
+
+- A *pass* covers all of a partition's rows in the table below an offset, its end. It removes a
+  record if it has one of the same key at a higher offset. Records without a key are kept. Keys are
+  compared byte for byte, not by hash.
+- A partition is compacted when more than `min.cleanable.dirty.ratio` of its bytes is dirty: at or
+  beyond the end of the last pass. That end is the `txn` `sparklog/<topic id>/<p>/compacted`, so the
+  table itself records it, and merges of small files do not span it. Records younger than
+  `min.compaction.lag.ms`, and all after the first file with such records, wait for a later pass.
+- A pass is one commit, or a few for a very large partition. These may be in any order, because the
+  record that supersedes another is kept; the last one records the end of the pass. A commit is made
+  only if, in the version right before it, exactly the files that the pass has read or written have
+  the partition's rows below the end, and the topic is still compacted. Otherwise the pass is
+  abandoned, and its new files are removed.
+- Removed rows are in no other file, so `dataChange` is true for removed files. It is false for
+  added files, since all their rows existed before. So no stream of another engine reads a row
+  twice, and one that ignores deletes continues.
+- Memory is bounded except for three bytes per record: keys are compared in parts, by their hash.
+
+**Tombstones** (records with a key and no value). The `txn` `…/tombstones` is a horizon H, set at
+the time t by a pass that left tombstones below H, its end. A later pass removes a tombstone if
+
+1. it is the only record of its key among all rows of the pass, including those below it;
+2. it is below H, and t is at least `delete.retention.ms` ago.
+
+If tombstones remain when t is that old, H and t become the end and the time of that pass. So a
+tombstone waits for one to two times `delete.retention.ms`, whatever the number of passes.
+
+No deleted key comes back, for these reasons. *In the table*: let a commit remove a tombstone of key
+k. By 1, and because the commit is made only on the files that were read, no other record of k is
+below the end in the version right before it, and so none after it. Records are published in order
+of offsets, so later ones are beyond the end and newer than the tombstone. Merges move rows and
+create none. The records that the tombstone deletes were removed in an earlier version, or never
+existed. *For a reader* of the log: it saw an older record of k in a version before the commit at t,
+which kept one record of each key below H: the tombstone or a later one. Until that is removed,
+after `delete.retention.ms` or more, the reader finds it or a newer one. (As in Kafka, a reader that
+takes longer from an old record to the end may miss a delete. Records from an older version of the
+table, or from a broker's memory, count as read then.)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sparklog import arrow, errors, limits
+from sparklog.storage import data_file, file_compaction, restoring
+from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import (
+    TableChange,
+    TopicTable,
+    compacted_app_id,
+    data_path,
+    maintenance_app_id,
+    tombstones_app_id,
+)
+
+# ------------------------------------------------------------------------------ when
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPolicy:
+    """The settings of a compacted topic, under Kafka's names."""
+
+    min_cleanable_dirty_ratio: float = limits.MIN_CLEANABLE_DIRTY_RATIO
+    min_compaction_lag_ms: int = limits.MIN_COMPACTION_LAG_MS
+    max_compaction_lag_ms: int = limits.MILLISECONDS_MAX
+    delete_retention_ms: int = limits.DELETE_RETENTION_MS
+
+
+def policy_of(config: Mapping[str, str]) -> CompactionPolicy | None:
+    """Returns the policy of a topic's configuration, or None if it is not compacted.
+
+    Raises `BadOption` for an invalid number.
+    """
+    if "compact" not in config.get("cleanup.policy", "").split(","):
+        return None
+    usual = CompactionPolicy()
+    return CompactionPolicy(
+        min_cleanable_dirty_ratio=_number(
+            config, "min.cleanable.dirty.ratio", float, usual.min_cleanable_dirty_ratio
+        ),
+        min_compaction_lag_ms=_number(
+            config, "min.compaction.lag.ms", int, usual.min_compaction_lag_ms
+        ),
+        max_compaction_lag_ms=_number(
+            config, "max.compaction.lag.ms", int, usual.max_compaction_lag_ms
+        ),
+        delete_retention_ms=_number(config, "delete.retention.ms", int, usual.delete_retention_ms),
+    )
+
+
+_Number = TypeVar("_Number", int, float)
+
+
+def _number(
+    config: Mapping[str, str], key: str, kind: Callable[[str], _Number], usual: _Number
+) -> _Number:
+    value = config.get(key)
+    if value is None:
+        return usual
+    try:
+        return kind(value)
+    except ValueError:
+        raise errors.BadOption(option=key, value=value, reason="expected a number") from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionProgress:
+    """The progress that earlier passes recorded in the table; times are those of brokers."""
+
+    compacted: int = 0
+    """The end of the last pass, below which each key had one record."""
+    compacted_ms: int = 0
+    horizon: int = 0
+    """The offset below which tombstones wait since `horizon_ms`."""
+    horizon_ms: int | None = None
+
+    def has_waited(self, retention_ms: int, at_ms: int) -> bool:
+        """Returns whether tombstones below the horizon may be removed at that time."""
+        return self.horizon_ms is not None and at_ms - self.horizon_ms >= retention_ms
+
+    def had_its_pass(self, retention_ms: int) -> bool:
+        """Returns whether the last pass could remove them, being later than the horizon's."""
+        is_later = self.horizon_ms is None or self.compacted_ms > self.horizon_ms
+        return is_later and self.has_waited(retention_ms, self.compacted_ms)
+
+
+def marks_of(table: TopicTable, topic_id: str, partition: int) -> CompactionProgress:
+    """Returns the progress in the last read version of `table`."""
+    compacted = table.txn(compacted_app_id(topic_id, partition))
+    tombstones = table.txn(tombstones_app_id(topic_id, partition))
+    return CompactionProgress(
+        compacted=compacted.version if compacted else 0,
+        compacted_ms=(compacted.last_updated or 0) if compacted else 0,
+        horizon=tombstones.version if tombstones else 0,
+        horizon_ms=tombstones.last_updated if tombstones else None,
+    )
+
+
+def borders(table: TopicTable) -> tuple[int, ...]:
+    """Returns the end of the last pass for each partition, which no merge should span."""
+    snapshot = table.snapshot
+    return tuple(
+        marks_of(table, snapshot.topic_id or "", partition).compacted
+        for partition in range(snapshot.partitions)
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPass:
+    """The compaction of one partition to be done."""
+
+    topic_id: str
+    partition: int
+    files: tuple[TableFile, ...]
+    """All files that may have rows below `end`, in the snapshot's order."""
+    end: int
+    table_end: int
+    marks: CompactionProgress
+    """The progress before the pass."""
+    tombstones_go: bool
+    """True to remove tombstones below the horizon that are alone of their key."""
+    target_bytes: int
+
+
+def choose(
+    table: TopicTable,
+    *,
+    compact_files: int = limits.COMPACT_FILES,
+    target_bytes: int = limits.COMPACT_TARGET_BYTES,
+    settled_before_us: int | None = None,
+    everything: bool = False,
+) -> list[CompactionPass]:
+    """Returns the partitions to compact now, in the last read version of `table`.
+
+    A partition qualifies if its dirty ratio is high enough, and the dirty part is `compact_files`
+    files, or half of `target_bytes`, or has a file older than `settled_before_us`, so that a topic
+    with a record per second is not compacted each second. Or if dirty records have waited as long
+    as the topic allows. Or if tombstones have waited long enough without a pass since. With
+    `everything`, all partitions with dirty records or waiting tombstones. Raises `BadOption` if the
+    topic's configuration is invalid.
+    """
+    snapshot, now_us = table.snapshot, table.clock.now_us()
+    policy = policy_of(snapshot.config)
+    if policy is None or snapshot.topic_id is None:
+        return []
+    found = []
+    for partition, files in enumerate(snapshot.files):
+        marks = marks_of(table, snapshot.topic_id, partition)
+        end = _end(files, snapshot.ends[partition], marks, policy, now_us)
+        taken = tuple(file for file in files if file.first is None or file.first < end)
+        dirty = [file for file in taken if file.last is None or file.last >= marks.compacted]
+        is_due = bool(dirty) if everything else _is_dirty_enough(taken, dirty, policy)
+        if is_due and not everything:
+            is_due = (
+                len(dirty) >= compact_files
+                or 2 * _size(dirty) > target_bytes
+                or min(file.modified_us for file in dirty) < (settled_before_us or 0)
+            )
+        is_due = is_due or _is_overdue(dirty, marks, policy, now_us)
+        waited = marks.has_waited(policy.delete_retention_ms, now_us // 1_000)
+        had_its_pass = marks.had_its_pass(policy.delete_retention_ms)
+        if taken and (is_due or (waited and not had_its_pass)):
+            found.append(
+                CompactionPass(
+                    topic_id=snapshot.topic_id,
+                    partition=partition,
+                    files=taken,
+                    end=end,
+                    table_end=snapshot.ends[partition],
+                    marks=marks,
+                    tombstones_go=waited,
+                    target_bytes=target_bytes,
+                )
+            )
+    return found
+
+
+def _end(
+    files: Sequence[TableFile],
+    table_end: int,
+    marks: CompactionProgress,
+    policy: CompactionPolicy,
+    now_us: int,
+) -> int:
+    """Returns the end of a pass that excludes records younger than the lag."""
+    end = table_end
+    if policy.min_compaction_lag_ms:
+        old_us = now_us - policy.min_compaction_lag_ms * 1_000
+        for file in files:
+            is_dirty = file.last is None or file.last >= marks.compacted
+            if is_dirty and file.newest_us > old_us:
+                end = min(end, file.first or 0)
+    return max(end, marks.compacted)
+
+
+def _is_dirty_enough(
+    files: Sequence[TableFile], dirty: Sequence[TableFile], policy: CompactionPolicy
+) -> bool:
+    return bool(dirty) and _size(dirty) > policy.min_cleanable_dirty_ratio * _size(files)
+
+
+def _is_overdue(
+    dirty: Sequence[TableFile], marks: CompactionProgress, policy: CompactionPolicy, now_us: int
+) -> bool:
+    """Returns whether a record has waited for its pass as long as the topic allows.
+
+    Records may have old timestamps, and a flush of such records must not cause a pass: those that
+    came after the last pass have waited at most since then.
+    """
+    before_us = now_us - policy.max_compaction_lag_ms * 1_000
+    oldest_us = min((file.oldest_us for file in dirty), default=now_us)
+    return marks.compacted_ms * 1_000 <= before_us and oldest_us <= before_us
+
+
+def _size(files: Sequence[TableFile]) -> int:
+    return sum(file.size_bytes for file in files)
+
+
+# ------------------------------------------------------------------------------ a pass
+
+
+def compact(
+    table: TopicTable, each: CompactionPass, *, should_stop: Callable[[], bool] = lambda: False
+) -> int | None:
+    """Runs the pass and commits it. Returns the number of removed records.
+
+    None if it was abandoned, because the partition's files or the topic have changed, or because of
+    `should_stop`. Raises like `TopicTable.commit`, `MissingObject` for an active file that does not
+    exist, and `CorruptObject` for one that differs from the log.
+    """
+    try:
+        return _Compaction(table, each, should_stop).run()
+    except _Abandoned:
+        return None
+    except ObjectMissing as error:
+        table.refresh()
+        if _is_as_it_was(table, each, {file.path for file in each.files}):
+            raise errors.MissingObject(path=error.path, reason="the table names it") from error
+        return None
+
+
+class _Abandoned(Exception):
+    """The pass ends without its last commit."""
+
+
+def _is_as_it_was(table: TopicTable, each: CompactionPass, paths: set[str]) -> bool:
+    """Returns whether exactly the files of these paths have the rows below the end."""
+    snapshot = table.snapshot
+    if snapshot.topic_id != each.topic_id or policy_of(snapshot.config) is None:
+        return False
+    files = snapshot.files[each.partition]
+    taken = {file.path for file in files if file.first is None or file.first < each.end}
+    return taken == paths and marks_of(table, each.topic_id, each.partition) == each.marks
+
+
+@dataclass(frozen=True, slots=True)
+class _Input:
+    """A file, and the rows of it to keep."""
+
+    file: TableFile
+    stays: npt.NDArray[np.bool_]
+
+    @property
+    def left(self) -> int:
+        return int(np.count_nonzero(self.stays))
+
+    @property
+    def loses(self) -> bool:
+        return not self.stays.all()
+
+    @property
+    def size_bytes(self) -> int:
+        """The estimated size of the kept rows."""
+        return self.file.size_bytes * self.left // max(len(self.stays), 1)
+
+
+class _Compaction:
+    def __init__(
+        self, table: TopicTable, each: CompactionPass, should_stop: Callable[[], bool]
+    ) -> None:
+        self._table = table
+        self._pass = each
+        self._should_stop = should_stop
+        self._paths = {file.path for file in each.files}
+        """The expected paths of the files with the partition's rows below the end."""
+
+    def run(self) -> int:
+        inputs, tombstones_stay = self._judge()
+        steps = list(_steps(list(_packs(inputs, self._pass.target_bytes))))
+        for packs in steps[:-1]:
+            self._step(packs, {})
+        self._step(steps[-1] if steps else [], self._new_marks(tombstones_stay))
+        return sum(len(each.stays) - each.left for each in inputs)
+
+    def _new_marks(self, tombstones_stay: bool) -> dict[str, int]:
+        each = self._pass
+        marks = {compacted_app_id(each.topic_id, each.partition): each.end}
+        if tombstones_stay and (each.marks.horizon_ms is None or each.tombstones_go):
+            marks[tombstones_app_id(each.topic_id, each.partition)] = each.end
+        return marks
+
+    # -------------------------------------------------------------------------- judging
+
+    def _judge(self) -> tuple[list[_Input], bool]:
+        """Returns the rows to keep of each file, and whether tombstones are among them."""
+        each = self._pass
+        records = self._scan()
+        for part in records.parts():
+            newest = _Newest(records)
+            for position, batch in self._batches(["offset", "key"]):
+                rows = np.flatnonzero(records.is_in(part, position, batch.num_rows))
+                if len(rows):
+                    chosen = batch.take(arrow.numbers(rows, pa.int64()))
+                    offsets = arrow.as_numpy(chosen.column("offset"))
+                    newest.add(chosen.column("key"), offsets, position + rows)
+            newest.finish()
+        stays, tombstones_stay = records.verdict(tombstones_go=each.tombstones_go)
+        ends = np.cumsum(records.file_rows)
+        parts = np.split(stays, ends[:-1]) if len(ends) else []
+        inputs = [_Input(file, part) for file, part in zip(each.files, parts, strict=True)]
+        return inputs, tombstones_stay
+
+    def _scan(self) -> _Records:
+        """Reads all rows once, to count keys and find tombstones."""
+        records = _Records(self._pass)
+        for _, batch in self._batches(["offset", "key", "value"], records.file_rows):
+            records.add(batch)
+        records.close()
+        return records
+
+    def _batches(
+        self, columns: Sequence[str], counts: list[int] | None = None
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields the rows of all files, each batch with the number of rows before it."""
+        store, topic, position = self._table.store, self._table.topic, 0
+        for file in self._pass.files:
+            before = position
+            path = data_path(topic, file)
+            for batch in file_compaction.read_rows(
+                store, path, file, self._pass.table_end, columns=columns
+            ):
+                if self._should_stop():
+                    raise _Abandoned
+                yield position, batch
+                position += batch.num_rows
+            if counts is not None:
+                counts.append(position - before)
+
+    # -------------------------------------------------------------------------- writing
+
+    def _step(self, packs: Sequence[Sequence[_Input]], marks: Mapping[str, int]) -> None:
+        """Replaces the files and records the progress in one commit."""
+        each, table = self._pass, self._table
+        adds: list[TableFile] = []
+        removes = tuple(one.file for pack in packs for one in pack)
+        is_wanted = False
+
+        def decide(snapshot: TableSnapshot) -> TableChange | None:
+            nonlocal is_wanted
+            is_wanted = _is_as_it_was(table, each, self._paths)
+            if not is_wanted:
+                return None
+            return TableChange(
+                adds=tuple(adds),
+                removes=removes,
+                txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **marks},
+                data_change=False,
+                drops_rows=True,
+                operation="COMPACT KEYS",
+            )
+
+        try:
+            for pack in packs:
+                if self._should_stop():
+                    raise _Abandoned
+                if any(one.left for one in pack):
+                    adds.append(self._rewrite(pack))
+            is_wanted = (
+                True  # from here on the outcome is unknown, unless `decide` or the commit refuses
+            )
+            table.commit(decide)
+        except errors.Retriable:
+            is_wanted = False
+            raise
+        finally:
+            if not is_wanted:
+                with contextlib.suppress(
+                    errors.SparklogError
+                ):  # otherwise they are swept as orphans
+                    table.store.delete([data_path(table.topic, file) for file in adds])
+        if not is_wanted:
+            raise _Abandoned
+        restoring.look(table, adds, removes)
+        self._paths -= {file.path for file in removes}
+        self._paths |= {file.path for file in adds}
+
+    def _rewrite(self, pack: Sequence[_Input]) -> TableFile:
+        """Writes the kept rows of the files as one file."""
+        store, topic, each = self._table.store, self._table.topic, self._pass
+        is_last = 2 * sum(one.size_bytes for one in pack) > each.target_bytes
+        encoder = data_file.Encoder(
+            level=data_file.SMALL_LEVEL if is_last else data_file.FAST_LEVEL
+        )
+        for one in pack:
+            at = 0
+            path = data_path(topic, one.file)
+            for batch in file_compaction.read_rows(store, path, one.file, each.table_end):
+                stays = one.stays[at : at + batch.num_rows]
+                at += batch.num_rows
+                if stays.all():
+                    encoder.add(batch)
+                elif stays.any():
+                    encoder.add(batch.filter(arrow.booleans(stays)))
+            if at != len(one.stays):
+                check = f"it holds {at} rows, and held {len(one.stays)}"
+                raise errors.CorruptObject(path=path, check=check)
+        encoded = encoder.finish()
+        assert encoded.rows == sum(one.left for one in pack)
+        return data_file.put_file(
+            store,
+            encoded,
+            topic=topic,
+            topic_id=each.topic_id,
+            partition=each.partition,
+            clock=self._table.clock,
+        )
+
+
+def _packs(inputs: Sequence[_Input], target_bytes: int) -> Iterator[list[_Input]]:
+    """Yields neighbours to merge into one file, the first and the last of which lose rows.
+
+    Files that overlap, or have no statistics, are rewritten alone.
+    """
+    pack: list[_Input] = []
+    room_bytes, end = 0, 0
+    for each in inputs:
+        first, last = each.file.first, each.file.last
+        is_free = first is not None and first >= end
+        is_large = not each.loses and 2 * each.file.size_bytes > target_bytes
+        if not is_free or is_large or each.size_bytes > room_bytes:
+            yield from _trimmed(pack)
+            pack, room_bytes = [], target_bytes
+        if not is_large:
+            pack.append(each)
+            room_bytes -= each.size_bytes
+        if first is None or last is None:
+            room_bytes = 0
+        end = max(end, 0 if last is None else last + 1)
+    yield from _trimmed(pack)
+
+
+def _trimmed(pack: Sequence[_Input]) -> Iterator[list[_Input]]:
+    losing = [number for number, each in enumerate(pack) if each.loses]
+    if losing:
+        yield list(pack[losing[0] : losing[-1] + 1])
+
+
+def _steps(packs: Sequence[list[_Input]]) -> Iterator[list[list[_Input]]]:
+    """Yields the groups of files of each commit."""
+    step: list[list[_Input]] = []
+    size_bytes = 0
+    for pack in packs:
+        step.append(pack)
+        size_bytes += _size([each.file for each in pack])
+        if size_bytes >= limits.COMPACT_STEP_BYTES:
+            yield step
+            step, size_bytes = [], 0
+    if step:
+        yield step
+
+
+# ------------------------------------------------------------------------------ which go
+
+_PARTS: Final = 256
+"""The number of parts of keys by hash; as many are compared at once as memory allows."""
+_SLOTS: Final = 1 << 22
+"""Hash slots, the empty ones of which give an estimate of the number of distinct keys."""
+_WORD: Final = 8
+_MARGIN: Final = 32
+_KEY_BYTES: Final = 160
+"""Memory of a key while it is compared, beside its bytes and a copy of them."""
+
+_COMPARED: Final = np.uint8(1)
+"""The record has a key and is below the end of the pass."""
+_TOMBSTONE: Final = np.uint8(2)
+_WAITED: Final = np.uint8(4)
+"""The record is below the horizon."""
+_SUPERSEDED: Final = np.uint8(8)
+_SUPERSEDES: Final = np.uint8(16)
+"""The record is the last of its key, and not the only one."""
+
+
+class _Records:
+    """Flags and hash part of each row of the pass, in the order of its files."""
+
+    def __init__(self, each: CompactionPass) -> None:
+        self._pass = each
+        self._noted: list[npt.NDArray[np.uint8]] = []
+        self._dealt: list[npt.NDArray[np.uint8]] = []
+        self._slots = np.zeros(_SLOTS, np.bool_)
+        self._key_bytes = self._keys = 0
+        self._weights = np.random.default_rng().integers(0, 2**63, 1 << 12, np.uint64) | np.uint64(
+            1
+        )
+        self.file_rows: list[int] = []
+        self.flags = np.zeros(0, np.uint8)
+        self._part = np.zeros(0, np.uint8)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Adds rows with offset, key and value."""
+        offsets, keys = arrow.as_numpy(batch.column("offset")), batch.column("key")
+        compared = arrow.as_mask(keys.is_valid()) & (offsets < self._pass.end)
+        flags = np.where(compared, _COMPARED, np.uint8(0))
+        flags[compared & arrow.as_mask(batch.column("value").is_null())] |= _TOMBSTONE
+        flags[offsets < self._pass.marks.horizon] |= _WAITED
+        hashes = _hashes(keys)
+        self._noted.append(flags)
+        self._dealt.append((hashes >> np.uint64(56)).astype(np.uint8))
+        self._slots[(hashes[compared] >> np.uint64(20)) % np.uint64(_SLOTS)] = True
+        self._keys += int(np.count_nonzero(compared))
+        self._key_bytes += keys.nbytes
+
+    def close(self) -> None:
+        """Ends the adding of rows."""
+        self.flags = np.concatenate([self.flags, *self._noted])
+        self._part = np.concatenate([self._part, *self._dealt])
+        self._noted, self._dealt = [], []
+
+    def parts(self) -> list[tuple[int, int]]:
+        """Returns ranges of hash parts whose keys fit in memory."""
+        free = max(_SLOTS - int(np.count_nonzero(self._slots)), 1)
+        distinct = min(self._keys, -_SLOTS * np.log(free / _SLOTS))
+        self._slots = np.zeros(0, np.bool_)
+        each_bytes = _KEY_BYTES + 2 * self._key_bytes // max(self._keys, 1)
+        count = -(-int(distinct * each_bytes) // limits.COMPACT_KEYS_BYTES)
+        bounds = np.linspace(0, _PARTS, min(max(count, 1), _PARTS) + 1).astype(np.int64)
+        return [(int(low), int(high)) for low, high in itertools.pairwise(bounds)]
+
+    def is_in(self, part: tuple[int, int], position: int, count: int) -> npt.NDArray[np.bool_]:
+        """Returns which of `count` rows have a key of that part."""
+        dealt = self._part[position : position + count]
+        here = (self.flags[position : position + count] & _COMPARED) != 0
+        return here & (dealt >= part[0]) & (dealt < part[1])
+
+    def verdict(self, *, tombstones_go: bool) -> tuple[npt.NDArray[np.bool_], bool]:
+        """Returns the rows to keep, and whether tombstones are among them."""
+        flags = self.flags
+        stays = (flags & _SUPERSEDED) == 0
+        if tombstones_go:
+            alone = _TOMBSTONE | _WAITED
+            stays &= (flags & (alone | _SUPERSEDES)) != alone
+        return stays, bool(np.any(stays & ((flags & _TOMBSTONE) != 0)))
+
+
+def _hashes(keys: pa.BinaryArray) -> npt.NDArray[np.uint64]:
+    """Returns a hash of each key, which only distributes keys to parts.
+
+    It covers the length, the first 16 bytes and the last 32. Keys that differ in the middle only
+    are in one part, which is then larger than intended.
+    """
+    _, bounds, data = keys.buffers()
+    ends = np.frombuffer(bounds, np.int32, len(keys) + 1, 4 * keys.offset).astype(np.int64)
+    first, lengths = int(ends[0]), np.diff(ends)
+    held = np.zeros(_MARGIN + int(ends[-1]) - first + _WORD, np.uint8)
+    if len(held) > _MARGIN + _WORD:
+        held[_MARGIN:-_WORD] = np.frombuffer(data, np.uint8, int(ends[-1]) - first, first)
+    words: npt.NDArray[np.uint64] = np.ndarray(
+        (len(held) - _WORD,), np.dtype("<u8"), held.data, strides=(1,)
+    )
+    starts, stops = ends[:-1] - first + _MARGIN, ends[1:] - first + _MARGIN
+    hashes = lengths.astype(np.uint64)
+    for number in range(2):
+        missing = np.clip(_WORD * (number + 1) - lengths, 0, _WORD)
+        places = np.minimum(starts + _WORD * number, len(words) - 1)
+        hashes = _mixed(hashes, _shifted(words[places], missing, np.left_shift))
+    for number in range(_MARGIN // _WORD):
+        missing = np.clip(_WORD * (number + 1) - lengths, 0, _WORD)
+        places = stops - _WORD * (number + 1)
+        hashes = _mixed(hashes, _shifted(words[places], missing, np.right_shift))
+    return hashes
+
+
+def _shifted(
+    words: npt.NDArray[np.uint64], missing: npt.NDArray[np.int64], shift: np.ufunc
+) -> npt.NDArray[np.uint64]:
+    """Returns the words without `missing` bytes, which are not of the key."""
+    bits = (8 * np.minimum(missing, _WORD - 1)).astype(np.uint64)
+    return np.where(missing < _WORD, shift(words, bits), np.uint64(0))
+
+
+def _mixed(hashes: npt.NDArray[np.uint64], words: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    mixed = (hashes ^ words) * np.uint64(0x9E3779B97F4A7C15)
+    return mixed ^ (mixed >> np.uint64(29))
+
+
+@dataclass(slots=True)
+class _Newest:
+    """Finds the last record of each key among the added ones, and marks the others."""
+
+    records: _Records
+    _keys: list[pa.BinaryArray] = field(default_factory=list)
+    """Distinct keys that are compared, and then those that wait for it."""
+    _offsets: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _positions: list[npt.NDArray[np.int64]] = field(default_factory=list)
+    _waiting_rows: int = 0
+    _waiting_bytes: int = 0
+
+    def add(
+        self,
+        keys: pa.BinaryArray,
+        offsets: npt.NDArray[np.int64],
+        positions: npt.NDArray[np.int64],
+    ) -> None:
+        self._keys.append(keys)
+        self._offsets.append(offsets)
+        self._positions.append(positions)
+        self._waiting_rows += len(keys)
+        self._waiting_bytes += keys.nbytes
+        # At least as many as are known, so that these are not compared too often.
+        if (
+            self._waiting_rows >= max(limits.COMPACT_KEYS_ROWS, len(self._keys[0]))
+            or self._waiting_bytes >= limits.COMPACT_KEYS_BYTES // 2
+        ):
+            self.finish()
+
+    def finish(self) -> None:
+        """Compares all waiting keys."""
+        if not self._waiting_rows:
+            return
+        offsets, positions = np.concatenate(self._offsets), np.concatenate(self._positions)
+        keys, self._keys, self._offsets, self._positions = self._keys, [], [], []
+        whole = pa.concat_arrays(keys)
+        del keys
+        encoded = whole.dictionary_encode()
+        del whole
+        numbers = arrow.as_numpy(encoded.indices)
+        last = np.full(len(encoded.dictionary), -1, np.int64)
+        np.maximum.at(last, numbers, offsets)
+        is_last = offsets == last[numbers]
+        flags = self.records.flags
+        flags[positions[~is_last]] |= _SUPERSEDED
+        places = np.empty(len(last), np.int64)
+        places[numbers[is_last]] = positions[is_last]
+        flags[places[np.bincount(numbers, minlength=len(last)) > 1]] |= _SUPERSEDES
+        self._keys, self._offsets, self._positions = [encoded.dictionary], [last], [places]
+        self._waiting_rows = self._waiting_bytes = 0

@@ -1,0 +1,72 @@
+"""Arrow Flight's client for Java with a broker of ours.
+
+Maven brings it, as far as its settings let it; where there is none, the test says so.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from benchmarks.kafka_process import java
+from sparklog.broker.agent import Agent
+from tests.support.waiting import wait_until
+
+PROGRAM: Final = Path(__file__).parent / "java" / "flight"
+MAVEN_SECONDS: Final = 240.0
+PATIENCE_SECONDS: Final = 180.0
+
+
+def class_path(folder: Path) -> str:
+    """The jars of `pom.xml`. Skips the test where they cannot be got."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        pytest.skip("Maven is not installed")
+    shutil.copy(PROGRAM / "pom.xml", folder)
+    found = folder / "class-path"
+    goal = ["dependency:build-classpath", f"-Dmdep.outputFile={found}"]
+    try:
+        done = subprocess.run(
+            [maven, "-q", "-B", *goal],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=MAVEN_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"Maven has not got Arrow Flight in {MAVEN_SECONDS:.0f} s")
+    if done.returncode or not found.exists():
+        lines = [line for line in done.stdout.splitlines() if "ERROR" in line]
+        pytest.skip(f"Maven cannot get Arrow Flight: {lines[0] if lines else done.stderr}")
+    return found.read_text()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_program_with_arrow_flight(agent: Agent, tmp_path: Path) -> None:
+    """Actions, records, large batches, refusals, cancellation and deadlines.
+
+    Cancelled and refused calls leave nothing behind.
+    """
+    host, _, port = agent.address.rpartition(":")
+    arguments = ["-Xmx1g", "--add-opens=java.base/java.nio=ALL-UNNAMED", "-cp"]
+    done = subprocess.run(
+        [java(), *arguments, class_path(tmp_path), str(PROGRAM / "FlightClients.java"), host, port],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.stdout.split() == ["done"], done.stdout + done.stderr
+    door = agent._flight
+    assert door is not None
+    wait_until(lambda: door.open_calls == 0, "no call is served any more")
+    assert door._server._calls == 0
+    assert door._server.message_memory._held_bytes == 0

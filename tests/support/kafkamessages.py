@@ -1,0 +1,60 @@
+"""Messages of Kafka's protocol with values of no meaning, of any kind and version."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import enum
+import random
+import types
+import uuid
+from typing import Any, Final, Union, get_args, get_origin
+
+NUMBERS: Final = {"i8": 7, "i16": 15, "i32": 31, "i64": 63, "u8": 7, "u16": 15, "u32": 31}
+
+
+def message(schema: Any, at: random.Random, depth: int = 0) -> Any:
+    """An entity of that schema with values of no meaning."""
+    fields = {field.name: value(field.type, at, depth + 1) for field in dataclasses.fields(schema)}
+    return schema(**fields)
+
+
+def value(kind: Any, at: random.Random, depth: int) -> Any:
+    """A value of the type of a field."""
+    if get_origin(kind) in (Union, types.UnionType):
+        options = get_args(kind)
+        if type(None) in options and at.random() < 0.3:
+            return None
+        return value(next(each for each in options if each is not type(None)), at, depth)
+    if get_origin(kind) is tuple:
+        inner = get_args(kind)[0]
+        return tuple(
+            value(inner, at, depth) for _ in range(at.choice([0, 1, 1, 2]) if depth < 5 else 0)
+        )
+    if hasattr(kind, "__api_key__"):
+        return message(kind, at, depth)
+    return scalar(kind, at)
+
+
+def scalar(kind: Any, at: random.Random) -> Any:
+    """Measures a message without nested parts."""
+    if kind is bool:
+        return at.random() < 0.5
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return at.choice(list(kind))
+    if kind is uuid.UUID:
+        return uuid.UUID(int=at.getrandbits(128))
+    if kind is bytes or getattr(kind, "__name__", "") == "Records":
+        return at.randbytes(at.choice([0, 1, 30]))
+    name = getattr(kind, "__name__", str(kind))
+    if "Timedelta" in name:
+        return kind(dt.timedelta(milliseconds=at.randrange(1_000)))
+    if "Datetime" in name or "DateTime" in name:
+        return kind(dt.datetime(2024, 1, 1, tzinfo=dt.UTC))
+    if name in NUMBERS:
+        return kind(at.choice([0, 1, at.getrandbits(NUMBERS[name])]))
+    if name == "f64":
+        return kind(at.random())
+    if isinstance(kind, type) and issubclass(kind, int):
+        return kind(at.getrandbits(15))
+    return kind("".join(at.choices("abc-_é", k=at.choice([0, 1, 8]))))

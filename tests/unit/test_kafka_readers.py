@@ -1,0 +1,222 @@
+"""Old records for Kafka consumers: how many batches are encoded, and how many are returned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from sparklog import errors, limits
+from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
+from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages, record_batch
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.table import TableChange, TopicTable
+from tests.support.batches import Record, built, split
+from tests.support.brokers import Rig, RigOptions
+
+VALUE_BYTES = 100_000
+RECORDS = 40
+BATCH_RECORDS = 2
+"""Values of this size in a batch of `KAFKA_BATCH_BYTES`."""
+
+
+@pytest.fixture(name="clock")
+def _clock() -> ManualClock:
+    return ManualClock()
+
+
+def rig_with_rows(clock: ManualClock) -> Rig:
+    """Topic t with large records in its table, and an empty hot tail."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0, commit_bytes=64 << 20))
+    rig.create()
+    rig.append([bytes(VALUE_BYTES)] * RECORDS)
+    rig.publish()
+    return rig
+
+
+def reader_of(rig: Rig) -> KafkaReader:
+    """A reader as the broker builds it."""
+    return KafkaReader(rig.core._reader, rig.partition_table, rig.hot, clock=rig.clock)
+
+
+@pytest.fixture(name="encoded")
+def _encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of each batch that is encoded from rows."""
+    found: list[int] = []
+    encode = record_batch.encode
+
+    def counted(*rows: Any, **options: Any) -> Iterator[bytearray]:
+        for batch in encode(*rows, **options):
+            found.append(len(batch))
+            yield batch
+
+    monkeypatch.setattr(record_batch, "encode", counted)
+    return found
+
+
+def offsets_in(found: Fetched | None) -> list[int]:
+    """The offsets of the records that a consumer gets, in order."""
+    assert found is not None
+    offsets: list[int] = []
+    data = b"".join(bytes(piece) for piece in found.pieces)
+    for batch in split([data]):
+        first = record_batch.read_header(batch).base_offset
+        offsets += range(first, first + record_batch.read_header(batch).record_count)
+    assert found.end == offsets[-1] + 1 if offsets else not found.pieces
+    return offsets
+
+
+@pytest.mark.parametrize("free_batches", [0, 5, 1_000])
+def test_no_more_is_encoded_than_is_fetched_or_cached(
+    clock: ManualClock, encoded: list[int], monkeypatch: pytest.MonkeyPatch, free_batches: int
+) -> None:
+    """Many rows are read at once, and the cache may have no space for most of their batches."""
+    rig = rig_with_rows(clock)
+    batch_bytes = BATCH_RECORDS * (VALUE_BYTES + 500)
+    monkeypatch.setattr(limits, "KAFKA_AHEAD_BYTES", free_batches * batch_bytes)
+    found = reader_of(rig).fetch("t", 0, 0, limit_bytes=3 * batch_bytes)
+    assert offsets_in(found) == list(range(3 * BATCH_RECORDS))
+    assert sum(encoded) <= max(4, free_batches + 1) * batch_bytes
+    assert len(encoded) >= min(free_batches, RECORDS // BATCH_RECORDS)
+
+
+def test_encoded_batches_serve_later_fetches(clock: ManualClock, encoded: list[int]) -> None:
+    """A consumer that continues gets all records, in order, and each is encoded once."""
+    reader, offset, turns = reader_of(rig_with_rows(clock)), 0, 0
+    while offset < RECORDS:
+        found = reader.fetch("t", 0, offset, limit_bytes=600_000)
+        assert found is not None
+        assert sum(map(len, found.pieces)) <= 600_000
+        assert offsets_in(found) == list(range(offset, found.end))
+        offset = found.end
+        turns += 1
+    assert len(encoded) == RECORDS // BATCH_RECORDS
+    assert turns == -(-len(encoded) // 2)
+    for only_memory in (False, True):  # no read is needed at the end of the log
+        nothing = reader.fetch("t", 0, RECORDS, limit_bytes=1, only_memory=only_memory)
+        assert nothing == Fetched((), RECORDS)
+    with pytest.raises(errors.OffsetOutOfRange):
+        reader.fetch("t", 0, RECORDS + 1, limit_bytes=1)
+
+
+def test_a_fetch_of_exactly_some_batches_gets_them(clock: ManualClock) -> None:
+    """The limit holds exactly, for new and for cached batches; a byte less is a batch less."""
+    rig = rig_with_rows(clock)
+    one = reader_of(rig).fetch("t", 0, 0, limit_bytes=1)
+    assert one is not None
+    size = sum(map(len, one.pieces))
+    for limit_bytes, batches in ((2 * size, 2), (2 * size - 1, 1)):
+        reader = reader_of(rig)
+        for _ in range(2):
+            found = reader.fetch("t", 0, 0, limit_bytes=limit_bytes)
+            assert offsets_in(found) == list(range(batches * BATCH_RECORDS))
+
+
+def test_rows_that_compress_to_nothing_are_read_within_bounds(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of batches that compress well could take a gigabyte of rows."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0))
+    rig.create(compression_type="zstd")
+    for _ in range(RECORDS):
+        rig.append([bytes(VALUE_BYTES)])
+    most = 5
+    monkeypatch.setattr(limits, "ROW_GROUP_BYTES", most * VALUE_BYTES)
+    read: list[int] = []
+    encode = record_batch.encode
+
+    def counted(rows: pa.RecordBatch, **options: Any) -> Iterator[bytearray]:
+        read.append(rows.num_rows)
+        return encode(rows, **options)
+
+    monkeypatch.setattr(record_batch, "encode", counted)
+    reader, offset = reader_of(rig), 0
+    while offset < RECORDS:
+        before = sum(read)
+        found = reader.fetch("t", 0, offset, limit_bytes=1_000)
+        assert found is not None
+        assert offsets_in(found) == list(range(offset, found.end))
+        offset = found.end
+        assert sum(read) - before <= most + 1
+    assert sum(read) == RECORDS
+
+
+def test_a_consumer_skips_records_that_another_engine_deleted(clock: ManualClock) -> None:
+    """If all records of a fetch are deleted, an empty batch leads to the next offset."""
+    rig = rig_with_rows(clock)
+    table = TopicTable(rig.store, "t", clock=clock)
+    (file,) = table.refresh().files[0]
+    table.commit(lambda _: TableChange(removes=(file,), operation="DELETE"))
+    rig.append(["after"])
+    rig.core.partition_status("t", 0)
+    reader, offset, found = reader_of(rig), 0, None
+    while offset < RECORDS:
+        found = reader.fetch("t", 0, offset, limit_bytes=1 << 20)
+        assert found is not None
+        assert offset < found.end
+        offset = found.end
+    assert offsets_in(reader.fetch("t", 0, RECORDS, limit_bytes=1 << 20)) == [RECORDS]
+
+
+@pytest.mark.parametrize("kind", ["as it came", "made of rows"])
+def test_the_first_batch_is_returned_if_it_fits_or_must_be(clock: ManualClock, kind: str) -> None:
+    """A first batch of exactly the limit is returned."""
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create()
+    if kind == "as it came":
+        batch = built([Record(1, None, b"v" * 1_000)], 0)
+        rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+    else:
+        rig.append([b"v" * 1_000])
+    reader = reader_of(rig)
+    first = reader.fetch("t", 0, 0, limit_bytes=1)
+    assert offsets_in(first) == [0]
+    assert first is not None
+    size = sum(map(len, first.pieces))
+    for limit_bytes, offsets in ((size - 1, []), (size, [0])):
+        found = reader.fetch("t", 0, 0, limit_bytes=limit_bytes, at_least_one=False)
+        assert offsets_in(found) == offsets
+    # Kafka batches in the hot tail, and batches in the cache, are returned at once.
+    assert offsets_in(reader.fetch("t", 0, 0, limit_bytes=1, only_memory=True)) == [0]
+    fresh = reader_of(rig).fetch("t", 0, 0, limit_bytes=1, only_memory=True)
+    assert (fresh is not None) is (kind == "as it came")
+
+
+@pytest.mark.parametrize("kind", ["as it came", "made of rows"])
+def test_deleted_records_are_not_returned_from_memory(clock: ManualClock, kind: str) -> None:
+    """Records below the log start are not returned, although they are still in memory."""
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create()
+    for number in range(2):
+        if kind == "as it came":
+            batch = built([Record(1, None, b"%d" % number)], 0)
+            rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+        else:
+            rig.append([f"{number}"])
+    reader = reader_of(rig)
+    assert offsets_in(reader.fetch("t", 0, 0, limit_bytes=1 << 20)) == [0, 1]
+    rig.core.deletion.delete(flight_messages.DeleteRecords(topic="t", offsets={0: 1}))
+    with pytest.raises(errors.OffsetOutOfRange):
+        reader.fetch("t", 0, 0, limit_bytes=1 << 20)
+    assert offsets_in(reader.fetch("t", 0, 1, limit_bytes=1 << 20)) == [1]
+
+
+def test_a_reader_continues_over_batches_and_rows(clock: ManualClock) -> None:
+    """Kafka batches and rows may alternate in a partition."""
+    rig = Rig(MemoryStore(clock), clock)
+    rig.create()
+    for number in range(6):
+        if number % 2:
+            rig.append([f"{number}"])
+        else:
+            batch = built([Record(1, None, b"%d" % number)], 0)
+            rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+    reader, offset = reader_of(rig), 0
+    while offset < 6:
+        found = reader.fetch("t", 0, offset, limit_bytes=1 << 20)
+        assert found is not None
+        assert offsets_in(found) == list(range(offset, found.end))
+        offset = found.end

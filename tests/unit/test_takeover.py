@@ -1,0 +1,533 @@
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import pyarrow as pa
+import pytest
+
+from sparklog import errors
+from sparklog.broker.log import takeover
+from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
+from sparklog.storage import wal
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
+from sparklog.storage.metadata import Epoch, MetadataStore
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
+from sparklog.storage.processes import this_process
+from sparklog.storage.snapshot import Entry, EntryKind, WalPosition
+from sparklog.storage.table import TableChange, TopicTable
+from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root, rows_of_table
+
+LOG = "topics/t/_delta_log"
+
+
+@pytest.fixture
+def rig(store: MemoryStore, clock: ManualClock) -> Rig:
+    """A broker with topic t of one partition."""
+    found = Rig(store, clock)
+    found.create()
+    return found
+
+
+def acquire(
+    store: MemoryStore, clock: ManualClock, broker: int = 1, *, take_over: bool = False
+) -> takeover.Leadership:
+    """Registers the next epoch, unless a live leader refuses it."""
+    meta = MetadataStore(store, clock=clock)
+    return takeover.acquire(
+        store,
+        meta,
+        broker=broker,
+        flight=f"h:{broker}",
+        clock=clock,
+        dead_after_seconds=5.0,
+        process=this_process(),
+        take_over=take_over,
+    )
+
+
+def beat(store: MemoryStore, clock: ManualClock, broker: int = 1) -> None:
+    """Writes a heartbeat of that broker in its first epoch."""
+    heartbeat = Heartbeat(
+        broker=broker,
+        epoch=1,
+        flight=f"h:{broker}",
+        at_us=clock.now_us(),
+        monotonic_seconds=clock.monotonic(),
+        process=this_process(),
+    )
+    write_heartbeat(store, heartbeat)
+
+
+# ------------------------------------------------------------------------------ the right to write
+
+
+def test_epochs_rise(store: MemoryStore, clock: ManualClock) -> None:
+    """Each start takes the next epoch of its id, and inherits all open epochs, oldest first."""
+    found = [acquire(store, clock, broker, take_over=True) for broker in (1, 1, 2, 1)]
+    assert [(each.broker, each.epoch) for each in found] == [(1, 1), (1, 2), (2, 1), (1, 3)]
+    assert found[-1].inherited == (Epoch(1, 1), Epoch(1, 2), Epoch(2, 1))
+    metadata = MetadataStore(store, clock=clock).reload()
+    assert (metadata.controller, metadata.brokers[1].flight) == (1, "h:1")
+
+
+def test_a_live_broker_refuses_a_second_id(store: MemoryStore, clock: ManualClock) -> None:
+    """A second id is refused with the live broker's address, and the metadata does not change."""
+    acquire(store, clock, 1)
+    beat(store, clock, 1)
+    before = paths(store, "")
+    with pytest.raises(errors.BrokerAlive) as refused:
+        acquire(store, clock, 2)
+    assert (refused.value.broker, refused.value.address) == (1, "h:1")
+    assert paths(store, "") == before
+    clock.advance(5.1)
+    assert acquire(store, clock, 2).inherited == (Epoch(1, 1),)
+
+
+def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> None:
+    """A second start with the id of a live broker is refused, unless `take_over` is set."""
+    acquire(store, clock, 1)
+    beat(store, clock, 1)
+    with pytest.raises(errors.BrokerAlive):
+        acquire(store, clock, 1)
+    assert acquire(store, clock, 1, take_over=True).epoch == 2
+
+
+def test_leader_epochs_rise(rig: Rig) -> None:
+    """A takeover begins a new leader epoch of every partition."""
+    second = rig.successor(broker=2)
+    (partition,) = second.meta.current.topic("t").partitions
+    assert (partition.leader, partition.leader_epoch) == (2, 1)
+    assert second.core.topics.describe("t").partitions[0].leader_epoch == 1
+
+
+def test_a_replaced_broker_can_change_nothing(rig: Rig) -> None:
+    """After a takeover the predecessor can ack nothing, and change neither topics nor epochs."""
+    rig.append(["a"])
+    rig.successor()
+    for attempt in (
+        lambda: rig.append(["b"]),
+        lambda: rig.create("u"),
+        lambda: rig.core.topics.delete("t"),
+        rig.core.producer_ids.new,
+        lambda: takeover.close_epochs(rig.meta, rig.leadership, (Epoch(1, 2),)),
+    ):
+        with pytest.raises(errors.BrokerFenced):
+            attempt()
+    metadata = MetadataStore(rig.store, clock=rig.clock).reload()
+    assert (sorted(metadata.topics), metadata.open_epochs) == (["t"], (Epoch(1, 1), Epoch(1, 2)))
+    assert rows_of_root(rig.store, rig.clock) == [(0, b"a")]
+
+
+def test_a_start_that_is_overtaken_raises(store: MemoryStore, clock: ManualClock) -> None:
+    """A broker whose epoch is fenced before it began raises `BrokerFenced`."""
+    slow = acquire(store, clock)
+    Rig(store, clock)
+    log = wal.Appender(store, broker=1, epoch=slow.epoch, clock=clock)
+    with pytest.raises(errors.BrokerFenced):
+        log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+
+
+# ------------------------------------------------------------------------------ recovery
+
+
+def test_everything_acked_is_found(rig: Rig) -> None:
+    """Records of every epoch, published or not, keep their offsets, and the log continues."""
+    rig.append(["a", "b"])
+    rig.publish()
+    rig.append(["c"])
+    second = rig.successor(broker=2)
+    second.append(["d"])
+    third = second.successor(broker=1)
+    assert third.append(["e"]).base_offset == 4
+    expected = [(0, b"a"), (1, b"b"), (2, b"c"), (3, b"d"), (4, b"e")]
+    assert third.read() == rows_of_root(rig.store, rig.clock) == expected
+    third.publish()
+    assert rows_of_table(rig.store, rig.clock) == expected
+
+
+def test_producers_are_remembered(rig: Rig) -> None:
+    """A retry is recognised whether its batch is published, trimmed or neither."""
+    sequences = [(1, 0, 0), (2, 0, 0), (3, 0, 0)]
+    rig.append(["published and trimmed"], producer_sequence=sequences[0])
+    rig.append_staged([(0, ["staged"])], batch=1)
+    rig.publish()
+    rig.trim()
+    rig.append(["published"], producer_sequence=sequences[1])
+    rig.publish()
+    rig.append(["neither"], producer_sequence=sequences[2])
+    for broker in (2, 1):
+        rig = rig.successor(broker=broker)
+        for producer_sequence, offset in zip(sequences, (0, 2, 3), strict=True):
+            again = rig.append(["again"], producer_sequence=producer_sequence)
+            assert (again.base_offset, again.duplicate) == (offset, True)
+        assert rig.append_staged([(0, ["staged"])], batch=1)[0].duplicate
+        rig.trim()
+    assert rig.end() == 4
+
+
+def test_the_newest_epochs_memory_counts(rig: Rig) -> None:
+    """A producer that wrote under two brokers continues after its newest batch."""
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    rig.trim()
+    second = rig.successor()
+    second.append(["b"], producer_sequence=(1, 0, 1))
+    third = second.successor()
+    assert third.append(["b"], producer_sequence=(1, 0, 1)).duplicate
+    assert third.append(["a"], producer_sequence=(1, 0, 0)).duplicate
+    assert not third.append(["c"], producer_sequence=(1, 0, 2)).duplicate
+
+
+def test_producers_are_forgotten_after_a_day(rig: Rig, clock: ManualClock) -> None:
+    """A producer that has been silent for a day may begin with any sequence again."""
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    clock.advance(24 * 3600.0 + 1)
+    rig.append(["b"], producer_sequence=(2, 0, 0))
+    rig.wal_cleaner.checkpoint()
+    successor = rig.successor()
+    assert successor.append(["b"], producer_sequence=(2, 0, 0)).duplicate
+    assert not successor.append(["c"], producer_sequence=(1, 0, 0)).duplicate
+
+
+def test_a_broker_that_stops_while_it_starts_changes_nothing(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """A takeover that stops at any point leaves everything for the next one to find."""
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"], producer_sequence=(1, 0, 0))
+    down = errors.StorageUnavailable(operation="?", path="?", reason="down")
+    starts = 0
+    for operation in ("put_new", "get", "get_range", "list_after"):
+        for count in range(1, 30):
+            fault = Fault(operation=operation, error=down, count=count)
+            try:
+                Rig(store.view(ScriptedFaults(fault)), clock)
+            except (errors.StorageUnavailable, errors.OutcomeUnknown):
+                starts += 1
+                continue
+            break
+    assert starts > 10
+    last = Rig(store, clock)
+    assert last.append(["b"], producer_sequence=(1, 0, 0)).duplicate
+    assert last.read() == [(0, b"a"), (1, b"b")]
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+def test_a_corrupt_object_stops_the_start(rig: Rig, store: MemoryStore) -> None:
+    """A corrupt object stops the start, with an error that names the object."""
+    rig.append(["a"])
+    damaged = f"wal/1/0000000001/{1:020d}"
+    flip(store, damaged, 20)
+    for _ in range(2):
+        with pytest.raises(errors.CorruptObject) as corrupt:
+            rig.successor()
+        assert corrupt.value.path == damaged
+    flip(store, damaged, 20)
+    assert rig.successor().read() == [(0, b"a")]
+
+
+def test_a_corrupt_entry_stops_its_partition_only(rig: Rig, store: MemoryStore) -> None:
+    """If only an entry's payload is corrupt, the broker starts and serves the entries before it."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.append(["b"])
+    rig.append(["x"], topic="u")
+    located = list(rig.partition_table.topic("t").partition(0).unpublished)[1]
+    path = wal.object_path(located.at)
+    flip(store, path, located.origin + located.entry.length - 20)
+    successor = rig.successor()
+    assert successor.read("u") == [(0, b"x")]
+    first = next(successor.core.read("t", 0, 0, 1))
+    assert first.rows.column("value").to_pylist() == [b"a"]
+    with pytest.raises(errors.CorruptObject) as corrupt:
+        successor.read("t", start=1)
+    assert corrupt.value.path == path
+    assert successor.append(["c"]).base_offset == 2
+
+
+def test_a_hole_is_named(rig: Rig, store: MemoryStore) -> None:
+    """If acked records are in neither table nor log, the error names their offsets."""
+    rig.append(["a"])
+    rig.append(["b"])
+    rig.wal_cleaner.checkpoint()
+    store.delete([f"wal/1/0000000001/{1:020d}"])
+    with pytest.raises(errors.MissingObject) as missing:
+        rig.successor()
+    assert missing.value.path == f"wal/1/0000000001/{1:020d}"
+
+
+def test_a_table_that_was_set_back_blocks_its_partition(rig: Rig, store: MemoryStore) -> None:
+    """Offsets that a table has lost are reported and not reused; other partitions are served."""
+    rig.create("u", 2)
+    rig.append(["a"])
+    rig.publish()
+    rig.trim()
+    rig.append(["b"])
+    rig.append(["x"], topic="u", partition=1)
+    lost = f"{LOG}/{1:020d}.json"
+    commit = store.get(lost)
+    store.delete([lost])
+    broker = rig
+    for _ in range(2):
+        broker = broker.successor()
+        with pytest.raises(errors.TopicHeldBack) as refused:
+            broker.append(["c"])
+        assert "t-0, offsets 0 to 1" in refused.value.reason
+        with pytest.raises(errors.MissingObject) as missing:
+            broker.publisher.publish(broker.partition_table.topic("t"))
+        assert missing.value.path == "t-0, offsets 0 to 1"
+        broker.append(["y"], topic="u", partition=1)
+        broker.publisher.publish(broker.partition_table.topic("u"))
+        broker.trim()
+    store.put_new(lost, commit)
+    broker.partition_table.topic("t").held_back = "as the agent notes it"
+    broker.publisher.publish(broker.partition_table.topic("t"))
+    assert broker.append(["c"]).base_offset == 2
+    assert broker.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+    broker.publish()
+    assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    assert rows_of_table(store, rig.clock, "u", 1) == [(0, b"x"), (1, b"y"), (2, b"y")]
+
+
+def test_offsets_that_a_table_has_lost_are_not_reused(rig: Rig, store: MemoryStore) -> None:
+    """Offsets are not reused even if all records were trimmed: the checkpoint knows the end."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    rig.trim()
+    rig.append(["x"], topic="u")
+    rig.trim()
+    lost = f"{LOG}/{1:020d}.json"
+    commit = store.get(lost)
+    store.delete([lost])
+    broker = rig.successor()
+    with pytest.raises(errors.TopicHeldBack, match="t-0, offsets 0 to 1"):
+        broker.append(["c"])
+    store.put_new(lost, commit)
+    with contextlib.suppress(errors.MissingObject):
+        broker.publisher.publish(broker.partition_table.topic("t"))
+    assert rig.successor().append(["c"]).base_offset == 1
+
+
+@pytest.mark.parametrize("is_trimmed", [True, False])
+def test_offsets_continue_if_a_table_is_missing(
+    rig: Rig, store: MemoryStore, *, is_trimmed: bool
+) -> None:
+    """The checkpoint of the write-ahead log says where the partitions of a lost table end."""
+    rig.append(["a", "b"])
+    if is_trimmed:
+        rig.publish()
+        rig.trim()
+    rig.append(["c"])
+    store.delete([f"topics/t/{name}" for name in paths(store, "topics/t")])
+    for offset in (3, 4):
+        rig = rig.successor()
+        topic = rig.partition_table.topic("t")
+        assert topic.held_back is not None
+        assert topic.partition(0).published == (2 if is_trimmed else 0)
+        assert rig.append(["d"]).base_offset == offset
+        with pytest.raises(errors.ForeignTable):
+            rig.publish()
+        rig.wal_cleaner.checkpoint()
+
+
+def test_an_unknown_end_blocks_its_partition(rig: Rig, store: MemoryStore) -> None:
+    """If neither table nor checkpoint says where a partition ends, writes to it are refused."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    with mock.patch.object(
+        rig.partition_table, "bounds", return_value=None
+    ):  # as an earlier release wrote
+        rig.trim()
+    rig.append(["b"])
+    hidden = {
+        f"topics/t/{name}": store.get(f"topics/t/{name}") for name in paths(store, "topics/t")
+    }
+    store.delete(hidden)
+    for _ in range(2):
+        rig = rig.successor()
+        with pytest.raises(errors.TopicHeldBack) as refused:
+            rig.append(["c"])
+        assert "the end of t-0" in refused.value.reason
+        rig.append(["x"], topic="u")
+        rig.trim()
+    for path, data in hidden.items():
+        store.put_new(path, data)
+    rig.publisher.publish(rig.partition_table.topic("t"))
+    assert rig.append(["c"]).base_offset == 2
+    assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualClock) -> None:
+    """A hole in one table's log, such as a power cut can leave, holds back that topic alone."""
+    store = MemoryStore(clock, is_local=True)
+    rig = Rig(store, clock)
+    rig.create()
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    rig.trim()
+    rig.append(["b"])
+    died = SyncFailed("?", "the process dies between link and fsync")
+    fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
+    rig.publisher.table(rig.partition_table.topic("t")).store = store.view(ScriptedFaults(fault))
+    with pytest.raises(SyncFailed):
+        rig.publish()
+    store.put_new(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
+    store.lose_unsynced(lambda _: True)
+    second = rig.successor()
+    assert second.append(["x"], topic="u").base_offset == 0
+    assert second.append(["c"]).base_offset == 2
+    with pytest.raises(errors.Corrupt):
+        second.publisher.publish(second.partition_table.topic("t"))
+    second.publisher.publish(second.partition_table.topic("u"))
+    assert rows_of_table(store, clock, "u") == [(0, b"x")]
+    store.delete([f"{LOG}/{3:020d}.json"])
+    second.publish()
+    assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_partitions_that_came_after_the_last_checkpoint_are_found(rig: Rig) -> None:
+    """A partition that the last checkpoint does not name is recovered from the logs alone."""
+    rig.append(["a"])
+    rig.wal_cleaner.checkpoint()
+    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    rig.append(["b"], partition=1)
+    successor = rig.successor()
+    assert successor.read() == [(0, b"a")]
+    assert successor.read(partition=1) == [(0, b"b")]
+    assert successor.append(["c"], partition=2).base_offset == 0
+
+
+@pytest.mark.parametrize("when", ["before the start", "after the start", "before a look"])
+def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
+    clock: ManualClock, when: str
+) -> None:
+    """The log keeps the records of a commit that was seen before it was durable."""
+    store = MemoryStore(clock, is_local=True)
+    rig = Rig(store, clock)
+    rig.create()
+    rig.append(["a"])
+    died = SyncFailed("?", "the process dies between link and fsync")
+    fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
+    rig.publisher.table(rig.partition_table.topic("t")).store = store.view(ScriptedFaults(fault))
+    if when != "before the start":
+        successor = rig.successor()
+    with pytest.raises(SyncFailed):
+        rig.publish()
+    if when == "before the start":
+        successor = rig.successor()
+    elif when == "before a look":
+        successor.publisher.table(successor.partition_table.topic("t")).refresh()
+    successor.publish()
+    successor.trim()
+    store.lose_unsynced(lambda _: True)
+    assert successor.successor().read() == [(0, b"a")]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pa.ArrowInvalid("a checkpoint"),
+        MemoryError("a checkpoint"),
+        errors.RootNotWritable(root="s3://b", reason="403"),
+        AssertionError("no rows"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_an_error_in_one_table_does_not_affect_the_others(
+    rig: Rig, store: MemoryStore, error: Exception
+) -> None:
+    """An unexpected error in one topic's table holds back that topic, by name, and no other."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.append(["x"], topic="u")
+    fault = Fault(operation="list_after", error=error, prefix="topics/t")
+    second = rig.successor(store=store.view(ScriptedFaults(fault)))
+    reason = second.partition_table.topic("t").held_back
+    assert reason is not None
+    assert str(error) in reason
+    assert second.partition_table.topic("u").held_back is None
+    assert second.append(["b"]).base_offset == 1
+    second.publish()  # it was out of sorts only once
+    assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b")]
+
+
+def test_a_torn_table_does_not_stop_the_start(rig: Rig, store: MemoryStore) -> None:
+    """The topic continues in the log, held back with the reason, until its table is repaired."""
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    torn = f"{LOG}/{2:020d}.json"
+    store.put(torn, b'{"add": {"pa')
+    successor = rig.successor()
+    reason = successor.partition_table.topic("t").held_back
+    assert reason is not None
+    assert torn in reason
+    assert successor.append(["c"]).base_offset == 2
+    assert successor.read() == [(0, b"a"), (1, b"b"), (2, b"c")]
+    with pytest.raises(errors.CorruptObject):
+        successor.publish()
+    store.delete([torn])
+    successor.publish()
+    assert rows_of_table(store, rig.clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+@pytest.mark.parametrize("how", ["protocol", "topic id", "partitions"])
+def test_a_foreign_table_does_not_stop_the_start(
+    rig: Rig, store: MemoryStore, clock: ManualClock, how: str
+) -> None:
+    """A table that another program has made unusable holds its topic back; offsets continue."""
+    rig.create("u")
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+    spoiled = f"{LOG}/{2:020d}.json"
+    if how == "protocol":
+        store.put(spoiled, b'{"protocol": {"minReaderVersion": 3, "minWriterVersion": 7}}\n')
+    else:
+        properties: dict[str, str | None] = (
+            {"sparklog.topicId": None} if how == "topic id" else {"sparklog.partitions": "0"}
+        )
+        with contextlib.suppress(errors.ForeignTable):  # it sees what it has done
+            TopicTable(store, "t", clock=clock).commit(lambda _: TableChange(properties=properties))
+    successor = rig.successor()
+    assert successor.partition_table.topic("t").held_back is not None
+    assert successor.partition_table.topic("u").held_back is None
+    assert successor.append(["c"]).base_offset == 2
+    with pytest.raises(errors.Corrupt):
+        successor.publish()
+    with pytest.raises(errors.ForeignTable):
+        rows_of_table_through(successor)
+    store.delete([spoiled])
+    mended = successor.successor()
+    mended.publish()
+    assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def rows_of_table_through(rig: Rig) -> None:
+    """Reads records that exist only in the table, as a client does."""
+    for _ in rig.core.read("t", 0, 0, 1):
+        pass
+
+
+def test_old_epochs_end(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
+    """Brokers that start and stop without a record leave no epochs for their successors to read."""
+    for _ in range(5):
+        rig = rig.successor()
+        rig.wal_cleaner.checkpoint()
+        rig.wal_cleaner.tick()
+    assert rig.meta.reload().open_epochs == (Epoch(1, rig.leadership.epoch),)
+    clock.advance(GRACE_SECONDS)
+    rig.wal_cleaner.tick()
+    closed = [name for name in paths(store, "wal/1") if not name.startswith(f"{6:010d}")]
+    assert len(closed) == 5
+    for name in closed:
+        epoch, _, sequence = name.partition("/")
+        found = wal.read_object(store, WalPosition(1, int(epoch), int(sequence)))
+        assert found.is_fence
