@@ -11,7 +11,7 @@ STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench soak lock clean
+.PHONY: help setup demo test check docs bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -19,24 +19,28 @@ help: ## this list
 setup: $(STAMP) ## everything installed into .venv, from requirements.lock (PYTHON=… chooses one)
 
 demo: setup ## flights through a log and back out of its table, with Spark
-	@$(BIN)/python -m jobs.flights_demo $(ARGS)
+	@$(BIN)/python -m examples.flights_demo $(ARGS)
 
 test: setup ## all tests that take minutes (ARGS="-k name" for some)
 	@$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
-check: setup ## format, lint, types, direction of imports
+check: setup ## format, lint, types, direction of imports, documentation
 	@$(BIN)/ruff format --check
 	@$(BIN)/ruff check
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
+	@$(BIN)/python -m tools.build_docs
 
-bench: setup ## what it costs on this machine
+docs: setup ## the documentation site, in build/site
+	@$(BIN)/python -m tools.build_docs
+
+bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benchmarks
 	@$(BIN)/sparklog bench $(ARGS)
 
 soak: setup ## the long tests (SOAK_MINUTES=30 each)
 	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 $(ARGS)
 
-lock: setup ## requirements.lock anew from pyproject.toml (ARGS=--upgrade for newer versions)
+lock: setup ## writes requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \
 	    --all-extras --group dev --generate-hashes --no-emit-index-url --no-emit-find-links \
 	    --custom-compile-command "make lock" --output-file requirements.lock $(ARGS)
