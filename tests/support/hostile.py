@@ -51,7 +51,7 @@ READ_BYTES: Final = limits.KAFKA_AHEAD_BYTES
 BOUND_BYTES: Final = KAFKA_BYTES + WRITTEN_BYTES + READ_BYTES + limits.GROUPS_MEMBERS_BYTES
 """Bytes that the broker may use for requests and replies."""
 TOPICS_BYTES: Final = 96 << 20
-"""What the topics that the cases create take while they exist: about 10,000 partitions of 9 kB."""
+"""The memory of the topics that the cases create: about 10,000 partitions of 9 kB."""
 CONNECTIONS: Final = 600
 SETTINGS: Final[Mapping[str, str]] = {
     "SPARKLOG_KAFKA_MAX_CONNECTIONS": str(CONNECTIONS),

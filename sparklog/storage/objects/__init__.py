@@ -31,6 +31,7 @@ from sparklog.storage.objects.memory import (
     ScriptedFaults,
     named_store,
 )
+from sparklog.storage.objects.parallel import in_parallel
 
 __all__ = [
     "DelayFaults",
@@ -50,6 +51,7 @@ __all__ = [
     "Store",
     "SyncFailed",
     "claim",
+    "in_parallel",
     "open_store",
 ]
 

@@ -96,6 +96,11 @@ class Store(Protocol):
         """True if a put costs a disk's flush, False if it costs a network round trip."""
         ...
 
+    @property
+    def requests_at_once(self) -> int:
+        """The number of requests that take about as long together as one; 1: make them in turn."""
+        ...
+
     def put_new(self, path: str, data: Payload) -> None:
         """Creates an object if it is absent. It is durable when this returns.
 

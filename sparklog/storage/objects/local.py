@@ -60,6 +60,7 @@ class LocalStore:
     """The objects under a folder, which the first put creates."""
 
     is_local = True
+    requests_at_once = 1
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)

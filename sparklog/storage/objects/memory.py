@@ -10,14 +10,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 
+from sparklog import limits
 from sparklog.clock import Clock, SystemClock
 from sparklog.storage.objects.base import (
     ObjectExists,
@@ -46,6 +48,9 @@ Operation: TypeAlias = Literal[
     "harden",
 ]
 Moment: TypeAlias = Literal["before", "between", "after"]
+_Listed = TypeVar("_Listed")
+_PAGE: Final = 1_000
+"""Objects in one answer of a bucket to a listing, and in one request to delete."""
 
 # ------------------------------------------------------------------------------ faults
 
@@ -145,6 +150,8 @@ class _Object:
 
 class MemoryStore:
     """Objects in a dict. `is_local` only determines how users of the store treat it."""
+
+    requests_at_once = 1
 
     def __init__(
         self,
@@ -326,60 +333,108 @@ def named_store(name: str) -> MemoryStore:
 
 
 class DelayedStore:
-    """Delays each request to another store by `seconds`, and counts requests by operation."""
+    """Delays each request to another store, and counts requests, as a bucket would bill them.
 
-    def __init__(self, inner: Store, seconds: float, clock: Clock | None = None) -> None:
+    - `requests` has them by operation. A listing is a request for each page of 1,000 objects, and
+      opening an object is a `stat`; its reader makes a `get_range` for each window.
+    - Calls that are no request to a bucket, such as `settle`, are neither delayed nor counted.
+    - `most_at_once` is the largest number of requests that were under way at the same time.
+    """
+
+    def __init__(
+        self,
+        inner: Store,
+        seconds: float,
+        clock: Clock | None = None,
+        *,
+        requests_at_once: int | None = None,
+    ) -> None:
+        """A request takes `seconds` of the clock more; the default clock is the machine's.
+
+        `requests_at_once` is by default as in a bucket, unless `inner` is local.
+        """
         self.uri = inner.uri
         self.is_local = inner.is_local
+        if requests_at_once is None:
+            requests_at_once = 1 if inner.is_local else limits.STORE_REQUESTS_AT_ONCE
+        self.requests_at_once = requests_at_once
         self.requests = Counter[str]()
+        self.most_at_once = 0
+        self._under_way = 0
         self._inner = inner
         self._seconds = seconds
         self._clock = clock or SystemClock()
         self._counting = threading.Lock()
 
-    def _request(self, operation: Operation) -> None:
+    @contextlib.contextmanager
+    def _request(self, operation: Operation) -> Iterator[None]:
         with self._counting:
             self.requests[operation] += 1
-        self._clock.sleep(self._seconds)
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+        try:
+            self._clock.sleep(self._seconds)
+            yield
+        finally:
+            with self._counting:
+                self._under_way -= 1
+
+    def _paged(self, operation: Operation, found: list[_Listed]) -> list[_Listed]:
+        """Makes the requests for the further pages of a listing."""
+        for _ in range(_PAGE, len(found), _PAGE):
+            with self._request(operation):
+                pass
+        return found
 
     def put_new(self, path: str, data: Payload) -> None:
-        self._request("put_new")
-        self._inner.put_new(path, data)
+        with self._request("put_new"):
+            self._inner.put_new(path, data)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
-        self._request("put")
-        self._inner.put(path, data, durable=durable)
+        with self._request("put"):
+            self._inner.put(path, data, durable=durable)
 
     def get(self, path: str) -> pa.Buffer:
-        self._request("get")
-        return self._inner.get(path)
+        with self._request("get"):
+            return self._inner.get(path)
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
-        self._request("get_range")
-        return self._inner.get_range(path, start, length)
+        with self._request("get_range"):
+            return self._inner.get_range(path, start, length)
 
     def open(self, path: str) -> pa.NativeFile:
         return open_by_ranges(self, path)
 
     def stat(self, path: str) -> Stat:
-        self._request("stat")
-        return self._inner.stat(path)
+        with self._request("stat"):
+            return self._inner.stat(path)
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
-        self._request("list_after")
-        return self._inner.list_after(folder, after)
+        with self._request("list_after"):
+            found = self._inner.list_after(folder, after)
+        return self._paged("list_after", found)
 
     def folders(self, folder: str) -> list[str]:
-        self._request("folders")
-        return self._inner.folders(folder)
+        with self._request("folders"):
+            found = self._inner.folders(folder)
+        return self._paged("folders", found)
 
     def walk(self, folder: str) -> Iterator[Stat]:
-        self._request("walk")
-        return self._inner.walk(folder)
+        number = -1
+        for number, each in enumerate(self._inner.walk(folder)):
+            if number % _PAGE == 0:
+                with self._request("walk"):
+                    pass
+            yield each
+        if number < 0:
+            with self._request("walk"):
+                pass
 
     def delete(self, paths: Iterable[str]) -> None:
-        self._request("delete")
-        self._inner.delete(paths)
+        left = list(paths)
+        for first in range(0, len(left), _PAGE):
+            with self._request("delete"):
+                self._inner.delete(left[first : first + _PAGE])
 
     def settle(self, folder: str) -> None:
         self._inner.settle(folder)

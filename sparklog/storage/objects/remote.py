@@ -78,6 +78,7 @@ class RemoteStore:
     """
 
     is_local = False
+    requests_at_once = limits.STORE_REQUESTS_AT_ONCE
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         self.uri = uri

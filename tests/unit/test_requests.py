@@ -1,0 +1,309 @@
+"""Requests to an object store: how many each operation costs, by kind, and which are parallel.
+
+On an object store the number of requests is the price, in money and, where they follow one another,
+in time. So the numbers here are exact, and a changed cost is a failing test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from sparklog.clock import ManualClock
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.objects import DelayedStore, MemoryStore, in_parallel
+from tests.support.brokers import START_US, Rig
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """The clock of store and brokers."""
+    return ManualClock(START_US)
+
+
+@pytest.fixture
+def store(clock: ManualClock) -> DelayedStore:
+    """An object store that counts."""
+    return DelayedStore(MemoryStore(clock), 0.0, clock)
+
+
+@contextlib.contextmanager
+def costs(store: DelayedStore, **expected: int) -> Iterator[None]:
+    """Asserts that the block makes exactly these requests."""
+    store.requests.clear()
+    yield
+    assert dict(store.requests) == expected
+
+
+def fill(rig: Rig, partitions: int, flushes: int, *, topic: str = "t") -> None:
+    """Puts so many flushes, to each partition in turn."""
+    for number in range(flushes):
+        rig.append([f"{number}"], topic=topic, partition=number % partitions)
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+def test_an_append(store: DelayedStore, clock: ManualClock) -> None:
+    """A flush is one put, for any number of topics and records."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    rig.create("u")
+    with costs(store, put_new=1):
+        rig.append(["a", "b"])
+    with costs(store, put_new=1):
+        pending = [rig.submit(["a"], topic=topic) for topic in ("t", "u")]
+        for each in pending:
+            rig.core.wait(each)
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_publishing(store: DelayedStore, clock: ManualClock, partitions: int) -> None:
+    """Publishing a topic puts a file for each partition and a commit, and probes once.
+
+    The probe finds the commit before ours, so that ours is not in the removed past of the log.
+    """
+    rig = Rig(store, clock)
+    rig.create("t", partitions)
+    for _ in range(3):
+        fill(rig, partitions, 2 * partitions)
+        with costs(store, put_new=partitions + 1, stat=1):
+            rig.publish()
+
+
+def test_confirming(store: DelayedStore, clock: ManualClock) -> None:
+    """Each commit is read back once, and each file looked at: many by a listing."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    for _ in range(3):
+        fill(rig, 1, 1)
+        rig.publish()
+    with costs(store, get=4, stat=3):
+        rig.confirmer.confirm()
+    with costs(store):
+        rig.confirmer.confirm()
+    for _ in range(20):
+        fill(rig, 1, 1)
+        rig.publish()
+    with costs(store, get=20, list_after=1):
+        rig.confirmer.confirm()
+
+
+def test_a_checkpoint_of_the_log(store: DelayedStore, clock: ManualClock) -> None:
+    """A checkpoint is one put; trimming lists the epoch, and deletes up to 1,000 in a request."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    fill(rig, 1, 10)
+    rig.publish()
+    rig.confirmer.confirm()
+    with costs(store, put_new=1):
+        rig.wal_cleaner.checkpoint()
+    rig.wal_cleaner.tick()
+    clock.advance(15)
+    with costs(store, list_after=2, get=2, walk=1, delete=1):  # the first also ends old epochs
+        rig.wal_cleaner.tick()
+    fill(rig, 1, 1)
+    rig.publish()
+    rig.confirmer.confirm()
+    rig.wal_cleaner.checkpoint()
+    clock.advance(15)
+    with costs(store, list_after=1, delete=1):
+        rig.wal_cleaner.tick()
+    with costs(store):
+        rig.wal_cleaner.tick()
+
+
+# ------------------------------------------------------------------------------ starting
+
+
+def test_a_first_start(store: DelayedStore, clock: ManualClock) -> None:
+    """The first start of an empty root."""
+    with costs(store, get=2, walk=1, put_new=3, list_after=2):
+        Rig(store, clock)
+
+
+@pytest.mark.parametrize("topics", [0, 1, 10])
+def test_a_start_with_topics(store: DelayedStore, clock: ManualClock, topics: int) -> None:
+    """A start reads each table: hint, listing, commit, and two probes for the end of its log."""
+    rig = Rig(store, clock)
+    for number in range(topics):
+        rig.create(f"t{number}", 4)
+    with (
+        costs(
+            store,
+            put_new=3,  # of the metadata, the fence and the first object
+            get=4 + 3 * topics,
+            list_after=5 + topics,
+            stat=topics,
+            get_range=3,
+        )
+        if topics
+        else costs(store, put_new=3, get=4, list_after=5, get_range=3)
+    ):
+        rig.successor()
+
+
+@pytest.mark.parametrize("flushes", [1, 10, 100])
+def test_recovery(store: DelayedStore, clock: ManualClock, flushes: int) -> None:
+    """A recovery reads each flush that is not trimmed once, by its index."""
+    rig = Rig(store, clock)
+    rig.create("t", 4)
+    fill(rig, 4, flushes)
+    with costs(store, put_new=3, get=7, list_after=6, stat=1, get_range=3 + flushes):
+        rig.successor()
+
+
+# ------------------------------------------------------------------------------ keeping
+
+
+def test_a_janitors_tick_without_work(store: DelayedStore, clock: ManualClock) -> None:
+    """An idle topic costs two probes for its next commit in each tick."""
+    rig = Rig(store, clock)
+    for number in range(5):
+        rig.create(f"t{number}")
+    rig.janitor.tick()
+    clock.advance(1)
+    with costs(store, get=5, stat=5):
+        rig.janitor.tick()
+
+
+def test_heartbeats(store: DelayedStore, clock: ManualClock) -> None:
+    """A broker that looks whether it still leads makes three requests."""
+    Rig(store, clock)
+    meta = MetadataStore(store, clock=clock)
+    meta.reload()
+    with costs(store, list_after=1, get=2):
+        meta.reload()
+
+
+# ------------------------------------------------------------------------------ reading
+
+
+def test_a_reader_without_a_broker(store: DelayedStore, clock: ManualClock) -> None:
+    """A reader's refresh costs four probes and one request for each flush; at times it lists."""
+    rig = Rig(store, clock)
+    rig.create("t", 4)
+    fill(rig, 4, 8)
+    rig.publish()
+    follower = RootFollower(store, clock=clock)
+    with costs(store, get=6, list_after=3, stat=1, get_range=10):
+        follower.refresh(["t"])
+    with costs(store, get=2, stat=1, get_range=1):
+        follower.refresh(["t"])
+    fill(rig, 4, 1)
+    with costs(store, get=2, stat=1, get_range=2):
+        follower.refresh(["t"])
+    clock.advance(6)
+    with costs(store, get=3, list_after=2, stat=1, get_range=1):
+        follower.refresh(["t"])
+
+
+def test_a_read_of_the_broker(store: DelayedStore, clock: ManualClock) -> None:
+    """Records in the hot tail cost nothing; others one request for each flush or file."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    fill(rig, 1, 5)
+    with costs(store):
+        assert len(rig.read()) == 5
+    rig = rig.successor()
+    with costs(store, get=3, list_after=1, stat=1, get_range=5):  # with the table, once
+        assert len(rig.read()) == 5
+    with costs(store, get_range=5):
+        assert len(rig.read()) == 5
+    rig.publish()
+    rig.read()
+    with costs(store, stat=1, get_range=1):
+        assert len(rig.read()) == 5
+
+
+# ------------------------------------------------------------------------------ in parallel
+
+
+class Meeting:
+    """Calls that wait until `count` of them are under way."""
+
+    def __init__(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=10)
+
+    def __call__(self, number: int) -> int:
+        self._barrier.wait()
+        return number
+
+
+def test_as_many_at_once_as_the_store_takes(store: DelayedStore, clock: ManualClock) -> None:
+    """Calls run at once up to the bound, and their results have the order of the items."""
+    assert in_parallel(store, Meeting(32), range(96)) == list(range(96))
+    assert in_parallel(store, Meeting(4), range(8), at_once=4) == list(range(8))
+    with pytest.raises(threading.BrokenBarrierError):
+        in_parallel(store, _impatient(5), range(8), at_once=4)
+    two = DelayedStore(MemoryStore(clock), 0.0, clock, requests_at_once=2)
+    with pytest.raises(threading.BrokenBarrierError):
+        in_parallel(two, _impatient(3), range(8), at_once=4)
+
+
+def _impatient(count: int) -> Meeting:
+    meeting = Meeting(count)
+    meeting._barrier = threading.Barrier(count, timeout=0.05)
+    return meeting
+
+
+def test_a_store_that_gains_nothing_gets_no_threads(clock: ManualClock) -> None:
+    """On a disk or in memory, calls run in the caller's thread, in order."""
+    ran: list[tuple[int, int]] = []
+    in_parallel(
+        MemoryStore(clock), lambda number: ran.append((number, threading.get_ident())), range(4)
+    )
+    assert ran == [(number, threading.get_ident()) for number in range(4)]
+
+
+def test_the_first_error_in_order_is_raised(store: DelayedStore) -> None:
+    """The error of the first item that failed is raised, after calls under way have ended."""
+    ended: list[int] = []
+    second = threading.Event()
+
+    def call(number: int) -> None:
+        if number == 0:
+            second.wait(10)
+        try:
+            if number < 2:
+                raise ValueError(number)
+        finally:
+            ended.append(number)
+            if number == 1:
+                second.set()
+
+    with pytest.raises(ValueError, match="0"):
+        in_parallel(store, call, range(3))
+    assert {0, 1} <= set(ended)
+
+
+def test_counted_as_a_bucket_bills(store: DelayedStore) -> None:
+    """Listings and deletions count once for each 1,000 objects, and listings once if empty."""
+    with costs(store, list_after=1, folders=1, walk=1):
+        store.list_after("f")
+        store.folders("f")
+        assert list(store.walk("f")) == []
+    paths = [f"f/{number:04}" for number in range(1_001)]
+    for path in paths:
+        store.put_new(path, b"")
+    with costs(store, list_after=2, walk=2, delete=2):
+        assert len(store.list_after("f")) == 1_001
+        assert len(list(store.walk("f"))) == 1_001
+        store.delete(paths)
+
+
+def test_the_most_requests_at_once(clock: ManualClock) -> None:
+    """A delayed store records how many requests were under way together."""
+    meeting = Meeting(8)
+
+    class Waiting(ManualClock):
+        def sleep(self, seconds: float) -> None:
+            meeting(0)
+
+    far = DelayedStore(MemoryStore(clock), 0.0, Waiting())
+    in_parallel(far, far.list_after, ["f"] * 16, at_once=8)
+    assert far.most_at_once == 8
