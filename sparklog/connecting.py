@@ -312,7 +312,7 @@ class _RootSession:
         """Returns the address of the live broker after it has answered; None if none is alive."""
         began = self._clock.monotonic()
         warned = False
-        while (found := self._watch.look()) is not None and found.state is not LeaderState.DEAD:
+        while (found := self._watch.poll()) is not None and found.state is not LeaderState.DEAD:
             try:
                 self._check(found.leader)
                 return found.leader.flight
@@ -372,7 +372,7 @@ class _RootSession:
     def check_kafka(self) -> None:
         """Raises `BadOption` if `kafka` was given and the broker serves Kafka elsewhere."""
         wanted = self._settings.kafka.listen
-        found = self._watch.look() if self._asks_for_kafka else None
+        found = self._watch.poll() if self._asks_for_kafka else None
         if found is None or self._agent is not None:
             return
         served = self._cluster(found.leader.flight).brokers[0].kafka
@@ -438,7 +438,7 @@ class _RootSession:
             threading.Thread(target=process.wait, name="sparklog-reaper", daemon=True).start()
             deadline = self._clock.monotonic() + _START_SECONDS
             while self._clock.monotonic() < deadline:
-                found = self._watch.look()
+                found = self._watch.poll()
                 lives = found is not None and found.state is not LeaderState.DEAD
                 if found is not None and lives and self._answers(found.leader):
                     if found.leader.process.pid == process.pid:

@@ -132,8 +132,8 @@ def check_java(environment: Mapping[str, str], run: Run, *, needed: bool) -> Che
     advice = f"Spark needs a full Java {_JAVA_NEEDED} or newer: install one, or set JAVA_HOME to it"
     wrong = _fail if needed else _warn
 
-    told = run([java, "-version"])
-    version = re.search(r'version "(\d+)[^"]*"', told or "")
+    output = run([java, "-version"])
+    version = re.search(r'version "(\d+)[^"]*"', output or "")
     if version is None:
         return wrong("Java", f"{java} does not run", advice)
     found = version[0].partition(" ")[2].strip('"')
@@ -238,7 +238,7 @@ def check_writable(store: Store, folder: str) -> CheckResult:
         same = store.get(path).to_pybytes() == data
         store.delete([path])
     except _STORE_ERRORS as error:
-        return _fail("root", f"{store.uri}: {_told(error)}", advice)
+        return _fail("root", f"{store.uri}: {_message(error)}", advice)
     if not same:
         return _fail("root", f"{store.uri} gives back other bytes than it took", "use another root")
     return _ok("root", f"{store.uri} is writable")
@@ -259,7 +259,7 @@ def check_exclusive(store: Store, folder: str) -> CheckResult:
         try:
             standing = store.get(path).to_pybytes()
         except _STORE_ERRORS as error:
-            return _fail("put-if-absent", _told(error), "try again")
+            return _fail("put-if-absent", _message(error), "try again")
         if len(winners) > 1:
             return _fail(
                 "put-if-absent", f"{len(winners)} of {_RACERS} racers won one name", advice
@@ -317,7 +317,7 @@ def check_put_price(store: Store, folder: str, clock: Clock) -> CheckResult:
             store.put_new(f"{folder}/price-{number}", data)
             spent.append(clock.monotonic() - began)
     except _STORE_ERRORS as error:
-        return _fail("durable put", _told(error), "see the check of the root")
+        return _fail("durable put", _message(error), "see the check of the root")
     median_ms, worst_ms = (float(each) * 1e3 for each in np.percentile(spent, [50, 99]))
     found = f"1 kB: p50 {median_ms:.2f} ms, p99 {worst_ms:.2f} ms"
     if median_ms > (_SLOW_PUT_LOCAL_MS if store.is_local else _SLOW_PUT_REMOTE_MS):
@@ -359,7 +359,7 @@ def check_clock(store: Store, folder: str, clock: Clock) -> CheckResult:
         after_us = clock.now_us()
         modified_us = store.stat(path).modified_us
     except _STORE_ERRORS as error:
-        return _fail("clock", _told(error), "see the check of the root")
+        return _fail("clock", _message(error), "see the check of the root")
     # Some stores round to whole seconds, down.
     skew_us = max(before_us - 1_000_000 - modified_us, modified_us - after_us, 0)
     found = f"within {skew_us / 1e6:.1f} s of the store's" if skew_us else "agrees with the store's"
@@ -378,7 +378,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield check_empty(store, clock)
         return
     except _STORE_ERRORS as error:
-        yield _fail("broker", _told(error), "see what the error names")
+        yield _fail("broker", _message(error), "see what the error names")
         return
     broker = report.broker
     who = ""
@@ -412,7 +412,7 @@ def check_empty(store: Store, clock: Clock) -> CheckResult:
         found = f"none: this is no root of a log, and holds {error.found}"
         return _warn("broker", found, error.advice)
     except _STORE_ERRORS as error:
-        return _fail("broker", _told(error), "see what the error names")
+        return _fail("broker", _message(error), "see what the error names")
     return _ok("broker", "none yet: this is no root of a log")
 
 
@@ -451,7 +451,7 @@ _STORE_ERRORS: Final = (
 )
 
 
-def _told(error: BaseException) -> str:
+def _message(error: BaseException) -> str:
     return str(error).partition("\n")[0] or type(error).__name__
 
 

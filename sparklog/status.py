@@ -73,7 +73,7 @@ def of_root(
     cluster_id = meta.open(create=False).cluster_id
     metadata = meta.reload()
     watch = LeaderWatch(store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS)
-    found = watch.look(metadata)
+    found = watch.poll(metadata)
     reason = ""
     if found is not None and found.state is not LeaderState.DEAD:
         try:
@@ -87,7 +87,7 @@ def of_root(
             there = found.leader.process.host
             if there != socket.gethostname() and is_loopback(found.leader.flight):
                 reason = f"it listens at {found.leader.flight}, which only host {there!r} reaches"
-        found = watch.settle(on_wait=waits)
+        found = watch.wait_for_state(on_wait=waits)
     leader = found.leader if found is not None else None
     state = LeaderStatus.NEVER
     if found is not None:

@@ -236,7 +236,9 @@ def members(address: str, groups: Sequence[str]) -> list[confluent_kafka.Consume
     return found
 
 
-def settle(consumers: Sequence[confluent_kafka.Consumer], is_settled: Callable[[], bool]) -> float:
+def poll_until(
+    consumers: Sequence[confluent_kafka.Consumer], is_settled: Callable[[], bool]
+) -> float:
     """Polls them all until that is so; the seconds that it took."""
     began = time.perf_counter()
     while not is_settled():

@@ -28,9 +28,9 @@ _WARM: Final = 20
 
 
 @measure
-def produce(bed: KafkaSetup) -> Iterator[Measurement]:
+def produce(setup: KafkaSetup) -> Iterator[Measurement]:
     """As fast as a producer goes, acks=all."""
-    count = bed.options.rows // 10
+    count = setup.options.rows // 10
 
     def java(side: Side, **options: object) -> float:
         clients.create(side.address, PARTITIONS)
@@ -43,21 +43,21 @@ def produce(bed: KafkaSetup) -> Iterator[Measurement]:
         return clients.confluent_produce(side.address, count)
 
     what = "Java ProducerPerformance, acks=all"
-    yield more(f"{what}, batches of 16 kB", bed.best(what, java), least=0.8)
+    yield more(f"{what}, batches of 16 kB", setup.best(what, java), least=0.8)
     large = partial(java, batch_size=256 * 1024, linger_ms=5)
-    yield more(f"{what}, 256 kB and linger 5", bed.best(f"{what}, 256 kB", large), least=0.8)
-    yield more("confluent-kafka, produce", bed.best("confluent-kafka", confluent), least=1.0)
+    yield more(f"{what}, 256 kB and linger 5", setup.best(f"{what}, 256 kB", large), least=0.8)
+    yield more("confluent-kafka, produce", setup.best("confluent-kafka", confluent), least=1.0)
 
 
 @measure
-def consume(bed: KafkaSetup) -> Iterator[Measurement]:
+def consume(setup: KafkaSetup) -> Iterator[Measurement]:
     """Measures consumers of recent records, and of records that are only in the table."""
-    count = bed.options.rows // 4
+    count = setup.options.rows // 4
     hot: dict[str, float] = {}
     four: dict[str, float] = {}
     cold: dict[str, float] = {}
-    for kind in bed.sides:
-        with doing(f"Java ConsumerPerformance, {kind.name}"), bed.one(kind) as side:
+    for kind in setup.sides:
+        with doing(f"Java ConsumerPerformance, {kind.name}"), setup.one(kind) as side:
             clients.create(side.address, PARTITIONS)
             clients.java_produce(side.address, count, batch_size=64 * 1024, linger_ms=5)
             once = partial(clients.java_consume, count=count)
@@ -75,19 +75,19 @@ def _cold(side: Side, once: Callable[[str], float]) -> float:
 
 
 @measure
-def python(bed: KafkaSetup) -> Iterator[Measurement]:
+def python(setup: KafkaSetup) -> Iterator[Measurement]:
     """The clients that are written in Python."""
-    count = bed.options.rows // 50
+    count = setup.options.rows // 50
     yield from _sent_and_read(
-        bed, "kafka-python", clients.kafka_python_produce, clients.kafka_python_consume, count
+        setup, "kafka-python", clients.kafka_python_produce, clients.kafka_python_consume, count
     )
     yield from _sent_and_read(
-        bed, "aiokafka", clients.aiokafka_produce, clients.aiokafka_consume, count
+        setup, "aiokafka", clients.aiokafka_produce, clients.aiokafka_consume, count
     )
 
 
 def _sent_and_read(
-    bed: KafkaSetup, name: str, send: _Client, read: _Client, count: int
+    setup: KafkaSetup, name: str, send: _Client, read: _Client, count: int
 ) -> Iterator[Measurement]:
     read_at: dict[str, float] = {}
 
@@ -99,25 +99,25 @@ def _sent_and_read(
         read_at[side.name] = max(found, read_at.get(side.name, 0.0))
         return sent
 
-    sent = bed.best(name, both)
+    sent = setup.best(name, both)
     yield more(f"{name}, produce", sent, least=0.95, unit="k records/s", per=1e3)
     yield more(f"{name}, consume", read_at, least=0.95, unit="k records/s", per=1e3)
 
 
 @measure
-def single(bed: KafkaSetup) -> Iterator[Measurement]:
+def single(setup: KafkaSetup) -> Iterator[Measurement]:
     """One record at a time, acked before the next."""
-    count = round(300 * bed.options.seconds)
+    count = round(300 * setup.options.seconds)
 
     def times(side: Side, **config: str) -> Times:
         clients.create(side.address, PARTITIONS, **config)
         return clients.one_at_a_time(side.address, count)
 
     what = "confluent-kafka, one record at a time, acked"
-    found = bed.each("one record at a time", times)
+    found = setup.each("one record at a time", times)
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(what, ours, theirs, most={50: 1.0, 99: 1.0}, than="Kafka")
-    found = bed.each("the same, flushed", partial(times, flush_messages="1"))
+    found = setup.each("the same, flushed", partial(times, flush_messages="1"))
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(
         f"{what}, flush.messages=1", ours, theirs, most={50: math.inf, 99: math.inf}, than="Kafka"
@@ -125,9 +125,9 @@ def single(bed: KafkaSetup) -> Iterator[Measurement]:
 
 
 @measure
-def idle(bed: KafkaSetup) -> Iterator[Measurement]:
+def idle(setup: KafkaSetup) -> Iterator[Measurement]:
     """Measures the cost of idle connections and groups."""
-    with bed.one(Ours) as side, doing(f"{_IDLE} idle connections, {_GROUPS} groups"):
+    with setup.one(Ours) as side, doing(f"{_IDLE} idle connections, {_GROUPS} groups"):
         clients.create(side.address, PARTITIONS)
         clients.confluent_produce(side.address, 1_000)
         before = _resident_bytes(side.pid)
@@ -135,10 +135,10 @@ def idle(bed: KafkaSetup) -> Iterator[Measurement]:
         connections = [socket.create_connection((host, int(port))) for _ in range(_IDLE)]
         groups = [f"g{number}" for number in range(_GROUPS)]
         consumers = clients.members(side.address, groups)
-        clients.settle(consumers, lambda: all(each.assignment() for each in consumers))
+        clients.poll_until(consumers, lambda: all(each.assignment() for each in consumers))
         time.sleep(2.0)
         used, began = cpu_seconds(side.pid)[side.pid], time.perf_counter()
-        time.sleep(bed.options.seconds)
+        time.sleep(setup.options.seconds)
         share = (cpu_seconds(side.pid)[side.pid] - used) / (time.perf_counter() - began)
         grown = _resident_bytes(side.pid) - before
         for each in connections:
@@ -158,7 +158,7 @@ def idle(bed: KafkaSetup) -> Iterator[Measurement]:
 
 
 @measure
-def rebalance(bed: KafkaSetup) -> Iterator[Measurement]:
+def rebalance(setup: KafkaSetup) -> Iterator[Measurement]:
     """From one more member's coming until all fifty have what they shall read."""
 
     def seconds(side: Side) -> float:
@@ -168,14 +168,14 @@ def rebalance(bed: KafkaSetup) -> Iterator[Measurement]:
         def counts() -> list[int]:
             return [len(each.assignment()) for each in consumers]
 
-        clients.settle(consumers, lambda: sum(counts()) == _GROUPS and min(counts()) > 0)
+        clients.poll_until(consumers, lambda: sum(counts()) == _GROUPS and min(counts()) > 0)
         consumers += clients.members(side.address, ["g"])
-        found = clients.settle(consumers, lambda: counts() == [1] * _GROUPS)
+        found = clients.poll_until(consumers, lambda: counts() == [1] * _GROUPS)
         for each in consumers:
             each.close()
         return found
 
-    found = {name: Times([value]) for name, value in bed.each("a rebalance", seconds).items()}
+    found = {name: Times([value]) for name, value in setup.each("a rebalance", seconds).items()}
     yield sooner(
         f"a rebalance of {_GROUPS} members",
         found[Ours.name],

@@ -135,30 +135,30 @@ def more(
     """Returns our figure as a multiple of Kafka's; without Kafka, the figure alone."""
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     target = f"≥ {least:g} × Kafka"
-    told = f"{ours / per:.2f} {unit}"
+    rate = f"{ours / per:.2f} {unit}"
     if theirs is None:
-        return Measurement(name=name, value=told, target=target, detail="no Kafka to compare")
+        return Measurement(name=name, value=rate, target=target, detail="no Kafka to compare")
     return Measurement(
         name=name,
         value=f"{ours / theirs:.2f} ×",
         target=target,
         met=ours >= least * theirs,
-        detail=f"{told}, Kafka {theirs / per:.2f}",
+        detail=f"{rate}, Kafka {theirs / per:.2f}",
     )
 
 
 def measure(
     work: Callable[[KafkaSetup], Iterator[Measurement]],
 ) -> Callable[[BenchOptions], Iterator[Measurement]]:
-    """A measure on a bed of its own; where something is not to be had, a line that says so."""
+    """Returns a measure that makes its own setup and has a line for each missing thing."""
 
     @functools.wraps(work)
     def measured(options: BenchOptions) -> Iterator[Measurement]:
-        bed = KafkaSetup(folder=options.folder, options=options)
+        setup = KafkaSetup(folder=options.folder, options=options)
         if not jars.find().broker:
             yield Measurement(name=f"kafka: {'; '.join(jars.find().missing)}", value="not compared")
         try:
-            yield from work(bed)
+            yield from work(setup)
         except (ModuleNotFoundError, RuntimeError) as error:
             name = work.__name__
             yield Measurement(name=f"kafka-{name}: {error}", value="not measured")

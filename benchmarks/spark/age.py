@@ -73,7 +73,7 @@ def _aged(
     # Measures the cost of age, not of one commit per millisecond.
     broker = stack.enter_context(BrokerProcess(root))
     side = Sparklog(spark, str(root), stack.enter_context(broker.connect()))
-    side.settle(_TOPIC)
+    side.wait_until_quiet(_TOPIC)
     return side
 
 

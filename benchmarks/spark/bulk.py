@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from benchmarks.compare import faster
 from benchmarks.progress import doing
-from benchmarks.spark.setup import SparkSetup, bed, needs_spark
+from benchmarks.spark.setup import SparkSetup, needs_spark, start
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.bench.writing import values
 
@@ -40,8 +40,8 @@ def bulk(options: BenchOptions) -> Iterator[Measurement]:
     each counts.
     """
     rows = min(_ROWS, options.rows)
-    with bed(options) as here:
-        yield from here.told()
+    with start(options) as here:
+        yield from here.report_missing()
         yield _write(here, rows)
         yield from _scan(here, rows)
         yield from _count(here, rows)
@@ -101,7 +101,7 @@ def _written(here: SparkSetup, topic: str, rows: int) -> tuple[float, float | No
     with doing(f"sparklog writes {_millions(rows)} rows"):
         ours = _timed(lambda: _write_ours(here, frame, topic, rows))
     with doing("its broker publishes and merges them"):
-        here.ours.settle(topic)
+        here.ours.wait_until_quiet(topic)
     kafka = here.kafka
     if kafka is None:
         return ours, None

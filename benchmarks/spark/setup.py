@@ -54,7 +54,7 @@ class SparkSetup:
     has_delta: bool
     missing: tuple[str, ...]
 
-    def told(self) -> Iterator[Measurement]:
+    def report_missing(self) -> Iterator[Measurement]:
         """A line for each thing that is missing."""
         for each in self.missing:
             yield Measurement(name="not compared, because it could not be had", value=each)
@@ -71,7 +71,7 @@ class SparkSetup:
 
 
 @contextmanager
-def bed(options: BenchOptions) -> Iterator[SparkSetup]:
+def start(options: BenchOptions) -> Iterator[SparkSetup]:
     """All of it, on a fresh folder, which is removed in the end."""
     found = jars.find()
     missing = list(found.missing)

@@ -62,7 +62,7 @@ class Sparklog:
     def _table(self, topic: str) -> str:
         return f"{self._root}/topics/{topic}"
 
-    def settle(self, topic: str) -> None:
+    def wait_until_quiet(self, topic: str) -> None:
         """Waits until all is published, the janitor lets the table be, and the disk is quiet."""
         self.log.flush_to_table(topic, timeout_seconds=_SETTLE_SECONDS)
         deadline = time.monotonic() + _SETTLE_SECONDS

@@ -17,7 +17,7 @@ import numpy as np
 from benchmarks.compare import sooner
 from benchmarks.processes import Usage
 from benchmarks.progress import doing
-from benchmarks.spark.setup import SparkSetup, bed, needs_spark
+from benchmarks.spark.setup import SparkSetup, needs_spark, start
 from sparklog.bench.report import BenchOptions, Measurement, Times
 from sparklog.bench.writing import VALUE_BYTES
 
@@ -39,8 +39,8 @@ _IDLE_TOPIC: Final = "idle"
 @needs_spark
 def stream(options: BenchOptions) -> Iterator[Measurement]:
     """Latency of streaming queries with the default trigger, and the cost of an idle one."""
-    with bed(options) as here:
-        yield from here.told()
+    with start(options) as here:
+        yield from here.report_missing()
         here.create_topic(_TOPIC)
         yield from _end_to_end(here, options.seconds)
         here.create_topic(_IDLE_TOPIC)

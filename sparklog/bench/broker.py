@@ -58,8 +58,8 @@ class BrokerProcess:
         if not line or found is None:
             raise RuntimeError(f"the broker did not start: exit {self._process.poll()}")
         self.address = found[1]
-        told = re.search(rb"Kafka at ([^ ,]+)", line)
-        self.kafka_address = told[1].decode() if told else ""
+        match = re.search(rb"Kafka at ([^ ,]+)", line)
+        self.kafka_address = match[1].decode() if match else ""
         return self
 
     def _live(self) -> tuple[int, str] | None:

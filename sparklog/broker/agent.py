@@ -235,7 +235,7 @@ class Agent:
 
     def _ports_of_leader(self) -> set[int]:
         """Returns the ports of the root's leader, unless it is known to be dead."""
-        found = self._watch.look()
+        found = self._watch.poll()
         if found is None or found.state is LeaderState.DEAD:
             return set()
         heartbeat = found.leader.heartbeat

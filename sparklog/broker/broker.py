@@ -30,7 +30,7 @@ from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader, ReadBatch
 from sparklog.broker.log.takeover import Leadership
-from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, TakesLong, Writer
+from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
 from sparklog.broker.producer_ids import ProducerIds
 from sparklog.broker.publishing import PublishWaiter
 from sparklog.broker.record_deletion import RecordDeletion
@@ -61,8 +61,8 @@ __all__ = [
     "PendingAppend",
     "ProducerSequence",
     "ReadBatch",
-    "TakesLong",
     "TopicDefaults",
+    "WouldBlock",
 ]
 """The names that listeners use."""
 
@@ -241,7 +241,7 @@ class Broker:
     ) -> Append:
         """Checks a record batch in Kafka's encoding, for `submit`; queues nothing yet.
 
-        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` raises: `TakesLong`
+        Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare_kafka` raises: `WouldBlock`
         where `only_quick` is given and the check takes long.
         """
         check_not_internal(topic, "write to")

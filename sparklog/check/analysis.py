@@ -86,11 +86,11 @@ def analyse(history: History) -> list[Anomaly]:
     return [found[kind] for kind in KINDS if kind in found]
 
 
-def _finding(kind: str, wrong: Mask | Rows, told: Callable[[int], str]) -> Iterator[Anomaly]:
+def _finding(kind: str, wrong: Mask | Rows, describe: Callable[[int], str]) -> Iterator[Anomaly]:
     """A finding of the rows where something is `wrong`, or none."""
     rows = np.flatnonzero(wrong) if wrong.dtype == np.bool_ else wrong
     if len(rows):
-        examples = tuple(told(int(row)) for row in rows[:_EXAMPLES])
+        examples = tuple(describe(int(row)) for row in rows[:_EXAMPLES])
         yield Anomaly(kind=kind, count=len(rows), examples=examples)
 
 
@@ -171,12 +171,12 @@ def _lost(log: _Log) -> Iterator[Anomaly]:
     last = _last_read(log)
     is_before = sends.offset < last[np.clip(sends.acked_partition, 0, len(last) - 1)]
 
-    def told(row: int) -> str:
+    def describe(row: int) -> str:
         place = f"{sends.acked_partition[row]}/{sends.offset[row]}"
         return f"{_shown(int(sends.value[row]))}, acked at {place}"
 
-    yield from _finding("lost-write", missing & is_before, told)
-    yield from _finding("unseen", missing & ~is_before, told)
+    yield from _finding("lost-write", missing & is_before, describe)
+    yield from _finding("unseen", missing & ~is_before, describe)
     is_first = np.zeros(len(reads), np.bool_)
     is_first[np.unique(reads.value, return_index=True)[1]] = True
     yield from _finding(
@@ -269,19 +269,19 @@ def _partitions(log: _Log) -> Iterator[Anomaly]:
 def _records(log: _Log) -> Iterator[Anomaly]:
     sends, reads = log.history.sends, log.history.reads
 
-    def told(row: int) -> str:
+    def describe(row: int) -> str:
         place = _shown_place(int(log.read_places[row]))
         return f"{_shown(int(reads.value[row]))} at {place}, by consumer {reads.consumer[row]}"
 
     failed = _is_in(reads.value, sends.value[sends.status == FAILED])
-    yield from _finding("failed-read", failed, told)
-    yield from _finding("phantom", ~log.is_ours, told)
-    yield from _finding("changed-record", log.is_ours & (reads.intact == 0), told)
+    yield from _finding("failed-read", failed, describe)
+    yield from _finding("phantom", ~log.is_ours, describe)
+    yield from _finding("changed-record", log.is_ours & (reads.intact == 0), describe)
     order = np.argsort(sends.value, kind="stable")
     started = np.full(len(reads), np.iinfo(np.int64).min)
     at = np.searchsorted(sends.value[order], reads.value[log.is_ours])
     started[log.is_ours] = sends.started_us[order][at]
-    yield from _finding("future-read", log.is_ours & (reads.at_us < started), told)
+    yield from _finding("future-read", log.is_ours & (reads.at_us < started), describe)
 
 
 def _order(log: _Log) -> Iterator[Anomaly]:
@@ -338,16 +338,16 @@ def _polls(log: _Log) -> Iterator[Anomaly]:
     skipped = same & (place[1:] > place[:-1] + 1)
     skipped[skipped] = log.known_between(place[:-1][skipped], place[1:][skipped]) > 0
 
-    def told(row: int) -> str:
+    def describe(row: int) -> str:
         before, after = _shown_place(int(place[row])), _shown_place(int(place[row + 1]))
         return (
             f"consumer {reads.consumer[order[row]]}, poll {poll[row + 1]}: {after} after {before}"
         )
 
-    yield from _finding("int-nonmonotonic-poll", back & one_poll, told)
-    yield from _finding("nonmonotonic-poll", back & ~one_poll, told)
-    yield from _finding("int-poll-skip", skipped & one_poll, told)
-    yield from _finding("poll-skip", skipped & ~one_poll, told)
+    yield from _finding("int-nonmonotonic-poll", back & one_poll, describe)
+    yield from _finding("nonmonotonic-poll", back & ~one_poll, describe)
+    yield from _finding("int-poll-skip", skipped & one_poll, describe)
+    yield from _finding("poll-skip", skipped & ~one_poll, describe)
 
 
 def _gaps(log: _Log) -> Iterator[Anomaly]:
@@ -405,11 +405,11 @@ def _groups(log: _Log) -> Iterator[Anomaly]:
     in_doubt = commits.status == UNKNOWN
     doubtful = _is_in(wanted + fetches.offset, (key + commits.offset)[in_doubt])
 
-    def told(row: int) -> str:
+    def describe(row: int) -> str:
         place = f"partition {fetches.partition[row]}: {fetches.offset[row]}"
         return f"group {fetches.group[row]}, {place}, where {least[row]} was acked"
 
-    yield from _finding("commit-went-back", (fetches.offset < least) & ~doubtful, told)
+    yield from _finding("commit-went-back", (fetches.offset < least) & ~doubtful, describe)
     tried = _is_in(wanted + fetches.offset, key + commits.offset)
     yield from _finding(
         "phantom-commit",

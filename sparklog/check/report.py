@@ -77,5 +77,5 @@ def show(
             console.print("[yellow]incomplete[/]: nothing was found, and not everything was seen")
         case _:
             kinds = len(findings)
-            told = f"{kinds} kind{'' if kinds == 1 else 's'} of what a log must not do"
-            console.print(f"[red]findings[/]: {told}" + (f", in topic {topic}" if topic else ""))
+            summary = f"{kinds} kind{'' if kinds == 1 else 's'} of what a log must not do"
+            console.print(f"[red]findings[/]: {summary}" + (f", in topic {topic}" if topic else ""))

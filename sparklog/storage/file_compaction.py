@@ -251,7 +251,7 @@ def _replace(table: TopicTable, group: FileGroup, merged: Sequence[TableFile]) -
             _delete(table, merged)
         pa.default_memory_pool().release_unused()  # it would keep what the merge took
     if is_wanted:
-        restoring.look(table, merged, group.files)
+        restoring.verify(table, merged, group.files)
     return is_wanted
 
 

@@ -166,7 +166,7 @@ class LeaderState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
-    """Result of one look at the leader."""
+    """Result of one poll of the leader."""
 
     leader: Leader
     state: LeaderState
@@ -195,8 +195,8 @@ class LeaderWatch:
     def patience_seconds(self, leader: Leader) -> float:
         return max(self._dead_after_seconds, leader.known.dead_after_seconds)
 
-    def look(self, metadata: ClusterMetadata | None = None) -> Sighting | None:
-        """Reads and judges the leader once. Returns None if no broker has ever led the root.
+    def poll(self, metadata: ClusterMetadata | None = None) -> Sighting | None:
+        """Reads the heartbeat of the leader once. Returns None if no broker has ever led the root.
 
         `metadata`: the newest metadata that the caller knows; read from the store if not given, or
         if it proves to be old. Raises the errors of the store.
@@ -216,7 +216,7 @@ class LeaderWatch:
         self._observe(leader)
         return Sighting(
             leader=leader,
-            state=judge(
+            state=state_of(
                 leader,
                 asked_at=asked_at,
                 now=self._clock.monotonic(),
@@ -236,20 +236,20 @@ class LeaderWatch:
             self._has_changed = True
         self._seen, self._seen_at = leader.heartbeat, self._clock.monotonic()
 
-    def settle(
+    def wait_for_state(
         self, metadata: ClusterMetadata | None = None, *, on_wait: Callable[[Leader, float], object]
     ) -> Sighting | None:
-        """Looks until the leader is known to be alive or dead: for `patience_seconds` at most.
+        """Polls until the leader is known to be alive or dead: for `patience_seconds` at most.
 
         If another broker replaces the leader meanwhile, that one is watched, for as long.
-        `metadata` is as in `look`, and serves the first look only.
+        `metadata` is as in `poll`, and serves the first poll only.
 
         `on_wait` is called once, with the leader and the longest wait in seconds, if the answer
         takes time.
         """
         has_reported = False
         while True:
-            found = self.look(metadata)
+            found = self.poll(metadata)
             if found is None or found.state is not LeaderState.UNKNOWN:
                 return found
             if not has_reported:
@@ -259,12 +259,12 @@ class LeaderWatch:
             metadata = None
 
     def pause(self) -> None:
-        """Waits between two looks."""
+        """Waits between two polls."""
         is_local = self._store.is_local
         self._clock.sleep(_LOOK_LOCAL_SECONDS if is_local else _LOOK_REMOTE_SECONDS)
 
 
-def judge(
+def state_of(
     leader: Leader,
     *,
     asked_at: float,
@@ -304,7 +304,7 @@ def find_live_broker(
 ) -> tuple[int, str] | None:
     """Returns (id, Flight address) of the root's live broker, or None; may wait to find out."""
     watch = LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
-    found = watch.settle(on_wait=lambda _leader, _seconds: None)
+    found = watch.wait_for_state(on_wait=lambda _leader, _seconds: None)
     if found is None or found.state is LeaderState.DEAD:
         return None
     return found.leader.broker, found.leader.flight

@@ -136,7 +136,7 @@ class CompactionProgress:
         return is_later and self.has_waited(retention_ms, self.compacted_ms)
 
 
-def marks_of(table: TopicTable, topic_id: str, partition: int) -> CompactionProgress:
+def progress_of(table: TopicTable, topic_id: str, partition: int) -> CompactionProgress:
     """Returns the progress in the last read version of `table`."""
     compacted = table.txn(compacted_app_id(topic_id, partition))
     tombstones = table.txn(tombstones_app_id(topic_id, partition))
@@ -152,7 +152,7 @@ def borders(table: TopicTable) -> tuple[int, ...]:
     """Returns the end of the last pass for each partition, which no merge should span."""
     snapshot = table.snapshot
     return tuple(
-        marks_of(table, snapshot.topic_id or "", partition).compacted
+        progress_of(table, snapshot.topic_id or "", partition).compacted
         for partition in range(snapshot.partitions)
     )
 
@@ -167,7 +167,7 @@ class CompactionPass:
     """All files that may have rows below `end`, in the snapshot's order."""
     end: int
     table_end: int
-    marks: CompactionProgress
+    progress: CompactionProgress
     """The progress before the pass."""
     tombstones_go: bool
     """True to remove tombstones below the horizon that are alone of their key."""
@@ -197,10 +197,10 @@ def choose(
         return []
     found = []
     for partition, files in enumerate(snapshot.files):
-        marks = marks_of(table, snapshot.topic_id, partition)
-        end = _end(files, snapshot.ends[partition], marks, policy, now_us)
+        progress = progress_of(table, snapshot.topic_id, partition)
+        end = _end(files, snapshot.ends[partition], progress, policy, now_us)
         taken = tuple(file for file in files if file.first is None or file.first < end)
-        dirty = [file for file in taken if file.last is None or file.last >= marks.compacted]
+        dirty = [file for file in taken if file.last is None or file.last >= progress.compacted]
         is_due = bool(dirty) if everything else _is_dirty_enough(taken, dirty, policy)
         if is_due and not everything:
             is_due = (
@@ -208,9 +208,9 @@ def choose(
                 or 2 * _size(dirty) > target_bytes
                 or min(file.modified_us for file in dirty) < (settled_before_us or 0)
             )
-        is_due = is_due or _is_overdue(dirty, marks, policy, now_us)
-        waited = marks.has_waited(policy.delete_retention_ms, now_us // 1_000)
-        had_its_pass = marks.had_its_pass(policy.delete_retention_ms)
+        is_due = is_due or _is_overdue(dirty, progress, policy, now_us)
+        waited = progress.has_waited(policy.delete_retention_ms, now_us // 1_000)
+        had_its_pass = progress.had_its_pass(policy.delete_retention_ms)
         if taken and (is_due or (waited and not had_its_pass)):
             found.append(
                 CompactionPass(
@@ -219,7 +219,7 @@ def choose(
                     files=taken,
                     end=end,
                     table_end=snapshot.ends[partition],
-                    marks=marks,
+                    progress=progress,
                     tombstones_go=waited,
                     target_bytes=target_bytes,
                 )
@@ -230,7 +230,7 @@ def choose(
 def _end(
     files: Sequence[TableFile],
     table_end: int,
-    marks: CompactionProgress,
+    progress: CompactionProgress,
     policy: CompactionPolicy,
     now_us: int,
 ) -> int:
@@ -239,10 +239,10 @@ def _end(
     if policy.min_compaction_lag_ms:
         old_us = now_us - policy.min_compaction_lag_ms * 1_000
         for file in files:
-            is_dirty = file.last is None or file.last >= marks.compacted
+            is_dirty = file.last is None or file.last >= progress.compacted
             if is_dirty and file.newest_us > old_us:
                 end = min(end, file.first or 0)
-    return max(end, marks.compacted)
+    return max(end, progress.compacted)
 
 
 def _is_dirty_enough(
@@ -252,7 +252,7 @@ def _is_dirty_enough(
 
 
 def _is_overdue(
-    dirty: Sequence[TableFile], marks: CompactionProgress, policy: CompactionPolicy, now_us: int
+    dirty: Sequence[TableFile], progress: CompactionProgress, policy: CompactionPolicy, now_us: int
 ) -> bool:
     """Returns whether a record has waited for its pass as long as the topic allows.
 
@@ -261,7 +261,7 @@ def _is_overdue(
     """
     before_us = now_us - policy.max_compaction_lag_ms * 1_000
     oldest_us = min((file.oldest_us for file in dirty), default=now_us)
-    return marks.compacted_ms * 1_000 <= before_us and oldest_us <= before_us
+    return progress.compacted_ms * 1_000 <= before_us and oldest_us <= before_us
 
 
 def _size(files: Sequence[TableFile]) -> int:
@@ -302,7 +302,7 @@ def _is_as_it_was(table: TopicTable, each: CompactionPass, paths: set[str]) -> b
         return False
     files = snapshot.files[each.partition]
     taken = {file.path for file in files if file.first is None or file.first < each.end}
-    return taken == paths and marks_of(table, each.topic_id, each.partition) == each.marks
+    return taken == paths and progress_of(table, each.topic_id, each.partition) == each.progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,23 +337,23 @@ class _Compaction:
         """The expected paths of the files with the partition's rows below the end."""
 
     def run(self) -> int:
-        inputs, tombstones_stay = self._judge()
+        inputs, tombstones_stay = self._choose_rows()
         steps = list(_steps(list(_packs(inputs, self._pass.target_bytes))))
         for packs in steps[:-1]:
             self._step(packs, {})
-        self._step(steps[-1] if steps else [], self._new_marks(tombstones_stay))
+        self._step(steps[-1] if steps else [], self._new_txns(tombstones_stay))
         return sum(len(each.stays) - each.left for each in inputs)
 
-    def _new_marks(self, tombstones_stay: bool) -> dict[str, int]:
+    def _new_txns(self, tombstones_stay: bool) -> dict[str, int]:
         each = self._pass
-        marks = {compacted_app_id(each.topic_id, each.partition): each.end}
-        if tombstones_stay and (each.marks.horizon_ms is None or each.tombstones_go):
-            marks[tombstones_app_id(each.topic_id, each.partition)] = each.end
-        return marks
+        txns = {compacted_app_id(each.topic_id, each.partition): each.end}
+        if tombstones_stay and (each.progress.horizon_ms is None or each.tombstones_go):
+            txns[tombstones_app_id(each.topic_id, each.partition)] = each.end
+        return txns
 
-    # -------------------------------------------------------------------------- judging
+    # -------------------------------------------------------------------------- choosing rows
 
-    def _judge(self) -> tuple[list[_Input], bool]:
+    def _choose_rows(self) -> tuple[list[_Input], bool]:
         """Returns the rows to keep of each file, and whether tombstones are among them."""
         each = self._pass
         records = self._scan()
@@ -400,7 +400,7 @@ class _Compaction:
 
     # -------------------------------------------------------------------------- writing
 
-    def _step(self, packs: Sequence[Sequence[_Input]], marks: Mapping[str, int]) -> None:
+    def _step(self, packs: Sequence[Sequence[_Input]], txns: Mapping[str, int]) -> None:
         """Replaces the files and records the progress in one commit."""
         each, table = self._pass, self._table
         adds: list[TableFile] = []
@@ -415,7 +415,7 @@ class _Compaction:
             return TableChange(
                 adds=tuple(adds),
                 removes=removes,
-                txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **marks},
+                txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **txns},
                 data_change=False,
                 drops_rows=True,
                 operation="COMPACT KEYS",
@@ -442,7 +442,7 @@ class _Compaction:
                     table.store.delete([data_path(table.topic, file) for file in adds])
         if not is_wanted:
             raise _Abandoned
-        restoring.look(table, adds, removes)
+        restoring.verify(table, adds, removes)
         self._paths -= {file.path for file in removes}
         self._paths |= {file.path for file in adds}
 
@@ -564,7 +564,7 @@ class _Records:
         compared = arrow.as_mask(keys.is_valid()) & (offsets < self._pass.end)
         flags = np.where(compared, _COMPARED, np.uint8(0))
         flags[compared & arrow.as_mask(batch.column("value").is_null())] |= _TOMBSTONE
-        flags[offsets < self._pass.marks.horizon] |= _WAITED
+        flags[offsets < self._pass.progress.horizon] |= _WAITED
         hashes = _hashes(keys)
         self._noted.append(flags)
         self._dealt.append((hashes >> np.uint64(56)).astype(np.uint8))

@@ -82,8 +82,8 @@ def clean_log(
         # The log is rebuilt from these, and other engines do not flush those that they write.
         checkpoints = delta_log.read_names(names).checkpoints
         kept = [name for version, parts in checkpoints.items() if version >= cut for name in parts]
-        table.settle()
-        table.store.harden(f"{table.log_folder}/{name}" for name in kept)
+        table.sync()
+        table.store.sync_files(f"{table.log_folder}/{name}" for name in kept)
     for name in past:
         table.store.delete([f"{table.log_folder}/{name}"])
     return len(past)
@@ -127,7 +127,7 @@ def sweep_replaced(table: TopicTable) -> int:
     table.confirm()
     # Another engine's commit or new file may not be durable yet. After a power cut the old names
     # must not be back, or the rows lost, with the files already removed.
-    table.settle()
+    table.sync()
     _check_files(table)
     grace_us = round(table.removed_file_grace_seconds * 1e6)
     gone = table.removed_before(table.clock.now_us() - grace_us)

@@ -85,10 +85,10 @@ def _size(store: Store, path: str) -> int:
 # ------------------------------------------------------------------------------ after a commit
 
 
-def look(table: TopicTable, merged: Sequence[TableFile], replaced: Sequence[TableFile]) -> None:
-    """Looks at the files that the commit just made has added; undoes it where one is gone.
+def verify(table: TopicTable, merged: Sequence[TableFile], replaced: Sequence[TableFile]) -> None:
+    """Checks that files of the last commit exist; undoes it if one is gone.
 
-    `replaced` holds every row that is in `merged`. Raises `CorruptObject` where one is gone, which
+    `replaced` holds every row that is in `merged`. Raises `CorruptObject` if one is gone, which
     says whether the commit was undone, and what `TopicTable.commit` does.
     """
     gone = torn(table.store, {data_path(table.topic, each): each.size_bytes for each in merged})
@@ -124,7 +124,7 @@ def _put_back(
     sizes = {data_path(table.topic, each): each.size_bytes for each in inputs}
     if topic_id is None or not inputs or torn(table.store, sizes):
         return False
-    table.store.harden(sizes)  # another engine may have written them without a flush
+    table.store.sync_files(sizes)  # another engine may have written them without a flush
     is_made = False
 
     def decide(snapshot: TableSnapshot) -> TableChange | None:

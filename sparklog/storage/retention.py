@@ -227,7 +227,7 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     for _ in range(limits.DELETE_ATTEMPTS):
         deletion = _deletion(table.topic, topic_id, table.refresh(), offsets)
         if deletion is None:
-            table.settle()  # the process that moved it may have died before the move was durable
+            table.sync()  # the process that moved it may have died before the move was durable
             return table.snapshot
         found = _Deleting(table, topic_id, offsets, deletion).run()
         if found is not None:
@@ -360,7 +360,7 @@ class _Deleting:
         if not is_wanted:
             return None
         try:
-            restoring.look(table, self._adds, rewritten)
+            restoring.verify(table, self._adds, rewritten)
         except errors.CorruptObject:
             return None  # if they are restored, they are rewritten again
         return found

@@ -14,7 +14,7 @@ Rules:
   name has the number of a preparation that is open in the version right before the commit.
   `maintenance` gives the reasons.
 - Other engines do not flush: delta-rs writes data files and commits that a power cut may leave
-  empty. All state that our next step depends on is made durable first (`settle`), data files before
+  empty. All state that our next step depends on is made durable first (`sync`), data files before
   the commit that names them, so that a commit never exists without its rows.
 """
 
@@ -470,12 +470,12 @@ class TopicTable:
         self.checkpoint_version = -1
         """The newest checkpoint that was loaded or written."""
         self._replay = self._beginning()
-        self._is_settled = False
-        self._hardened_version = -1
+        self._is_synced = False
+        self._synced_version = -1
         """The version up to which the replayed commits are durable."""
-        self._unhardened_base: list[str] = []
+        self._unsynced_base: list[str] = []
         """The parts of the checkpoint from which the replay started."""
-        self._unhardened_files: set[str] = set()
+        self._unsynced_files: set[str] = set()
         """Data files that other engines have added, percent-decoded."""
         self._looked_at: dict[str, float | None] = {}
         """The monotonic time of the first check of each active file; None: no further check."""
@@ -535,7 +535,7 @@ class TopicTable:
                 raise
             return self._observe()
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Makes the state that was read durable, so that it survives a power cut.
 
         A commit is visible before it is durable, and its writer may die in between. Other engines
@@ -543,18 +543,18 @@ class TopicTable:
         that cannot be undone and depends on that state. Raises `SyncFailed`.
         """
         with self._lock:
-            if not self._is_settled:
-                self._harden()
-                self._is_settled = True
+            if not self._is_synced:
+                self._sync_files()
+                self._is_synced = True
 
-    def _harden(self) -> None:
-        active = self._unhardened_files & self._replay.active.keys()
-        self.store.harden(f"{self.folder}/{path}" for path in sorted(active))
-        versions = range(self._hardened_version + 1, self._replay.version + 1)
-        self.store.harden([*self._unhardened_base, *map(self._commit_path, versions)])
-        self._unhardened_files.clear()
-        self._unhardened_base.clear()
-        self._hardened_version = self._replay.version
+    def _sync_files(self) -> None:
+        active = self._unsynced_files & self._replay.active.keys()
+        self.store.sync_files(f"{self.folder}/{path}" for path in sorted(active))
+        versions = range(self._synced_version + 1, self._replay.version + 1)
+        self.store.sync_files([*self._unsynced_base, *map(self._commit_path, versions)])
+        self._unsynced_files.clear()
+        self._unsynced_base.clear()
+        self._synced_version = self._replay.version
 
     def confirm(self) -> None:
         """Reads back commits where another engine may overwrite one.
@@ -616,7 +616,7 @@ class TopicTable:
                     return
             else:
                 actions = delta_log.decode_commit(data, path)
-                self._is_settled = False
+                self._is_synced = False
                 self._apply(version, actions)
                 self._note_foreign_files(actions)
                 if actions.removes and not self._only_reads:
@@ -630,7 +630,7 @@ class TopicTable:
     def _note_foreign_files(self, actions: Actions) -> None:
         if not self._only_reads and self.store.is_local:
             paths = (unquote(add.path) for add in actions.adds)
-            self._unhardened_files.update(path for path in paths if not is_our_file(path))
+            self._unsynced_files.update(path for path in paths if not is_our_file(path))
 
     def _commit_path(self, version: int) -> str:
         return f"{self.log_folder}/{delta_log.commit_name(version)}"
@@ -661,10 +661,10 @@ class TopicTable:
                     if version <= self._replay.version:
                         return False
                     self._replay = self._beginning()
-                    self._is_settled = False
-                    self._hardened_version = version
-                    self._unhardened_base = [f"{self.log_folder}/{name}" for name in names]
-                    self._unhardened_files.clear()
+                    self._is_synced = False
+                    self._synced_version = version
+                    self._unsynced_base = [f"{self.log_folder}/{name}" for name in names]
+                    self._unsynced_files.clear()
                     self._apply(version, actions)
                     self._note_foreign_files(actions)
                     return True
@@ -747,7 +747,7 @@ class TopicTable:
                 change = decide(snapshot)
                 if change is None:
                     return snapshot
-                self.settle()
+                self.sync()
                 if self._put(snapshot.version + 1, change):
                     return self._observe()
                 snapshot = self.refresh()
@@ -778,8 +778,8 @@ class TopicTable:
         try:
             if self._follows(version):
                 self._apply(version, actions)
-                if self._is_settled:
-                    self._hardened_version = version  # `claim` has made ours durable
+                if self._is_synced:
+                    self._synced_version = version  # `claim` has made ours durable
                 return True
             self._load()
             if self._replay.version >= version:
@@ -948,7 +948,7 @@ class TopicTable:
             if version < 0:
                 return
             self._replay.snapshot(self.topic)
-            self.settle()  # a checkpoint must not exist without its files either
+            self.sync()  # a checkpoint must not exist without its files either
             self._forget_old_tombstones()
             self._replay.forget_keys(self.clock.now_us() // 1_000)
             name = delta_log.checkpoint_name(version)

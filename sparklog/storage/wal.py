@@ -392,7 +392,7 @@ class Follower:
                     raise
         if self._ready:
             # An object can be visible before it is durable.
-            self._store.settle(folder(self.broker, self.epoch))
+            self._store.sync_folder(folder(self.broker, self.epoch))
         found, self._ready = self._ready, []
         return found
 
@@ -470,7 +470,7 @@ def fence(store: Store, follower: Follower, *, clock: Clock) -> list[WalObject]:
     next ack, so one of the two puts fails. The sequence may also be absent because it was trimmed
     meanwhile. Then a checkpoint at or beyond it exists, and the fence is *void*: every reader that
     meets it continues from that checkpoint, and so does this function. The returned objects and the
-    fence are durable: each poll that finds objects settles the folder, and so does a claim.
+    fence are durable: each poll that finds objects syncs the folder, and so does a claim.
     """
     entry = Entry(kind=EntryKind.FENCE)
     found: list[WalObject] = []

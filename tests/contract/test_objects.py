@@ -211,14 +211,14 @@ def test_paths_stay_inside(store: Store, path: str) -> None:
         lambda: store.open(path),
         lambda: store.stat(path),
         lambda: store.delete([path]),
-        lambda: store.harden([path]),
+        lambda: store.sync_files([path]),
     ]
     if path:
         operations += [
             lambda: store.list_after(path),
             lambda: store.folders(path),
             lambda: list(store.walk(path)),
-            lambda: store.settle(path),
+            lambda: store.sync_folder(path),
             lambda: store.sweep_temporaries(path, 0),
             lambda: store.remove_folder(path),
         ]
@@ -377,14 +377,14 @@ def test_walk(tree: Store) -> None:
 
 
 def test_missing_folder(store: Store) -> None:
-    """A folder that does not exist lists as empty, and settles without an error."""
+    """A folder that does not exist lists as empty, and is synced without an error."""
     assert store.list_after("none") == []
     assert store.list_after("none", "5") == []
     assert store.folders("none/at/all") == []
     assert list(store.walk("")) == []
-    store.settle("none/at/all")
-    store.harden(["none/at/all"])
-    store.settle("")
+    store.sync_folder("none/at/all")
+    store.sync_files(["none/at/all"])
+    store.sync_folder("")
 
 
 def test_long_listing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,15 +550,15 @@ def test_claim_is_not_refused_where_its_bytes_stand(
 ) -> None:
     """If an object that was read back cannot be made durable, the outcome is unknown."""
 
-    class Unsettled(Flaky):
-        def settle(self, folder: str) -> None:
-            if len(self.script) > settled_after:
+    class Unsynced(Flaky):
+        def sync_folder(self, folder: str) -> None:
+            if len(self.script) > synced_after:
                 raise refusal
-            self.inner.settle(folder)
+            self.inner.sync_folder(folder)
 
-    for settled_after in (1, -1):
-        ours: Any = Unsettled(store, "landed", "done", "done")
-        if settled_after > 0:
+    for synced_after in (1, -1):
+        ours: Any = Unsynced(store, "landed", "done", "done")
+        if synced_after > 0:
             assert claim(ours, "a/1", b"ours", clock=ManualClock(), attempts=3) is True
             assert ours.script == ["done"]
         else:

@@ -961,15 +961,15 @@ def foreign_store(clock: ManualClock) -> MemoryStore:
 
 
 def test_a_file_of_another_engine_is_durable_before_its_commit(clock: ManualClock) -> None:
-    """A power cut while a table settles leaves no durable commit that names an empty file."""
+    """A power cut while a table is synced leaves no durable commit that names an empty file."""
     for steps in range(1, 12):
         store = foreign_store(clock)
         cut = errors.StorageUnavailable(operation="?", path="?", reason="the power is gone")
-        fault = Fault(operation="harden", error=cut, count=steps)
+        fault = Fault(operation="sync_files", error=cut, count=steps)
         table = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
         table.refresh()
         try:
-            table.settle()
+            table.sync()
         except errors.StorageUnavailable:
             store.lose_unsynced(lambda _: True)
             commit = store.get(f"{LOG}/{3:020d}.json") if _stands(store, 3) else b""
@@ -981,18 +981,18 @@ def test_a_file_of_another_engine_is_durable_before_its_commit(clock: ManualCloc
             break
 
 
-def test_settling_that_failed_is_done_again(clock: ManualClock) -> None:
-    """Wherever it failed, a table that settles afterwards outlives a power cut."""
+def test_sync_that_failed_is_done_again(clock: ManualClock) -> None:
+    """Wherever it failed, a table that is synced afterwards outlives a power cut."""
     for steps in range(1, 12):
         store = foreign_store(clock)
         down = errors.StorageUnavailable(operation="?", path="?", reason="for a moment")
-        fault = Fault(operation="harden", error=down, count=steps)
+        fault = Fault(operation="sync_files", error=down, count=steps)
         table = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
         found = table.refresh()
         try:
-            table.settle()
+            table.sync()
         except errors.StorageUnavailable:
-            table.settle()
+            table.sync()
         else:
             assert steps > 2
             break

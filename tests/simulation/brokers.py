@@ -339,7 +339,7 @@ def _broker() -> SimulatedBroker:
 def simulated(world: World) -> Iterator[None]:
     """The surroundings of all brokers of `world`."""
     global _world
-    acquire, look, pace = takeover.acquire, LeaderWatch.look, world.profile.pace
+    acquire, poll, pace = takeover.acquire, LeaderWatch.poll, world.profile.pace
 
     publisher = _LITTLE if world.profile.has_large_batches else pace.publisher
 
@@ -355,10 +355,10 @@ def simulated(world: World) -> Iterator[None]:
         asked_at[world.scheduler.current] = world.scheduler.now
         return read_heartbeat(store, broker)
 
-    def look_checked(
+    def poll_checked(
         watch: LeaderWatch, metadata: ClusterMetadata | None = None
     ) -> Sighting | None:
-        found = look(watch, metadata)
+        found = poll(watch, metadata)
         if found is not None and found.state is LeaderState.DEAD:
             world.check_dead(found.leader, asked_at[world.scheduler.current])
         return found
@@ -381,7 +381,7 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))
         stack.enter_context(mock.patch.object(liveness, "read_heartbeat", read_timed))
-        stack.enter_context(mock.patch.object(LeaderWatch, "look", look_checked))
+        stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))
         stack.enter_context(mock.patch.object(liveness, "fate_of", _fate_of))
         _world = world

@@ -204,7 +204,7 @@ def restore(world: World) -> None:
         disk.damaged -= {path for path in disk.damaged if disk.foreign[path].topic == topic}
         if removes:
             disk.note("restored", topic, len(removes))
-            table.settle()
+            table.sync()
             name = delta_log.commit_name(snapshot.version + 1)
             actions = delta_log.Actions(adds=adds, removes=removes)
             commit = delta_log.encode_commit(_info(world, "RESTORE"), actions)

@@ -414,6 +414,6 @@ class ProcessStore(MemoryStore):
     def free_bytes(self) -> int | None:
         return 0 if self._fate.is_full() else None
 
-    def settle(self, folder: str) -> None:
-        super().settle(folder)
+    def sync_folder(self, folder: str) -> None:
+        super().sync_folder(folder)
         self._disk.settle_removals(folder)

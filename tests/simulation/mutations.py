@@ -121,7 +121,7 @@ def _keep_the_start(snapshot: TableSnapshot, topic_id: str, _starts: Any) -> dic
     return {maintenance_app_id(topic_id): snapshot.version + 1}
 
 
-def _look_by_wall_clock(
+def _poll_by_wall_clock(
     watch: LeaderWatch, metadata: ClusterMetadata | None = None
 ) -> Sighting | None:
     """Compares the clocks of two hosts."""
@@ -134,16 +134,16 @@ def _look_by_wall_clock(
     return Sighting(leader=leader, state=state)
 
 
-def _judge_late(leader: Leader, *, now: float, **known: Any) -> LeaderState:
+def _state_of_late(leader: Leader, *, now: float, **known: Any) -> LeaderState:
     """Takes the time that an answer needs for silence."""
-    return _judge(leader, **{**known, "now": now, "asked_at": now})
+    return _state_of(leader, **{**known, "now": now, "asked_at": now})
 
 
 def _tell_nothing(append: writers.Append, **place: int) -> Entry:
     return msgspec.structs.replace(_entry(append, **place), decoded_bytes=1)
 
 
-_judge = liveness.judge
+_state_of = liveness.state_of
 _entry = writers.Append.entry
 _check = record_batch.check
 _HEAVY = (("is_heavy", True), ("consumers", 1), ("steps", 1_500))
@@ -326,14 +326,14 @@ MUTATIONS = (
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=((TopicTable, "settle", _always(None)),),
+        patches=((TopicTable, "sync", _always(None)),),
         rates=Rates(crash=0.03, power_cut=0.005),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=((TopicTable, "_harden", _always(None)),),
+        patches=((TopicTable, "_sync_files", _always(None)),),
         rates=Rates(power_cut=0.005),
         profile=(*_ENGINE, ("steps", 1_500)),
     ),
@@ -357,19 +357,19 @@ MUTATIONS = (
     ),
     Mutation(
         name="merged files are not checked",
-        patches=((restoring, "look", _always(None)), (restoring, "restore", _always(set()))),
+        patches=((restoring, "verify", _always(None)), (restoring, "restore", _always(set()))),
         rates=Rates(),
         profile=_VACUUM,
     ),
     Mutation(
         name="the clocks of two hosts are compared",
-        patches=((LeaderWatch, "look", _look_by_wall_clock),),
+        patches=((LeaderWatch, "poll", _poll_by_wall_clock),),
         rates=Rates(),
         profile=(("brokers", 3), ("is_one_machine", False), ("skew_seconds", 1_800.0)),
     ),
     Mutation(
         name="a slow answer is taken for a silent leader",
-        patches=((liveness, "judge", _judge_late),),
+        patches=((liveness, "state_of", _state_of_late),),
         rates=Rates(stall=0.05, freeze=0.05),
         aim="after get heartbeats",
         profile=(("brokers", 3), ("steps", 1_500)),

@@ -101,7 +101,7 @@ class _Hooks(MetaPathFinder):
 def _on_liveness(liveness: Any) -> None:
     """A sink waits for the broker that was killed, and starts none of its own in its place."""
     alive, dead = liveness.LeaderState.ALIVE, liveness.LeaderState.DEAD
-    liveness.judge = lambda leader, **_: dead if leader.stopped else alive
+    liveness.state_of = lambda leader, **_: dead if leader.stopped else alive
 
 
 def _on_tasks(tasks: Any) -> None:

@@ -404,7 +404,7 @@ def test_files_that_another_engine_replaced_come_back_if_its_file_is_torn(
     store.put_unflushed(f"topics/t/{merged.path}", bytes(1_000))
     table.commit(lambda now: TableChange(adds=(merged,), removes=now.files[0], data_change=False))
     path = f"topics/t/{merged.path}"
-    store.settle("topics/t/partition=0")
+    store.sync_folder("topics/t/partition=0")
     store.lose_unsynced(lambda lost: lost == path)
     assert store.stat(path).size_bytes < 1_000
     store.put(path, bytes(1_000 - lost_bytes))

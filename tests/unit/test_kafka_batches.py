@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.broker import TakesLong
+from sparklog.broker.broker import WouldBlock
 from sparklog.broker.log.writer import WriterLimits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
@@ -71,7 +71,7 @@ def test_a_slow_check_is_left_to_a_thread(rig: Rig, codec: record_batch.Codec) -
     bomb = built(records(bytes(limits.KAFKA_QUICK_RECORDS_BYTES)), codec)
     assert len(bomb) < limits.KAFKA_QUICK_BYTES < len(large) < limits.KAFKA_QUICK_RECORDS_BYTES
     for batch in (large, bomb):
-        with pytest.raises(TakesLong):
+        with pytest.raises(WouldBlock):
             rig.core.prepare_kafka("t", 0, batch, only_quick=True)
         assert rig.core.prepare_kafka("t", 0, batch).count == 1
 
@@ -81,7 +81,7 @@ def test_a_plain_batch_is_quick_but_where_it_is_to_be_compressed(rig: Rig) -> No
     batch = built(records(bytes(2 * limits.KAFKA_QUICK_RECORDS_BYTES)))
     assert rig.core.prepare_kafka("t", 0, batch, only_quick=True).count == 1
     rig.create("gzip", compression_type="gzip")
-    with pytest.raises(TakesLong):
+    with pytest.raises(WouldBlock):
         rig.core.prepare_kafka("gzip", 0, batch, only_quick=True)
     packed = built(records(b"v"), record_batch.Codec.GZIP)
     assert rig.core.prepare_kafka("gzip", 0, packed, only_quick=True).count == 1
@@ -100,7 +100,7 @@ def test_a_quick_check_refuses_what_a_full_check_refuses(
         with pytest.raises(refusal):
             rig.core.prepare_kafka("t", 0, batch, only_quick=True)
     bomb = built(records(bytes(1_001)), record_batch.Codec.GZIP)
-    with pytest.raises(TakesLong):  # the full check reports the exact size
+    with pytest.raises(WouldBlock):  # the full check reports the exact size
         rig.core.prepare_kafka("t", 0, bomb, only_quick=True)
     with pytest.raises(errors.BatchTooLarge):
         rig.core.prepare_kafka("t", 0, bomb)

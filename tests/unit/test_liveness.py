@@ -98,7 +98,7 @@ def watch(store: MemoryStore, clock: Clock) -> LeaderWatch:
 
 def state(found: LeaderWatch) -> LeaderState:
     """The state of the leader after one look."""
-    sighting = found.look()
+    sighting = found.poll()
     assert sighting is not None
     return sighting.state
 
@@ -131,7 +131,7 @@ def test_silence_is_watched_to_its_end(store: MemoryStore, clock: ManualClock) -
     clock.advance(3_600)
     waits: list[tuple[int, float]] = []
     began = clock.monotonic()
-    found = watch(store, clock).settle(
+    found = watch(store, clock).wait_for_state(
         on_wait=lambda leader, seconds: waits.append((leader.broker, seconds))
     )
     assert found is not None
@@ -240,7 +240,7 @@ def test_a_leader_whose_heartbeat_a_successor_has_overwritten_is_not_silent(
     clock.advance(DEAD_AFTER_SECONDS + 1.0)
     peer.beat()
     replacer.comes.append(lambda: Peer(store, clock).beat())
-    found = observer.look()
+    found = observer.poll()
     assert found is not None
     assert (found.leader.epoch, found.state) == (2, LeaderState.UNKNOWN)
 
@@ -250,7 +250,7 @@ def test_a_heartbeat_of_an_unknown_epoch_causes_no_wait(
 ) -> None:
     """If the metadata knows no later leader, the leader that it names counts as silent."""
     Peer(store, clock).beat(epoch=7)
-    found = watch(store, clock).settle(on_wait=lambda _leader, _seconds: None)
+    found = watch(store, clock).wait_for_state(on_wait=lambda _leader, _seconds: None)
     assert found is not None
     assert (found.leader.epoch, found.state) == (1, LeaderState.DEAD)
 
@@ -312,7 +312,7 @@ def test_only_the_leader_counts(store: MemoryStore, clock: ManualClock) -> None:
 
 def test_an_empty_root_has_no_leader(store: MemoryStore, clock: ManualClock) -> None:
     """A root without any broker needs no wait."""
-    assert watch(store, clock).look() is None
+    assert watch(store, clock).poll() is None
     assert find_live_broker(store, clock=clock, dead_after_seconds=5.0) is None
     assert clock.monotonic() == 0.0
 

@@ -140,17 +140,19 @@ def test_hints_are_not_flushed(ready: LocalStore, calls: list[tuple[str, ...]]) 
 
 def test_settle_flushes(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
     """Settling flushes the folder, and its entry in the folder above."""
-    LocalStore(ready.root).settle("f")
+    LocalStore(ready.root).sync_folder("f")
     assert ("fsync", f"{ready.root}/f") in calls
     assert ("fsync", ready.root) in calls
     assert ("fsync", str(Path(ready.root).parent)) in calls
 
 
-def test_harden_flushes_bytes_and_names(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
-    """Hardening flushes each file's bytes, then each folder once, and ignores missing files."""
+def test_sync_files_flushes_bytes_and_names(
+    ready: LocalStore, calls: list[tuple[str, ...]]
+) -> None:
+    """`sync_files` flushes each file's bytes, then each folder once, and ignores missing files."""
     for name in ("a", "b"):
         Path(ready.root, "f", name).write_bytes(b"by another program")
-    LocalStore(ready.root).harden(["f/a", "f/none", "f/b", "g/none"])
+    LocalStore(ready.root).sync_files(["f/a", "f/none", "f/b", "g/none"])
     assert calls[:3] == [
         ("fdatasync", f"{ready.root}/f/a"),
         ("fdatasync", f"{ready.root}/f/b"),
@@ -160,14 +162,16 @@ def test_harden_flushes_bytes_and_names(ready: LocalStore, calls: list[tuple[str
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_failed_harden(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_failed_sync_of_files(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     """Visible bytes that cannot be flushed are lost, even if only space is missing."""
     monkeypatch.setattr(os, "fdatasync", failing(number))
     with pytest.raises(SyncFailed):
-        ready.harden(["f/first"])
+        ready.sync_files(["f/first"])
 
 
-def test_a_lost_claim_settles(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+def test_a_lost_claim_syncs(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
     """A claim that lost flushes the folder, because the winner may have died before it did."""
     assert not claim(ready, "f/first", b"other", clock=ManualClock())
     assert ("fsync", f"{ready.root}/f") in calls
@@ -413,10 +417,10 @@ def test_failed_flush(ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: 
 
 
 def test_failed_settle(ready: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder that cannot be flushed cannot be settled."""
+    """A folder that cannot be flushed cannot be synced."""
     monkeypatch.setattr(os, "fsync", failing(errno.EIO))
     with pytest.raises(SyncFailed):
-        ready.settle("f")
+        ready.sync_folder("f")
 
 
 def test_failed_flush_of_a_new_folder(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:

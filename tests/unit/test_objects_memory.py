@@ -88,11 +88,11 @@ def test_every_operation_has_its_moments(store: MemoryStore) -> None:
     view.list_after("f")
     view.folders("f")
     view.walk("f")
-    view.settle("f")
+    view.sync_folder("f")
     view.delete(["f/a"])
     called = [(moment, operation, path) for moment, operation, path, _ in recorder.seen]
     about_objects: list[Operation] = ["get", "get_range", "open", "stat"]
-    about_folders: list[Operation] = ["list_after", "folders", "walk", "settle"]
+    about_folders: list[Operation] = ["list_after", "folders", "walk", "sync_folder"]
     expected = [(operation, "f/a") for operation in about_objects]
     expected += [(operation, "f") for operation in about_folders]
     expected += [("delete", "f/a")]
@@ -129,12 +129,12 @@ def test_a_power_cut_takes_what_was_chosen(store: MemoryStore) -> None:
 
 
 def test_unflushed_bytes_outlive_no_power_cut(store: MemoryStore) -> None:
-    """A settled name without flushed bytes is empty after a power cut; hardened, it keeps both."""
+    """Without flushed bytes a synced name is empty after a power cut; a synced file keeps both."""
     for name in ("gone", "empty", "kept"):
         store.put_unflushed(f"f/{name}", b"1")
     with pytest.raises(ObjectExists):
         store.put_unflushed("f/kept", b"2")
-    store.harden(["f/kept", "f/none"])
+    store.sync_files(["f/kept", "f/none"])
     store.put_unflushed("f/later", b"1")
     store.lose_unsynced(lambda path: path in ("f/empty", "f/later"))
     assert {name: store.get(f"f/{name}").to_pybytes() for name in names(store)} == {
@@ -145,11 +145,11 @@ def test_unflushed_bytes_outlive_no_power_cut(store: MemoryStore) -> None:
 
 
 def test_settle_saves_from_a_power_cut(store: MemoryStore) -> None:
-    """Objects directly in a settled folder survive a power cut; deeper ones may not."""
+    """Objects directly in a synced folder survive a power cut; deeper ones may not."""
     for path in ("f/a", "f/deep/b", "g/c"):
         with pytest.raises(Crash):
             store.view(crash_between()).put_new(path, b"")
-    store.settle("f")
+    store.sync_folder("f")
     store.lose_unsynced(lambda _: True)
     assert [entry.name for entry in store.walk("")] == ["f/a"]
 
@@ -166,7 +166,7 @@ def test_a_power_cut_brings_the_old_object_back(store: MemoryStore) -> None:
     assert bytes(store.get("f/hint")) == b"newest"
 
 
-def test_claim_settles_what_it_found(store: MemoryStore) -> None:
+def test_claim_syncs_what_it_found(store: MemoryStore) -> None:
     """A claim that was resolved by reading back leaves the object durable."""
     landed = Fault(operation="put_new", moment="between", error=PutUnresolved("f/a", "timeout"))
     assert claim(store.view(ScriptedFaults(landed)), "f/a", b"ours", clock=ManualClock())
@@ -254,7 +254,7 @@ def test_delayed_store_counts_and_waits(store: MemoryStore) -> None:
     with far.open("f/a") as file:
         assert file.read() == b"123"
     far.delete(["f/a", "f/b"])
-    far.settle("f")
+    far.sync_folder("f")
     with pytest.raises(ObjectMissing):
         far.get("f/a")
     assert far.requests == {

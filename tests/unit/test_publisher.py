@@ -745,8 +745,8 @@ def test_a_table_that_is_set_back_is_named(rig: Rig, store: MemoryStore) -> None
 def test_nothing_is_published_before_it_is_durable(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The table is settled first, because the WAL is trimmed by the published ends."""
-    settle = TopicTable.settle
+    """The table is synced first, because the WAL is trimmed by the published ends."""
+    sync = TopicTable.sync
     partition = rig.partition_table.topic("t").partition(0)
     for failing in range(10):
         rig.append(["a"])
@@ -754,11 +754,11 @@ def test_nothing_is_published_before_it_is_durable(
 
         def refuse(table: TopicTable, failing: int = failing, calls: Iterator[int] = calls) -> None:
             if next(calls) == failing:
-                raise errors.StorageUnavailable(operation="harden", path="t", reason="down")
-            settle(table)
+                raise errors.StorageUnavailable(operation="sync_files", path="t", reason="down")
+            sync(table)
 
         with monkeypatch.context() as patched:
-            patched.setattr(TopicTable, "settle", refuse)
+            patched.setattr(TopicTable, "sync", refuse)
             try:
                 publish_once(rig)
             except errors.StorageUnavailable:
@@ -767,7 +767,7 @@ def test_nothing_is_published_before_it_is_durable(
             else:
                 break
         assert partition.published == before + 1
-    assert failing, "nothing was settled"
+    assert failing, "nothing was synced"
 
 
 def test_a_table_torn_by_another_writer_holds_back(rig: Rig, store: MemoryStore) -> None:

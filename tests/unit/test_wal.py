@@ -497,7 +497,7 @@ class AtStep(NoFaults):
         self.do: Callable[[], None] = lambda: None
 
     def _step(self, operation: Operation) -> None:
-        if operation in ("put_new", "get", "settle"):
+        if operation in ("put_new", "get", "sync_folder"):
             self.left -= 1
             if self.left == 0:
                 self.do()

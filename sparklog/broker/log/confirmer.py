@@ -120,7 +120,7 @@ class Confirmer:
                 self._partition_table.advance_confirmed(topic, ends)
                 return
             table.refresh()
-            table.settle()
+            table.sync()
             for file in self._missing(topic, table.snapshot, ranges):
                 self._replace(topic, table, file)
         raise errors.StorageUnavailable(

@@ -192,7 +192,7 @@ class Janitor:
             start > each.start
             for each, start in zip(topic.partitions, snapshot.starts, strict=False)
         ):
-            table.settle()
+            table.sync()
             self._partition_table.advance_start(topic, snapshot.starts)
 
     def _compact_keys(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:

@@ -617,7 +617,7 @@ class Publisher:
                     ),
                 )
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
-        self.table(topic).settle()
+        self.table(topic).sync()
         self._partition_table.advance_published(topic, snapshot.ends)
         self._partition_table.advance_start(topic, snapshot.starts)
 

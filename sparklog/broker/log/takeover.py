@@ -157,7 +157,7 @@ def _check_leader(
     leader = Leader.of(metadata, store)
     if leader is None or _gives_way(leader, kind):
         return
-    found = watch.settle(metadata, on_wait=log_wait)
+    found = watch.wait_for_state(metadata, on_wait=log_wait)
     # The leader may have changed meanwhile. If the new one gives way, `MetadataStore.change`
     # calls this function again with the newest metadata.
     if (
@@ -274,7 +274,7 @@ def _read_table(
     refusal: Exception | None = None
     try:
         snapshot = table.refresh()
-        table.settle()
+        table.sync()
     except (errors.Retriable, errors.Fenced, SyncFailed):
         raise
     except Exception as error:

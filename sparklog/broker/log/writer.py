@@ -134,7 +134,7 @@ class AppendResult:
     duplicate: bool = False
 
 
-class TakesLong(Exception):
+class WouldBlock(Exception):
     """The check would take too long for the event loop; repeat it in a thread."""
 
 
@@ -321,7 +321,7 @@ def _check_message(topic: Topic, batch: bytes | bytearray) -> None:
 
 
 def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: int) -> CheckedBatch:
-    """Checks a batch if that is quick. Raises `TakesLong` and the errors of `record_batch.check`.
+    """Checks a batch if that is quick. Raises `WouldBlock` and the errors of `record_batch.check`.
 
     The size of a compressed batch is known only after decompression, so it is decompressed up to a
     small limit. An uncompressed batch is checked about as fast as it was read.
@@ -330,16 +330,16 @@ def _checked_quickly(data: bytes, wanted: tuple[str, int] | None, limit_bytes: i
 
     codec = record_batch.read_header(data).codec
     if wanted is not None and codec != record_batch.Codec[wanted[0].upper()]:
-        raise TakesLong
+        raise WouldBlock
     if codec == record_batch.Codec.NONE and len(data) <= limits.LARGE_BYTES:
         return record_batch.check(data, limit_bytes=limit_bytes)
     if len(data) > limits.KAFKA_QUICK_BYTES:
-        raise TakesLong
+        raise WouldBlock
     quick_bytes = min(limits.KAFKA_QUICK_RECORDS_BYTES, limit_bytes)
     try:
         return record_batch.check(data, limit_bytes=quick_bytes)
     except errors.BatchTooLarge:
-        raise TakesLong from None
+        raise WouldBlock from None
 
 
 def _check_times(topic: Topic, batch: CheckedBatch, now_us: int) -> None:
@@ -525,7 +525,7 @@ class Writer:
         (index in the batch, reason) for each.
 
         Args:
-            only_quick: raises `TakesLong` rather than work for more than a few milliseconds.
+            only_quick: raises `WouldBlock` rather than work for more than a few milliseconds.
         """
         try:
             return self._checked_kafka(topic, partition, data, only_quick=only_quick)

@@ -3,8 +3,8 @@
 - An object appears whole or not at all, and `put_new` creates it only if it is absent. Write-ahead
   log, cluster metadata and Delta log rest on this alone.
 - Durable means that an object survives a power cut. An object is durable when its `put_new` has
-  returned. An object that another process has just made visible may not be durable before `settle`,
-  nor, if another program wrote it, before `harden`.
+  returned. An object that another process has just made visible may not be durable before
+  `sync_folder`, nor, if another program wrote it, before `sync_files`.
 - The type of an error says if the put had an effect. None: `StorageFull`, `StorageUnavailable`,
   `RootNotWritable`. Unknown: `PutUnresolved`. An effect that a power cut may undo, with no way to
   find out: `SyncFailed`.
@@ -153,7 +153,7 @@ class Store(Protocol):
         """
         ...
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         """Makes the names of all objects directly in the folder durable, including others' puts.
 
         Only the names: the bytes of an object that this class has put are durable before its name
@@ -161,7 +161,7 @@ class Store(Protocol):
         """
         ...
 
-    def harden(self, paths: Iterable[str]) -> None:
+    def sync_files(self, paths: Iterable[str]) -> None:
         """Makes bytes and names of objects durable that another program wrote without a flush.
 
         Ignores missing objects. Raises `SyncFailed`.
@@ -258,7 +258,7 @@ def claim(
         try:
             found = store.get(path)
             # Its writer may have died before it was durable, and our caller relies on it.
-            store.settle(path.rpartition("/")[0])
+            store.sync_folder(path.rpartition("/")[0])
         except ObjectMissing:
             continue
         except _REFUSALS as error:

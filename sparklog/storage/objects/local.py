@@ -245,16 +245,16 @@ class LocalStore:
         if refusal:
             raise refusal
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         full_path = self._absolute(checked_folder(folder))
         try:
             with contextlib.suppress(FileNotFoundError):
                 _flush_folder_at(full_path)
                 self._create_folder(full_path)
         except OSError as error:
-            raise self._refusal("settle", folder, error) from error
+            raise self._refusal("sync_folder", folder, error) from error
 
-    def harden(self, paths: Iterable[str]) -> None:
+    def sync_files(self, paths: Iterable[str]) -> None:
         folders: set[str] = set()
         for path in paths:
             try:
@@ -262,10 +262,10 @@ class LocalStore:
             except (FileNotFoundError, NotADirectoryError):
                 continue
             except OSError as error:
-                raise self._refusal("harden", path, error) from error
+                raise self._refusal("sync_files", path, error) from error
             folders.add(path.rpartition("/")[0])
         for folder in sorted(folders):
-            self.settle(folder)
+            self.sync_folder(folder)
 
     def remove_folder(self, folder: str) -> None:
         full_path = self._absolute(checked_path(folder))

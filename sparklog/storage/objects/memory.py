@@ -44,8 +44,8 @@ Operation: TypeAlias = Literal[
     "folders",
     "walk",
     "delete",
-    "settle",
-    "harden",
+    "sync_folder",
+    "sync_files",
 ]
 Moment: TypeAlias = Literal["before", "between", "after"]
 _Listed = TypeVar("_Listed")
@@ -144,7 +144,7 @@ class _Object:
     replaced: _Object | None = None
     """The durable object that a power cut restores."""
 
-    def settle(self) -> None:
+    def make_durable(self) -> None:
         self.durable, self.replaced = True, None
 
 
@@ -190,7 +190,7 @@ class MemoryStore:
             if not found.flushed and choose(path):
                 found.data = pa.py_buffer(b"")
             found.flushed = True
-            found.settle()
+            found.make_durable()
 
     # -------------------------------------------------------------------------- writing
 
@@ -200,7 +200,7 @@ class MemoryStore:
         if self._objects.setdefault(path, created) is not created:
             raise ObjectExists(path)
         self._faults.between("put_new", path)
-        created.settle()
+        created.make_durable()
         self._faults.after("put_new", path)
 
     def put_unflushed(self, path: str, data: Payload) -> None:
@@ -220,7 +220,7 @@ class MemoryStore:
         self._objects[path] = created
         self._faults.between("put", path)
         if durable:
-            created.settle()
+            created.make_durable()
         self._faults.after("put", path)
 
     def _new_object(self, data: Payload) -> _Object:
@@ -286,24 +286,24 @@ class MemoryStore:
             self._objects.pop(path, None)
             self._faults.after("delete", path)
 
-    def settle(self, folder: str) -> None:
-        self._faults.before("settle", checked_folder(folder))
+    def sync_folder(self, folder: str) -> None:
+        self._faults.before("sync_folder", checked_folder(folder))
         for name, found in self._inside(folder):
             if "/" not in name:
-                found.settle()
-        self._faults.after("settle", folder)
+                found.make_durable()
+        self._faults.after("sync_folder", folder)
 
-    def harden(self, paths: Iterable[str]) -> None:
+    def sync_files(self, paths: Iterable[str]) -> None:
         folders: set[str] = set()
         for path in paths:
-            self._faults.before("harden", checked_path(path))
+            self._faults.before("sync_files", checked_path(path))
             found = self._objects.get(path)
             if found is not None:
                 found.flushed = True
                 folders.add(path.rpartition("/")[0])
-            self._faults.after("harden", path)
+            self._faults.after("sync_files", path)
         for folder in sorted(folders):
-            self.settle(folder)
+            self.sync_folder(folder)
 
     def remove_folder(self, folder: str) -> None:
         checked_path(folder)  # folders exist only in the names of objects
@@ -436,11 +436,11 @@ class DelayedStore:
             with self._request("delete"):
                 self._inner.delete(left[first : first + _PAGE])
 
-    def settle(self, folder: str) -> None:
-        self._inner.settle(folder)
+    def sync_folder(self, folder: str) -> None:
+        self._inner.sync_folder(folder)
 
-    def harden(self, paths: Iterable[str]) -> None:
-        self._inner.harden(paths)
+    def sync_files(self, paths: Iterable[str]) -> None:
+        self._inner.sync_files(paths)
 
     def remove_folder(self, folder: str) -> None:
         self._inner.remove_folder(folder)

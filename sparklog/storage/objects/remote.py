@@ -4,7 +4,7 @@
   from another writer's object. `claim` repeats it instead.
 - The client may and does repeat all other requests.
 - No error contains credentials: only the first line of a message is kept, without URL queries.
-- An object is durable once the store has answered its put, so `settle` has nothing to do.
+- An object is durable once the store has answered its put, so `sync_folder` has nothing to do.
 
 S3 may answer 409 to a conditional put although no object exists at its path
 (https://docs.aws.amazon.com/AmazonS3/latest/userguide/conditional-writes.html). The client reports
@@ -216,10 +216,10 @@ class RemoteStore:
         with self._translated_errors("delete", paths[0]):
             obstore.delete(self._store, paths)
 
-    def settle(self, folder: str) -> None:
+    def sync_folder(self, folder: str) -> None:
         checked_folder(folder)
 
-    def harden(self, paths: Iterable[str]) -> None:
+    def sync_files(self, paths: Iterable[str]) -> None:
         for path in paths:
             checked_path(path)
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from sparklog import errors
-from sparklog.broker.broker import Append, PendingAppend, TakesLong
+from sparklog.broker.broker import Append, PendingAppend, WouldBlock
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Outcome, Reply, WorkerPool, serves
@@ -104,7 +104,7 @@ def _check_codec(data: bytes, version: int) -> None:
 async def _checked(context: HandlerContext, topic: str, partition: int, data: bytes) -> Append:
     try:
         return context.broker.prepare_kafka(topic, partition, data, only_quick=True)
-    except TakesLong:
+    except WouldBlock:
         return await context.run_blocking(
             WorkerPool.CHECK, context.broker.prepare_kafka, topic, partition, data
         )
