@@ -15,7 +15,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.metadata import ClusterMetadata, Epoch, MetadataStore
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import high_watermark, join_tail, plan
 from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
 from sparklog.storage.table import TopicTable
@@ -59,7 +59,7 @@ class RootFollower:
             began = self._clock.monotonic()
             try:
                 self._read_wals(names)
-                snapshots = {name: self._table(name) for name in names}
+                snapshots = self._read_tables(names)
             except (errors.MissingObject, errors.UnknownTopic):
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -106,6 +106,10 @@ class RootFollower:
         entry = located.entry
         if entry.topic_id in self._followed and entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):
             self._entries.setdefault((entry.topic_id, entry.partition), []).append(located)
+
+    def _read_tables(self, names: Iterable[str]) -> Mapping[str, TableSnapshot]:
+        found = in_parallel(self._store, lambda name: (name, self._table(name)), names)
+        return dict(found)
 
     def _table(self, topic: str) -> TableSnapshot:
         known = self._meta.current.topic(topic)

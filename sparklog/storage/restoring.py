@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from sparklog import errors, limits
 from sparklog.storage import delta_log
 from sparklog.storage.delta_log import Add, Remove
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, Store, in_parallel
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -51,14 +51,17 @@ def torn(store: Store, sizes: Mapping[str, int]) -> set[str]:
     end in zeros. The last is checked on a local root only, in files without a name of ours. On an
     object store a few files are checked one by one, and more by a listing of their folders.
     """
+    at_once = limits.TABLE_REQUESTS_AT_ONCE
     if store.is_local or len(sizes) <= limits.FILES_ASKED_FOR:
-        found = {path: _size(store, path) for path in sizes}
+        looked = in_parallel(store, lambda path: _size(store, path), sizes, at_once=at_once)
+        found = dict(zip(sizes, looked, strict=True))
     else:
-        folders = {path.rpartition("/")[0] for path in sizes}
+        folders = sorted({path.rpartition("/")[0] for path in sizes})
+        listed = in_parallel(store, store.list_after, folders, at_once=at_once)
         found = {
             f"{folder}/{stat.name}": stat.size_bytes
-            for folder in sorted(folders)
-            for stat in store.list_after(folder)
+            for folder, stats in zip(folders, listed, strict=True)
+            for stat in stats
         }
     gone = {path for path, size in sizes.items() if found.get(path, -1) < size}
     if store.is_local:

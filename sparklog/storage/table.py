@@ -21,6 +21,7 @@ Rules:
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import secrets
 import threading
@@ -39,7 +40,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import delta_log
 from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
-from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim
+from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim, in_parallel
 from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
@@ -563,15 +564,24 @@ class TopicTable:
         another content now, so that the table lacks changes that were committed.
         """
         with self._lock:
-            for version, checksum in sorted(self._unconfirmed.items()):
-                with contextlib.suppress(ObjectMissing):  # cleaned up, and in a checkpoint
-                    if crc32c.crc32c(self.store.get(self._commit_path(version))) != checksum:
-                        reason = (
-                            f"another engine has overwritten commit {version}, because it does not"
-                            " commit conditionally; restart the broker to publish it again"
-                        )
-                        raise errors.ForeignTable(topic=self.topic, reason=reason)
+            versions = sorted(self._unconfirmed)
+            at_once = limits.TABLE_REQUESTS_AT_ONCE
+            found = in_parallel(self.store, self._checksum, versions, at_once=at_once)
+            for version, checksum in zip(versions, found, strict=True):
+                if checksum not in (None, self._unconfirmed[version]):
+                    reason = (
+                        f"another engine has overwritten commit {version}, because it does not"
+                        " commit conditionally; restart the broker to publish it again"
+                    )
+                    raise errors.ForeignTable(topic=self.topic, reason=reason)
                 del self._unconfirmed[version]
+
+    def _checksum(self, version: int) -> int | None:
+        """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""
+        try:
+            return crc32c.crc32c(self.store.get(self._commit_path(version)))
+        except ObjectMissing:
+            return None
 
     def lost_files(self, torn: Callable[[Mapping[str, int]], Collection[str]]) -> set[str]:
         """Checks the new files of the table, and returns the paths of the lost ones.
@@ -604,23 +614,47 @@ class TopicTable:
         return _Replay(remembers_removed=not self._only_reads)
 
     def _advance(self) -> None:
+        """Replays the commits after the present version, by probing for the next ones.
+
+        A probe needs no listing that already has the newest puts. The log ends before version v if
+        commit v is absent and v-1 exists afterwards: commits are removed oldest first, so v was not
+        removed. If v-1 is gone, the newest checkpoint is looked for.
+
+        On an object store as many commits are read at once as this call has found before. A commit
+        counts only if all before it were found, so their order of arrival does not matter.
+        """
         if self._replay.version < 0:
             self._load()
+        most = min(self.store.requests_at_once, limits.TABLE_REQUESTS_AT_ONCE)
+        count = 0
         while True:
-            version = self._replay.version + 1
-            path = self._commit_path(version)
+            first = self._replay.version + 1
+            found = self._read_commits(first, max(min(count, most), 1))
+            for version, data in enumerate(found, first):
+                self._replay_commit(version, data)
+            count += len(found)
+            if not found and (self._exists(first - 1) or not self._load()):
+                return
+
+    def _read_commits(self, first: int, count: int) -> list[pa.Buffer]:
+        """Reads up to `count` commits from `first` on, up to the first missing one."""
+
+        def read(version: int) -> pa.Buffer | None:
             try:
-                data = self.store.get(path)
+                return self.store.get(self._commit_path(version))
             except ObjectMissing:
-                if self._exists(version - 1) or not self._load():
-                    return
-            else:
-                actions = delta_log.decode_commit(data, path)
-                self._is_synced = False
-                self._apply(version, actions)
-                self._note_foreign_files(actions)
-                if actions.removes and not self._only_reads:
-                    self._expect(version, data)
+                return None
+
+        found = in_parallel(self.store, read, range(first, first + count))
+        return list(itertools.takewhile(lambda data: data is not None, found))
+
+    def _replay_commit(self, version: int, data: pa.Buffer) -> None:
+        actions = delta_log.decode_commit(data, self._commit_path(version))
+        self._is_synced = False
+        self._apply(version, actions)
+        self._note_foreign_files(actions)
+        if actions.removes and not self._only_reads:
+            self._expect(version, data)
 
     def _apply(self, version: int, actions: Actions) -> None:
         self._replay.apply(version, actions)

@@ -10,13 +10,18 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
+import pyarrow as pa
 import pytest
 
-from sparklog.clock import ManualClock
+from sparklog import limits
+from sparklog.clock import ManualClock, SystemClock
+from sparklog.storage import delta_log, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import MetadataStore
-from sparklog.storage.objects import DelayedStore, MemoryStore, in_parallel
-from tests.support.brokers import START_US, Rig
+from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing, in_parallel
+from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage.table import TopicTable
+from tests.support.brokers import START_US, Rig, rows_of_table
 
 
 @pytest.fixture
@@ -190,7 +195,7 @@ def test_a_reader_without_a_broker(store: DelayedStore, clock: ManualClock) -> N
     fill(rig, 4, 8)
     rig.publish()
     follower = RootFollower(store, clock=clock)
-    with costs(store, get=6, list_after=3, stat=1, get_range=10):
+    with costs(store, get=7, list_after=3, stat=1, get_range=10):
         follower.refresh(["t"])
     with costs(store, get=2, stat=1, get_range=1):
         follower.refresh(["t"])
@@ -307,3 +312,134 @@ def test_the_most_requests_at_once(clock: ManualClock) -> None:
     far = DelayedStore(MemoryStore(clock), 0.0, Waiting())
     in_parallel(far, far.list_after, ["f"] * 16, at_once=8)
     assert far.most_at_once == 8
+
+
+# ------------------------------------------------------------------------------ reads in parallel
+
+
+@pytest.fixture
+def slow() -> DelayedStore:
+    """An object store where each request takes 5 ms, so that requests meet."""
+    return DelayedStore(MemoryStore(SystemClock()), 0.005)
+
+
+def quick(slow: DelayedStore) -> MemoryStore:
+    """Returns the store inside, to prepare objects without the delay."""
+    assert isinstance(slow._inner, MemoryStore)
+    return slow._inner
+
+
+def test_tables_are_read_in_parallel(slow: DelayedStore) -> None:
+    """A start reads the tables of many topics at once, and so does a reader of many topics."""
+    rig = Rig(quick(slow), SystemClock())
+    for number in range(40):
+        rig.create(f"t{number}", 2)
+    rig.append(["a"], topic="t7", partition=1)
+    slow.most_at_once = 0
+    rig = rig.successor(store=slow)
+    assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
+    assert [rig.end(f"t{number}", 1) for number in range(40)] == [0] * 7 + [1] + [0] * 32
+    slow.most_at_once = 0
+    follower = RootFollower(slow, clock=SystemClock())
+    found = follower.refresh([f"t{number}" for number in range(40)])
+    assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
+    assert follower.ends(found["t7"]) == (0, 1)
+
+
+def test_commits_are_read_in_parallel(slow: DelayedStore) -> None:
+    """A table with many commits is replayed in order from reads in parallel, a few at a time."""
+    rig = Rig(quick(slow), SystemClock())
+    rig.create("t")
+    for _ in range(30):
+        fill(rig, 1, 1)
+        rig.publish()
+    table = TopicTable(slow, "t", clock=SystemClock())
+    assert table.refresh().ends == (30,)
+    assert [file.first for file in table.snapshot.files[0]] == list(range(30))
+    assert slow.most_at_once == limits.TABLE_REQUESTS_AT_ONCE
+
+
+def test_a_commit_that_was_not_found_yet_ends_the_read(clock: ManualClock) -> None:
+    """A later commit does not count before the one that it follows, however they arrive."""
+
+    class Hiding(MemoryStore):
+        """A store whose first answer for a path is that it is absent."""
+
+        requests_at_once = 4
+        hidden = ""
+
+        def get(self, path: str) -> pa.Buffer:
+            if path == self.hidden:
+                self.hidden = ""
+                raise ObjectMissing(path)
+            return super().get(path)
+
+    store = Hiding(clock)
+    rig = Rig(store, clock)
+    rig.create("t")
+    for _ in range(12):
+        fill(rig, 1, 1)
+        rig.publish()
+    for hidden in range(13):
+        table = TopicTable(store, "t", clock=clock)
+        store.hidden = f"{table.log_folder}/{delta_log.commit_name(hidden)}"
+        table.refresh()
+        assert table.refresh().version == 12
+        assert [file.first for file in table.snapshot.files[0]] == list(range(12))
+
+
+def test_files_are_confirmed_in_parallel(slow: DelayedStore) -> None:
+    """Commits and files of many topics are checked at once."""
+    rig = Rig(quick(slow), SystemClock())
+    for number in range(20):
+        rig.create(f"t{number}")
+        fill(rig, 1, 1, topic=f"t{number}")
+    rig.publish()
+    for topic in rig.partition_table.topics():
+        rig.publisher.table(topic).store = slow
+    rig.confirmer._store = slow
+    rig.confirmer.confirm()
+    assert slow.most_at_once >= 8
+    assert rig.partition_table.unconfirmed_count == 0
+
+
+def test_a_backlog_is_read_in_parallel(slow: DelayedStore) -> None:
+    """Flushes that are not in memory are read at once, by readers and by the publisher."""
+    rig = Rig(quick(slow), SystemClock())
+    rig.create("t")
+    fill(rig, 1, 60)
+    values = [(number, f"{number}".encode()) for number in range(60)]
+    rig = rig.successor(store=slow)
+    slow.most_at_once = 0
+    assert rig.read() == values
+    assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
+    slow.most_at_once = 0
+    slow.requests.clear()
+    rig.publish()
+    assert slow.requests["get_range"] == 60
+    assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
+    assert rows_of_table(slow, SystemClock()) == values
+
+
+def test_read_ahead_is_bounded(
+    store: DelayedStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Entries are read ahead up to a number of bytes, and an error only counts for its entry."""
+    rig = Rig(store, clock)
+    rig.create("t")
+    fill(rig, 1, 6)
+    partition = rig.partition_table.topic("t").partition(0)
+    entries = list(partition.unpublished)
+    path = wal.object_path(entries[2].at)
+    monkeypatch.setattr(limits, "READ_AHEAD_BYTES", 3 * entries[0].entry.length)
+    ahead = ReadAhead(store, entries, is_wanted=lambda each: each is not entries[1])
+    store.delete([path])
+    with costs(store, get_range=3):
+        ahead.payload(entries[0])
+    with costs(store), pytest.raises(ObjectMissing, match=path):
+        ahead.payload(entries[2])
+    with costs(store):
+        ahead.payload(entries[3])
+    with costs(store, get_range=2):
+        ahead.payload(entries[4])
+        ahead.payload(entries[5])

@@ -21,7 +21,7 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
 from sparklog.clock import Clock
 from sparklog.storage import restoring
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import join_tail
 from sparklog.storage.snapshot import Located, TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path
@@ -67,27 +67,29 @@ class Confirmer:
         for each in (self._seen, self._published_ends):
             for gone in each.keys() - {topic.topic_id for topic in topics}:
                 del each[gone]
-        for topic in topics:
-            try:
-                self._confirm(topic)
-            except errors.Retriable as error:
-                if self._failure_log.is_new(topic.topic_id, str(error)):
-                    _log.warning("cannot check data files", topic=topic.name, reason=str(error))
-            except ENDS_THE_BROKER:
-                raise
-            except Exception as error:
-                reason = str(error) or repr(error)
-                if self._failure_log.is_new(topic.topic_id, reason):
-                    _log.error(
-                        "data files of published records are missing",
-                        topic=topic.name,
-                        reason=reason,
-                    )
-                self._publisher.set_refusal(topic, error)
-            else:
-                self._publisher.set_refusal(topic, None)
-                if self._failure_log.recovered(topic.topic_id):
-                    _log.info("data files of published records exist again", topic=topic.name)
+        in_parallel(self._store, self._try_confirm, topics)
+
+    def _try_confirm(self, topic: Topic) -> None:
+        try:
+            self._confirm(topic)
+        except errors.Retriable as error:
+            if self._failure_log.is_new(topic.topic_id, str(error)):
+                _log.warning("cannot check data files", topic=topic.name, reason=str(error))
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:
+            reason = str(error) or repr(error)
+            if self._failure_log.is_new(topic.topic_id, reason):
+                _log.error(
+                    "data files of published records are missing",
+                    topic=topic.name,
+                    reason=reason,
+                )
+            self._publisher.set_refusal(topic, error)
+        else:
+            self._publisher.set_refusal(topic, None)
+            if self._failure_log.recovered(topic.topic_id):
+                _log.info("data files of published records exist again", topic=topic.name)
 
     def _ends_to_confirm(self, topic: Topic) -> list[int]:
         """Returns the ends up to which the partitions were published long enough ago."""

@@ -31,6 +31,7 @@ from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import restoring, wal
 from sparklog.storage.data_file import write_file
 from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -456,13 +457,17 @@ class Publisher:
             size = count = 0
 
         files_before = len(written.files)
+        entries_left = run.entries[written.count :]
+        ahead = ReadAhead(
+            self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
+        )
         try:
-            for group, batches in self._groups(run.entries[written.count :]):
+            for group, batches in self._groups(entries_left):
                 if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
                     write()
                 if preparation is not None and len(written.files) > files_before:
                     break
-                for entries, payload in self._decoded(group, batches):
+                for entries, payload in self._decoded(group, batches, ahead):
                     first = entries[0].entry
                     skip = max(run.first - first.base_offset, 0)
                     count += len(entries)
@@ -536,7 +541,7 @@ class Publisher:
         return found
 
     def _decoded(
-        self, group: Sequence[Located], batches: Sequence[bytes | bytearray]
+        self, group: Sequence[Located], batches: Sequence[bytes | bytearray], ahead: ReadAhead
     ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
         """Decodes a group together, or one by one if a batch in it is corrupt."""
         if len(batches) > 1:
@@ -544,13 +549,13 @@ class Publisher:
                 yield group, wal.decode_kafka([each.entry for each in group], batches)
                 return
         for each in group:
-            yield [each], self._payload(each)
+            yield [each], self._payload(each, ahead)
 
-    def _payload(self, located: Located) -> pa.RecordBatch:
+    def _payload(self, located: Located, ahead: ReadAhead) -> pa.RecordBatch:
         hot = self._hot.find(located.entry)
         if hot is not None:
             return hot.payload
-        return wal.decode_payload(located.entry, wal.read_payload(self._store, located))
+        return wal.decode_payload(located.entry, ahead.payload(located))
 
     # -------------------------------------------------------------------------- committing
 

@@ -23,6 +23,7 @@ from sparklog.formats.record import ROW_SCHEMA, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_row_since, read_slice
+from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
 from sparklog.storage.table import TopicTable
 
@@ -200,10 +201,11 @@ class LogReader:
         if len(run) == 1 and run[0].entry is not None and _is_packed(run[0].entry.entry):
             return self._unpacked_rows(run[0], run[0].entry, projection)
         parts = []
+        ahead = ReadAhead(self._store, [piece.entry for piece in run if piece.entry is not None])
         for piece in run:
             assert piece.entry is not None
             entry = piece.entry.entry
-            payload = wal.decode_payload(entry, wal.read_payload(self._store, piece.entry))
+            payload = wal.decode_payload(entry, ahead.payload(piece.entry))
             wanted = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
             parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
         return _cut(rows_of_run(parts, partition=run[0].partition), projection.batch_rows)

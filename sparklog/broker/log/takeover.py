@@ -41,7 +41,7 @@ from sparklog.storage.metadata import (
     PartitionMetadata,
     TopicMetadata,
 )
-from sparklog.storage.objects import Store, SyncFailed
+from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot
@@ -206,13 +206,19 @@ def recover(
     # Tables are read after the WALs, so that records published and trimmed meanwhile are in them.
     partition_table = PartitionTable(clock=clock)
     checkpoints = [checkpoint for checkpoint, _ in histories if checkpoint is not None]
-    for name, known in metadata.topics.items():
-        table = tables[name] = TopicTable(store, name, clock=clock)
-        checkpointed = [
-            _checkpointed(checkpoints, known.topic_id, each)
-            for each in range(len(known.partitions))
-        ]
-        snapshot, refusal, is_known = _read_table(table, known, checkpointed)
+    bounds_of = {
+        name: [_checkpointed(checkpoints, known.topic_id, n) for n in range(len(known.partitions))]
+        for name, known in metadata.topics.items()
+    }
+    tables.update((name, TopicTable(store, name, clock=clock)) for name in metadata.topics)
+    found_tables = in_parallel(
+        store,
+        lambda name: _read_table(tables[name], metadata.topics[name], bounds_of[name]),
+        metadata.topics,
+    )
+    for (name, known), read in zip(metadata.topics.items(), found_tables, strict=True):
+        table, checkpointed = tables[name], bounds_of[name]
+        snapshot, refusal, is_known = read
         topic = Topic(name, known.topic_id, known.config)
         topic.held_back = str(refusal) if refusal is not None else None
         partition_table.add_topic(topic)
