@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import sys
 from collections import defaultdict
@@ -28,6 +29,7 @@ from sparklog.cli.shared import (
 if TYPE_CHECKING:
     from sparklog.client import Log
     from sparklog.client.consumer.reading import Point
+    from sparklog.client.lag import GroupLag, PartitionLag
     from sparklog.formats import flight_messages
 
 app = typer.Typer(
@@ -296,22 +298,33 @@ class _Part:
     host: str = ""
 
 
+def _lag(
+    log: Log,
+    info: flight_messages.GroupInfo,
+    committed: Mapping[_TopicPartition, int],
+    topics: _Topics,
+) -> GroupLag:
+    """Returns the lag as `Log.lag` does; adds the topics that it describes to `topics`."""
+    from sparklog.client.lag import group_lag, partitions_of
+
+    for topic, _ in partitions_of(info, committed):
+        with contextlib.suppress(errors.UnknownTopic):  # a member may still have it
+            _known(log, topics, topic)
+    return group_lag(info, committed, topics)
+
+
 def _summary(log: Log, group: str, topics: _Topics) -> dict[str, Any]:
-    offsets = log.group_offsets(group)
+    from sparklog.client.lag import partitions_of
+
+    committed = log.group_offsets(group)
     info = _group(log, group)
-    assigned = {place for each in info.members for place in _assigned(each)}
-    lag = 0
-    for place, offset in offsets.items():
-        known = _partition(log, topics, place)
-        if known is not None:
-            lag += max(known.end - max(offset, known.start), 0)
     return {
         "group": group,
         "state": info.state,
         "members": len(info.members),
         "protocol": info.protocol,
-        "topics": sorted({topic for topic, _ in offsets.keys() | assigned}),
-        "lag": lag,
+        "topics": sorted({topic for topic, _ in partitions_of(info, committed)}),
+        "lag": _lag(log, info, committed, topics).total,
     }
 
 
@@ -328,29 +341,22 @@ def _group(log: Log, group: str) -> flight_messages.GroupInfo:
 
 
 def _parts(log: Log, info: flight_messages.GroupInfo) -> list[_Part]:
-    offsets = log.group_offsets(info.group)
-    owners = {place: each for each in info.members for place in _assigned(each)}
+    from sparklog.client.lag import assigned
+
+    owners = {partition: each for each in info.members for partition in assigned(each)}
     topics: _Topics = {}
     parts = []
-    for place in sorted(offsets.keys() | owners.keys()):
-        known = _partition(log, topics, place)
-        if known is None:
-            continue
-        topic, partition = place
-        offset, owner = offsets.get(place), owners.get(place)
-        first = known.start if offset is None else max(offset, known.start)
-        lag = max(known.end - first, 0)
+    for each in _lag(log, info, log.group_offsets(info.group), topics):
+        owner = owners.get((each.topic, each.partition))
         parts.append(
             _Part(
-                topic=topic,
-                partition=partition,
-                committed=offset,
-                start=known.start,
-                end=known.end,
-                lag=None if offset is None else lag,
-                behind_seconds=None
-                if offset is None
-                else _behind(log, topics[topic], partition, first),
+                topic=each.topic,
+                partition=each.partition,
+                committed=each.committed,
+                start=topics[each.topic].partitions[each.partition].start,
+                end=each.end,
+                lag=each.lag,
+                behind_seconds=_behind(log, topics[each.topic], each),
                 member=owner.member_id if owner else "",
                 client=owner.client_id if owner else "",
                 host=owner.client_host if owner else "",
@@ -359,15 +365,15 @@ def _parts(log: Log, info: flight_messages.GroupInfo) -> list[_Part]:
     return parts
 
 
-def _behind(log: Log, info: flight_messages.TopicInfo, partition: int, first: int) -> float | None:
-    """Returns the age in seconds of the first record from `first` on; None: it is deleted."""
+def _behind(log: Log, info: flight_messages.TopicInfo, lag: PartitionLag) -> float | None:
+    """Returns the age in seconds of the first unread record; None: unknown, or deleted."""
     from sparklog.client.consumer.reading import read_range
 
-    end = info.partitions[partition].end
-    if first >= end:
-        return 0.0
+    if not lag.lag:
+        return None if lag.lag is None else 0.0
+    partition, start, end = lag.partition, lag.end - lag.lag, lag.end
     columns = ["offset", "timestamp"]
-    batches = read_range(log.connection, info, partition, start=first, end=end, columns=columns)
+    batches = read_range(log.connection, info, partition, start=start, end=end, columns=columns)
     try:
         batch = next(batches, None)
     except errors.OffsetOutOfRange:  # retention removed it meanwhile
@@ -380,23 +386,15 @@ def _behind(log: Log, info: flight_messages.TopicInfo, partition: int, first: in
     return max(log.connection.clock.now_us() - timestamp_us, 0) / 1e6
 
 
-def _assigned(member: flight_messages.GroupMember) -> list[_TopicPartition]:
-    """Returns the member's partitions; none if the assignment is not that of a consumer."""
-    from sparklog.client.consumer.assignors import decode_assignment
-
-    try:
-        return decode_assignment(member.assignment)
-    except errors.CorruptRecord:
-        return []
-
-
 def _member(member: flight_messages.GroupMember) -> dict[str, Any]:
+    from sparklog.client.lag import assigned
+
     return {
         "member": member.member_id,
         "instance": member.instance_id,
         "client": member.client_id,
         "host": member.client_host,
-        "partitions": [list(place) for place in _assigned(member)],
+        "partitions": [list(place) for place in assigned(member)],
     }
 
 
@@ -404,18 +402,6 @@ def _known(log: Log, topics: _Topics, topic: str) -> flight_messages.TopicInfo:
     if topic not in topics:
         topics[topic] = log.describe(topic)
     return topics[topic]
-
-
-def _partition(
-    log: Log, topics: _Topics, place: _TopicPartition
-) -> flight_messages.PartitionInfo | None:
-    """Returns None for a deleted partition, which a member may still have."""
-    topic, number = place
-    try:
-        partitions = _known(log, topics, topic).partitions
-    except errors.UnknownTopic:
-        return None
-    return partitions[number] if number < len(partitions) else None
 
 
 # ------------------------------------------------------------------------------ resetting
@@ -617,6 +603,8 @@ def _print_parts(info: flight_messages.GroupInfo, parts: Iterable[_Part]) -> Non
 
 
 def _print_members(info: flight_messages.GroupInfo) -> None:
+    from sparklog.client.lag import assigned
+
     _print_group(info)
     rows = [
         (
@@ -624,7 +612,7 @@ def _print_members(info: flight_messages.GroupInfo) -> None:
             each.instance_id or _NONE,
             each.client_id or _NONE,
             each.client_host or _NONE,
-            _listed(_assigned(each)),
+            _listed(assigned(each)),
         )
         for each in info.members
     ]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from sparklog import errors
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
-from sparklog.client.consumer.assignors import decode_assignment
 from sparklog.client.consumer.reading import TopicPartition, check_offsets
-from sparklog.client.lag import GroupLag, PartitionLag
+from sparklog.client.lag import GroupLag, group_lag, partitions_of
 from sparklog.formats import flight_messages
 from sparklog.formats.record import INTERNAL_TOPICS
 
@@ -193,26 +193,11 @@ class Admin:
         """
         info = self.describe_group(group)
         committed = self.group_offsets(group)
-        partitions = committed.keys() | {
-            each for member in info.members for each in _assigned(member)
-        }
-        topics = {topic: self._partitions_of(topic) for topic in {each[0] for each in partitions}}
-        return GroupLag(
-            group=group,
-            state=info.state,
-            partitions=tuple(
-                _lag(topic, topics[topic][number], committed.get((topic, number)))
-                for topic, number in sorted(partitions)
-                if number < len(topics[topic])
-            ),
-        )
-
-    def _partitions_of(self, topic: str) -> list[flight_messages.PartitionInfo]:
-        """Returns none for a topic that was deleted while a member still has it."""
-        try:
-            return self.describe(topic).partitions
-        except errors.UnknownTopic:
-            return []
+        topics: dict[str, flight_messages.TopicInfo] = {}
+        for topic in {each[0] for each in partitions_of(info, committed)}:
+            with contextlib.suppress(errors.UnknownTopic):
+                topics[topic] = self.describe(topic)
+        return group_lag(info, committed, topics)
 
     def commit_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
         """Commits offsets for a group without members; the group may be new.
@@ -271,29 +256,6 @@ class Admin:
         """Returns the cluster's id, root and brokers."""
         info: flight_messages.ClusterInfo = self.connection.action("cluster")
         return info
-
-
-def _assigned(member: flight_messages.GroupMember) -> list[TopicPartition]:
-    """Returns the member's partitions; none for a member of another protocol than consumers'."""
-    try:
-        return decode_assignment(member.assignment)
-    except errors.CorruptRecord:
-        return []
-
-
-def _lag(
-    topic: str, partition: flight_messages.PartitionInfo, committed: int | None
-) -> PartitionLag:
-    lag = None
-    if committed is not None:
-        lag = max(partition.end - max(committed, partition.start), 0)
-    return PartitionLag(
-        topic=topic,
-        partition=partition.partition,
-        committed=committed,
-        end=partition.end,
-        lag=lag,
-    )
 
 
 def _config(given: Any) -> Mapping[str, Any]:

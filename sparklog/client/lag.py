@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sparklog import errors
+from sparklog.client.consumer.assignors import decode_assignment
+from sparklog.client.consumer.reading import TopicPartition
 from sparklog.display import html_table
+from sparklog.formats import flight_messages
 
 _SCHEMA = pa.schema(
     [
@@ -73,3 +77,61 @@ class GroupLag:
         names = _SCHEMA.names
         rows = [[getattr(each, name) for name in names] for each in self.partitions]
         return html_table(f"{self.group} ({self.state}), lag {self.total:,}", names, rows)
+
+
+def assigned(member: flight_messages.GroupMember) -> list[TopicPartition]:
+    """Returns the member's partitions; none for a member of another protocol than consumers'."""
+    try:
+        return decode_assignment(member.assignment)
+    except errors.CorruptRecord:
+        return []
+
+
+def partitions_of(
+    info: flight_messages.GroupInfo, committed: Mapping[TopicPartition, int]
+) -> list[TopicPartition]:
+    """Returns the partitions with a committed offset or a member, in order.
+
+    Some may not exist: a member may still have partitions of a topic that was deleted.
+    """
+    return sorted(
+        committed.keys() | {partition for each in info.members for partition in assigned(each)}
+    )
+
+
+def group_lag(
+    info: flight_messages.GroupInfo,
+    committed: Mapping[TopicPartition, int],
+    topics: Mapping[str, flight_messages.TopicInfo],
+) -> GroupLag:
+    """Returns the lag in the partitions of a group that exist.
+
+    Args:
+        info: the group with its members.
+        committed: the next offset to be read, by partition.
+        topics: the topics of `partitions_of` that exist, by name.
+    """
+    return GroupLag(
+        group=info.group,
+        state=info.state,
+        partitions=tuple(
+            _partition_lag(topic, topics[topic].partitions[number], committed.get((topic, number)))
+            for topic, number in partitions_of(info, committed)
+            if topic in topics and number < len(topics[topic].partitions)
+        ),
+    )
+
+
+def _partition_lag(
+    topic: str, partition: flight_messages.PartitionInfo, committed: int | None
+) -> PartitionLag:
+    lag = None
+    if committed is not None:
+        lag = max(partition.end - max(committed, partition.start), 0)
+    return PartitionLag(
+        topic=topic,
+        partition=partition.partition,
+        committed=committed,
+        end=partition.end,
+        lag=lag,
+    )
