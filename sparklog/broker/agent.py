@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import importlib.abc
 import importlib.util
 import signal
 import socket
@@ -22,11 +21,10 @@ from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
 
-import pyarrow as pa
 import structlog
 
 from sparklog import errors, limits
-from sparklog.broker import ports
+from sparklog.broker import pandas_import, ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.flight.listener import FlightListener
@@ -736,7 +734,7 @@ def run_broker(
     raise.
     """
     log_file = configure(settings.log)
-    _block_pandas()
+    pandas_import.block()
     # A broker that leaves when it is idle was started on demand, and gives way to any other.
     kind = BrokerKind.DETACHED if settings.liveness.idle_exit_seconds else BrokerKind.STANDING
     agent = Agent(settings, kind=kind, take_over=take_over, allow_non_empty=allow_non_empty)
@@ -787,21 +785,3 @@ def _freeze_objects() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-def _block_pandas() -> None:
-    """Keeps pyarrow from importing pandas, which this process never needs.
-
-    Otherwise its first scalar imports pandas, which takes 60 MB and delays an ack by a second.
-    pyarrow tries once.
-    """
-    if "pandas" not in sys.modules:
-        sys.meta_path.insert(0, _NoPandas())
-        pa.scalar(0)
-        del sys.meta_path[0]
-
-
-class _NoPandas(importlib.abc.MetaPathFinder):
-    def find_spec(self, name: str, *_: object) -> None:
-        if name == "pandas":
-            raise ModuleNotFoundError(name)

@@ -3,7 +3,7 @@
 It is beside the package or in the user's cache folder, as numba chooses. In a read-only
 installation where neither is writable, it is a folder of this user below the system's temporary
 one. If that is not possible either, there is none, and each process compiles the loops again; numba
-itself would refuse to compile at all.
+itself would refuse to compile at all (https://github.com/numba/numba/issues/5566).
 
 The files there are executed, so a folder that another user owns or may write is not used.
 """

@@ -34,22 +34,13 @@ from sparklog.sinks.columns import ROLES, check_columns
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
+from sparklog.spark_compat import STREAMS_ARE_WRITTEN_IN_BATCHES, DataSourceStreamArrowWriter
 from sparklog.spark_errors import sentence_first
 from sparklog.storage import manifest
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
-
-try:
-    from pyspark.sql.datasource import DataSourceStreamArrowWriter
-except ImportError:
-    from pyspark.sql.datasource import (  # type: ignore[assignment]
-        DataSourceStreamWriter as DataSourceStreamArrowWriter,
-    )
-
-_STREAMS_ARE_ARROW: Final = DataSourceStreamArrowWriter.__name__ == "DataSourceStreamArrowWriter"
-"""Spark 4.0 gives a stream's rows one by one; its batches are as they were later."""
 
 _COMMITTER: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _log = logging.getLogger("sparklog.sinks")
@@ -71,7 +62,7 @@ def stream_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceStreamArrowWriter:
     """Raises what `parse` raises, `WrongSchema`, `NotARoot`, `UnknownTopic` and `BadRequest`."""
-    if not _STREAMS_ARE_ARROW:
+    if not STREAMS_ARE_WRITTEN_IN_BATCHES:
         reason = (
             "a Python sink takes a stream's Arrow batches since pyspark 4.1; foreachBatch works"
         )

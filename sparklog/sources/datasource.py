@@ -10,10 +10,10 @@ from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.sources.batch import BatchReader, planner_of
-from sparklog.sources.compat import STREAMS_HAVE_LIMITS
 from sparklog.sources.options import parse
 from sparklog.sources.scan import ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
+from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from sparklog.spark_errors import sentence_first
 
 _log = logging.getLogger("sparklog.sources")

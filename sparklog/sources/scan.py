@@ -20,10 +20,10 @@ from pyspark.sql.types import (
 )
 
 from sparklog import arrow, errors, limits
-from sparklog.sources.compat import arrow_schema
 from sparklog.sources.options import CORRUPT, LogLocation, SourceOptions
 from sparklog.sources.reader import read_slices
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
+from sparklog.spark_compat import arrow_schema
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import Slice
 

@@ -27,19 +27,19 @@ from sparklog import errors, limits
 from sparklog.clock import Clock, SystemClock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.batch import planner_of
-from sparklog.sources.compat import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    ReadMinRows,
-    SupportsTriggerAvailableNow,
-)
 from sparklog.sources.groups import GroupReporter, sender
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import Scan
 from sparklog.sources.starting_offsets import LATEST
+from sparklog.spark_compat import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
 from sparklog.spark_errors import rows_sentence_first, sentence_first
 
 _log = logging.getLogger("sparklog.sources")

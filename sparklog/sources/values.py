@@ -108,7 +108,7 @@ def json_type(schema: StructType) -> pa.StructType:
     Raises `BadOption`, which names the field, for a type that is not read from JSON, for a repeated
     name, and for NOT NULL, which cannot be guaranteed for records of other programs.
     """
-    from sparklog.sources.compat import arrow_type
+    from sparklog.spark_compat import arrow_type
 
     _check_struct(schema, "")
     return arrow_type(schema)

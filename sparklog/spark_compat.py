@@ -1,10 +1,12 @@
-"""Names and conversions that differ between Spark 4.0, 4.1 and 4.2, for Python sources.
+"""Differences between Spark 4.0, 4.1 and 4.2 that the source and the sink hide.
 
-Behaviour that depends on them is in `stream` (`EarlierStreamReader`), in `datasource` and in
-`options.check_stream`; the sink's one difference is in `sinks.datasink`.
-
-- Before 4.2 a stream has neither read limits nor `prepareForTriggerAvailableNow`.
-- Since 4.2 the conversion of a schema to Arrow requires a time zone.
+- Before 4.2 a stream has neither read limits nor `prepareForTriggerAvailableNow`
+  (SPARK-55304, https://github.com/apache/spark/pull/54085). `sources.stream.EarlierStreamReader`
+  does without them, and `sources.options` refuses the options that need them.
+- Since 4.2 the conversion of a schema to Arrow takes a time zone
+  (SPARK-54903, https://github.com/apache/spark/pull/53678).
+- Before 4.1 a stream is written row by row
+  (SPARK-53030, https://github.com/apache/spark/pull/51757). `sinks.datasink` refuses it there.
 """
 
 from __future__ import annotations
@@ -17,6 +19,13 @@ from typing import Any, Final
 import pyarrow as pa
 from pyspark.sql.pandas import types as _types
 from pyspark.sql.types import DataType, StructType
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:
+    from pyspark.sql.datasource import (  # type: ignore[assignment]
+        DataSourceStreamWriter as DataSourceStreamArrowWriter,
+    )
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -49,7 +58,9 @@ except ImportError:
 
 
 __all__ = [
+    "STREAMS_ARE_WRITTEN_IN_BATCHES",
     "STREAMS_HAVE_LIMITS",
+    "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
     "ReadMaxRows",
@@ -60,6 +71,9 @@ __all__ = [
 ]
 
 STREAMS_HAVE_LIMITS: Final = ReadLimit.__module__.startswith("pyspark.")
+STREAMS_ARE_WRITTEN_IN_BATCHES: Final = (
+    DataSourceStreamArrowWriter.__name__ == "DataSourceStreamArrowWriter"
+)
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -73,5 +87,5 @@ def arrow_type(kind: DataType) -> pa.DataType:
 
 
 def _in_utc(function: Callable[..., Any]) -> dict[str, Any]:
-    """Returns the argument for the time zone, which is required since 4.2."""
+    """Returns the argument for the time zone, which exists since 4.2."""
     return {"timezone": "UTC"} if "timezone" in inspect.signature(function).parameters else {}
