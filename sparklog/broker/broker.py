@@ -255,6 +255,13 @@ class Broker:
         """
         return self._writer.submit([append])
 
+    def flush_if_quick(self) -> None:
+        """Makes the queued appends durable if that hardly delays an event loop. Never raises.
+
+        Appends that are not `done` afterwards need a `wait`.
+        """
+        self._writer.flush_if_quick()
+
     @property
     def submit_timeout_seconds(self) -> float:
         """The longest time for which an append waits for space in the queue."""

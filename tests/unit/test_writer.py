@@ -4,7 +4,7 @@ import dataclasses
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -109,6 +109,99 @@ def test_a_lingering_writer_waits_for_company(store: MemoryStore, clock: ManualC
     began = clock.monotonic()
     rig.append(["a"])
     assert clock.monotonic() == began + 0.25
+
+
+# ------------------------------------------------------------------------------ event loops
+
+
+class SlowPuts(NoFaults):
+    """Puts that take `seconds` of the rig's clock."""
+
+    def __init__(self, clock: ManualClock, seconds: float) -> None:
+        self._clock = clock
+        self.seconds = seconds
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        if operation == "put_new":
+            self._clock.advance(self.seconds)
+
+
+def is_flushed_by_a_loop(rig: Rig, rows: Sequence[str] = ("a",)) -> bool:
+    """Returns whether a loop makes such an append durable; its thread does so afterwards."""
+    pending = rig.submit(rows)
+    rig.core.flush_if_quick()
+    is_done = pending.done
+    rig.core.wait(pending)
+    return is_done
+
+
+def test_a_loop_leads_small_flushes_to_a_fast_disk(rig: Rig, clock: ManualClock) -> None:
+    """It leads while flushes take little on average, and leaves the first one to a thread."""
+    puts = SlowPuts(clock, limits.QUICK_FLUSH_SECONDS / 2)
+    faulty(rig, puts)
+    assert [is_flushed_by_a_loop(rig) for _ in range(3)] == [False, True, True]
+    puts.seconds = limits.QUICK_FLUSH_SECONDS * 2
+    turns = [is_flushed_by_a_loop(rig) for _ in range(16)]
+    assert not turns[-1]
+    assert turns == sorted(turns, reverse=True)
+    puts.seconds = 0.0
+    assert [is_flushed_by_a_loop(rig) for _ in range(16)][-1]
+
+
+def test_a_loop_does_not_lead_after_a_slow_flush(rig: Rig, clock: ManualClock) -> None:
+    """A single flush beyond `SLOW_FLUSH_SECONDS` keeps it away for a while, and no longer."""
+    puts = SlowPuts(clock, 0.0)
+    faulty(rig, puts)
+    rig.append(["a"])
+    puts.seconds = limits.SLOW_FLUSH_SECONDS * 2
+    assert is_flushed_by_a_loop(rig)
+    puts.seconds = 0.0
+    assert not is_flushed_by_a_loop(rig)
+    clock.advance(limits.SLOW_FLUSH_PAUSE_SECONDS)
+    assert is_flushed_by_a_loop(rig)
+
+
+def test_a_loop_leads_no_large_flush(rig: Rig) -> None:
+    """Bytes take their time on any disk."""
+    rig.append(["a"])
+    assert not is_flushed_by_a_loop(rig, ["a" * limits.QUICK_FLUSH_BYTES])
+
+
+def test_a_loop_does_not_linger(store: MemoryStore, clock: ManualClock) -> None:
+    """A writer that waits for company does so in a thread."""
+    rig = rig_with(store, clock, linger_seconds=0.25)
+    rig.append(["a"])
+    assert not is_flushed_by_a_loop(rig)
+
+
+def test_a_loop_does_not_join_the_flush_of_a_thread(rig: Rig) -> None:
+    """While a thread flushes, the loop leaves new appends to it."""
+    rig.append(["a"])
+    seen: list[bool] = []
+
+    class Looking(NoFaults):
+        def after(self, operation: Operation, path: str, /) -> None:
+            if operation == "put_new" and not seen:
+                late = rig.submit(["late"])
+                rig.core.flush_if_quick()
+                seen.append(late.done)
+
+    faulty(rig, Looking())
+    rig.append(["b"])
+    assert seen == [False]
+    assert [value for _, value in rig.read()] == [b"a", b"b"]
+    rig.append(["c"])
+    assert [value for _, value in rig.read()] == [b"a", b"b", b"late", b"c"]
+
+
+def test_a_refused_flush_of_a_loop_answers(rig: Rig) -> None:
+    """It raises nothing; the appends have the error."""
+    rig.append(["a"])
+    faulty(rig, failing(UNAVAILABLE))
+    pending = rig.submit(["b"])
+    rig.core.flush_if_quick()
+    with pytest.raises(errors.StorageUnavailable):
+        rig.core.wait(pending)
 
 
 # ------------------------------------------------------------------------------ refusals

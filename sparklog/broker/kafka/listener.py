@@ -105,6 +105,8 @@ class KafkaListener:
             for pool, count in _THREADS.items()
         }
         self._pending_appends: queue.SimpleQueue[_RequestAppends | None] = queue.SimpleQueue()
+        self._queued_in_turn: list[_RequestAppends] = []
+        """Requests of this turn of the loop, which `_end_turn` handles."""
         self._memory = ListenerMemory(memory_bytes, request_max_bytes=request_max_bytes)
         self._max_connections = max_connections
         self._max_connections_per_address = max_connections_per_address
@@ -193,8 +195,21 @@ class KafkaListener:
         self, pending_appends: Sequence[PendingAppend]
     ) -> asyncio.Future[list[Outcome]]:
         outcomes: asyncio.Future[list[Outcome]] = self._loop.create_future()
-        self._pending_appends.put(_RequestAppends(pending_appends, outcomes))
+        if not self._queued_in_turn:
+            self._loop.call_soon(self._end_turn)
+        self._queued_in_turn.append(_RequestAppends(pending_appends, outcomes))
         return outcomes
+
+    def _end_turn(self) -> None:
+        """Flushes what the connections have queued, or passes it to the thread that does."""
+        requests, self._queued_in_turn = self._queued_in_turn, []
+        self.broker.flush_if_quick()
+        for each in requests:
+            if all(pending.done for pending in each.pending_appends):
+                outcomes = [self._outcome(pending) for pending in each.pending_appends]
+                _set_outcomes([(each.outcomes, outcomes)])
+            else:
+                self._pending_appends.put(each)
 
     async def wait_for_append(
         self, seen: Mapping[TopicPartition, int], lacking_bytes: int, timeout_seconds: float

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log.flush_pace import FlushPace
 from sparklog.broker.log.hot_tail import HotRecords, HotTail
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.producer_state import (
@@ -436,6 +437,8 @@ class Writer:
         self._queued_bytes = 0
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
         self._flushing = False
+        self._pace = FlushPace()
+        """Written by the leader of a flush only."""
         self._refusals = Refusals()
         """Guarded by the lock of the partition table."""
         self._closed: errors.SparklogError | None = None
@@ -710,6 +713,22 @@ class Writer:
                 pending.gate.acquire()
         return pending.outcome()
 
+    def flush_if_quick(self) -> None:
+        """Writes the queued appends if that delays the caller, an event loop, by very little.
+
+        Does nothing if they are many bytes, if flushes have been slow or linger, or while another
+        thread leads a flush. Appends that are not done afterwards need a `wait`. Never raises.
+        """
+        with self._mutex:
+            if (
+                self._bounds.linger_seconds
+                or self._queued_bytes > limits.QUICK_FLUSH_BYTES
+                or not self._pace.is_quick(self._clock.monotonic())
+                or not self._takes_lead()
+            ):
+                return
+        self._lead()
+
     def _lead(self) -> None:
         """Runs one flush, then wakes the next waiting thread to lead."""
         try:
@@ -752,8 +771,10 @@ class Writer:
             if flush.entries:
                 began = self._clock.monotonic()
                 written = self._appender.append(flush.entries)
+                ended = self._clock.monotonic()
+                self._pace.record(ended - began, ended)
                 self._apply(written, flush)
-                self._on_flush(written, self._clock.monotonic() - began)
+                self._on_flush(written, ended - began)
         except errors.Retriable as error:
             failure = error
         except errors.RootNotWritable as error:

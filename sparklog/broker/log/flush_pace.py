@@ -1,0 +1,45 @@
+"""Judges by the flushes before it whether an event loop may wait for the next one.
+
+A flush that the event loop leads itself saves two hand-overs between threads, which take longer
+than the flush of a few records to a fast disk. On a slow disk it would delay every connection.
+
+Pure; `Writer` guards it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sparklog.limits import QUICK_FLUSH_SECONDS, SLOW_FLUSH_PAUSE_SECONDS, SLOW_FLUSH_SECONDS
+
+_WEIGHT: Final = 0.125
+"""The share of the newest flush in the average."""
+
+
+class FlushPace:
+    """Times of the recent flushes of a writer; not quick before the first one."""
+
+    __slots__ = ("_average_seconds", "_slow_until")
+
+    def __init__(self) -> None:
+        self._average_seconds: float | None = None
+        self._slow_until = float("-inf")
+
+    def record(self, seconds: float, now: float) -> None:
+        """Adds a flush that took `seconds` and ended at `now`, of a monotonic clock."""
+        if seconds > SLOW_FLUSH_SECONDS:
+            self._slow_until = now + SLOW_FLUSH_PAUSE_SECONDS
+            return  # one outlier says nothing of those after the pause
+        if self._average_seconds is None:
+            self._average_seconds = seconds
+        else:
+            self._average_seconds += _WEIGHT * (seconds - self._average_seconds)
+
+    def is_quick(self, now: float) -> bool:
+        """Returns true if the next small flush probably takes less than `QUICK_FLUSH_SECONDS`."""
+        average_seconds = self._average_seconds
+        return (
+            average_seconds is not None
+            and average_seconds < QUICK_FLUSH_SECONDS
+            and now >= self._slow_until
+        )
