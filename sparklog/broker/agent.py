@@ -294,12 +294,8 @@ class Agent:
         settings, store, clock = self.settings, self._store, self._clock
         writer = settings.writer
         self._partition_table = partition_table
-        self._appender = wal.Appender(
-            store,
-            broker=self._leadership.broker,
-            epoch=self._leadership.epoch,
-            clock=clock,
-            stopping=self._stopping.is_set,
+        self._appender = wal.of(store, clock).appender(
+            self._leadership.broker, self._leadership.epoch, stopping=self._stopping.is_set
         )
         self._hot = HotTail(limit_bytes=settings.hot_tail.bytes)
         self._writer = Writer(
@@ -618,6 +614,7 @@ class Agent:
     def _close(self) -> None:
         if self._broker is not None:
             self._broker.close()
+            self._appender.close()
         for listener in (self._kafka, self._flight):
             if listener is not None:
                 listener.close()

@@ -86,6 +86,13 @@ class TableSnapshot:
 # ------------------------------------------------------------------------------ the WAL
 
 
+class WalKind(enum.StrEnum):
+    """Kinds of storage of an epoch's write-ahead log. The values are part of the format."""
+
+    OBJECTS = "objects"
+    """One object per flush."""
+
+
 class EntryKind(enum.IntEnum):
     """Kinds of WAL entries. The numbers are part of the format."""
 

@@ -33,7 +33,6 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
 from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
@@ -48,6 +47,8 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalPosition
+from sparklog.storage.wal import objects
+from sparklog.storage.wal.base import object_path
 from tests.support.brokers import flip, payload, rows_of_table
 from tests.support.descriptors import sockets
 from tests.support.flights import BrokerClient, Stream
@@ -653,7 +654,7 @@ def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path) -> None:
         client.create()
         client.append(["a"])
         client.append(["b"])
-    damaged = wal.object_path(WalPosition(1, 1, 2))
+    damaged = object_path(WalPosition(1, 1, 2))
     agent._on_failure(errors.SparklogError(reason="killed"))
     with pytest.raises(errors.SparklogError):
         agent.wait(SECONDS)
@@ -886,8 +887,8 @@ def test_a_damaged_entry_keeps_its_partition_back_only(tmp_path: Path) -> None:
         for value in ("a", "b"):
             client.append([value])
         client.append(["x"], partition=1)
-    (located,) = wal.read_object(store, WalPosition(1, 1, 2)).located
-    path = wal.object_path(located.at)
+    (located,) = objects.read_object(store, WalPosition(1, 1, 2)).located
+    path = object_path(located.at)
     first._on_failure(errors.SparklogError(reason="killed"))
     flip(store, path, located.origin + located.entry.length - 20)
     with running(Agent(settings(tmp_path))) as client:

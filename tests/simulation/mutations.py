@@ -28,12 +28,14 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkB
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
-from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention, wal
+from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import base
 from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
+from sparklog.storage.wal.base import WalObject
+from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
 from tests.simulation.faults import Rates
 from tests.simulation.world import Profile
 
@@ -61,11 +63,11 @@ class Mutation:
         return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **dict(self.profile))
 
 
-def _fence_nothing(store: Any, follower: wal.Follower, *, clock: Any) -> list[wal.WalObject]:
+def _fence_nothing(follower: ObjectFollower) -> list[WalObject]:
     return follower.poll(relist=True)
 
 
-def _put_nothing(_appender: wal.Appender, _path: str, _pieces: Any) -> None:
+def _put_nothing(_appender: ObjectAppender, _path: str, _pieces: Any) -> None:
     """An ack that is not waited for: the object never comes."""
 
 
@@ -165,13 +167,13 @@ _VACUUM = (("engines", 1), ("has_vacuum", True), ("cut_rate", 0.0), ("steps", 1_
 MUTATIONS = (
     Mutation(
         name="no fence",
-        patches=((wal, "fence", _fence_nothing),),
+        patches=((ObjectFollower, "fence", _fence_nothing),),
         rates=_RIVALS,
         profile=(("brokers", 3),),
     ),
     Mutation(
         name="ack before the put",
-        patches=((wal.Appender, "_claim", _put_nothing),),
+        patches=((ObjectAppender, "_claim", _put_nothing),),
         rates=_RESTARTS,
     ),
     Mutation(

@@ -23,6 +23,7 @@ from sparklog.formats import record_batch
 from sparklog.formats.record_batch import CheckedBatch
 from sparklog.storage import wal
 from sparklog.storage.snapshot import Entry
+from sparklog.storage.wal import payloads
 from tests.simulation.history import ensure
 from tests.simulation.scheduler import Task
 
@@ -91,6 +92,7 @@ def installed(world: World) -> Iterator[None]:
     with (
         mock.patch.object(DecodeMemory, "hold", hold_noted),
         mock.patch.object(wal, "decode_kafka", decode_weighed),
+        mock.patch.object(payloads, "decode_kafka", decode_weighed),
         mock.patch.object(record_batch, "check", check_weighed),
     ):
         yield

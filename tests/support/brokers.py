@@ -35,6 +35,7 @@ from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot
 from sparklog.storage.table import TopicTable
+from sparklog.storage.wal.objects import ObjectAppender
 
 START_US = 1_700_000_000_123_456
 GRACE_SECONDS = 10.0
@@ -105,9 +106,7 @@ class Rig:
             store, self.meta.current, self.leadership, tables, clock=clock
         )
         self.hot = HotTail(limit_bytes=options.hot_bytes)
-        self.appender = wal.Appender(
-            store, broker=broker, epoch=self.leadership.epoch, clock=clock, stopping=lambda: False
-        )
+        self.appender = wal.of(store, clock).appender(broker, self.leadership.epoch)
         self.writer = Writer(
             store, self.appender, self.partition_table, self.hot, clock=clock, bounds=options.writer
         )
@@ -172,6 +171,12 @@ class Rig:
             broker=self.leadership.broker if broker is None else broker,
             options=RigOptions(**options) if options else self.options,
         )
+
+    def append_to(self, store: Store) -> Store:
+        """Makes the appender of objects use another view of the store; returns the present one."""
+        assert isinstance(self.appender, ObjectAppender)
+        before, self.appender._store = self.appender._store, store
+        return before
 
     # -------------------------------------------------------------------------- writing
 

@@ -59,7 +59,7 @@ class HandmadeRoot:
                 controller=BROKER,
             )
         )
-        self._log = wal.Appender(store, broker=BROKER, epoch=EPOCH, clock=clock)
+        self._log = wal.of(store, clock).appender(BROKER, EPOCH)
         self._log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
         self._checkpoint = -1
         self._ends: dict[tuple[str, int], int] = {}
@@ -171,9 +171,8 @@ class HandmadeRoot:
             return
         self._checkpoint = newest
         self._log.checkpoint(newest, needed, b"")
-        checkpoint = wal.newest_checkpoint(self.store, BROKER, EPOCH)
-        assert checkpoint is not None
-        self.store.delete(wal.removable(self.store, BROKER, EPOCH, checkpoint))
+        checkpoint = wal.Checkpoint(sequence=newest, needed=tuple(needed), state=b"")
+        self.store.delete(self._log.removable(checkpoint))
 
     def move_start(self, topic: str, partition: int, offset: int) -> None:
         """Retention: the log starts there from now on; whole files below it go."""

@@ -6,10 +6,10 @@ import pytest
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.objects import MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
+from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, RigOptions, flip, rows_followed
 
 DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
@@ -178,9 +178,9 @@ def test_what_precedes_a_corrupt_object_is_seen(rig: Rig, store: MemoryStore) ->
     rig.append(["a"])
     rig.append(["b"])
     located = rig.partition_table.topic("t").partition(0).unpublished[1]
-    flip(store, wal.object_path(located.at), 20)
+    flip(store, object_path(located.at), 20)
     follower = RootFollower(store, clock=rig.clock)
     assert rows_followed(follower, store) == [(0, b"a")]
     with pytest.raises(errors.CorruptObject) as corrupt:
         follower.refresh(["t"])
-    assert corrupt.value.path == wal.object_path(located.at)
+    assert corrupt.value.path == object_path(located.at)

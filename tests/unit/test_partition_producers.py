@@ -83,11 +83,10 @@ def test_a_second_first_batch_waits_for_the_first(clock: JumpingClock, refusal: 
         rig.core.wait(filling)
     elif refusal == "flush":
         full = errors.StorageFull(root="r", free_bytes=0, reserve_bytes=1)
-        usual = rig.appender._store
-        rig.appender._store = store.view(ScriptedFaults(Fault(operation="put_new", error=full)))
+        usual = rig.append_to(store.view(ScriptedFaults(Fault(operation="put_new", error=full))))
         with pytest.raises(errors.StorageFull):
             rig.append(["a"], producer_sequence=(9, 0, 7))
-        rig.appender._store = usual
+        rig.append_to(usual)
     else:
         rig.append(["x"])
         topic.held_back = "its table is locked"

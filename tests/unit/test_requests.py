@@ -15,12 +15,13 @@ import pytest
 
 from sparklog import limits
 from sparklog.clock import ManualClock, SystemClock
-from sparklog.storage import delta_log, wal
+from sparklog.storage import delta_log
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing, in_parallel
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.table import TopicTable
+from sparklog.storage.wal.base import object_path
 from tests.support.brokers import START_US, Rig, rows_of_table
 
 
@@ -430,7 +431,7 @@ def test_read_ahead_is_bounded(
     fill(rig, 1, 6)
     partition = rig.partition_table.topic("t").partition(0)
     entries = list(partition.unpublished)
-    path = wal.object_path(entries[2].at)
+    path = object_path(entries[2].at)
     monkeypatch.setattr(limits, "READ_AHEAD_BYTES", 3 * entries[0].entry.length)
     ahead = ReadAhead(store, entries, is_wanted=lambda each: each is not entries[1])
     store.delete([path])

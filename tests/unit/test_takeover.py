@@ -17,6 +17,8 @@ from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFai
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import Entry, EntryKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.wal import objects
+from sparklog.storage.wal.base import object_path
 from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -124,7 +126,7 @@ def test_a_start_that_is_overtaken_raises(store: MemoryStore, clock: ManualClock
     """A broker whose epoch is fenced before it began raises `BrokerFenced`."""
     slow = acquire(store, clock)
     Rig(store, clock)
-    log = wal.Appender(store, broker=1, epoch=slow.epoch, clock=clock)
+    log = wal.of(store, clock).appender(1, slow.epoch)
     with pytest.raises(errors.BrokerFenced):
         log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
 
@@ -237,7 +239,7 @@ def test_a_corrupt_entry_stops_its_partition_only(rig: Rig, store: MemoryStore) 
     rig.append(["b"])
     rig.append(["x"], topic="u")
     located = list(rig.partition_table.topic("t").partition(0).unpublished)[1]
-    path = wal.object_path(located.at)
+    path = object_path(located.at)
     flip(store, path, located.origin + located.entry.length - 20)
     successor = rig.successor()
     assert successor.read("u") == [(0, b"x")]
@@ -529,5 +531,5 @@ def test_old_epochs_end(rig: Rig, store: MemoryStore, clock: ManualClock) -> Non
     assert len(closed) == 5
     for name in closed:
         epoch, _, sequence = name.partition("/")
-        found = wal.read_object(store, WalPosition(1, int(epoch), int(sequence)))
+        found = objects.read_object(store, WalPosition(1, int(epoch), int(sequence)))
         assert found.is_fence

@@ -33,6 +33,8 @@ from sparklog.storage.snapshot import (
     StagedRef,
     WalPosition,
 )
+from sparklog.storage.wal import objects, payloads
+from sparklog.storage.wal.base import object_path
 from tests.support.brokers import flip, paths, payload
 
 FOLDER = "wal/1/0000000001"
@@ -41,12 +43,12 @@ Written = Sequence[tuple[Entry, wal.Payload]]
 
 def path_of(sequence: int) -> str:
     """The path of that object of the only epoch."""
-    return wal.object_path(WalPosition(1, 1, sequence))
+    return object_path(WalPosition(1, 1, sequence))
 
 
-def appender(store: MemoryStore, clock: ManualClock) -> wal.Appender:
+def appender(store: MemoryStore, clock: ManualClock) -> objects.ObjectAppender:
     """An appender of the only epoch, at its beginning."""
-    return wal.Appender(store, broker=1, epoch=1, clock=clock)
+    return objects.ObjectAppender(store, broker=1, epoch=1, clock=clock)
 
 
 def records(*values: str, base: int = 0, partition: int = 0) -> tuple[Entry, wal.Payload]:
@@ -61,14 +63,14 @@ def records(*values: str, base: int = 0, partition: int = 0) -> tuple[Entry, wal
     return entry, wal.encode_payload(payload(values))
 
 
-def follower(store: MemoryStore) -> wal.Follower:
+def follower(store: MemoryStore, clock: ManualClock | None = None) -> objects.ObjectFollower:
     """A new reader of the only epoch."""
-    return wal.Follower(store, 1, 1)
+    return objects.ObjectFollower(store, 1, 1, clock=clock or ManualClock())
 
 
-def sequences(objects: Sequence[wal.WalObject]) -> list[int]:
+def sequences(found: Sequence[wal.WalObject]) -> list[int]:
     """The sequences of these objects."""
-    return [each.at.sequence for each in objects]
+    return [each.at.sequence for each in found]
 
 
 def failing(operation: Operation, error: BaseException, **where: object) -> Faults:
@@ -145,7 +147,7 @@ def test_an_object_describes_all_of_its_entries(given_entries: list[Entry]) -> N
     store = MemoryStore(clock)
     data = wal.encode_payload(payload(["some value"]))
     written = appender(store, clock).append([(entry, data) for entry in given_entries])
-    found = wal.read_object(store, WalPosition(1, 1, 0))
+    found = objects.read_object(store, WalPosition(1, 1, 0))
     assert found == written
     for located, entry in zip(found.located, given_entries, strict=True):
         read = located.entry
@@ -161,7 +163,7 @@ def test_an_object_describes_all_of_its_entries(given_entries: list[Entry]) -> N
 def corruptions(store: MemoryStore) -> list[errors.CorruptObject]:
     """The errors of reading the first object and its entries."""
     try:
-        found = wal.read_object(store, WalPosition(1, 1, 0))
+        found = objects.read_object(store, WalPosition(1, 1, 0))
     except errors.CorruptObject as error:
         return [error]
     errors_found = []
@@ -176,7 +178,7 @@ def corruptions(store: MemoryStore) -> list[errors.CorruptObject]:
 def test_any_damaged_byte_is_found(store: MemoryStore, clock: ManualClock) -> None:
     """Whichever byte changes, the object or the entry is refused by name."""
     appender(store, clock).append([records("a", "b"), records("c", base=2)])
-    sound = wal.read_object(store, WalPosition(1, 1, 0))
+    sound = objects.read_object(store, WalPosition(1, 1, 0))
     index_end = sound.located[0].origin
     for position in range(store.stat(path_of(0)).size_bytes):
         flip(store, path_of(0), position)
@@ -185,7 +187,7 @@ def test_any_damaged_byte_is_found(store: MemoryStore, clock: ManualClock) -> No
         # If the index is intact, the error names the offsets that are not.
         assert ("offsets" in error.check) is (position >= index_end)
         flip(store, path_of(0), position)
-    assert wal.read_object(store, WalPosition(1, 1, 0)) == sound
+    assert objects.read_object(store, WalPosition(1, 1, 0)) == sound
 
 
 def test_any_missing_end_is_found(store: MemoryStore, clock: ManualClock) -> None:
@@ -202,7 +204,7 @@ def test_an_object_in_a_wrong_place_is_refused(store: MemoryStore, clock: Manual
     appender(store, clock).append([records("a")])
     store.put(path_of(1), store.get(path_of(0)))
     with pytest.raises(errors.CorruptObject) as refused:
-        wal.read_object(store, WalPosition(1, 1, 1))
+        objects.read_object(store, WalPosition(1, 1, 1))
     assert path_of(0) in refused.value.check
 
 
@@ -210,7 +212,7 @@ def test_an_index_of_any_size_is_read(store: MemoryStore, clock: ManualClock) ->
     """An index that is longer than the first read is fetched whole."""
     given_entries = [records("v", base=offset) for offset in range(2_000)]
     appender(store, clock).append(given_entries)
-    found = wal.read_object(store, WalPosition(1, 1, 0))
+    found = objects.read_object(store, WalPosition(1, 1, 0))
     assert [each.entry.base_offset for each in found.located] == list(range(2_000))
 
 
@@ -241,7 +243,7 @@ def test_a_batch_that_is_not_as_described_is_corrupt(what: str) -> None:
 
 def test_bytes_that_are_no_batch_are_corrupt() -> None:
     """Bytes that are no Arrow stream, or have an unknown encoding, are refused."""
-    for data in (b"", b"no arrow", wal._END_OF_STREAM):
+    for data in (b"", b"no arrow", payloads._END_OF_STREAM):
         with pytest.raises(errors.CorruptObject):
             wal.decode_payload(Entry(kind=EntryKind.RECORDS, count=1), pa.py_buffer(data))
     with pytest.raises(errors.CorruptObject):
@@ -286,7 +288,7 @@ def test_an_ambiguous_put_is_resolved(store: MemoryStore, clock: ManualClock, mo
     faulty = store.view(failing("put_new", UNRESOLVED, moment=moment))
     log = appender(faulty, clock)
     written = log.append([records("a")])
-    assert wal.read_object(store, written.at) == written
+    assert objects.read_object(store, written.at) == written
     assert log.append([records("b", base=1)]).at.sequence == 1
 
 
@@ -340,9 +342,9 @@ def test_a_refusal_after_a_long_silence_proves_nothing_about_earlier_tries(
             if operation == "put_new" and self.puts == 1:
                 raise UNRESOLVED
 
-    log = wal.Appender(store.view(Outage()), broker=1, epoch=1, clock=clock)
+    log = objects.ObjectAppender(store.view(Outage()), broker=1, epoch=1, clock=clock)
     written = log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
-    assert wal.read_object(store, written.at).located == written.located
+    assert objects.read_object(store, written.at).located == written.located
     assert log.next_sequence == 1
 
 
@@ -355,7 +357,9 @@ def test_an_outcome_is_unknown_only_when_stopping(store: MemoryStore, clock: Man
         asked += 1
         return asked == 3
 
-    log = wal.Appender(store.view(Silent()), broker=1, epoch=1, clock=clock, stopping=stopping)
+    log = objects.ObjectAppender(
+        store.view(Silent()), broker=1, epoch=1, clock=clock, stopping=stopping
+    )
     with pytest.raises(errors.OutcomeUnknown):
         log.append([records("a")])
     assert asked == 3
@@ -453,9 +457,9 @@ def test_a_follower_that_fell_behind_jumps(store: MemoryStore, clock: ManualCloc
     for base in range(1, 5):
         log.append([records("v", base=base)])
     log.checkpoint(3, [2], b"")
-    checkpoint = wal.newest_checkpoint(store, 1, 1)
+    checkpoint = objects.newest_checkpoint(store, 1, 1)
     assert checkpoint is not None
-    store.delete(wal.removable(store, 1, 1, checkpoint))
+    store.delete(objects.removable(store, 1, 1, checkpoint))
     assert reader.poll() == []
     assert sequences(reader.poll(relist=True)) == [2, 4]
 
@@ -516,7 +520,7 @@ class AtStep(NoFaults):
 
 def fence_into(read: list[wal.WalObject], store: MemoryStore, clock: ManualClock) -> None:
     """Fences the only epoch, and stores the objects that were read."""
-    read += wal.fence(store, follower(store), clock=clock)
+    read += follower(store, clock).fence()
 
 
 @pytest.mark.parametrize("ambiguous", [False, True])
@@ -551,7 +555,7 @@ def test_a_fence_at_any_moment_of_an_append(ambiguous: bool) -> None:
 class AppendingAt(NoFaults):
     """Appends as the old broker at the n-th moment of the fencer."""
 
-    def __init__(self, number: int, log: wal.Appender) -> None:
+    def __init__(self, number: int, log: objects.ObjectAppender) -> None:
         self.left = number
         self.log = log
         self.acked: list[int] = []
@@ -584,7 +588,7 @@ def test_an_append_at_any_moment_of_a_fence() -> None:
         log = appender(store, clock)
         log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
         faults = AppendingAt(step, log)
-        read = wal.fence(store.view(faults), wal.Follower(store.view(faults), 1, 1), clock=clock)
+        read = follower(store.view(faults), clock).fence()
         assert sequences(read[:-1]) == [0, *faults.acked]
         assert read[-1].is_fence
         seen.add(len(faults.acked))
@@ -595,7 +599,7 @@ def test_a_fence_ends_the_epoch_for_readers(store: MemoryStore, clock: ManualClo
     """Objects after a fence do not count, whichever broker put them."""
     log = appender(store, clock)
     log.append([records("a")])
-    wal.fence(store, follower(store), clock=clock)
+    follower(store, clock).fence()
     log.next_sequence = 2
     log.append([records("beyond", base=1)])
     reader = follower(store)
@@ -607,15 +611,15 @@ def test_a_fence_ends_the_epoch_for_readers(store: MemoryStore, clock: ManualClo
 def test_fencing_twice_is_fencing_once(store: MemoryStore, clock: ManualClock) -> None:
     """A second fencer finds the first one's fence, and adds none."""
     appender(store, clock).append([records("a")])
-    first = wal.fence(store, follower(store), clock=clock)
-    assert wal.fence(store, follower(store), clock=clock) == first
+    first = follower(store, clock).fence()
+    assert follower(store, clock).fence() == first
     assert len(paths(store, FOLDER)) == 2
 
 
 class TrimmedMeanwhile(NoFaults):
     """Appends and trims as the old broker just before the fence is put."""
 
-    def __init__(self, store: MemoryStore, log: wal.Appender) -> None:
+    def __init__(self, store: MemoryStore, log: objects.ObjectAppender) -> None:
         self.store = store
         self.log = log
         self.done = False
@@ -626,9 +630,9 @@ class TrimmedMeanwhile(NoFaults):
             for base in range(1, 4):
                 self.log.append([records("v", base=base)])
             self.log.checkpoint(2, [2], b"")
-            checkpoint = wal.newest_checkpoint(self.store, 1, 1)
+            checkpoint = objects.newest_checkpoint(self.store, 1, 1)
             assert checkpoint is not None
-            self.store.delete(wal.removable(self.store, 1, 1, checkpoint))
+            self.store.delete(objects.removable(self.store, 1, 1, checkpoint))
 
 
 def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualClock) -> None:
@@ -636,7 +640,7 @@ def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualCl
     log = appender(store, clock)
     log.append([records("v")])
     faulty = store.view(TrimmedMeanwhile(store, log))
-    read = wal.fence(faulty, wal.Follower(faulty, 1, 1), clock=clock)
+    read = follower(faulty, clock).fence()
     assert sequences(read) == [0, 2, 3, 4]
     assert [each.is_fence for each in read] == [False, False, False, True]
     assert path_of(1) in [f"{FOLDER}/{name}" for name in paths(store, FOLDER)]
@@ -658,9 +662,9 @@ def test_only_unneeded_objects_are_removed(store: MemoryStore, clock: ManualCloc
         log.append([records("v", base=base)])
     log.checkpoint(1, [], b"")
     log.checkpoint(3, [0, 2], b"")
-    checkpoint = wal.newest_checkpoint(store, 1, 1)
+    checkpoint = objects.newest_checkpoint(store, 1, 1)
     assert checkpoint is not None
-    assert sorted(wal.removable(store, 1, 1, checkpoint)) == [
+    assert sorted(objects.removable(store, 1, 1, checkpoint)) == [
         path_of(1),
         path_of(3),
         f"{FOLDER}/checkpoint-{1:020d}",
@@ -672,9 +676,9 @@ def test_the_newest_object_stays(store: MemoryStore, clock: ManualClock) -> None
     log = appender(store, clock)
     log.append([records("v")])
     log.checkpoint(0, [], b"")
-    checkpoint = wal.newest_checkpoint(store, 1, 1)
+    checkpoint = objects.newest_checkpoint(store, 1, 1)
     assert checkpoint is not None
-    assert wal.removable(store, 1, 1, checkpoint) == []
+    assert objects.removable(store, 1, 1, checkpoint) == []
 
 
 def test_a_checkpoint_covers_durable_objects_only(store: MemoryStore, clock: ManualClock) -> None:
@@ -697,18 +701,18 @@ def test_a_damaged_checkpoint_is_named(store: MemoryStore, clock: ManualClock) -
 def test_a_closed_epoch_keeps_its_fence_only(store: MemoryStore, clock: ManualClock) -> None:
     """Only the fences of closed epochs remain; open epochs and foreign files are not touched."""
     for epoch in (1, 2, 3):
-        log = wal.Appender(store, broker=7, epoch=epoch, clock=clock)
+        log = objects.ObjectAppender(store, broker=7, epoch=epoch, clock=clock)
         for base in range(3):
             log.append([records("v", base=base)])
         log.checkpoint(1, [], b"")
         if epoch != 3:
-            wal.fence(store, wal.Follower(store, 7, epoch), clock=clock)
+            objects.ObjectFollower(store, 7, epoch, clock=clock).fence()
     store.put("wal/readme", b"")
     store.put("wal/7/notes/x", b"")
-    store.delete(wal.closed_epoch_paths(store, lambda: {(7, 2), (7, 3)}))
+    store.delete(objects.ObjectWal(store, clock).retired(lambda: {(7, 2), (7, 3)}))
     left = paths(store, "wal")
     assert [name for name in left if name.startswith("7/0000000001")] == [f"7/0000000001/{3:020d}"]
-    assert wal.Follower(store, 7, 1).poll() == []
+    assert objects.ObjectFollower(store, 7, 1, clock=clock).poll() == []
     assert len([name for name in left if name.startswith("7/0000000002")]) == 5
     assert len([name for name in left if name.startswith("7/0000000003")]) == 4
     assert {"readme", "7/notes/x"} <= set(left)
@@ -720,8 +724,8 @@ def test_a_sleeping_broker_finds_the_fence_of_a_closed_epoch(
     """However long a broker was suspended, its next put meets the fence."""
     log = appender(store, clock)
     log.append([records("v")])
-    wal.fence(store, follower(store), clock=clock)
-    store.delete(wal.closed_epoch_paths(store, set))
+    follower(store, clock).fence()
+    store.delete(objects.ObjectWal(store, clock).retired(set))
     with pytest.raises(errors.BrokerFenced):
         log.append([records("late", base=1)])
 

@@ -12,6 +12,8 @@ from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import Epoch
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
+from sparklog.storage.wal.base import object_path
+from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
     GRACE_SECONDS,
     Rig,
@@ -83,7 +85,7 @@ def test_a_checkpoint_comes_after_some_time(rig: Rig, clock: ManualClock) -> Non
         for _ in range(appends):
             rig.append(["a"])
         rig.wal_cleaner.tick()
-        found = wal.newest_checkpoint(rig.store, 1, 1)
+        found = newest_checkpoint(rig.store, 1, 1)
         newest = found.sequence if found is not None else -1
         assert newest == sequence
     assert rig.successor().read() == [(0, b"a"), (1, b"a")]
@@ -378,7 +380,7 @@ def test_a_failed_carry_is_repeated(rig: Rig, clock: ManualClock) -> None:
     second = rig.successor()
     clock.advance(CARRY_SECONDS + 1)
     full = errors.StorageFull(root="?", free_bytes=0, reserve_bytes=0)
-    second.appender._store = rig.store.view(ScriptedFaults(Fault(operation="put_new", error=full)))
+    second.append_to(rig.store.view(ScriptedFaults(Fault(operation="put_new", error=full))))
     with pytest.raises(errors.StorageFull):
         carry(second)
     assert carry(second) == 1
@@ -443,7 +445,7 @@ def test_a_damaged_entry_is_not_carried(store: MemoryStore, clock: ManualClock) 
         rig.append([value])
     rig.wal_cleaner.checkpoint()
     located = rig.partition_table.topic("t").partition(0).unpublished[1]
-    flip(store, wal.object_path(located.at), located.origin + located.entry.length - 20)
+    flip(store, object_path(located.at), located.origin + located.entry.length - 20)
     clock.advance(CARRY_SECONDS + 1)
     assert carry(rig) == 1
     rig.wal_cleaner.checkpoint()

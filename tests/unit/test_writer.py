@@ -51,7 +51,7 @@ def rig_with(store: Store, clock: ManualClock, **bounds: float) -> Rig:
 def faulty(rig: Rig, faults: Faults) -> None:
     """Makes the writer's own puts fail from now on."""
     assert isinstance(rig.store, MemoryStore)
-    rig.appender._store = rig.store.view(faults)
+    rig.append_to(rig.store.view(faults))
 
 
 def failing(error: BaseException, **where: object) -> Faults:

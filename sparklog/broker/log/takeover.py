@@ -195,8 +195,8 @@ def recover(
     histories = []
     entries: dict[tuple[str, int], list[Located]] = {}
     for epoch in leadership.inherited:
-        follower = wal.Follower(store, epoch.broker, epoch.epoch)
-        objects = wal.fence(store, follower, clock=clock)
+        follower = wal.of(store, clock).follower(epoch.broker, epoch.epoch)
+        objects = follower.fence()
         histories.append((follower.checkpoint, objects))
         for located in _all_entries(objects):
             if located.entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):

@@ -86,6 +86,7 @@ class WalCleaner:
         self._store = store
         self._meta = meta
         self._leadership = leadership
+        self._wal = wal.of(store, clock)
         self._appender = appender
         self._partition_table = partition_table
         self._writer = writer
@@ -115,6 +116,7 @@ class WalCleaner:
 
     def tick(self) -> None:
         """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
+        self._appender.tend()
         if self._checkpoint_is_due():
             self.checkpoint()
         elif self._confirmation_is_due():
@@ -127,10 +129,11 @@ class WalCleaner:
 
     def _checkpoint_is_due(self) -> bool:
         done = self._newest.sequence if self._newest else -1
-        objects = self._partition_table.applied_sequence - done
+        if self._partition_table.applied_sequence <= done:
+            return False
         seconds = self._clock.monotonic() - self._checkpoint_at
-        return objects >= self._bounds.checkpoint_every_objects or (
-            objects > 0 and seconds >= self._bounds.checkpoint_every_seconds
+        return seconds >= self._bounds.checkpoint_every_seconds or (
+            self._appender.checkpoint_is_due(done, objects=self._bounds.checkpoint_every_objects)
         )
 
     def _confirmation_is_due(self) -> bool:
@@ -168,14 +171,11 @@ class WalCleaner:
         while self._trimmable and self._trimmable[0][0] <= horizon:
             checkpoint = self._trimmable.popleft()[1]
         if checkpoint is not None:
-            paths = wal.removable(
-                self._store, self._leadership.broker, self._leadership.epoch, checkpoint
-            )
-            self._store.delete(paths)
+            self._store.delete(self._appender.removable(checkpoint))
 
     def _delete_closed(self) -> None:
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:
-            self._store.delete(wal.closed_epoch_paths(self._store, self._open_epochs))
+            self._store.delete(self._wal.retired(self._open_epochs))
             self._delete_closed_at = None
 
     def _open_epochs(self) -> set[tuple[int, int]]:
@@ -265,7 +265,8 @@ class WalCleaner:
     def _choose_own(self, batch: _CarryBatch) -> None:
         """Adds entries of our own old objects that lie far below our newest checkpoint."""
         newest = self._newest.sequence if self._newest else -1
-        last = min(newest - self._bounds.checkpoint_every_objects, self._aged_sequence)
+        old = self._appender.carried_up_to(newest, objects=self._bounds.checkpoint_every_objects)
+        last = min(old, self._aged_sequence)
         broker, epoch = self._leadership.broker, self._leadership.epoch
         count = len(self._damaged) + _OBJECTS_AT_ONCE
         for sequence in self._partition_table.oldest_unpublished(broker, epoch, count):
@@ -273,10 +274,10 @@ class WalCleaner:
                 break
             if sequence in self._damaged:
                 continue
-            at = WalPosition(broker, epoch, sequence)
             try:
-                found = wal.read_object(self._store, at)
+                found = self._appender.read(sequence)
             except (errors.CorruptObject, ObjectMissing) as error:
+                at = WalPosition(broker, epoch, sequence)
                 _log.error("cannot carry a WAL object", entry=repr(at), reason=str(error))
                 self._damaged.add(sequence)
                 continue

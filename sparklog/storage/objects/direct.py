@@ -11,10 +11,12 @@ system without direct I/O, or with larger blocks, everything goes through the ca
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 from collections import deque
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -41,6 +43,30 @@ def write(file: int, views: list[memoryview]) -> None:
         buffer = _new_buffer()
     try:
         _write_through(file, views, buffer)
+    finally:
+        _idle.append(buffer)
+
+
+def write_blocks(file: int, views: Sequence[memoryview]) -> int | None:
+    """Writes whole blocks, at most a buffer of them, to a file that was opened for direct I/O.
+
+    Returns the number of bytes that were written, or None if the file system refuses direct writes
+    of this size or place. Raises OSError.
+    """
+    try:
+        buffer = _idle.pop()
+    except IndexError:
+        buffer = _new_buffer()
+    try:
+        filled = 0
+        for view in views:
+            buffer[filled : filled + len(view)] = np.frombuffer(view, np.uint8)
+            filled += len(view)
+        return os.write(file, buffer[:filled].data)
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None
+        raise
     finally:
         _idle.append(buffer)
 

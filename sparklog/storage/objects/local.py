@@ -41,6 +41,8 @@ from sparklog.storage.objects.base import (
     checked_path,
     pieces,
 )
+from sparklog.storage.objects.files import LogFiles
+from sparklog.storage.objects.local_files import LocalFiles
 
 _MakeVisible: TypeAlias = Callable[[int, str, str, str], None]
 """Gives the written file its name. Arguments: folder, temporary name, name, path."""
@@ -65,6 +67,7 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
+        self.files: LogFiles | None = LocalFiles(self.root)
         self._has_hard_links = True
         # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
         self._durable_folders: set[str] = set()

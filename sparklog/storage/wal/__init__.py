@@ -1,0 +1,54 @@
+"""The write-ahead log of a broker: what it acked, until it is in the tables.
+
+`base` has the interface and the rules that every kind obeys. Callers use what this package
+exports, and do not know the kind.
+"""
+
+from __future__ import annotations
+
+from sparklog.clock import Clock
+from sparklog.storage.objects import Store
+from sparklog.storage.snapshot import WalKind
+from sparklog.storage.wal.base import (
+    Appender,
+    Checkpoint,
+    Follower,
+    Wal,
+    WalObject,
+    folder,
+    read_payload,
+)
+from sparklog.storage.wal.objects import ObjectWal
+from sparklog.storage.wal.payloads import (
+    EMPTY,
+    Payload,
+    decode_body,
+    decode_kafka,
+    decode_payload,
+    encode_kafka,
+    encode_payload,
+)
+
+__all__ = [
+    "EMPTY",
+    "Appender",
+    "Checkpoint",
+    "Follower",
+    "Payload",
+    "Wal",
+    "WalObject",
+    "decode_body",
+    "decode_kafka",
+    "decode_payload",
+    "encode_kafka",
+    "encode_payload",
+    "folder",
+    "of",
+    "read_payload",
+]
+
+
+def of(store: Store, clock: Clock, kind: WalKind = WalKind.OBJECTS) -> Wal:
+    """Returns the write-ahead logs of a root that have this kind."""
+    assert kind is WalKind.OBJECTS
+    return ObjectWal(store, clock)

@@ -1,0 +1,225 @@
+"""Values and interface of the write-ahead log, whatever the kind of its storage.
+
+The flushes of an epoch are numbered from 0, without holes as far as anything was acked. A *fence*
+ends the epoch for every broker and reader: flushes after it do not count. `Wal` is the interface;
+`wal.of` returns its implementation for a kind.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import crc32c
+import pyarrow as pa
+
+from sparklog import errors
+from sparklog.storage.objects import Store
+from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
+from sparklog.storage.wal.payloads import Payload, offsets_of
+
+FOLDER: Final = "wal"
+CHECKPOINT: Final = "checkpoint-"
+_NAMED: Final = re.compile(r"(\d+)/(\d{10})/((?:checkpoint-)?\d{20})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalObject:
+    """The entries that one flush made durable."""
+
+    at: WalPosition
+    written_us: int
+    located: tuple[Located, ...]
+
+    @property
+    def is_fence(self) -> bool:
+        return any(each.entry.kind is EntryKind.FENCE for each in self.located)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A broker's state as of `sequence`. Of the flushes up to it, only `needed` still count."""
+
+    sequence: int
+    needed: tuple[int, ...]
+    state: bytes
+    bounds: Mapping[str, Sequence[Bounds]] | None = None
+    """Bounds of each partition by topic id, as of `sequence`; None if an old release wrote it."""
+
+
+class Appender(Protocol):
+    """Appends the flushes of one epoch in order.
+
+    `append`, `checkpoint` and `close` are for one caller at a time each; `checkpoint`, `tend` and
+    the methods that only read may run beside `append`.
+    """
+
+    @property
+    def next_sequence(self) -> int:
+        """The sequence of the next flush."""
+        ...
+
+    def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
+        """Writes the next flush. It is durable when this returns, with the entries' byte ranges.
+
+        Raises `BrokerFenced` if the epoch has ended; `StorageFull` and `StorageUnavailable` if the
+        flush surely does not count, so that another one may be tried; `SyncFailed`, after which
+        nothing may be tried; `OutcomeUnknown` only if `stopping` ends the tries before the outcome
+        is known.
+        """
+        ...
+
+    def read(self, sequence: int) -> WalObject:
+        """Returns the index of a flush that a checkpoint may still need.
+
+        Raises `ObjectMissing` and `CorruptObject`.
+        """
+        ...
+
+    def checkpoint(
+        self,
+        sequence: int,
+        needed: Sequence[int],
+        state: bytes,
+        bounds: Mapping[str, Sequence[Bounds]] | None = None,
+    ) -> None:
+        """Puts a checkpoint: of the flushes up to `sequence`, only `needed` still count.
+
+        `bounds`: the bounds of each partition, by topic id. Raises `BrokerFenced` if another
+        process has written this checkpoint.
+        """
+        ...
+
+    def checkpoint_is_due(self, after: int, *, objects: int) -> bool:
+        """Returns whether so much follows the checkpoint of sequence `after` that one is due.
+
+        `objects`: the number of flushes that is much, where each is an object.
+        """
+        ...
+
+    def carried_up_to(self, checkpoint: int, *, objects: int) -> int:
+        """Returns the last sequence that is so old at a checkpoint that its entries are carried.
+
+        `objects`: as in `checkpoint_is_due`. -1 if nothing is so old.
+        """
+        ...
+
+    def removable(self, checkpoint: Checkpoint) -> list[str]:
+        """Returns the paths that `checkpoint` makes unnecessary, older checkpoints among them."""
+        ...
+
+    def tend(self) -> None:
+        """Prepares space for the next flushes, and checks that the epoch's files are in place.
+
+        Raises `SyncFailed` and the errors of the store.
+        """
+        ...
+
+    def close(self) -> None:
+        """Releases what the appender holds. Nothing is appended after it."""
+        ...
+
+
+class Follower(Protocol):
+    """Reads one epoch of a broker's WAL in order, from its newest checkpoint on."""
+
+    broker: int
+    epoch: int
+    checkpoint: Checkpoint | None
+    """The newest checkpoint that the follower has used."""
+    next_sequence: int
+    fenced: bool
+    """True once the fence was read: nothing follows."""
+
+    def poll(self, *, relist: bool = False) -> list[WalObject]:
+        """Returns the flushes that were not returned before, each once. They are durable.
+
+        A reader asks for `relist` after a pause longer than the trim grace, because flushes may
+        have come and gone unseen. Raises `CorruptObject` and `MissingObject` after the flushes
+        before it were returned, and the errors of the store. The next poll continues from the same
+        sequence.
+        """
+        ...
+
+    def fence(self) -> list[WalObject]:
+        """Ends the epoch. Returns the flushes that were not returned before, and the fence.
+
+        All of them are durable. Raises like `poll`, and like a put.
+        """
+        ...
+
+
+class Wal(Protocol):
+    """The write-ahead logs of a root, in one kind of storage."""
+
+    def appender(
+        self, broker: int, epoch: int, *, stopping: Callable[[], bool] = lambda: False
+    ) -> Appender:
+        """Returns an appender at the beginning of an epoch; nothing is written yet.
+
+        `stopping`: whether the broker stops, and must not wait for the outcome of a put.
+        """
+        ...
+
+    def follower(self, broker: int, epoch: int) -> Follower:
+        """Returns a reader of an epoch of this kind."""
+        ...
+
+    def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
+        """Returns the paths of all closed epochs, of every kind, that may be deleted.
+
+        `open_epochs` returns the (broker, epoch) of open epochs. It is called after the listing, so
+        that it has an epoch that opens meanwhile.
+        """
+        ...
+
+
+def folder(broker: int, epoch: int) -> str:
+    """Returns the folder of an epoch."""
+    return f"{FOLDER}/{broker}/{epoch:010d}"
+
+
+def checkpoint_path(broker: int, epoch: int, sequence: int) -> str:
+    """Returns the path of a checkpoint; names sort like sequences."""
+    return f"{folder(broker, epoch)}/{CHECKPOINT}{sequence:020d}"
+
+
+def object_path(at: WalPosition) -> str:
+    """Returns the path of the object of a flush; names sort like sequences."""
+    return f"{folder(at.broker, at.epoch)}/{at.sequence:020d}"
+
+
+def read_payload(store: Store, located: Located) -> pa.Buffer:
+    """Reads and checks the bytes of one entry. Raises `ObjectMissing`, `CorruptObject`."""
+    entry = located.entry
+    if entry.staged is not None:
+        ref = entry.staged
+        path, first, length, crc = ref.path, ref.start, ref.length, ref.crc32c
+    else:
+        path = object_path(located.at)
+        first, length, crc = located.origin + entry.start, entry.length, entry.crc32c
+    data = store.get_range(path, first, length)
+    if data.size != length or crc32c.crc32c(data) != crc:
+        raise errors.CorruptObject(
+            path=path,
+            check=f"the CRC32C of bytes {first} to {first + length} is wrong: {offsets_of(entry)}",
+        )
+    return data
+
+
+def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
+    """See `Wal.retired`. Of an epoch of objects, the fence stays for ever."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for stat in store.walk(FOLDER):
+        named = _NAMED.fullmatch(stat.name)
+        if named is not None:
+            found.setdefault((int(named[1]), int(named[2])), []).append(named[3])
+    are_open = open_epochs()
+    paths = []
+    for epoch, names in found.items():
+        if epoch not in are_open:
+            fence = max(filter(str.isdigit, names), default=None)
+            paths += [f"{folder(*epoch)}/{name}" for name in names if name != fence]
+    return paths

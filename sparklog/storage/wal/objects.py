@@ -1,0 +1,368 @@
+"""Write-ahead log in objects: one object per flush, with entries of any partitions.
+
+An object begins with its index, and the payloads follow. The index (msgpack) describes each entry,
+so that one entry can be fetched by its byte range. These rules make the log safe:
+
+- Object N is created only if it is absent. After a put of N was issued, only the same bytes are
+  tried again at N, until it is known which object is there.
+- A *fence* ends the epoch for every broker and reader: objects after it do not count.
+- Objects are deleted only after a checkpoint of the same or a later sequence exists that does not
+  need them. A fence is never deleted, nor the newest object of an epoch without a fence. So a
+  process that finds N absent, and no checkpoint at or after N, knows that N was never acked.
+
+A WAL checkpoint has two layers: its index (`_CheckpointIndex`) names the objects that are still
+needed and the bounds of each partition; its state is opaque here, and is encoded by
+`broker.log.partitions.StateEncoder`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from sparklog import errors
+from sparklog.clock import Clock
+from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
+from sparklog.storage.wal.base import (
+    CHECKPOINT,
+    Checkpoint,
+    WalObject,
+    checkpoint_path,
+    folder,
+    object_path,
+    retired,
+)
+from sparklog.storage.wal.indexed import frame, read_index
+from sparklog.storage.wal.payloads import Payload
+
+_MAGIC: Final = b"SLWAL001"
+
+
+class _Index(msgspec.Struct, frozen=True, array_like=True):
+    flush_id: bytes
+    broker: int
+    epoch: int
+    sequence: int
+    written_us: int
+    entries: tuple[Entry, ...]
+
+
+class _CheckpointIndex(msgspec.Struct, frozen=True, array_like=True):
+    flush_id: bytes
+    sequence: int
+    needed: tuple[int, ...]
+    state: bytes
+    bounds: dict[str, tuple[Bounds, ...]] | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_index_decoder = msgspec.msgpack.Decoder(_Index)
+_checkpoint_decoder = msgspec.msgpack.Decoder(_CheckpointIndex)
+
+
+class ObjectWal:
+    """Implements `Wal`: one object per flush."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+
+    def appender(
+        self, broker: int, epoch: int, *, stopping: Callable[[], bool] = lambda: False
+    ) -> ObjectAppender:
+        return ObjectAppender(
+            self._store, broker=broker, epoch=epoch, clock=self._clock, stopping=stopping
+        )
+
+    def follower(self, broker: int, epoch: int) -> ObjectFollower:
+        return ObjectFollower(self._store, broker, epoch, clock=self._clock)
+
+    def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
+        return retired(self._store, open_epochs)
+
+
+def read_object(store: Store, at: WalPosition) -> WalObject:
+    """Reads the index of the object at `at`. Raises `ObjectMissing`, `CorruptObject`."""
+    path = object_path(at)
+    raw, origin = read_index(store, path, _MAGIC)
+    try:
+        index = _index_decoder.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise errors.CorruptObject(path=path, check=f"its index is unreadable: {error}") from error
+    found = WalPosition(index.broker, index.epoch, index.sequence)
+    if found != at:
+        raise errors.CorruptObject(path=path, check=f"it says that it is {object_path(found)}")
+    return WalObject(
+        at=at,
+        written_us=index.written_us,
+        located=tuple(Located(entry, at, origin) for entry in index.entries),
+    )
+
+
+# ------------------------------------------------------------------------------ writing
+
+
+class ObjectAppender:
+    """Implements `Appender`. Not thread-safe: one flush at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        broker: int,
+        epoch: int,
+        clock: Clock,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._store = store
+        self._broker = broker
+        self._epoch = epoch
+        self._clock = clock
+        self._stopping = stopping
+        self.next_sequence = 0
+
+    def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
+        """Puts the next object. It is durable when this returns, with the entries' byte ranges.
+
+        Raises `BrokerFenced` if another object is at the next sequence; `StorageFull` and
+        `StorageUnavailable` if surely nothing was written, so that another object may be tried;
+        `OutcomeUnknown` only if `stopping` ends the tries before the outcome is known.
+        """
+        at = WalPosition(self._broker, self._epoch, self.next_sequence)
+        with_ranges: list[Entry] = []
+        pieces: list[bytes | pa.Buffer] = []
+        start = 0
+        for entry, payload in entries:
+            with_ranges.append(
+                msgspec.structs.replace(
+                    entry, start=start, length=payload.length, crc32c=payload.crc32c
+                )
+            )
+            pieces.extend(payload.pieces)
+            start += payload.length
+        written_us = self._clock.now_us()
+        index = _Index(
+            os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(with_ranges)
+        )
+        head = frame(_MAGIC, _encoder.encode(index))
+        self._claim(object_path(at), [head, *pieces])
+        self.next_sequence += 1
+        return WalObject(
+            at=at,
+            written_us=written_us,
+            located=tuple(Located(entry, at, len(head)) for entry in with_ranges),
+        )
+
+    def checkpoint(
+        self,
+        sequence: int,
+        needed: Sequence[int],
+        state: bytes,
+        bounds: Mapping[str, Sequence[Bounds]] | None = None,
+    ) -> None:
+        """Puts a checkpoint: of the objects up to `sequence`, only `needed` still count.
+
+        `bounds`: the bounds of each partition, by topic id.
+
+        Raises `BrokerFenced` if another process has written this checkpoint.
+        """
+        assert sequence < self.next_sequence, "a checkpoint covers durable objects only"
+        by_topic = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
+        index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
+        path = checkpoint_path(self._broker, self._epoch, sequence)
+        self._claim(path, [frame(_MAGIC, _encoder.encode(index))])
+
+    def read(self, sequence: int) -> WalObject:
+        return read_object(self._store, WalPosition(self._broker, self._epoch, sequence))
+
+    def checkpoint_is_due(self, after: int, *, objects: int) -> bool:
+        return self.next_sequence - 1 - after >= objects
+
+    def carried_up_to(self, checkpoint: int, *, objects: int) -> int:
+        return checkpoint - objects
+
+    def removable(self, checkpoint: Checkpoint) -> list[str]:
+        return removable(self._store, self._broker, self._epoch, checkpoint)
+
+    def tend(self) -> None:
+        """Does nothing: each put is complete in itself."""
+
+    def close(self) -> None:
+        """Does nothing: a put leaves nothing open."""
+
+    def _claim(self, path: str, pieces: list[bytes | pa.Buffer]) -> None:
+        doubtful = False
+        while True:
+            try:
+                ours = claim(self._store, path, pieces, clock=self._clock, doubtful=doubtful)
+                break
+            except errors.OutcomeUnknown:
+                if self._stopping():
+                    raise
+                doubtful = True  # a later refusal says nothing about the earlier tries
+        if not ours:
+            raise errors.BrokerFenced(broker=self._broker, epoch=self._epoch)
+
+
+# ------------------------------------------------------------------------------ following
+
+
+class ObjectFollower:
+    """Implements `Follower`.
+
+    `poll` returns each object once. It probes for the next sequence, and lists the folder only if
+    asked to (`relist=True`). A reader asks for it after a pause longer than the trim grace, because
+    objects may have come and gone unseen.
+    """
+
+    def __init__(self, store: Store, broker: int, epoch: int, *, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self.broker = broker
+        self.epoch = epoch
+        self.checkpoint: Checkpoint | None = None
+        self.next_sequence = 0
+        self.fenced = False
+        self._started = False
+        self._ready: list[WalObject] = []
+        """Objects that were read and not returned yet, so that a failing poll loses none."""
+
+    def poll(self, *, relist: bool = False) -> list[WalObject]:
+        """Returns the objects that were not returned before.
+
+        Raises `CorruptObject` and `MissingObject` after the objects before it were returned, and
+        the errors of the store. The next poll continues from the same sequence.
+        """
+        if not self.fenced:
+            try:
+                self._read_next(relist=relist)
+            except errors.Corrupt:
+                if not self._ready:
+                    raise
+        if self._ready:
+            # An object can be visible before it is durable.
+            self._store.sync_folder(folder(self.broker, self.epoch))
+        found, self._ready = self._ready, []
+        return found
+
+    def fence(self) -> list[WalObject]:
+        """Ends the epoch. Returns the objects that were not returned before.
+
+        The fence goes to the first absent sequence. The old broker needs exactly that sequence for
+        its next ack, so one of the two puts fails. The sequence may also be absent because it was
+        trimmed meanwhile. Then a checkpoint at or beyond it exists, and the fence is *void*: every
+        reader that meets it continues from that checkpoint, and so does this method. The returned
+        objects and the fence are durable: each poll that finds objects syncs the folder, and so
+        does a claim.
+        """
+        entry = Entry(kind=EntryKind.FENCE)
+        found: list[WalObject] = []
+        while True:
+            found += self.poll(relist=True)
+            if self.fenced:
+                return found
+            at = WalPosition(self.broker, self.epoch, self.next_sequence)
+            index = _Index(
+                os.urandom(8), at.broker, at.epoch, at.sequence, self._clock.now_us(), (entry,)
+            )
+            data = frame(_MAGIC, _encoder.encode(index))
+            claim(self._store, object_path(at), [data], clock=self._clock)
+
+    def _read_next(self, *, relist: bool) -> None:
+        if relist or not self._started:
+            self._jump_to_checkpoint()
+            self._started = True
+        while not self.fenced:
+            at = WalPosition(self.broker, self.epoch, self.next_sequence)
+            try:
+                each = read_object(self._store, at)
+            except ObjectMissing:
+                return
+            if each.is_fence and self._jump_to_checkpoint():
+                continue  # a void fence: see `fence`
+            self.next_sequence = at.sequence + 1
+            self.fenced = each.is_fence
+            self._ready.append(each)
+
+    def _jump_to_checkpoint(self) -> bool:
+        """Continues after the newest checkpoint, if it is ahead, and reads the objects it needs.
+
+        Returns whether it was ahead.
+        """
+        while True:
+            newest = newest_checkpoint(self._store, self.broker, self.epoch)
+            if newest is None or newest.sequence < self.next_sequence:
+                return False
+            found: list[WalObject] = []
+            try:
+                for sequence in newest.needed:
+                    if sequence >= self.next_sequence:
+                        at = WalPosition(self.broker, self.epoch, sequence)
+                        found.append(read_object(self._store, at))
+            except ObjectMissing:
+                again = newest_checkpoint(self._store, self.broker, self.epoch)
+                if again is None or again.sequence <= newest.sequence:
+                    raise errors.MissingObject(
+                        path=object_path(at), reason=f"checkpoint {newest.sequence} needs it"
+                    ) from None
+                continue
+            self._ready += found
+            self.checkpoint = newest
+            self.next_sequence = newest.sequence + 1
+            return True
+
+
+def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | None:
+    """Returns the checkpoint of the highest sequence, or None. Raises `CorruptObject`."""
+    while True:
+        names = [stat.name for stat in store.list_after(folder(broker, epoch), after=CHECKPOINT)]
+        if not names:
+            return None
+        path = f"{folder(broker, epoch)}/{names[-1]}"
+        try:
+            raw, _ = read_index(store, path, _MAGIC)
+        except ObjectMissing:
+            continue  # deleted meanwhile, after a newer checkpoint
+        try:
+            index = _checkpoint_decoder.decode(raw)
+        except msgspec.MsgspecError as error:
+            raise errors.CorruptObject(path=path, check=f"it is unreadable: {error}") from error
+        return Checkpoint(
+            sequence=index.sequence, needed=index.needed, state=index.state, bounds=index.bounds
+        )
+
+
+# ------------------------------------------------------------------------------ trimming
+
+
+def removable(store: Store, broker: int, epoch: int, checkpoint: Checkpoint) -> list[str]:
+    """Returns the paths that `checkpoint` makes unnecessary: older objects and checkpoints.
+
+    The newest object of the epoch always stays: it is a fence, or marks the next sequence.
+    """
+    needed = set(checkpoint.needed)
+    base = folder(broker, epoch)
+    objects, checkpoints = _listing(store, broker, epoch)
+    return [
+        f"{base}/{number:020d}"
+        for number in objects[:-1]
+        if number <= checkpoint.sequence and number not in needed
+    ] + [
+        f"{base}/{CHECKPOINT}{number:020d}"
+        for number in checkpoints
+        if number < checkpoint.sequence
+    ]
+
+
+def _listing(store: Store, broker: int, epoch: int) -> tuple[list[int], list[int]]:
+    """Returns the sequences of the objects and of the checkpoints, sorted."""
+    names = [stat.name for stat in store.list_after(folder(broker, epoch))]
+    return (
+        [int(name) for name in names if name.isdigit()],
+        [int(name[len(CHECKPOINT) :]) for name in names if name.startswith(CHECKPOINT)],
+    )

@@ -1,0 +1,119 @@
+"""Payloads of WAL entries: the records of one entry, encoded, with their checksum.
+
+A payload is an Arrow IPC stream of one batch, or a Kafka record batch as it came.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import crc32c
+import pyarrow as pa
+
+from sparklog import errors
+from sparklog.formats.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
+from sparklog.storage.snapshot import Encoding, Entry
+
+_END_OF_STREAM = struct.pack("<II", 0xFFFFFFFF, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """An entry's bytes, in pieces, with their length and checksum."""
+
+    pieces: tuple[bytes | pa.Buffer, ...]
+    length: int
+    crc32c: int
+
+
+EMPTY = Payload((), 0, 0)
+_TYPES = {field.name: field.type for field in PAYLOAD_SCHEMA}
+_schema_messages: dict[tuple[str, ...], bytes] = {}
+
+
+def encode_payload(batch: pa.RecordBatch) -> Payload:
+    """Encodes `batch`, a conforming payload, as an Arrow IPC stream of one batch."""
+    names = tuple(batch.schema.names)
+    head = _schema_messages.get(names)
+    if head is None:
+        head = _schema_messages[names] = batch.schema.serialize().to_pybytes()
+    body = batch.serialize()
+    crc = crc32c.crc32c(_END_OF_STREAM, crc32c.crc32c(body, crc32c.crc32c(head)))
+    return Payload((head, body, _END_OF_STREAM), len(head) + body.size + len(_END_OF_STREAM), crc)
+
+
+def decode_body(schema: pa.Schema, payload: Payload) -> pa.RecordBatch:
+    """Decodes the batch of `schema` that `encode_payload` encoded, without a copy."""
+    _, body, _ = payload.pieces
+    return pa.ipc.read_record_batch(body, schema)
+
+
+def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
+    """Decodes the records of an entry as a payload, without a copy.
+
+    Drops the producer's timestamps if the entry has LogAppendTime. Raises `CorruptObject` if
+    `data` is not the batch that the entry describes.
+    """
+    if entry.encoding is Encoding.KAFKA:
+        return decode_kafka([entry], [data])
+    try:
+        batch = pa.ipc.open_stream(data).read_next_batch()
+    except (pa.ArrowException, OSError, StopIteration) as error:
+        raise _not_as_described(entry, f"it is no Arrow stream: {error}") from error
+    if batch.num_rows != entry.count:
+        raise _not_as_described(entry, f"it has {batch.num_rows} rows instead of {entry.count}")
+    names = batch.schema.names
+    if len(set(names)) != len(names) or any(
+        _TYPES.get(field.name) != field.type for field in batch.schema
+    ):
+        raise _not_as_described(entry, f"its columns are {batch.schema.to_string()}")
+    if entry.timestamp_type == LOG_APPEND_TIME and "timestamp" in names:
+        batch = batch.drop_columns(["timestamp"])  # staged files keep the original timestamps
+    return batch
+
+
+def encode_kafka(batch: bytes | bytearray) -> Payload:
+    """Keeps a Kafka record batch as it is. Its offsets do not count; those of the entry do."""
+    return Payload((batch,), len(batch), crc32c.crc32c(batch))
+
+
+def decode_kafka(
+    entries: Sequence[Entry], batches: Sequence[bytes | bytearray | pa.Buffer]
+) -> pa.RecordBatch:
+    """Decodes consecutive entries in Kafka's encoding to one payload.
+
+    Entries with LogAppendTime must come one at a time, because their records have no timestamps.
+    Raises `CorruptObject` if one is not the batch that its entry describes, or if they are too
+    large together, and `NotInstalled` if a package for decoding is missing.
+    """
+    try:
+        from sparklog.formats import (
+            record_batch,  # imported late: its compiled loops are slow to load
+        )
+    except ModuleNotFoundError as error:
+        raise errors.NotInstalled(
+            what="decoding records that Kafka clients wrote",
+            missing=error.name or str(error),
+            hint="pip install 'sparklog[spark]', or 'sparklog[broker]' for a broker",
+        ) from error
+
+    try:
+        payload = record_batch.decode(*batches)
+    except (errors.Invalid, errors.DamagedBatch) as error:
+        raise _not_as_described(entries[0], str(error)) from error
+    count = sum(entry.count for entry in entries)
+    if payload.num_rows != count:
+        raise _not_as_described(entries[0], f"it has {payload.num_rows} rows instead of {count}")
+    return payload
+
+
+def _not_as_described(entry: Entry, check: str) -> errors.CorruptObject:
+    where = entry.staged.path if entry.staged is not None else "a log entry"
+    return errors.CorruptObject(path=where, check=f"{offsets_of(entry)}: {check}")
+
+
+def offsets_of(entry: Entry) -> str:
+    """Names the offsets of an entry, for messages."""
+    return f"offsets {entry.base_offset} to {entry.end} of partition {entry.partition}"
