@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
 from benchmarks.spark import age, bulk, stream
+from benchmarks.wide import measures as wide
 from sparklog.bench.command import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
@@ -21,5 +22,11 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-stream": stream.stream,
     "spark-age": age.age,
     "json-values": json_values,
+    "wide-create": wide.create,
+    "wide-idle": wide.idle,
+    "wide-100": wide.busy_100,
+    "wide-400": wide.busy_400,
+    "wide-1000": wide.busy_1000,
+    "wide-partitions": wide.partitions,
 }
 """In the order in which they run."""

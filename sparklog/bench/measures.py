@@ -23,5 +23,5 @@ MEASURES: Final[Mapping[str, Measure]] = {
 }
 """In the order in which they run."""
 
-COMPARISONS: Final = ("json", "kafka", "spark")
-"""First words of the measures in `benchmarks/`, which compare sparklog with other software."""
+COMPARISONS: Final = ("json", "kafka", "spark", "wide")
+"""First words of the measures in `benchmarks/`, which compare with other software, or need it."""

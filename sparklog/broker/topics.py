@@ -47,8 +47,10 @@ from sparklog.storage.metadata import PartitionMetadata, TopicMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
+    Decide,
     TableChange,
     TopicTable,
+    commit_all,
     create_change,
     delete_change,
     describe_change,
@@ -65,6 +67,17 @@ class TopicDefaults:
     auto_create: bool = False
     partitions: int = 4
     refuse_replication: bool = False
+
+
+class _NewTopic:
+    """A topic that is to be created."""
+
+    def __init__(self, request: CreateTopic, count: int, config: Mapping[str, str]) -> None:
+        self.request = request
+        self.name = request.topic
+        self.topic_id = secrets.token_hex(8)
+        self.count = count
+        self.config = config
 
 
 class TopicAdmin:
@@ -203,6 +216,90 @@ class TopicAdmin:
         check_not_reserved(request.topic)
         return self._create(request)
 
+    def create_all(self, requests: Sequence[CreateTopic]) -> list[TopicInfo | errors.SparklogError]:
+        """Creates topics with different names by one change of the metadata.
+
+        Returns for each the description, or the error that `create` would have raised.
+        """
+        found: dict[str, TopicInfo | errors.SparklogError] = {}
+        wanted: list[_NewTopic] = []
+        for request in requests:
+            try:
+                check_not_reserved(request.topic)
+                count, config = self._checked(request)
+            except errors.SparklogError as error:
+                found[request.topic] = error
+            else:
+                wanted.append(_NewTopic(request, count, config))
+        for first in range(0, len(wanted), limits.TOPICS_CREATED_TOGETHER):
+            some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
+            try:
+                with self._metadata.changing(f"creation of {len(some)} topics"):
+                    self._create_some(some, found)
+            except errors.SparklogError as error:
+                found.update((each.name, error) for each in some if each.name not in found)
+        return [
+            self.describe(each.topic) if each.topic not in found else found[each.topic]
+            for each in requests
+        ]
+
+    def _create_some(
+        self, wanted: Sequence[_NewTopic], found: dict[str, TopicInfo | errors.SparklogError]
+    ) -> None:
+        """Creates the topics, except those for which `found` gets the answer."""
+        tables: list[tuple[_NewTopic, TopicTable]] = []
+        for each in wanted:
+            try:
+                self._settle_doubt(each.name)
+                if not self.exists(each.name):
+                    tables.append((each, self._table(each.name)))
+                    tables[-1][1].commit(self._clear)
+                elif each.request.if_absent:
+                    found[each.name] = self.describe(each.name)
+                else:
+                    raise errors.TopicExists(topic=each.name)
+            except errors.SparklogError as error:
+                found[each.name] = error
+        tables = [(each, table) for each, table in tables if each.name not in found]
+        self._metadata.reload()  # after the snapshots: see `_create_table`
+        commits = [(table, self._creation(each, table)) for each, table in tables]
+        outcomes = commit_all(self._store, commits, clock=self._clock)
+        created: dict[str, tuple[TopicMetadata, TopicTable]] = {}
+        for (each, table), outcome in zip(tables, outcomes, strict=True):
+            if isinstance(outcome, errors.SparklogError):
+                found[each.name] = outcome
+            elif isinstance(outcome, Exception):
+                raise outcome
+            else:
+                metadata = self._topic_metadata(each.topic_id, [0] * each.count, each.config)
+                created[each.name] = metadata, table
+        new = {name: metadata for name, (metadata, _) in created.items()}
+        if not new:
+            return
+        try:
+            self._metadata.change_topics(lambda topics: {**topics, **new})
+        except errors.OutcomeUnknown:
+            self._in_doubt.update(new)
+            raise
+        for name, (metadata, table) in created.items():
+            self._serve(name, metadata, table)
+
+    def _creation(self, new: _NewTopic, table: TopicTable) -> Decide:
+        """Returns the change that creates the topic on the present version of its table.
+
+        If another writer takes that version, the leadership is checked again.
+        """
+        checked_version = table.snapshot.version
+
+        def create(before: TableSnapshot) -> TableChange:
+            if before.version != checked_version:
+                self._metadata.reload()
+            if before.topic_id is not None:
+                raise errors.TopicExists(topic=new.name)
+            return create_change(new.topic_id, new.count, new.config)
+
+        return create
+
     def check_new(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
         """Returns the partition count and configuration the topic would get; creates nothing.
 
@@ -273,10 +370,11 @@ class TopicAdmin:
 
     def _clear(self, before: TableSnapshot) -> TableChange | None:
         """Ends a topic that the metadata does not name: its creation or deletion was cut short."""
+        if before.topic_id is None:
+            return None
         # Only the metadata can say that a topic is gone: it may name one that we do not serve.
         alive = {each.topic_id for each in self._metadata.reload().topics.values()}
-        is_dead = before.topic_id is not None and before.topic_id not in alive
-        return delete_change(before) if is_dead else None
+        return delete_change(before) if before.topic_id not in alive else None
 
     def _topic_metadata(
         self, topic_id: str, leader_epochs: Sequence[int], config: Mapping[str, str]

@@ -107,8 +107,12 @@ class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
 _decoder = msgspec.json.Decoder(ClusterMetadata)
 
 
+def _name(version: int) -> str:
+    return f"{version:020d}.json"
+
+
 def _path(version: int) -> str:
-    return f"{_FOLDER}/{version:020d}.json"
+    return f"{_FOLDER}/{_name(version)}"
 
 
 class MetadataStore:
@@ -186,19 +190,25 @@ class MetadataStore:
         return self.current
 
     def reload(self) -> ClusterMetadata:
-        """Returns the newest version by listing; correct even if all known versions were pruned."""
+        """Returns the newest version by listing; correct even if all known versions were pruned.
+
+        A version never changes, so the known one is not read again.
+        """
         while True:
-            versions = self._versions()
-            if not versions:
+            known = self.current.version
+            versions = self._versions(known - 1) if known else []
+            versions = versions or self._versions()
+            if not versions or versions[-1] == known:
                 return self.current
             found = self._read(versions[-1])
             if found is not None:
                 self.current = found
                 return self.refresh()
 
-    def _versions(self) -> list[int]:
-        """Returns the existing versions, sorted."""
-        names = [stat.name.partition(".")[0] for stat in self._store.list_after(_FOLDER)]
+    def _versions(self, after: int = -1) -> list[int]:
+        """Returns the existing versions above `after`, sorted."""
+        listed = self._store.list_after(_FOLDER, _name(after) if after >= 0 else "")
+        names = [stat.name.partition(".")[0] for stat in listed]
         return [int(name) for name in names if name.isdecimal()]
 
     def _read(self, version: int) -> ClusterMetadata | None:
@@ -253,7 +263,7 @@ class MetadataStore:
         version that was built on ours follows it directly. Version 1 has no predecessor: it is in
         the past once there are so many versions that pruning has begun.
         """
-        versions = self._versions()
+        versions = self._versions(version - 2)
         newest = versions[-1]
         if version == 1 and newest > limits.META_VERSIONS_KEPT:
             return False

@@ -29,7 +29,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 import crc32c
@@ -40,7 +40,15 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import delta_log
 from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
-from sparklog.storage.objects import ObjectMissing, PutUnresolved, Store, claim, in_parallel
+from sparklog.storage.objects import (
+    ObjectMissing,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+    claim,
+    claim_all,
+    in_parallel,
+)
 from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.version import VERSION
 
@@ -159,6 +167,21 @@ class TableChange:
     """The added files were in the table before, so they may be old."""
     create: bool = False
     """The commit creates a topic: a new table, or that of a deleted topic again."""
+
+
+Decide: TypeAlias = Callable[[TableSnapshot], TableChange | None]
+"""Chooses the change for the version after the given one; None abandons it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedCommit:
+    """A commit that is encoded and not put yet."""
+
+    version: int
+    change: TableChange
+    actions: Actions
+    path: str
+    data: bytes
 
 
 def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> TableChange:
@@ -762,7 +785,7 @@ class TopicTable:
 
     # -------------------------------------------------------------------------- writing
 
-    def commit(self, decide: Callable[[TableSnapshot], TableChange | None]) -> TableSnapshot:
+    def commit(self, decide: Decide) -> TableSnapshot:
         """Commits the change that `decide` returns, as the version after the one it was given.
 
         `decide` first gets the last read version, and a newer one each time that another writer was
@@ -775,8 +798,7 @@ class TopicTable:
         """
         assert not self._only_reads
         with self._lock:
-            is_fresh = 0 <= self._snapshot.version == self._replay.version
-            snapshot = self._snapshot if is_fresh else self.refresh()
+            snapshot = self._newest()
             for _ in range(limits.TABLE_COMMIT_ATTEMPTS):
                 change = decide(snapshot)
                 if change is None:
@@ -791,8 +813,42 @@ class TopicTable:
                 reason=f"others were faster {limits.TABLE_COMMIT_ATTEMPTS} times",
             )
 
+    def _newest(self) -> TableSnapshot:
+        """Returns the last read version, or the newest one if none was read completely."""
+        is_fresh = 0 <= self._snapshot.version == self._replay.version
+        return self._snapshot if is_fresh else self.refresh()
+
+    def prepare_commit(self, decide: Decide) -> PreparedCommit | TableSnapshot:
+        """Returns the commit of the change that `decide` returns, which is still to be claimed.
+
+        Returns the snapshot on which `decide` abandoned the change. Raises like `commit`. Other
+        commits may come in between: then `finish_commit` finds that this one was too late.
+        """
+        assert not self._only_reads
+        with self._lock:
+            snapshot = self._newest()
+            change = decide(snapshot)
+            if change is None:
+                return snapshot
+            self.sync()
+            return self._prepare(snapshot.version + 1, change)
+
+    def finish_commit(self, prepared: PreparedCommit) -> TableSnapshot | None:
+        """Returns the snapshot with a commit whose put has succeeded; None if it does not count.
+
+        Raises `OutcomeUnknown`.
+        """
+        with self._lock:
+            return self._observe() if self._finish(prepared) else None
+
     def _put(self, version: int, change: TableChange) -> bool:
         """Returns whether the change is committed as `version`; the replay then includes it."""
+        prepared = self._prepare(version, change)
+        if not claim(self.store, prepared.path, prepared.data, clock=self.clock):
+            return False
+        return self._finish(prepared)
+
+    def _prepare(self, version: int, change: TableChange) -> PreparedCommit:
         self._check(change)
         actions = self._actions(change)
         info = CommitInfo(
@@ -804,25 +860,39 @@ class TopicTable:
             engine_info=f"sparklog/{VERSION}",
             txn_id=secrets.token_hex(16),
         )
-        path = self._commit_path(version)
-        data = delta_log.encode_commit(info, actions)
-        if not claim(self.store, path, data, clock=self.clock):
-            return False
-        self._expect(version, data)
+        return PreparedCommit(
+            version=version,
+            change=change,
+            actions=actions,
+            path=self._commit_path(version),
+            data=delta_log.encode_commit(info, actions),
+        )
+
+    def _finish(self, prepared: PreparedCommit) -> bool:
+        """Returns whether a commit that was put counts; the replay then includes it."""
+        version = prepared.version
+        self._expect(version, prepared.data)
         try:
-            if self._follows(version):
-                self._apply(version, actions)
+            if self._replay.version >= version:
+                # Another thread has read it meanwhile, unless it fell into the removed part.
+                return self._names_any(prepared.change)
+            if self._replay.version == version - 1 and self._follows(version):
+                self._apply(version, prepared.actions)
                 if self._is_synced:
                     self._synced_version = version  # `claim` has made ours durable
                 return True
             self._load()
             if self._replay.version >= version:
                 # A checkpoint may include our commit: then it names the files that we added.
-                return any(self.is_named(unquote(file.path)) for file in change.adds)
+                return self._names_any(prepared.change)
             self._advance()
         except errors.SparklogError as error:  # also after a refusal: the put may have succeeded
+            path = prepared.path
             raise errors.OutcomeUnknown(what=f"commit of {path}", reason=str(error)) from error
         return True
+
+    def _names_any(self, change: TableChange) -> bool:
+        return any(self.is_named(unquote(file.path)) for file in change.adds)
 
     def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
         """Notes the commit for `confirm`, if the store allows overwriting."""
@@ -1032,3 +1102,41 @@ class TopicTable:
         """Forgets tombstones long after the grace of their files, for a late sweeper."""
         kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
         self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))
+
+
+def commit_all(
+    store: Store, commits: Sequence[tuple[TopicTable, Decide]], *, clock: Clock
+) -> list[TableSnapshot | Exception]:
+    """Commits to several tables, whose commits are made durable together.
+
+    Returns for each what `TopicTable.commit` would have returned or raised. A table whose version
+    another writer has taken is committed to by itself, after the others. Raises `SyncFailed`.
+    """
+    found: list[TableSnapshot | Exception | PreparedCommit] = []
+    for table, decide in commits:
+        try:
+            found.append(table.prepare_commit(decide))
+        except SyncFailed:
+            raise
+        except Exception as error:
+            found.append(error)
+    prepared = [each for each in found if isinstance(each, PreparedCommit)]
+    claimed = claim_all(store, [(each.path, each.data) for each in prepared], clock=clock)
+    outcomes = iter(claimed)
+    results: list[TableSnapshot | Exception] = []
+    for (table, decide), each in zip(commits, found, strict=True):
+        if not isinstance(each, PreparedCommit):
+            results.append(each)
+            continue
+        outcome = next(outcomes)
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            landed = table.finish_commit(each) if outcome else None
+            # A lost race is repeated with the newest version, as often as `commit` does.
+            results.append(table.commit(decide) if landed is None else landed)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            results.append(error)
+    return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from sparklog.storage.objects import (
     PutUnresolved,
     Store,
     claim,
+    claim_all,
     open_store,
 )
 
@@ -439,6 +440,19 @@ def test_nothing_is_left_to_sweep(tree: Store) -> None:
     assert len(list(tree.walk(""))) == 8
 
 
+def test_objects_are_put_together(store: Store) -> None:
+    """Each of many objects is created, or refused by itself where its path is taken."""
+    store.put_new("g/5/7", b"theirs")
+    objects = [(f"g/{number % 7}/{number}", b"%d" % number) for number in range(20)]
+    objects.append(("g/5/7", b"ours"))
+    outcomes = store.put_all_new(objects)
+    assert outcomes[:20] == [None] * 20
+    assert isinstance(outcomes[20], ObjectExists)
+    assert content(store, "g/5/7") == b"theirs"
+    assert all(content(store, path) == data for path, data in objects[:20])
+    assert store.put_all_new([]) == []
+
+
 def test_a_deleted_name_is_free(store: Store) -> None:
     """After a delete the path can be put again, even if its whole folder was removed."""
     store.put_new("f/1", b"first")
@@ -564,6 +578,23 @@ def test_claim_is_not_refused_where_its_bytes_stand(
         else:
             with pytest.raises(errors.OutcomeUnknown):
                 claim(ours, "a/1", b"ours", clock=ManualClock(), attempts=3)
+
+
+def test_claims_of_many_objects_are_independent(store: Store) -> None:
+    """Each claim has its own outcome, also where a put got no answer or was refused."""
+
+    class Doubtful(Flaky):
+        def put_all_new(self, objects: Sequence[tuple[str, bytes]]) -> list[Exception | None]:
+            self.inner.put_all_new(objects[:2])
+            unresolved = [PutUnresolved(path, "no answer") for path, _ in objects[1:4]]
+            return [None, *unresolved, FULL]
+
+    store.put_new("c/3", b"theirs")
+    doubtful: Any = Doubtful(store, "done", "done", "done")
+    objects = [(f"c/{number}", b"ours") for number in range(5)]
+    found = claim_all(doubtful, objects, clock=ManualClock())
+    assert found == [True, True, True, False, FULL]
+    assert [content(store, f"c/{number}") for number in range(4)] == [b"ours"] * 3 + [b"theirs"]
 
 
 def test_claim_is_lost_after_doubt(store: Store) -> None:

@@ -31,6 +31,7 @@ from sparklog.storage.table import (
     TOPIC_ID,
     TableChange,
     TopicTable,
+    commit_all,
     create_change,
     delete_change,
     end_app_id,
@@ -1044,3 +1045,58 @@ def test_a_foreign_file_is_durable_before_the_log_forgets_what_it_replaced(
     assert store.get(f"{table.folder}/{file.path}").to_pybytes() == FOREIGN_ROWS
     store.put(f"{LOG}/{delta_log.checkpoint_name(4)}", b"damaged")
     assert another(table).refresh().files == ((file,),)  # from the other one that is kept
+
+
+# ------------------------------------------------------------------------------ many tables
+
+
+def tables_of(store: Store, clock: ManualClock, count: int) -> list[TopicTable]:
+    """New tables with one partition each."""
+    found = [TopicTable(store, f"t{number}", clock=clock) for number in range(count)]
+    for each in found:
+        each.commit(lambda _: create_change("0" * 16, 1, {}))
+    return found
+
+
+def set_end(end: int) -> Callable[[TableSnapshot], TableChange]:
+    """Returns a change of the end of partition 0."""
+    return lambda _: TableChange(txns={end_app_id("0" * 16, 0): end})
+
+
+def test_tables_are_committed_to_together(store: Store, clock: ManualClock) -> None:
+    """Every table gets its own outcome: a commit, one after a lost race, a refusal, an error."""
+    tables = tables_of(store, clock, 4)
+    TopicTable(store, "t1", clock=clock).commit(set_end(3))
+
+    def fail(_: TableSnapshot) -> TableChange:
+        raise errors.TopicExists(topic="t3")
+
+    decides: list[Callable[[TableSnapshot], TableChange | None]] = [
+        set_end(5),
+        set_end(5),
+        lambda _: None,
+        fail,
+    ]
+    found = commit_all(store, list(zip(tables, decides, strict=True)), clock=clock)
+    assert [(each.version, each.ends) for each in found[:3] if isinstance(each, TableSnapshot)] == [
+        (1, (5,)),
+        (2, (5,)),
+        (0, (0,)),
+    ]
+    assert isinstance(found[3], errors.TopicExists)
+    fresh = [TopicTable(store, each.topic, clock=clock).refresh() for each in tables]
+    assert fresh[:3] == found[:3]
+
+
+def test_a_commit_that_another_thread_has_read_counts(store: Store, clock: ManualClock) -> None:
+    """A table may be refreshed between the put of a commit and the end of `commit_all`."""
+    (table,) = tables_of(store, clock, 1)
+    file = table_file(clock, 0, 0, 3)
+    change = TableChange(adds=(file,), txns={end_app_id("0" * 16, 0): 4})
+    prepared = table.prepare_commit(lambda _: change)
+    assert not isinstance(prepared, TableSnapshot)
+    store.put_new(prepared.path, prepared.data)
+    table.refresh()
+    landed = table.finish_commit(prepared)
+    assert landed is not None
+    assert (landed.version, landed.ends) == (1, (4,))

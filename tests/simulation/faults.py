@@ -406,6 +406,24 @@ class ProcessStore(MemoryStore):
         super().put_new(path, data)
         self._disk.settle_removals(path.rpartition("/")[0])
 
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        """Some of them may land late, each by itself."""
+        found: list[Exception | None] = [None] * len(objects)
+        punctual = []
+        for number, (path, data) in enumerate(objects):
+            if self._fate.is_late(self._process):
+                whole = b"".join(pieces(data))
+                self._disk.land_later(path, whole, self._fate.late_by_seconds())
+                found[number] = PutUnresolved(path, "simulated, and late")
+            else:
+                punctual.append(number)
+        outcomes = super().put_all_new([objects[number] for number in punctual])
+        for number, outcome in zip(punctual, outcomes, strict=True):
+            found[number] = outcome
+            if outcome is None:
+                self._disk.settle_removals(objects[number][0].rpartition("/")[0])
+        return found
+
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
             self._disk.remember_removal(path)

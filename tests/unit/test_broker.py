@@ -89,6 +89,24 @@ def test_partitions_have_a_default(store: MemoryStore, clock: ManualClock) -> No
     assert len(rig.core.topics.create(create_request("t", -1)).partitions) == 6
 
 
+def test_many_topics_are_created_by_few_versions_of_the_metadata(
+    rig: Rig, store: MemoryStore
+) -> None:
+    """Each topic gets its own answer, and only the number of groups costs versions."""
+    before = rig.meta.reload().version
+    names = [f"u{number}" for number in range(limits.TOPICS_CREATED_TOGETHER + 1)]
+    requests = [create_request(name, 2) for name in [*names, "t", "no/name"]]
+    found = rig.core.topics.create_all(requests)
+    assert [
+        each.topic for each in found[:-2] if isinstance(each, flight_messages.TopicInfo)
+    ] == names
+    assert isinstance(found[-2], errors.TopicExists)
+    assert isinstance(found[-1], errors.BadTopicName)
+    assert rig.meta.reload().version == before + 2
+    assert rig.append(["a"], topic="u7", partition=1).base_offset == 0
+    assert rig.successor().core.topics.names() == sorted([*names, "t"])
+
+
 def test_a_topic_is_created_once(rig: Rig, store: MemoryStore) -> None:
     """A second creation is refused, or skipped if that is asked for, and changes nothing."""
     before = paths(store, "")
@@ -299,7 +317,7 @@ def create_in_doubt(rig: Rig, *, lands: bool) -> None:
     assert isinstance(rig.store, MemoryStore)
     if lands:
         # The put lands, and its version cannot be read back.
-        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=4)
+        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=3)
         faults: Faults = ScriptedFaults(fault)
     else:
         lost = PutUnresolved("meta", "no answer")

@@ -83,6 +83,52 @@ def test_order_of_a_put(ready: LocalStore, calls: list[tuple[str, ...]]) -> None
     assert last == ("fsync", f"{ready.root}/f")
 
 
+def test_order_of_a_joint_put(ready: LocalStore, calls: list[tuple[str, ...]]) -> None:
+    """A joint put flushes the bytes of all, then links all, then flushes each folder once."""
+    ready.put_new("g/first", b"1")
+    del calls[:]
+    paths = [f"{'fg'[number % 2]}/{number}" for number in range(40)]
+    ready.put_all_new([(path, b"x") for path in paths])
+    names = [call[0] for call in calls]
+    assert names == ["fdatasync"] * 40 + ["link"] * 40 + ["fsync"] * 2
+    assert {call[1] for call in calls[-2:]} == {f"{ready.root}/f", f"{ready.root}/g"}
+    assert files(ready) == sorted(["f/first", "g/first", *paths])
+
+
+def test_new_folders_of_a_joint_put_are_durable_first(
+    ready: LocalStore, calls: list[tuple[str, ...]]
+) -> None:
+    """The entries of all new folders are flushed before anything is put into one of them."""
+    ready.put_all_new([(f"t/{number}/log/x", b"x") for number in range(3)])
+    root = ready.root
+    before = calls[: [call[0] for call in calls].index("fdatasync")]
+    made = {call[1] for call in before if call[0] == "mkdir"}
+    assert made == {f"{root}/t", *(f"{root}/t/{n}{end}" for n in range(3) for end in ("", "/log"))}
+    flushed = {call[1] for call in before if call[0] == "fsync"}
+    assert flushed == {root, f"{root}/t", *(f"{root}/t/{n}" for n in range(3))}
+
+
+@pytest.mark.parametrize("call", ["fdatasync", "fsync"])
+def test_a_joint_put_that_cannot_be_flushed_ends_the_process(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """A disk that fails to flush one of many objects cannot be trusted with any."""
+    monkeypatch.setattr(os, call, failing(errno.EIO))
+    with pytest.raises(SyncFailed):
+        ready.put_all_new([(f"f/{number}", b"x") for number in range(9)])
+    assert [name for name in files(ready) if ".tmp-" in name] == []
+
+
+def test_a_joint_put_without_space_is_refused_object_by_object(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without space no object appears, and each has the refusal as its outcome."""
+    monkeypatch.setattr(os, "fdatasync", failing(errno.ENOSPC))
+    outcomes = ready.put_all_new([(f"f/{number}", b"x") for number in range(9)])
+    assert [type(each) for each in outcomes] == [errors.StorageFull] * 9
+    assert files(ready) == ["f/first"]
+
+
 def test_new_folders_are_durable_first(
     store: LocalStore, tmp_path: Path, calls: list[tuple[str, ...]]
 ) -> None:

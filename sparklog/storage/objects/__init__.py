@@ -19,6 +19,7 @@ from sparklog.storage.objects.base import (
     Store,
     SyncFailed,
     claim,
+    claim_all,
 )
 from sparklog.storage.objects.local import LocalStore
 from sparklog.storage.objects.memory import (
@@ -51,6 +52,7 @@ __all__ = [
     "Store",
     "SyncFailed",
     "claim",
+    "claim_all",
     "in_parallel",
     "open_store",
 ]

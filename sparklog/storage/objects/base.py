@@ -108,6 +108,15 @@ class Store(Protocol):
         """
         ...
 
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        """Creates each object if it is absent, and makes all of them durable together.
+
+        On a local store this costs a few rounds of flushes, whatever the number of objects; on
+        others, parallel requests. Returns for each object what `put_new` would have raised for it,
+        or None. Raises `SyncFailed`; then some may exist.
+        """
+        ...
+
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         """Creates or replaces an object. Readers see the old or the new one, whole.
 
@@ -266,6 +275,29 @@ def claim(
             continue
         return _is_equal(found, data)
     raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
+
+
+def claim_all(
+    store: Store, objects: Sequence[tuple[str, Payload]], *, clock: Clock
+) -> list[bool | Exception]:
+    """Puts each object as `claim` does, but all of them durably together.
+
+    Returns for each what `claim` would have returned or raised. An object whose put is refused or
+    gets no answer is claimed by itself, after all others. Raises `SyncFailed`.
+    """
+    found: list[bool | Exception] = []
+    outcomes = store.put_all_new(objects)
+    for (path, data), outcome in zip(objects, outcomes, strict=True):
+        if isinstance(outcome, ObjectExists | PutUnresolved):
+            try:
+                found.append(claim(store, path, data, clock=clock, doubtful=True))
+            except SyncFailed:
+                raise
+            except Exception as error:
+                found.append(error)
+        else:
+            found.append(True if outcome is None else outcome)
+    return found
 
 
 _REFUSALS = (errors.StorageFull, errors.StorageUnavailable, errors.RootNotWritable)

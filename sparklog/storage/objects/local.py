@@ -2,6 +2,8 @@
 
 - An object is written under a hidden name in its own folder, flushed, linked to its name, and the
   folder is flushed, in this order. `link` atomically refuses a name that exists.
+- Several objects are put together by the same steps, each of which is taken for all of them before
+  the next: so flushes run side by side, and the file system's journal commits once for many.
 - All steps of one put use one descriptor of the folder, so that a folder that is moved or removed
   meanwhile cannot tear the put. Opening it costs 2 µs; a cache of descriptors would cost as much,
   and could write into a folder that has been moved away.
@@ -22,9 +24,10 @@ import fcntl
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import pyarrow as pa
 
@@ -43,6 +46,8 @@ from sparklog.storage.objects.base import (
 )
 from sparklog.storage.objects.files import LogFiles
 from sparklog.storage.objects.local_files import LocalFiles
+
+_Item = TypeVar("_Item")
 
 _MakeVisible: TypeAlias = Callable[[int, str, str, str], None]
 """Gives the written file its name. Arguments: folder, temporary name, name, path."""
@@ -156,6 +161,107 @@ class LocalStore:
         with _translated_errors(path):
             if failed:
                 raise OSError(failed, os.strerror(failed))
+
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        found: list[Exception | None] = []
+        for first in range(0, len(objects), limits.PUTS_TOGETHER):
+            found += self._put_together(objects[first : first + limits.PUTS_TOGETHER])
+        return found
+
+    def _put_together(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        if len(objects) == 1 or not self._has_hard_links:
+            return [self._put_alone(path, data) for path, data in objects]
+        written: list[_Written | None] = []
+        self._create_folders({path.rpartition("/")[0] for path, _ in objects})
+        try:
+            for path, data in objects:
+                written.append(self._write_hidden(path, data))
+            whole = [each for each in written if each is not None]
+            self._in_parallel(_Written.flush, whole)
+            for each in whole:
+                each.link()
+            # One object of each folder flushes the names of all of them.
+            folders = {each.folder_path: each for each in whole if each.is_linked}
+            self._in_parallel(_Written.flush_folder, list(folders.values()))
+        finally:
+            for hidden in written:
+                if hidden is not None:
+                    hidden.close()
+        return [
+            # One that failed for any reason is put again by itself, which finds out why.
+            None if each is not None and each.is_linked else self._put_alone(path, data)
+            for each, (path, data) in zip(written, objects, strict=True)
+        ]
+
+    def _create_folders(self, folders: Iterable[str]) -> None:
+        """Creates missing folders, and makes their entries durable together.
+
+        Those that cannot be created here are left to the put of their object.
+        """
+        missing: set[str] = set()
+        for folder in folders:
+            full_path = self._absolute(checked_path(folder))
+            while full_path not in self._durable_folders and len(full_path) > len(self.root):
+                missing.add(full_path)
+                full_path = os.path.dirname(full_path)
+        if not missing or self.root not in self._durable_folders:
+            return
+        created = []
+        for full_path in sorted(missing):  # those above come first
+            try:
+                os.mkdir(full_path)
+            except FileExistsError:
+                if not os.path.isdir(full_path):
+                    continue
+            except OSError:
+                continue
+            created.append(full_path)
+        self._in_parallel(_flush_folder_at, sorted(set(map(os.path.dirname, created))))
+        if len(self._durable_folders) + len(created) > limits.LOCAL_FOLDERS_REMEMBERED:
+            self._durable_folders.clear()
+        self._durable_folders.update(created)
+
+    def _put_alone(self, path: str, data: Payload) -> Exception | None:
+        try:
+            self.put_new(path, data)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            return error
+        return None
+
+    def _write_hidden(self, path: str, data: Payload) -> _Written | None:
+        """Writes the bytes under a hidden name, without a flush; None where that fails."""
+        folder, _, name = checked_path(path).rpartition("/")
+        descriptor = -1
+        try:
+            descriptor = self._open_folder(self._absolute(folder))
+            written = _Written(folder, descriptor, path, name)
+            descriptor = -1
+            written.write(data)
+        except OSError:
+            if descriptor >= 0:
+                os.close(descriptor)
+            return None
+        return written
+
+    def _in_parallel(self, work: Callable[[_Item], None], items: Sequence[_Item]) -> None:
+        """Does the work for every item, and raises the first error once all is done."""
+        count = min(limits.FLUSH_THREADS, len(items))
+        if count <= 1:
+            for each in items:
+                work(each)
+            return
+
+        def run(number: int) -> None:
+            for each in items[number::count]:
+                work(each)
+
+        # Threads of one call: a process that is forked from this one has no pool without threads.
+        with ThreadPoolExecutor(count, thread_name_prefix="sparklog-flush") as pool:
+            running = [pool.submit(run, number) for number in range(count)]
+        for future in running:
+            future.result()
 
     # -------------------------------------------------------------------------- reading
 
@@ -329,6 +435,69 @@ class LocalStore:
         if error.errno in _FORBIDDEN:
             return errors.RootNotWritable(root=self.uri, reason=f"{operation} of {path}: {error}")
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
+
+
+class _Written:
+    """A file of a joint put, written under a hidden name, on its way to its own name."""
+
+    def __init__(self, folder_path: str, folder: int, path: str, name: str) -> None:
+        """Takes over the descriptor `folder`."""
+        self.folder_path = folder_path
+        self.is_linked = False
+        self._folder = folder
+        self._path = path
+        self._name = name
+        self._temporary = TEMPORARY + os.urandom(8).hex()
+        self._file = -1
+        self._is_flushed = False
+
+    def write(self, data: Payload) -> None:
+        """Raises OSError after removing what it wrote."""
+        try:
+            self._file = os.open(self._temporary, _OPEN_NEW, 0o666, dir_fd=self._folder)
+            direct.write(self._file, pieces(data))
+        except OSError:
+            self.close()
+            raise
+
+    def flush(self) -> None:
+        """Makes the bytes durable; where there is no space for them, the file is not linked."""
+        with contextlib.suppress(OSError):  # `_flush_data` raises any other failure as SyncFailed
+            _flush_data(self._file, self._path)
+            self._is_flushed = True
+
+    def link(self) -> None:
+        """Gives a flushed file its name, if that is free and its folder exists."""
+        if not self._is_flushed:
+            return
+        try:
+            with _translated_errors(self._path):
+                os.link(
+                    self._temporary, self._name, src_dir_fd=self._folder, dst_dir_fd=self._folder
+                )
+        except (OSError, ObjectExists):
+            return
+        self.is_linked = True
+        self._remove_hidden()
+
+    def _remove_hidden(self) -> None:
+        with contextlib.suppress(OSError):  # the sweeper removes it
+            os.unlink(self._temporary, dir_fd=self._folder)
+
+    def flush_folder(self) -> None:
+        """Makes the names of all linked files of the folder durable."""
+        _flush_folder(self._folder, self._path)
+
+    def close(self) -> None:
+        """Closes the descriptors, and removes a file that has no name of its own."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            if not self.is_linked:
+                self._remove_hidden()
+        if self._folder >= 0:
+            os.close(self._folder)
+            self._folder = -1
 
 
 def _put_in(

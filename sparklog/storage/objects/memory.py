@@ -11,9 +11,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
@@ -27,11 +28,13 @@ from sparklog.storage.objects.base import (
     Payload,
     Stat,
     Store,
+    SyncFailed,
     checked_folder,
     checked_path,
     open_by_ranges,
     pieces,
 )
+from sparklog.storage.objects.parallel import in_parallel
 
 Operation: TypeAlias = Literal[
     "put_new",
@@ -202,6 +205,41 @@ class MemoryStore:
         self._faults.between("put_new", path)
         created.make_durable()
         self._faults.after("put_new", path)
+
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        """As on a disk: all become visible, one after another, and then durable together."""
+        created: dict[int, _Object] = {}
+        found: list[Exception | None] = [None] * len(objects)
+
+        def attempt(number: int, step: Callable[[], None]) -> None:
+            try:
+                step()
+            except SyncFailed:
+                raise
+            except Exception as error:
+                found[number] = error
+
+        for number, (path, data) in enumerate(objects):
+            attempt(number, functools.partial(self._show, number, path, data, created))
+        visible = list(created)
+        for number in visible:
+            attempt(number, functools.partial(self._faults.between, "put_new", objects[number][0]))
+        for number in visible:
+            if found[number] is None:
+                created[number].make_durable()
+        for number in visible:
+            if found[number] is None:
+                path = objects[number][0]
+                attempt(number, functools.partial(self._faults.after, "put_new", path))
+        return found
+
+    def _show(self, number: int, path: str, data: Payload, created: dict[int, _Object]) -> None:
+        """Makes an object of a joint put visible."""
+        new = self._new_object(data)
+        self._faults.before("put_new", checked_path(path))
+        if self._objects.setdefault(path, new) is not new:
+            raise ObjectExists(path)
+        created[number] = new
 
     def put_unflushed(self, path: str, data: Payload) -> None:
         """Puts a new object as a program does that never flushes, such as delta-rs."""
@@ -389,6 +427,13 @@ class DelayedStore:
     def put_new(self, path: str, data: Payload) -> None:
         with self._request("put_new"):
             self._inner.put_new(path, data)
+
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        def put(item: tuple[str, Payload]) -> Exception | None:
+            with self._request("put_new"):
+                return self._inner.put_all_new([item])[0]
+
+        return in_parallel(self, put, objects)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         with self._request("put"):

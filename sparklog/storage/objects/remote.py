@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -43,6 +43,7 @@ from sparklog.storage.objects.base import (
     open_by_ranges,
     pieces,
 )
+from sparklog.storage.objects.parallel import in_parallel
 
 _CLIENT_OPTIONS: Final = {
     "allow_http",
@@ -103,6 +104,16 @@ class RemoteStore:
         with self._translated_put_errors(path):
             content = pieces(data) or b""  # the client sends the pieces without joining them
             obstore.put(self._store_without_retries, checked_path(path), content, mode="create")
+
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        def put(item: tuple[str, Payload]) -> Exception | None:
+            try:
+                self.put_new(*item)
+            except Exception as error:
+                return error
+            return None
+
+        return in_parallel(self, put, objects)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         del durable  # in a bucket, every put is durable

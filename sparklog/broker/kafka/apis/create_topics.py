@@ -11,7 +11,7 @@ from typing import Any
 
 from kio.schema.errors import ErrorCode
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
@@ -27,43 +27,56 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     counts = Counter(each.name for each in body.topics)
     only_checks = getattr(body, "validate_only", False)
     topics = {each.name: each for each in body.topics}  # a repeated topic is refused once
+    found: dict[str, errors.SparklogError | tuple[int, dict[str, str], Any]] = {}
+    wanted: list[flight_messages.CreateTopic] = []
+    async for each in context.scheduler.iterate(topics.values()):
+        try:
+            creation = _parse(each, is_repeated=counts[each.name] > 1)
+            context.broker.topics.check_replication(each.name, each.replication_factor)
+            if only_checks:
+                found[each.name] = (*context.broker.topics.check_new(creation), None)
+            else:
+                wanted.append(creation)
+        except errors.SparklogError as error:
+            found[each.name] = error
+    for first in range(0, len(wanted), limits.TOPICS_CREATED_TOGETHER):
+        some = wanted[first : first + limits.TOPICS_CREATED_TOGETHER]
+        created = await context.run_blocking(
+            WorkerPool.CHANGE, context.broker.topics.create_all, some
+        )
+        for creation, info in zip(some, created, strict=True):
+            if isinstance(info, errors.SparklogError):
+                found[creation.topic] = info
+            else:
+                count, config = len(info.partitions), info.config
+                found[creation.topic] = count, config, kafka_id(info.topic_id)
     return {
         "throttle_time": NO_TIME,
         "topics": [
-            await _create(context, each, is_repeated=counts[each.name] > 1, only_checks=only_checks)
-            async for each in context.scheduler.iterate(topics.values())
+            _fields(context, name, found[name]) async for name in context.scheduler.iterate(topics)
         ],
     }
 
 
-async def _create(
-    context: HandlerContext, topic: Any, *, is_repeated: bool, only_checks: bool
+def _fields(
+    context: HandlerContext,
+    name: str,
+    found: errors.SparklogError | tuple[int, dict[str, str], Any],
 ) -> Fields:
-    topic_id = None
-    try:
-        creation = _parse(topic, is_repeated=is_repeated)
-        context.broker.topics.check_replication(topic.name, topic.replication_factor)
-        if only_checks:
-            count, config = context.broker.topics.check_new(creation)
-        else:
-            info = await context.run_blocking(
-                WorkerPool.CHANGE, context.broker.topics.create, creation
-            )
-            count, config = len(info.partitions), info.config
-            topic_id = kafka_id(info.topic_id)
-    except errors.SparklogError as error:
+    if isinstance(found, errors.SparklogError):
         return {
-            "name": topic.name,
+            "name": name,
             "topic_id": None,
-            "error_code": code_of(error),
-            "error_message": str(error),
+            "error_code": code_of(found),
+            "error_message": str(found),
             "num_partitions": -1,
             "replication_factor": -1,
             "configs": (),
         }
+    count, config, topic_id = found
     entries = context.broker.topics.configs_of_new(config)
     return {
-        "name": topic.name,
+        "name": name,
         "topic_id": topic_id,
         "error_code": ErrorCode.none,
         "error_message": None,
