@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from benchmarks.consumers import tails
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
 from benchmarks.spark import age, bulk, stream
@@ -18,6 +19,8 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-single": kafka.single,
     "kafka-idle": kafka.idle,
     "kafka-rebalance": kafka.rebalance,
+    "consumers-kafka-tails": tails.kafka,
+    "consumers-native-tails": tails.native,
     "spark-bulk": bulk.bulk,
     "spark-stream": stream.stream,
     "spark-age": age.age,

@@ -53,6 +53,10 @@ class Ours:
         return self._process.kafka_address
 
     @property
+    def flight_address(self) -> str:
+        return self._process.address
+
+    @property
     def pid(self) -> int:
         return self._process.pid
 

@@ -1,0 +1,130 @@
+"""Consumers in a process of their own, so that they do not share the producer's interpreter."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any, Final, TypeAlias
+
+import sparklog
+
+TOPIC: Final = "tailed"
+_WARM: Final = b"warm"
+_START_SECONDS: Final = 90.0
+_POLL_SECONDS: Final = 0.2
+
+_Poll: TypeAlias = Callable[[], list[bytes]]
+"""Waits a little for records of one consumer, and returns their values."""
+
+
+class Tails:
+    """Consumers that wait at the end of a topic, and the delays of the records that they got.
+
+    A record's value is the time of `time.monotonic_ns` at which it was sent.
+    """
+
+    def __init__(self, kind: str, address: str, count: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_run, args=(kind, address, count, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def wait_until_ready(self, send: Callable[[bytes], None]) -> None:
+        """Sends records until each consumer has one."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._pipe.poll(0.1):
+            send(_WARM)
+            if time.monotonic() > deadline:
+                raise RuntimeError("the consumers did not begin to read")
+        self._pipe.recv()
+
+    def delays_seconds(self) -> list[float]:
+        """Ends the consumers. Returns the delays of all records that they have got."""
+        self._pipe.send("end")
+        found: list[float] = self._pipe.recv()
+        self.close()
+        return found
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.join()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+
+@contextmanager
+def tails(kind: str, address: str, count: int) -> Iterator[Tails]:
+    """Yields so many consumers of `kind`: "kafka" or "native"."""
+    found = Tails(kind, address, count)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+def _run(kind: str, address: str, count: int, pipe: Connection) -> None:
+    opened = _kafka(address, count) if kind == "kafka" else _native(address, count)
+    delays: list[list[float]] = [[] for _ in range(count)]
+    ready = [threading.Event() for _ in range(count)]
+    is_over = threading.Event()
+
+    def follow(number: int, poll: _Poll) -> None:
+        mine, is_ready = delays[number], ready[number]
+        while not is_over.is_set():
+            for value in poll():
+                if value == _WARM:
+                    is_ready.set()
+                else:
+                    mine.append((time.monotonic_ns() - int(value)) / 1e9)
+
+    for number, poll in enumerate(opened):
+        threading.Thread(target=follow, args=(number, poll), daemon=True).start()
+    for each in ready:
+        each.wait()
+    pipe.send("ready")
+    pipe.recv()
+    is_over.set()
+    pipe.send([each for mine in delays for each in mine])
+    time.sleep(_START_SECONDS)  # until this process is ended, without closing each consumer
+
+
+def _kafka(address: str, count: int) -> Iterator[_Poll]:
+    import confluent_kafka
+
+    for _ in range(count):
+        consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": address,
+                "group.id": "unused",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "latest",
+            }
+        )
+        consumer.assign([confluent_kafka.TopicPartition(TOPIC, 0, confluent_kafka.OFFSET_END)])
+
+        def poll(consumer: Any = consumer) -> list[bytes]:
+            message = consumer.poll(_POLL_SECONDS)
+            return [] if message is None or message.error() else [message.value()]
+
+        yield poll
+
+
+def _native(address: str, count: int) -> Iterator[_Poll]:
+    log = sparklog.connect(address)
+    for _ in range(count):
+        consumer = log.consumer(TOPIC, start="latest")
+
+        def poll(consumer: Any = consumer) -> list[bytes]:
+            return [record.value for record in consumer.poll(_POLL_SECONDS)]
+
+        yield poll
