@@ -191,6 +191,7 @@ KAFKA_STALLED_SECONDS = 30  # that a client may leave its replies unread
 KAFKA_STALLED_SHORT_SECONDS = 1  # while others wait for memory
 KAFKA_SLOWEST_BYTES_PER_SECOND = 1 * MIB  # the slowest rate at which a large request may arrive
 KAFKA_IDLE_SECONDS = 600  # Kafka's connections.max.idle.ms
+KAFKA_WOKEN_FETCHES = 8  # that are woken in one turn of the event loop
 KAFKA_WATCHED_PARTITIONS = 50_000  # of all waiting fetches, except for those of a few partitions
 KAFKA_FETCH_SESSIONS = 1_000  # Kafka's max.incremental.fetch.session.cache.slots
 KAFKA_FETCH_SESSION_PARTITIONS = 100_000  # of all sessions together

@@ -88,6 +88,8 @@ class KafkaConnection:
         self._disconnected = _DisconnectFlag()
         self._grants: set[MemoryGrant] = set()
         self._replies: asyncio.Queue[_QueuedReply] = asyncio.Queue(limits.KAFKA_PIPELINED)
+        self._unsent = 0
+        """The number of replies that `_send` has not written yet."""
         self._in_progress: tuple[ServedApi, MemoryGrant] | None = None
         """The request that is being handled, until its reply is queued."""
         self._incoming: MemoryGrant | None = None
@@ -212,9 +214,13 @@ class KafkaConnection:
             self._grants.add(grant)
             self._incoming, self._incoming_bytes, self._late_seconds = grant, 0, 0.0
             self._incoming_since = self._clock.monotonic()
-            await self._replies.put(
-                await self._handle(await self._read_frame(size, grant), host, grant)
-            )
+            reply = await self._handle(await self._read_frame(size, grant), host, grant)
+            if reply.pending is None and not self._unsent:
+                await self._write(reply.frame, grant, reply.request_bytes)
+            else:
+                self._unsent += 1
+                await self._replies.put(reply)
+            del reply  # otherwise its records are kept until the next request
 
     async def _check_is_kafka(self, begin: bytes) -> None:
         """Raises `BadRequest` for a client of another protocol, and answers it in its own."""
@@ -296,11 +302,15 @@ class KafkaConnection:
         A request of more than `KAFKA_LITTLE_ITEMS` waits for memory and for a turn; one of more
         than `KAFKA_QUICK_ITEMS` is parsed in a thread.
         """
+        is_gone = self._disconnected.is_set
+        quick = messages.read_quickly(frame, host, grant, is_gone)
+        if quick is not None:
+            grant.release_request()
+            return quick
         try:
             checked = messages.check_request(frame, limits.KAFKA_LITTLE_ITEMS)
         except ManyItems:
             checked = await self._check_large(frame)
-        is_gone = self._disconnected.is_set
         if checked.items > limits.KAFKA_LITTLE_ITEMS:
             await grant.take_parsed(len(frame) + checked.items * limits.KAFKA_ITEM_BYTES)
         if checked.items > limits.KAFKA_QUICK_ITEMS:
@@ -335,15 +345,20 @@ class KafkaConnection:
             if pending is not None:
                 frame = await self._encode(header, await pending, grant)
                 grant.release_parsed()
-            if frame:
-                self._sending_bytes, self._sending_seconds = sum(map(len, frame)), 0.0
-                await self._stream.write(frame)
-                self._sending_bytes = 0
+            await self._write(frame, grant, request_bytes)
             del frame, pending
-            grant.release_all()
-            self._grants.discard(grant)
-            self._unanswered.release(request_bytes)
+            self._unsent -= 1
             self._replies.task_done()
+
+    async def _write(self, frame: Sequence[Raw], grant: MemoryGrant, request_bytes: int) -> None:
+        """Writes a reply, and returns the memory of its request and of itself."""
+        if frame:
+            self._sending_bytes, self._sending_seconds = sum(map(len, frame)), 0.0
+            await self._stream.write(frame)
+            self._sending_bytes = 0
+        grant.release_all()
+        self._grants.discard(grant)
+        self._unanswered.release(request_bytes)
 
     async def _encode(
         self, header: _RequestHeader, reply: Reply, grant: MemoryGrant

@@ -13,7 +13,7 @@ import queue
 import resource
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -44,6 +44,7 @@ from sparklog.limits import (
     KAFKA_READ_THREADS,
     KAFKA_SEEK_THREADS,
     KAFKA_WATCHED_PARTITIONS,
+    KAFKA_WOKEN_FETCHES,
     LISTEN_BACKLOG,
 )
 
@@ -120,6 +121,10 @@ class KafkaListener:
         self.large_reply_lock = asyncio.Lock()
         self.scheduler = LoopScheduler(self._clock)
         self.producer_id_lock = asyncio.Lock()
+        self._woken: deque[asyncio.Future[None]] = deque()
+        """Fetches whose partitions have grown, in the order in which they are woken."""
+        self._is_waking = False
+        """True if `_wake` is scheduled."""
         self._watched = 0
         """Partitions that are watched, without those of requests of few partitions."""
         self._stopping: set[asyncio.Task[None]] = set()
@@ -222,18 +227,15 @@ class KafkaListener:
             if self._watched + len(seen) > KAFKA_WATCHED_PARTITIONS:
                 return False
         try:
-            watch = self.broker.watch_growth(
-                seen, lacking_bytes, lambda: self._call_in_loop(_set_done, waiter)
-            )
+            watch = self.broker.watch_growth(seen, lacking_bytes, lambda: self._wake_later(waiter))
         except errors.Invalid:
             return True
         self._watched += 0 if is_small else len(seen)
+        timer = self._loop.call_later(timeout_seconds, _set_done, waiter)
         try:
-            async with asyncio.timeout(timeout_seconds):
-                await waiter
-        except TimeoutError:
-            pass
+            await waiter
         finally:
+            timer.cancel()
             if is_small:
                 self.broker.stop_watching(watch)
             else:  # in turns: many clients may leave, or reach their timeout, at the same time
@@ -241,6 +243,26 @@ class KafkaListener:
                 self._stopping.add(stopping)
                 stopping.add_done_callback(self._stopping.discard)
         return True
+
+    def _wake_later(self, waiter: asyncio.Future[None]) -> None:
+        """Wakes a fetch in one of the loop's next turns. May be called in any thread."""
+        self._woken.append(waiter)
+        if not self._is_waking:
+            self._is_waking = True
+            self._call_in_loop(self._wake)
+
+    def _wake(self) -> None:
+        """Wakes the next few fetches, and the others in later turns of the loop.
+
+        One record may be awaited by hundreds of consumers. Producers' requests and acks come
+        between their replies, and not behind all of them.
+        """
+        self._is_waking = False  # first, so that no fetch is added without a wake
+        for _ in range(min(KAFKA_WOKEN_FETCHES, len(self._woken))):
+            _set_done(self._woken.popleft())
+        if self._woken and not self._is_waking:
+            self._is_waking = True
+            self._loop.call_soon(self._wake)
 
     async def _stop_watching(self, watch: GrowthWatch, partitions: int) -> None:
         await self.scheduler.wait_turn()

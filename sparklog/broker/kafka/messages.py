@@ -41,7 +41,7 @@ from kio.serial import entity_reader, entity_writer, writers
 from kio.serial._serialize import get_field_writer
 
 from sparklog import errors
-from sparklog.broker.kafka import frame_check
+from sparklog.broker.kafka import fetch_codec, frame_check
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 
@@ -64,7 +64,7 @@ again with a version that is supported (KIP-511)."""
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A parsed request. `body` is kio's message of its version."""
+    """A parsed request. `body` is kio's message of its version, or `fetch_codec`'s of a Fetch."""
 
     api_key: int
     version: int
@@ -127,6 +127,27 @@ def check_request(frame: bytes, most_items: int = KAFKA_ITEMS) -> CheckedFrame:
             raise
         reason = f"{schema.__name__} has more than {KAFKA_ITEMS} items: send several requests"
         raise errors.BadRequest(reason=reason) from None
+
+
+def read_quickly(
+    frame: bytes, client_host: str, memory: ReplyMemory, is_gone: Callable[[], bool]
+) -> tuple[Request, int] | None:
+    """Returns (a small Fetch request, the number of its items); None for other requests."""
+    api_key, version, correlation_id = read_header(frame)
+    body = fetch_codec.read(frame, version) if api_key == fetch_codec.FETCH else None
+    if body is None:
+        return None
+    request = Request(
+        api_key=api_key,
+        version=version,
+        correlation_id=correlation_id,
+        client_id=body.client_id,
+        client_host=client_host,
+        body=body,
+        memory=memory,
+        is_gone=is_gone,
+    )
+    return request, body.items
 
 
 def read_request(frame: bytes) -> Request:
@@ -231,8 +252,19 @@ class ConstantReply(dict[str, Any]):
         """The encoded fields by version, without the header."""
 
 
+class FetchReply(dict[str, Any]):
+    """A response to Fetch, for `fetch_codec` if it has few items."""
+
+    def __init__(self, fields: Fields, item_count: int) -> None:
+        super().__init__(fields)
+        self.item_count = item_count
+        """The number of its topics and partitions."""
+
+
 def is_large(reply: Fields, most_items: int) -> bool:
     """Returns whether a reply has more than `most_items`, or slow ones, without making all."""
+    if isinstance(reply, FetchReply):
+        return reply.item_count > most_items
     return not isinstance(reply, ConstantReply) and _left_items(reply, most_items) < 0
 
 
@@ -288,6 +320,8 @@ class _FrameWriter:
 
 def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields) -> list[Raw]:
     """Returns the frame of a reply, with its length, in consecutive chunks."""
+    if isinstance(fields, FetchReply):
+        return fetch_codec.write(version, correlation_id, fields)
     schema: Any = _response_schema(api_key, version)
     frame = _start_frame(schema, correlation_id)
     if not isinstance(fields, ConstantReply):

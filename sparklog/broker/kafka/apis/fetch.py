@@ -21,7 +21,7 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.broker import Fetched
 from sparklog.broker.kafka.error_codes import code_of
-from sparklog.broker.kafka.messages import ChunkedBytes, Fields, LazyArray, Raw, Request
+from sparklog.broker.kafka.messages import ChunkedBytes, FetchReply, Fields, LazyArray, Raw, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.sessions import FetchSession, Key
 from sparklog.broker.kafka.times import NO_TIME
@@ -358,18 +358,28 @@ async def _reply(
         _, sent = topics.setdefault(each.identity, (each.topic, []))
         sent.append(_SentPartition(each.number, each.code, each.start, each.end, each.chunks))
         each.last_sent, each.chunks = (each.start, each.end), ()
-    return {
-        "throttle_time": NO_TIME,
-        "error_code": ErrorCode.none,
-        "session_id": session.session_id if session is not None else 0,
-        "responses": [
-            {**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()
-        ],
-    }
+    return _fields(
+        ErrorCode.none,
+        session.session_id if session is not None else 0,
+        [{**fields, "partitions": LazyArray(make, sent)} for fields, sent in topics.values()],
+        len(topics) + len(partitions),
+    )
 
 
 def _error_reply(code: ErrorCode) -> Fields:
-    return {"throttle_time": NO_TIME, "error_code": code, "session_id": 0, "responses": ()}
+    return _fields(code, 0, (), 0)
+
+
+def _fields(
+    code: ErrorCode, session_id: int, responses: Sequence[Fields], items: int
+) -> FetchReply:
+    fields = {
+        "throttle_time": NO_TIME,
+        "error_code": code,
+        "session_id": session_id,
+        "responses": responses,
+    }
+    return FetchReply(fields, items)
 
 
 def _partition_fields(is_committed: bool, sent: _SentPartition) -> Fields:
