@@ -469,7 +469,7 @@ class Agent:
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
                 # A successor with our id writes the same heartbeat file.
-                takeover.check_leadership(watch.reload(), self._leadership)
+                takeover.check_leadership(watch.refresh(), self._leadership)
                 self._write_heartbeat()
             except ENDS_THE_BROKER:
                 raise
@@ -531,7 +531,7 @@ class Agent:
         Does nothing if a newer broker has taken over.
         """
         try:
-            takeover.check_leadership(self._meta.reload(), self._leadership)
+            takeover.check_leadership(self._meta.refresh(), self._leadership)
             self._write_heartbeat(stopped=True)
         except errors.BrokerFenced:
             pass

@@ -35,7 +35,7 @@ class LeaderMetadata:
 
     def reload(self) -> ClusterMetadata:
         """Returns the newest version. Raises `BrokerFenced` where it names a newer leader."""
-        metadata = self._store.reload()
+        metadata = self._store.refresh()
         self._check_leadership(metadata)
         return metadata
 

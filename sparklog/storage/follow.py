@@ -82,7 +82,7 @@ class RootFollower:
         """
         began = self._clock.monotonic()
         relist = began - self._listed_at > limits.TRIM_GRACE_SECONDS / 2
-        metadata = self._meta.reload() if relist else self._meta.refresh()
+        metadata = self._meta.refresh()
         wanted = {metadata.topic(name).topic_id for name in names}
         if not wanted <= self._followed:
             # Their entries were skipped so far.

@@ -201,13 +201,13 @@ class LeaderWatch:
         `metadata`: the newest metadata that the caller knows; read from the store if not given, or
         if it proves to be old. Raises the errors of the store.
         """
-        known = self._meta.reload() if metadata is None else metadata
+        known = self._meta.refresh() if metadata is None else metadata
         while True:
             asked_at = self._clock.monotonic()
             leader = Leader.of(known, self._store)
             if leader is None or not leader.is_replaced:
                 break
-            newest = self._meta.reload()
+            newest = self._meta.refresh()
             if newest.version <= known.version:
                 break  # the heartbeat's epoch is in no metadata
             known = newest

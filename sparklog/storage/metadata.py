@@ -179,18 +179,27 @@ class MetadataStore:
         return True
 
     def refresh(self) -> ClusterMetadata:
-        """Returns the newest version; costs one failed probe if nothing has changed."""
-        if self.current.version == 0:
-            return self.reload()
-        while True:
-            found = self._read(self.current.version + 1)
-            if found is None:
-                break
+        """Returns the newest version; costs two probes if nothing has changed.
+
+        Let v be the version that is known. Versions are pruned in order. So while v-1 exists,
+        neither v nor v+1 was pruned: v is not a late put into the pruned past (see `_counts`), and
+        v+1, which was absent before, was never put. If v-1 is gone, the versions are listed. A
+        listing may be old, because the probes that follow it find the newer versions.
+        """
+        if self.current.version:
+            self._advance()
+            with contextlib.suppress(ObjectMissing):
+                self._store.stat(_path(self.current.version - 1))
+                return self.current
+        return self.reload()
+
+    def _advance(self) -> None:
+        """Reads the versions that follow the known one."""
+        while (found := self._read(self.current.version + 1)) is not None:
             self.current = found
-        return self.current
 
     def reload(self) -> ClusterMetadata:
-        """Returns the newest version by listing; correct even if all known versions were pruned.
+        """Returns the newest version by listing, whatever is known.
 
         A version never changes, so the known one is not read again.
         """
@@ -203,7 +212,8 @@ class MetadataStore:
             found = self._read(versions[-1])
             if found is not None:
                 self.current = found
-                return self.refresh()
+                self._advance()
+                return self.current
 
     def _versions(self, after: int = -1) -> list[int]:
         """Returns the existing versions above `after`, sorted."""
@@ -236,7 +246,7 @@ class MetadataStore:
         the change may have been made, and the errors of the store if it was not.
         """
         while True:
-            before = self.reload()
+            before = self.refresh()
             wanted = decide(before)
             if wanted is None:
                 return before

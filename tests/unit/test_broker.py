@@ -317,7 +317,7 @@ def create_in_doubt(rig: Rig, *, lands: bool) -> None:
     assert isinstance(rig.store, MemoryStore)
     if lands:
         # The put lands, and its version cannot be read back.
-        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=3)
+        fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
         faults: Faults = ScriptedFaults(fault)
     else:
         lost = PutUnresolved("meta", "no answer")

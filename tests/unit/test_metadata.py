@@ -25,6 +25,7 @@ from sparklog.storage.objects import (
     NoFaults,
     PutUnresolved,
     ScriptedFaults,
+    Stat,
 )
 from sparklog.storage.objects.memory import Operation
 from sparklog.storage.processes import Process
@@ -276,7 +277,37 @@ def test_old_versions_are_pruned(store: MemoryStore, clock: ManualClock) -> None
     names = paths(store, "meta")
     assert limits.META_VERSIONS_KEPT <= len(names) <= limits.META_VERSIONS_KEPT + 11
     assert int(names[-1].removesuffix(".json")) == 301
-    assert old.reload().version == 301
+    assert old.refresh().version == 301
+    assert opened(store, clock).reload().version == 301
+
+
+def test_a_late_put_misleads_no_reader(store: MemoryStore, clock: ManualClock) -> None:
+    """A version that was put again after its pruning is not the newest for a suspended reader."""
+    others, suspended = opened(store, clock), opened(store, clock)
+    for _ in range(5):
+        others.change(count_up)
+    suspended.refresh()
+    others.change(count_up)
+    put_late = store.get(f"meta/{6:020d}.json")
+    for _ in range(limits.META_VERSIONS_KEPT + 50):
+        others.change(count_up)
+    store.put_new(f"meta/{6:020d}.json", put_late)
+    assert suspended.refresh() == others.current
+
+
+def test_an_old_listing_is_no_loss(store: MemoryStore, clock: ManualClock) -> None:
+    """A store whose listings lack the newest versions does not hide them."""
+
+    class Late(MemoryStore):
+        def list_after(self, folder: str, after: str = "") -> list[Stat]:
+            return super().list_after(folder, after)[:-3]
+
+    meta = opened(store, clock)
+    for _ in range(8):
+        meta.change(count_up)
+    late = Late(clock)
+    late._objects = store._objects
+    assert MetadataStore(late, clock=clock).refresh() == meta.current
 
 
 class Sleeper(NoFaults):

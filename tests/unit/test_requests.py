@@ -132,6 +132,15 @@ def test_a_first_start(store: DelayedStore, clock: ManualClock) -> None:
         Rig(store, clock)
 
 
+def test_creating_a_topic(store: DelayedStore, clock: ManualClock) -> None:
+    """A topic costs two puts, however many there are and whatever its number of partitions."""
+    rig = Rig(store, clock)
+    rig.create("t0")
+    for number in range(1, 5):
+        with costs(store, put_new=2, get=6, stat=2, list_after=4):
+            rig.create(f"t{number}", 4 * number)
+
+
 @pytest.mark.parametrize("topics", [0, 1, 10])
 def test_a_start_with_topics(store: DelayedStore, clock: ManualClock, topics: int) -> None:
     """A start reads each table: hint, listing, commit, and two probes for the end of its log."""
@@ -177,34 +186,39 @@ def test_a_janitors_tick_without_work(store: DelayedStore, clock: ManualClock) -
         rig.janitor.tick()
 
 
-def test_heartbeats(store: DelayedStore, clock: ManualClock) -> None:
-    """A broker that looks whether it still leads makes one request, unless something changed."""
-    Rig(store, clock)
+def test_looking_for_newer_metadata(store: DelayedStore, clock: ManualClock) -> None:
+    """A broker that looks whether it still leads, with each heartbeat, makes two probes."""
+    rig = Rig(store, clock)
+    rig.create("t")
     meta = MetadataStore(store, clock=clock)
-    meta.reload()
-    with costs(store, list_after=1):
-        meta.reload()
+    with costs(store, list_after=1, get=2):
+        meta.refresh()
+    with costs(store, get=1, stat=1):
+        meta.refresh()
+    rig.create("u")
+    with costs(store, get=2, stat=1):
+        meta.refresh()
 
 
 # ------------------------------------------------------------------------------ reading
 
 
 def test_a_reader_without_a_broker(store: DelayedStore, clock: ManualClock) -> None:
-    """A reader's refresh costs four probes and one request for each flush; at times it lists."""
+    """A reader's refresh costs five probes and one request for each flush; at times it lists."""
     rig = Rig(store, clock)
     rig.create("t", 4)
     fill(rig, 4, 8)
     rig.publish()
     follower = RootFollower(store, clock=clock)
-    with costs(store, get=5, list_after=3, stat=1, get_range=10):
+    with costs(store, get=6, list_after=2, stat=2, get_range=10):
         follower.refresh(["t"])
-    with costs(store, get=2, stat=1, get_range=1):
+    with costs(store, get=2, stat=2, get_range=1):
         follower.refresh(["t"])
     fill(rig, 4, 1)
-    with costs(store, get=2, stat=1, get_range=2):
+    with costs(store, get=2, stat=2, get_range=2):
         follower.refresh(["t"])
     clock.advance(6)
-    with costs(store, get=1, list_after=2, stat=1, get_range=1):
+    with costs(store, get=2, list_after=1, stat=2, get_range=1):
         follower.refresh(["t"])
 
 

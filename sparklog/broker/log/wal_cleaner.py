@@ -179,7 +179,7 @@ class WalCleaner:
             self._delete_closed_at = None
 
     def _open_epochs(self) -> set[tuple[int, int]]:
-        return {(each.broker, each.epoch) for each in self._meta.reload().open_epochs}
+        return {(each.broker, each.epoch) for each in self._meta.refresh().open_epochs}
 
     # -------------------------------------------------------------------------- inherited epochs
 
