@@ -162,13 +162,16 @@ def test_a_start_with_topics(store: DelayedStore, clock: ManualClock, topics: in
         rig.successor()
 
 
-@pytest.mark.parametrize("flushes", [1, 10, 100])
-def test_recovery(store: DelayedStore, clock: ManualClock, flushes: int) -> None:
-    """A recovery reads each flush that is not trimmed once, by its index."""
+@pytest.mark.parametrize(("flushes", "probes"), [(1, 1), (10, 4), (100, 26)])
+def test_recovery(store: DelayedStore, clock: ManualClock, flushes: int, probes: int) -> None:
+    """A recovery reads each flush that is not trimmed once, and up to 32 at a time.
+
+    So it probes for up to 31 flushes beyond the last one.
+    """
     rig = Rig(store, clock)
     rig.create("t", 4)
     fill(rig, 4, flushes)
-    with costs(store, put_new=3, get=7, list_after=6, stat=1, get_range=3 + flushes):
+    with costs(store, put_new=3, get=7, list_after=6, stat=1, get_range=3 + flushes + probes):
         rig.successor()
 
 
@@ -210,7 +213,7 @@ def test_a_reader_without_a_broker(store: DelayedStore, clock: ManualClock) -> N
     fill(rig, 4, 8)
     rig.publish()
     follower = RootFollower(store, clock=clock)
-    with costs(store, get=6, list_after=2, stat=2, get_range=10):
+    with costs(store, get=6, list_after=2, stat=2, get_range=16):
         follower.refresh(["t"])
     with costs(store, get=2, stat=2, get_range=1):
         follower.refresh(["t"])
@@ -359,6 +362,17 @@ def test_tables_are_read_in_parallel(slow: DelayedStore) -> None:
     found = follower.refresh([f"t{number}" for number in range(40)])
     assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
     assert follower.ends(found["t7"]) == (0, 1)
+
+
+def test_the_log_is_recovered_in_parallel(slow: DelayedStore) -> None:
+    """A start reads the flushes of its predecessor many at a time, and keeps their order."""
+    rig = Rig(quick(slow), SystemClock())
+    rig.create("t")
+    fill(rig, 1, 100)
+    slow.most_at_once = 0
+    rig = rig.successor(store=slow)
+    assert 8 <= slow.most_at_once <= limits.STORE_REQUESTS_AT_ONCE
+    assert rig.read() == [(number, f"{number}".encode()) for number in range(100)]
 
 
 def test_commits_are_read_in_parallel(slow: DelayedStore) -> None:

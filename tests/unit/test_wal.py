@@ -41,6 +41,14 @@ FOLDER = "wal/1/0000000001"
 Written = Sequence[tuple[Entry, wal.Payload]]
 
 
+@pytest.fixture(params=[1, 8], ids=["in turn", "in parallel"])
+def store(request: pytest.FixtureRequest, clock: ManualClock) -> MemoryStore:
+    """A store whose objects are read one after another, or several at once."""
+    found = MemoryStore(clock)
+    found.requests_at_once = request.param
+    return found
+
+
 def path_of(sequence: int) -> str:
     """The path of that object of the only epoch."""
     return object_path(WalPosition(1, 1, sequence))
@@ -593,6 +601,38 @@ def test_an_append_at_any_moment_of_a_fence() -> None:
         assert read[-1].is_fence
         seen.add(len(faults.acked))
     assert seen == {0, 2}
+
+
+def test_nothing_counts_beyond_a_missing_or_damaged_object(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """A reader stops at the first object that it cannot read, whatever is beyond it."""
+    log = appender(store, clock)
+    for number in range(12):
+        log.append([records(f"{number}")])
+    for gone in range(12):
+        data = store.get(path_of(gone))
+        store.delete([path_of(gone)])
+        reader = follower(store, clock)
+        assert sequences(reader.poll()) == list(range(gone))
+        assert sequences(reader.poll()) == []
+        store.put(path_of(gone), b"damaged and long enough")
+        with pytest.raises(errors.CorruptObject, match=path_of(gone)):
+            reader.poll()
+        store.put(path_of(gone), data)
+        assert sequences(reader.poll()) == list(range(gone, 12))
+
+
+def test_damage_beyond_a_fence_is_irrelevant(store: MemoryStore, clock: ManualClock) -> None:
+    """An object that a fenced broker has left cannot stop a reader."""
+    log = appender(store, clock)
+    for number in range(5):
+        log.append([records(f"{number}")])
+    follower(store, clock).fence()
+    store.put(path_of(6), b"damaged and long enough")
+    reader = follower(store, clock)
+    assert sequences(reader.poll()) == list(range(6))
+    assert reader.fenced
 
 
 def test_a_fence_ends_the_epoch_for_readers(store: MemoryStore, clock: ManualClock) -> None:

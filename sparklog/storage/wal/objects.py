@@ -26,7 +26,7 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.clock import Clock
-from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.objects import ObjectMissing, Store, claim, in_parallel
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal.base import (
     CHECKPOINT,
@@ -218,6 +218,11 @@ class ObjectFollower:
     `poll` returns each object once. It probes for the next sequence, and lists the folder only if
     asked to (`relist=True`). A reader asks for it after a pause longer than the trim grace, because
     objects may have come and gone unseen.
+
+    Without that pause a probe suffices, also on a store whose listings are old: an object exists
+    for the trim grace at least, so one that is absent was not put yet. On an object store a poll
+    reads as many objects at once as it has found before. An object counts only after all before
+    it, and nothing after a fence or a missing one does, so the order of the answers is irrelevant.
     """
 
     def __init__(self, store: Store, broker: int, epoch: int, *, clock: Clock) -> None:
@@ -277,17 +282,30 @@ class ObjectFollower:
         if relist or not self._started:
             self._jump_to_checkpoint()
             self._started = True
+        count = 0
         while not self.fenced:
-            at = WalPosition(self.broker, self.epoch, self.next_sequence)
-            try:
-                each = read_object(self._store, at)
-            except ObjectMissing:
-                return
-            if each.is_fence and self._jump_to_checkpoint():
-                continue  # a void fence: see `fence`
-            self.next_sequence = at.sequence + 1
-            self.fenced = each.is_fence
-            self._ready.append(each)
+            most = min(max(count, 1), self._store.requests_at_once)
+            sequences = range(self.next_sequence, self.next_sequence + most)
+            for each in in_parallel(self._store, self._try_read, sequences):
+                if isinstance(each, ObjectMissing):
+                    return
+                if isinstance(each, Exception):
+                    raise each
+                if each.is_fence and self._jump_to_checkpoint():
+                    break  # a void fence: see `fence`
+                self.next_sequence = each.at.sequence + 1
+                self.fenced = each.is_fence
+                self._ready.append(each)
+                count += 1
+                if self.fenced:
+                    break
+
+    def _try_read(self, sequence: int) -> WalObject | Exception:
+        """Returns an object, or the reason why it cannot be read: it may not count."""
+        try:
+            return read_object(self._store, WalPosition(self.broker, self.epoch, sequence))
+        except (errors.SparklogError, ObjectMissing) as error:
+            return error
 
     def _jump_to_checkpoint(self) -> bool:
         """Continues after the newest checkpoint, if it is ahead, and reads the objects it needs.
@@ -298,17 +316,18 @@ class ObjectFollower:
             newest = newest_checkpoint(self._store, self.broker, self.epoch)
             if newest is None or newest.sequence < self.next_sequence:
                 return False
-            found: list[WalObject] = []
+            needed = [
+                WalPosition(self.broker, self.epoch, sequence)
+                for sequence in newest.needed
+                if sequence >= self.next_sequence
+            ]
             try:
-                for sequence in newest.needed:
-                    if sequence >= self.next_sequence:
-                        at = WalPosition(self.broker, self.epoch, sequence)
-                        found.append(read_object(self._store, at))
-            except ObjectMissing:
+                found = in_parallel(self._store, lambda at: read_object(self._store, at), needed)
+            except ObjectMissing as missing:
                 again = newest_checkpoint(self._store, self.broker, self.epoch)
                 if again is None or again.sequence <= newest.sequence:
                     raise errors.MissingObject(
-                        path=object_path(at), reason=f"checkpoint {newest.sequence} needs it"
+                        path=missing.path, reason=f"checkpoint {newest.sequence} needs it"
                     ) from None
                 continue
             self._ready += found
