@@ -74,12 +74,28 @@ def python_api() -> str:
 
 def cli() -> str:
     """The commands of `sparklog`, as Typer describes them."""
+    import typer
+
+    from sparklog.cli import app
+
     done = subprocess.run(
         [sys.executable, "-m", "typer", "sparklog.cli", "utils", "docs", "--name", "sparklog"],
         cwd=ROOT, check=True, capture_output=True, text=True,
     )  # fmt: skip
     _, _, text = done.stdout.partition("\n")
+    for name, command in _commands(typer.main.get_command(app)):
+        # Typer cuts the descriptions in its lists of commands after 45 characters.
+        about, _, _ = inspect.cleandoc(command.help or "").partition("\n\n")
+        cut = f"* `{name}`: {command.get_short_help_str()}\n"
+        text = text.replace(cut, f"* `{name}`: {' '.join(about.split())}\n")
     return "# Command line\n\n" + _NOTE.format(source="`sparklog/cli`") + "\n" + text
+
+
+def _commands(group: Any) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        yield name, command
+        if hasattr(command, "commands"):
+            yield from _commands(command)
 
 
 def settings() -> str:
@@ -109,7 +125,7 @@ def topic_configs() -> str:
     from sparklog.broker.config.topic_config import KEYS
 
     rows = [
-        f"| `{name}` | {key.rule.kind.value} | `{key.default or '(empty)'}` | {key.about} |"
+        f"| `{name}` | `{key.default or '(empty)'}` ({key.rule.kind.value}) | {key.about} |"
         for name, key in KEYS.items()
     ]
     return "\n".join(
@@ -123,8 +139,8 @@ def topic_configs() -> str:
                 " are set, and why some defaults differ from Kafka's."
             ),
             "",
-            "| key | type | default | effect |",
-            "|---|---|---|---|",
+            "| key | default | effect |",
+            "|---|---|---|",
             *rows,
             "",
         ]
@@ -285,10 +301,10 @@ def _docstring(found: Any) -> list[str]:
         if re.fullmatch(r"(Args|Raises|Returns|Yields):", line):
             in_section = True
             lines += [f"**{line.removesuffix(':')}**", ""]
-        elif in_section and (entry := re.match(r"    (\*{0,2}[\w., ]+): ?(.*)", line)):
+        elif in_section and (entry := re.match(r"    (\*{0,2}\w[\w., ]*): ?(.*)", line)):
             names = ", ".join(f"`{name.strip()}`" for name in entry[1].split(",") if name)
             lines.append(f"- {names}: {entry[2]}")
-        elif in_section and (wrapped := re.fullmatch(r"    ([\w., ]+),", line)):
+        elif in_section and (wrapped := re.fullmatch(r"    (\w[\w., ]*),", line)):
             lines.append("- " + ", ".join(f"`{error.strip()}`" for error in wrapped[1].split(",")))
         else:
             in_section &= line.startswith(" ") or not line

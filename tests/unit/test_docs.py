@@ -24,7 +24,7 @@ def test_reference_of_topic_configs_has_every_key() -> None:
     page = build_docs.topic_configs()
     for name, key in KEYS.items():
         default = key.default or "(empty)"
-        assert f"| `{name}` | {key.rule.kind.value} | `{default}` | {key.about} |" in page
+        assert f"| `{name}` | `{default}` ({key.rule.kind.value}) | {key.about} |" in page
 
 
 def test_reference_of_kafka_apis_has_every_request() -> None:
@@ -67,6 +67,9 @@ def test_reference_of_the_python_api_has_every_export() -> None:
         assert f"## sparklog.{name}\n" in page
     assert "\n#### Log.create_topic\n" in page
     assert "def create_topic(\n    topic: str,\n" in page
+    names = re.findall(r"^- `([^`]*)`: ", page, re.MULTILINE)
+    assert "storage_options" in names
+    assert not [name for name in names if " " in name]  # a second line is no argument of its own
 
 
 def test_reference_of_the_command_line_has_every_command() -> None:
@@ -74,6 +77,9 @@ def test_reference_of_the_command_line_has_every_command() -> None:
     page = build_docs.cli()
     for command in ("broker", "produce", "consume", "topics create", "groups reset", "check"):
         assert f"\n## `sparklog {command}`\n" in page or f"\n### `sparklog {command}`\n" in page
+    assert "* `groups`: List, describe, reset and delete consumer groups.\n" in page
+    assert "* `broker`: Run a broker until SIGTERM or Ctrl-C, which shut it down cleanly.\n" in page
+    assert not re.search(r"^\* .*\.\.\.$", page, re.MULTILINE)  # no description is cut
 
 
 def test_site_builds(tmp_path: Path) -> None:
