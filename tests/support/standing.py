@@ -53,6 +53,9 @@ class Standing:
         _, told = self._process.communicate(timeout=_SECONDS)
         return self._process.returncode, told.decode()
 
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
     def end(self, how: signal.Signals) -> tuple[int, str]:
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(how)
