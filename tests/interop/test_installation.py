@@ -17,6 +17,8 @@ from pathlib import Path
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
+from tests.support import containers
+
 pytestmark = [pytest.mark.soak, pytest.mark.slow]
 
 PROJECT = Path(__file__).parents[2]
@@ -98,8 +100,9 @@ def test_base_install_is_a_client(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(2 * INSTALL_SECONDS)
 def test_broker_install_serves_kafka(tmp_path: Path) -> None:
-    """With the extra, a broker starts, and a Kafka client's records are read by both kinds."""
-    installed = Installed(tmp_path, "[broker]")
+    """With the container guide's extra, a broker serves Kafka's and its own clients."""
+    assert containers.pip_line() == ["pip", "install", "--no-cache-dir", "/src[broker]"]
+    installed = Installed(tmp_path, f"[{containers.extra()}]")
     assert installed.run("python", "-m", "pip", "check").stdout == "No broken requirements found.\n"
     ports = ["--kafka", "127.0.0.1:0", "--flight", "127.0.0.1:0"]
     broker = installed.start(["broker", "--root", "./root", *ports])

@@ -134,7 +134,7 @@ class Page:
         self._folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__", **names}
         self._given = {*self._names}
-        self._ports = {"8815": _free_port(), "9092": _free_port()}
+        self._ports = {"8815": free_port(), "9092": free_port()}
         self._running: list[subprocess.Popen[bytes]] = []
         self._environment = os.environ | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -229,7 +229,8 @@ def run_page(page: Path, folder: Path, **names: Any) -> int:
     return len(wanted)
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that was free a moment ago."""
     with socket.socket() as opened:
         opened.bind(("127.0.0.1", 0))
         port: int = opened.getsockname()[1]
