@@ -21,8 +21,14 @@
         assert broker.pending_faults == 0
 
 The broker runs in the process of the test and listens on free ports of 127.0.0.1. It differs from
-`sparklog broker` only in its store: an acked record survives `stop` and `restart`, and is lost with
-the process. The tables are in memory too, so `log.read` reads them, but not Delta Lake or Spark.
+`sparklog broker` only in its store: an acked record survives `stop`, `crash` and `restart`, and is
+lost with the process. The tables are in memory too, so `log.read` reads them, but not Delta Lake or
+Spark.
+
+Requests to the store fail on demand, and so do those of Flight clients: here a record is durable,
+and its ack is lost with the connection, so the client sends it again.
+
+        broker.fail_next("append", path="orders/", answer_only=True)
 """
 
 from __future__ import annotations
@@ -34,36 +40,57 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Final, Literal, Self
+from typing import Final, Literal, Self, TypeAlias
 
 import msgspec
 import structlog
 
 from sparklog import client, connecting, errors
 from sparklog.broker.agent import Agent
+from sparklog.broker.flight.grpc.status import PeerGone
+from sparklog.broker.flight.hooks import Request
+from sparklog.broker.log.producer_state import ProducerSequence, Refusals
 from sparklog.broker.logging import configure
 from sparklog.client import arguments
 from sparklog.clock import SystemClock
+from sparklog.formats.flight_messages import AppendHeader
 from sparklog.settings import load_settings
 from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved
 from sparklog.storage.objects.memory import Operation as StoreOperation
 
-__all__ = ["Broker", "Operation", "broker"]
+__all__ = ["Broker", "ConnectionCut", "Operation", "Request", "broker"]
 
-Operation = Literal["put", "get", "list", "delete"]
-"""Requests to the object store, by kind."""
+Operation = Literal["put", "get", "list", "delete", "append", "read", "action"]
+"""Requests of the broker to its object store (put, get, list, delete) and of Flight clients to the
+broker (append: one batch; read: one batch on its way to a client; action: any other), by kind."""
+
+Hook: TypeAlias = Callable[[Request], None]
 
 _ANY_PORT: Final = "127.0.0.1:0"
-_KINDS: Final[Mapping[str, frozenset[StoreOperation]]] = {
-    "put": frozenset({"put", "put_new"}),
-    "get": frozenset({"get", "get_range", "open", "stat"}),
-    "list": frozenset({"list_after", "folders", "walk"}),
-    "delete": frozenset({"delete"}),
+_OF_STORE: Final[Mapping[StoreOperation, Operation]] = {
+    "put": "put",
+    "put_new": "put",
+    "get": "get",
+    "get_range": "get",
+    "open": "get",
+    "stat": "get",
+    "list_after": "list",
+    "folders": "list",
+    "walk": "list",
+    "delete": "delete",
 }
+_OF_CLIENTS: Final[Mapping[str, Operation]] = {"append": "append", "read": "read", "tail": "read"}
+_OPERATIONS: Final = (*dict.fromkeys(_OF_STORE.values()), "append", "read", "action")
+_WITH_ANSWER: Final = ("put", "append", "action")
+"""Operations that have an effect, and of which the answer alone can be lost."""
 _numbers = itertools.count(1)
 
 _log = logging.getLogger(__name__)
+
+
+class ConnectionCut(Exception):
+    """Raised in `on_request` or `on_answer`: the connections of all clients break."""
 
 
 @contextlib.contextmanager
@@ -92,7 +119,7 @@ def broker(
 
 
 class Broker:
-    """A broker in this process, its store, and the faults of that store. Thread-safe.
+    """A broker in this process, its store, and the faults of both. Thread-safe.
 
     `sparklog.testing.broker` starts it.
     """
@@ -118,6 +145,13 @@ class Broker:
         """`host:port` of the Flight listener; the same after a restart."""
         self.kafka_address = ""
         """`host:port` of the Kafka listener; empty without one."""
+        self.on_request: Hook | None = None
+        """Called with each request of a Flight client before it has an effect, in the thread that
+        serves it. It may look at the request, wait, raise an error of sparklog, which refuses the
+        request, or raise `ConnectionCut`."""
+        self.on_answer: Hook | None = None
+        """Called after the effect of an append or action, before its answer. It may look at the
+        request, wait, or raise `ConnectionCut`, which loses the answer only."""
 
     @property
     def is_running(self) -> bool:
@@ -142,28 +176,33 @@ class Broker:
         error: Exception | None = None,
         answer_only: bool = False,
     ) -> None:
-        """Makes the next requests to the store fail.
+        """Makes the next requests to the store, or of Flight clients, fail.
 
         Args:
-            operation: "put", "get", "list" or "delete".
-            path: only requests for objects or folders whose path begins so: "wal/" for acks,
-                "topics/orders/" for the table of a topic, "meta/" for topics and brokers.
+            operation: "put", "get", "list" or "delete" of the store; "append", "read" or "action"
+                of clients.
+            path: only requests whose path begins so. In the store, that of the object or folder:
+                "wal/" for acks, "topics/orders/" for the table of a topic, "meta/" for topics and
+                brokers. Of clients, topic and partition, "orders/0", or the name of the action,
+                "topics.create".
             count: how many of them fail.
-            error: the error; `StorageUnavailable` by default, after which the broker tries again.
+            error: the error. By default the store raises `StorageUnavailable`, after which the
+                broker tries again, and the connections of clients break.
             answer_only: the request has its effect, and only its answer is lost. For "put", whose
-                outcome the broker then finds out by reading.
+                outcome the broker then finds out by reading, "append" and "action".
 
-        Raises `BadOption` for an unknown operation or `answer_only` of another than "put".
+        Raises `BadOption` for an unknown operation, or `answer_only` of one that has no effect.
         """
         _check_operation(operation)
-        if arguments.flag("answer_only", answer_only) and operation != "put":
-            raise errors.BadOption(
-                option="answer_only", value=True, reason="only the answer to a put can be lost"
-            )
+        if arguments.flag("answer_only", answer_only) and operation not in _WITH_ANSWER:
+            reason = f"only the answer to one of {', '.join(_WITH_ANSWER)} can be lost"
+            raise errors.BadOption(option="answer_only", value=True, reason=reason)
 
-        def fail(name: StoreOperation, found: str) -> None:
+        def fail(name: str, found: str) -> None:
             if error is not None:
                 raise error
+            if name not in _OF_STORE:
+                raise ConnectionCut
             reason = "a fault of the test"
             if answer_only:
                 raise PutUnresolved(found, reason)
@@ -174,7 +213,7 @@ class Broker:
     def delay_next(
         self, operation: Operation, seconds: float, *, path: str = "", count: int = 1
     ) -> None:
-        """Makes the next requests to the store wait before they have an effect.
+        """Makes the next requests wait before they have an effect.
 
         `operation`, `path` and `count` are those of `fail_next`. Raises `BadOption`.
         """
@@ -193,10 +232,10 @@ class Broker:
 
     def _add(
         self,
-        operation: str,
+        operation: Operation,
         path: str,
         count: int,
-        act: Callable[[StoreOperation, str], None],
+        act: Callable[[str, str], None],
         *,
         is_after: bool,
     ) -> None:
@@ -204,13 +243,19 @@ class Broker:
             raise errors.BadOption(option="path", value=repr(path), reason="expected a str")
         self._faults.add(
             _Fault(
-                operations=_KINDS[operation],
+                operation=operation,
                 prefix=path,
                 act=act,
                 is_after=is_after,
                 left=arguments.whole("count", count, least=1),
             )
         )
+
+    def cut_connections(self) -> None:
+        """Breaks the connections of all clients, Kafka's too. They may connect again."""
+        agent = self._agent  # without the lock: `stop` holds it until all requests have ended
+        if agent is not None:
+            agent.cut_connections()
 
     # -------------------------------------------------------------------------- running
 
@@ -224,6 +269,16 @@ class Broker:
             if agent is not None:
                 agent.stop("the test stops it")
 
+    def crash(self) -> None:
+        """Ends the broker as `kill -9` does: no answer, no publication, no mark in the store.
+
+        `restart` recovers from the write-ahead log.
+        """
+        with self._lock:
+            agent, self._agent = self._agent, None
+            if agent is not None:
+                agent.crash()
+
     def restart(self) -> None:
         """Stops the broker if it runs, and starts it again on its store and at its addresses."""
         self.stop()
@@ -231,7 +286,11 @@ class Broker:
             if not structlog.is_configured():
                 configure(self._settings.log)
             agent = Agent(
-                self._settings, store=self._store, kind=BrokerKind.STANDING, take_over=True
+                self._settings,
+                store=self._store,
+                kind=BrokerKind.STANDING,
+                take_over=True,
+                hooks=_Hooks(self, self._faults),
             )
             agent.start()
             self._agent = agent
@@ -265,19 +324,19 @@ class Broker:
 
 
 def _check_operation(operation: str) -> None:
-    if operation not in _KINDS:
-        reason = f"expected one of {', '.join(map(repr, _KINDS))}"
+    if operation not in _OPERATIONS:
+        reason = f"expected one of {', '.join(map(repr, _OPERATIONS))}"
         raise errors.BadOption(option="operation", value=repr(operation), reason=reason)
 
 
-# ------------------------------------------------------------------------------ faults of the store
+# ------------------------------------------------------------------------------ faults
 
 
 @dataclass(slots=True, kw_only=True)
 class _Fault:
-    operations: frozenset[StoreOperation]
+    operation: Operation
     prefix: str
-    act: Callable[[StoreOperation, str], None]
+    act: Callable[[str, str], None]
     is_after: bool
     left: int
 
@@ -303,19 +362,20 @@ class _Faults(NoFaults):
             return sum(each.left for each in self._faults)
 
     def before(self, operation: StoreOperation, path: str, /) -> None:
-        self._meet(operation, path, is_after=False)
+        self.meet(operation, _OF_STORE.get(operation), path, is_after=False)
 
     def after(self, operation: StoreOperation, path: str, /) -> None:
-        self._meet(operation, path, is_after=True)
+        self.meet(operation, _OF_STORE.get(operation), path, is_after=True)
 
-    def _meet(self, operation: StoreOperation, path: str, *, is_after: bool) -> None:
+    def meet(self, name: str, operation: Operation | None, path: str, *, is_after: bool) -> None:
+        """Acts out the first fault that fits the request."""
         with self._lock:
             fault = next(
                 (
                     each
                     for each in self._faults
                     if each.is_after is is_after
-                    and operation in each.operations
+                    and each.operation == operation
                     and path.startswith(each.prefix)
                 ),
                 None,
@@ -325,4 +385,49 @@ class _Faults(NoFaults):
             fault.left -= 1
             if not fault.left:
                 self._faults.remove(fault)
-        fault.act(operation, path)
+        fault.act(name, path)
+
+
+class _Hooks:
+    """Passes the requests of clients to the hooks of the test, and then to the faults.
+
+    A refused batch holds back the later ones of its producer, as in the broker: a producer that the
+    broker does not know yet would otherwise begin with one of them.
+    """
+
+    def __init__(self, broker: Broker, faults: _Faults) -> None:
+        self._broker = broker
+        self._faults = faults
+        self._lock = threading.Lock()
+        self._refusals = Refusals()
+
+    def before(self, request: Request, /) -> None:
+        header = request.message
+        if not isinstance(header, AppendHeader):
+            self._meet(request, self._broker.on_request, is_after=False)
+            return
+        sequence = ProducerSequence(header.producer_id, header.producer_epoch, header.base_sequence)
+        batch = request.topic, request.partition, sequence, time.monotonic()
+        with self._lock:
+            self._refusals.check(*batch, topic=request.topic)
+        try:
+            self._meet(request, self._broker.on_request, is_after=False)
+        except errors.Retriable:
+            with self._lock:
+                self._refusals.record(*batch)
+            raise
+
+    def after(self, request: Request, /) -> None:
+        self._meet(request, self._broker.on_answer, is_after=True)
+
+    def _meet(self, request: Request, hook: Hook | None, *, is_after: bool) -> None:
+        operation = _OF_CLIENTS.get(request.name, "action")
+        is_action = operation == "action"
+        path = request.name if is_action else f"{request.topic}/{request.partition}"
+        try:
+            if hook is not None:
+                hook(request)
+            self._faults.meet(request.name, operation, path, is_after=is_after)
+        except ConnectionCut:
+            self._broker.cut_connections()
+            raise PeerGone from None

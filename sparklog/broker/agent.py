@@ -27,6 +27,7 @@ from sparklog import errors, limits
 from sparklog.broker import pandas_import, ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
@@ -83,6 +84,7 @@ class Agent:
         take_over: bool = False,
         allow_non_empty: bool = False,
         watch: LeaderWatch | None = None,
+        hooks: RequestHooks | None = None,
     ) -> None:
         """Creates a broker that has not started.
 
@@ -94,11 +96,13 @@ class Agent:
             take_over: replace the live leader of the root, whatever its kind.
             allow_non_empty: also make a root of a folder that holds files of other programs.
             watch: earlier observations of the leader; None: none.
+            hooks: called for each request of a Flight client; for tests.
         """
         self.settings = settings
         self.kind = kind
         self._take_over = take_over
         self._allow_non_empty = allow_non_empty
+        self._hooks = hooks
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
         self._watch = watch or LeaderWatch(
@@ -127,6 +131,7 @@ class Agent:
         )
         self._flight: FlightListener | None = None
         self._kafka: KafkaListener | None = None
+        self._groups: Coordinator | None = None
         self.failure: BaseException | None = None
         """The error that stopped the broker, if it stopped by itself."""
 
@@ -273,6 +278,7 @@ class Agent:
             raise self.failure
         self._start_thread("publisher", self._publish_loop)
         self._start_thread("wal-cleaner", self._wal_loop)
+        self._groups = groups
         self._start_thread("groups", lambda: self._groups_loop(groups))
         if self.settings.janitor.enabled:
             self._start_thread("janitor", self._janitor_loop)
@@ -286,6 +292,7 @@ class Agent:
             listening,
             bounds=StreamBounds(streams=self.settings.flight.max_streams),
             max_batch_bytes=self.settings.writer.max_batch_bytes,
+            hooks=self._hooks,
         )
 
     def _build_broker(
@@ -590,9 +597,7 @@ class Agent:
             self._stopping.set()
             _log.info("stopping", reason=reason, root=self._store.uri)
             self._writer.close(errors.BrokerClosing(broker=self._leadership.broker))
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join()
+            self._join_threads()
             try:
                 self._publish_everything()
                 self._wal_cleaner.checkpoint()
@@ -601,6 +606,35 @@ class Agent:
                 _log.warning("stopped without publishing everything", reason=str(error))
             finally:
                 self._finish(reason)
+
+    def _join_threads(self) -> None:
+        if self._groups is not None:
+            self._groups.wake()
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def crash(self) -> None:
+        """Ends as a killed process does, for tests.
+
+        Connections are cut, so no client learns the outcome of its requests. Nothing is published,
+        and the heartbeat is not marked as stopped.
+        """
+        with self._stop_lock:
+            if self._stopped.is_set() or self._broker is None:
+                return
+            self._stopping.set()
+            self.cut_connections()
+            self._close_listeners()
+            self._join_threads()
+            self._pool.shutdown()
+            self._stopped.set()
+
+    def cut_connections(self) -> None:
+        """Cuts the connections of all clients, which may connect again; for tests."""
+        for listener in (self._kafka, self._flight):
+            if listener is not None:
+                listener.cut_connections()
 
     def _finish(self, reason: str) -> None:
         try:
@@ -612,6 +646,10 @@ class Agent:
             self._stopped.set()
 
     def _close(self) -> None:
+        self._close_listeners()
+        self._pool.shutdown()
+
+    def _close_listeners(self) -> None:
         if self._broker is not None:
             self._broker.close()
             self._appender.close()
@@ -619,7 +657,6 @@ class Agent:
             if listener is not None:
                 listener.close()
         self._close_ports()
-        self._pool.shutdown()
 
     def _close_ports(self) -> None:
         for each in self._ports():

@@ -1,9 +1,10 @@
-"""`sparklog.testing`: a broker whose store fails on demand, and that stops and starts again."""
+"""`sparklog.testing`: a broker that fails on demand, and that stops, crashes and starts again."""
 
 from __future__ import annotations
 
+import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import confluent_kafka
@@ -11,6 +12,7 @@ import pytest
 
 import sparklog
 from sparklog import errors, limits, testing
+from tests.support.waiting import wait_until
 
 SECONDS = 30.0
 
@@ -101,11 +103,133 @@ def test_delays(broker: testing.Broker, log: sparklog.Log) -> None:
     assert 0.5 <= time.monotonic() - began < SECONDS
 
 
+def test_acked_records_survive_a_crash(broker: testing.Broker, log: sparklog.Log) -> None:
+    """A crashed broker sends no answer; the next one has all acked records, and others once."""
+    address = broker.address
+    with log.producer() as producer:
+        assert producer.send("t", b"acked").result(SECONDS).offset == 0
+        broker.delay_next("put", 0.5, path="wal/")
+        pending = producer.send("t", b"pending")
+        wait_until(lambda: broker.pending_faults == 0, "the put began")
+        broker.crash()
+        assert not broker.is_running
+        assert not pending.done()
+        broker.restart()
+        assert broker.address == address
+        assert pending.result(SECONDS).offset == 1
+    assert values(log) == [b"acked", b"pending"]
+
+
+@pytest.mark.parametrize(("end", "puts"), [("crash", False), ("stop", True)])
+def test_a_crash_leaves_the_store_as_it_was(end: str, puts: bool) -> None:
+    """Unlike `stop`, `crash` publishes nothing, and does not mark the broker as stopped."""
+    quiet = {
+        "janitor.enabled": False,
+        "liveness.dead_after_seconds": 240,
+        "liveness.heartbeat_seconds": 60,
+        "publisher.interval_seconds": 60,
+    }
+    with testing.broker(settings=quiet) as broker, broker.connect() as log:
+        log.create_topic("t")
+        send(log, b"a")
+        broker.fail_next("put", count=1_000)
+        getattr(broker, end)()
+        assert (broker.pending_faults < 1_000) == puts
+
+
+@pytest.mark.parametrize("answer_only", [False, True])
+def test_a_connection_that_breaks(
+    broker: testing.Broker, log: sparklog.Log, answer_only: bool
+) -> None:
+    """A batch whose connection breaks, before or after the append, is in the log once."""
+    broker.fail_next("append", path="t/0", count=2, answer_only=answer_only)
+    broker.fail_next("append", path="u/", count=1)
+    assert send(log, b"a") == 0
+    assert broker.pending_faults == 1
+    assert values(log) == [b"a"]
+
+
+def test_requests_that_are_refused(broker: testing.Broker, log: sparklog.Log) -> None:
+    """A request gets the error of the test's choice; a read breaks and continues."""
+    broker.fail_next("append", error=errors.WrongSchema(reason="not this one"))
+    with pytest.raises(errors.WrongSchema, match="not this one"):
+        send(log, b"a")
+    broker.fail_next("action", path="topics.create", error=errors.BadRequest(reason="not now"))
+    assert log.topics() == ["t"]
+    with pytest.raises(errors.BadRequest, match="not now"):
+        log.create_topic("u")
+    send(log, b"b")
+    broker.fail_next("read", path="t/")
+    assert values(log) == [b"b"]
+    assert broker.pending_faults == 0
+
+
+def test_a_refusal_holds_back_later_batches(broker: testing.Broker, log: sparklog.Log) -> None:
+    """If the first batch of a producer is refused for now, its next ones do not overtake it."""
+    full = errors.QueueFull(queue="q", bytes=1, setting="s")
+    for _ in range(20):
+        broker.fail_next("append", error=full)
+        with log.producer(batch_rows=1, linger_ms=0) as producer:
+            futures = [producer.send("t", b"%d" % number) for number in range(10)]
+            producer.flush(SECONDS)
+        offsets = [future.result().offset for future in futures]
+        assert offsets == list(range(offsets[0], offsets[0] + 10))
+
+
+def test_hooks(broker: testing.Broker, log: sparklog.Log) -> None:
+    """Hooks see each request and each answer, and may break the connection."""
+    seen: list[tuple[str, str, str, int, int]] = []
+
+    def note(moment: str) -> Callable[[testing.Request], None]:
+        def hook(request: testing.Request) -> None:
+            rows = -1 if request.rows is None else request.rows.num_rows
+            seen.append((moment, request.name, request.topic, request.partition, rows))
+            if seen.count(seen[-1]) == 1 and request.name == "append":
+                raise testing.ConnectionCut
+
+        return hook
+
+    broker.on_request, broker.on_answer = note("request"), note("answer")
+    send(log, b"a")
+    assert [each for each in seen if each[1] == "append"] == [
+        ("request", "append", "t", 0, 1),
+        ("request", "append", "t", 0, 1),
+        ("answer", "append", "t", 0, 1),
+        ("request", "append", "t", 0, 1),
+        ("answer", "append", "t", 0, 1),
+    ]
+    seen.clear()
+    broker.on_answer = None
+    assert values(log) == [b"a"]
+    assert seen[-1] == ("request", "read", "t", 0, 1)
+    assert ("request", "topics.describe", "t", -1, -1) in seen
+
+
+def test_cut_connections() -> None:
+    """Clients of both listeners continue over new connections."""
+    with testing.broker(kafka=True) as broker, broker.connect() as log:
+        log.create_topic("t", partitions=1)
+        admin = socket.create_connection(address_of(broker.kafka_address))
+        assert send(log, b"a") == 0
+        broker.cut_connections()
+        admin.settimeout(SECONDS)
+        assert admin.recv(1) == b""
+        admin.close()
+        assert send(log, b"b") == 1
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Returns host and port."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
 @pytest.mark.parametrize(
     ("call", "given", "option"),
     [
         ("fail_next", {"operation": "write"}, "operation"),
         ("fail_next", {"operation": "get", "answer_only": True}, "answer_only"),
+        ("fail_next", {"operation": "read", "answer_only": True}, "answer_only"),
         ("fail_next", {"operation": "put", "count": 0}, "count"),
         ("fail_next", {"operation": "put", "path": None}, "path"),
         ("delay_next", {"operation": "put", "seconds": -1}, "seconds"),

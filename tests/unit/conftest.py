@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from sparklog import limits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
+from tests.support.live import SLICE_ROWS, LiveBroker
 
 
 @pytest.fixture
@@ -18,3 +22,11 @@ def clock() -> ManualClock:
 def store(clock: ManualClock) -> MemoryStore:
     """An empty root in memory."""
     return MemoryStore(clock)
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
+    """Returns a broker without topics, which sends each batch of `fill` as one."""
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", 60 * SLICE_ROWS)
+    with LiveBroker() as broker:
+        yield broker

@@ -37,7 +37,7 @@ from sparklog.cli.produce import _Acks, _Input, _Meter
 from sparklog.cli.shared import ExitCode
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
-from tests.support.fake_broker import FakeBroker, FakeLog
+from tests.support.live import LiveBroker
 
 
 @pytest.fixture(autouse=True)
@@ -48,20 +48,12 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-@pytest.fixture
-def log() -> FakeLog:
-    """A log with a topic of one partition and a topic of four."""
-    log = FakeLog()
-    log.create("t1", 1)
-    log.create("t4", 4)
-    return log
-
-
-@pytest.fixture
-def broker(log: FakeLog) -> Iterator[FakeBroker]:
-    """A broker that serves `log`."""
-    with FakeBroker(log) as broker:
-        yield broker
+@pytest.fixture(name="broker")
+def _broker(broker: LiveBroker) -> LiveBroker:
+    """A broker with a topic of one partition and a topic of four."""
+    broker.create("t1", 1)
+    broker.create("t4", 4)
+    return broker
 
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="leans on /dev/full and /proc")
@@ -75,22 +67,32 @@ def run(*arguments: str, stdin: bytes | str | None = None, **environment: str) -
     return result
 
 
-def ask(broker: FakeBroker, *arguments: str, stdin: bytes | str | None = None) -> Result:
+def ask(broker: LiveBroker, *arguments: str, stdin: bytes | str | None = None) -> Result:
     """As `run`, of that broker."""
     return run(*arguments, "--bootstrap", broker.address, stdin=stdin)
 
 
-def fill(log: FakeLog, topic: str, *records: tuple[int, bytes | None, bytes | None]) -> None:
-    """Appends (partition, key, value) each, as one batch."""
-    from sparklog.formats import flight_messages
-    from sparklog.formats.record import PAYLOAD_SCHEMA
-
-    schema = pa.schema([PAYLOAD_SCHEMA.field("key"), PAYLOAD_SCHEMA.field("value")])
+def fill(broker: LiveBroker, topic: str, *records: tuple[int, bytes | None, bytes | None]) -> None:
+    """Appends (partition, key, value) each, as one batch, with the time 2023-11-14T22:13:20Z."""
     for partition, key, value in records:
-        batch = pa.RecordBatch.from_arrays(
-            [pa.array([key], pa.binary()), pa.array([value], pa.binary())], schema=schema
-        )
-        log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
+        columns = {
+            "timestamp": pa.array([1_700_000_000_000_000], pa.timestamp("us", "UTC")),
+            "key": pa.array([key], pa.binary()),
+            "value": pa.array([value], pa.binary()),
+        }
+        broker.append(topic, pa.RecordBatch.from_pydict(columns), partition)
+
+
+def commit_offset(broker: LiveBroker) -> None:
+    """Commits an offset of a group, for which the broker creates `__consumer_offsets`."""
+    with sparklog.connect(broker.address) as log:
+        log.commit_group_offsets("g", {("t1", 0): 0})
+
+
+def starts(broker: LiveBroker, topic: str) -> list[int]:
+    """The log start of each partition."""
+    described = ask(broker, "topics", "describe", topic, "--json").stdout
+    return [each.get("start", 0) for each in json.loads(described)["partitions"]]
 
 
 def commands(group: typer.Typer = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -137,10 +139,10 @@ def test_a_misspelt_word_is_corrected(words: tuple[str, ...], nearest: str) -> N
     assert nearest in result.stderr
 
 
-def test_a_misspelt_topic_is_corrected(broker: FakeBroker, log: FakeLog) -> None:
+def test_a_misspelt_topic_is_corrected(broker: LiveBroker) -> None:
     """An unknown topic is an error with the most similar name, and not an internal one."""
-    log.create("orders", 1)
-    log.create("__consumer_offsets", 1)
+    broker.create("orders", 1)
+    commit_offset(broker)
     for arguments in (("topics", "describe", "ordres"), ("consume", "ordres")):
         assert ask(broker, *arguments).stderr == (
             "sparklog: Topic 'ordres' does not exist. Create it, or correct the name."
@@ -149,9 +151,9 @@ def test_a_misspelt_topic_is_corrected(broker: FakeBroker, log: FakeLog) -> None
     assert "Did you mean" not in ask(broker, "consume", "__consumer_offset").stderr
 
 
-def test_internal_topics_are_listed_on_request(broker: FakeBroker, log: FakeLog) -> None:
+def test_internal_topics_are_listed_on_request(broker: LiveBroker) -> None:
     """`topics list` names the topics of brokers only with --internal."""
-    log.create("__consumer_offsets", 8)
+    commit_offset(broker)
     assert ask(broker, "topics", "list").stdout == "t1\nt4\n"
     listed = ask(broker, "topics", "list", "--internal", "--json").stdout
     assert json.loads(listed) == ["__consumer_offsets", "t1", "t4"]
@@ -174,19 +176,17 @@ def test_internal_topics_are_listed_on_request(broker: FakeBroker, log: FakeLog)
         (None, None),
     ],
 )
-def test_json_values_are_json(
-    broker: FakeBroker, log: FakeLog, value: bytes | None, shown: object
-) -> None:
+def test_json_values_are_json(broker: LiveBroker, value: bytes | None, shown: object) -> None:
     """In jsonl a value that is a JSON object or array is JSON, and all others are as before."""
-    fill(log, "t1", (0, None, b"before"), (0, None, value), (0, None, b"{}"))
+    fill(broker, "t1", (0, None, b"before"), (0, None, value), (0, None, b"{}"))
     lines = ask(broker, "consume", "t1", "--output", "jsonl").stdout.splitlines()
     assert [json.loads(line)["value"] for line in lines] == ["before", shown, {}]
 
 
-def test_json_values_keep_their_digits(broker: FakeBroker, log: FakeLog) -> None:
+def test_json_values_keep_their_digits(broker: LiveBroker) -> None:
     """The text of a JSON value is not changed: large numbers and zeros stay."""
     value = b'{"n":12345678901234567890123,"price":1.500,"n":2}'
-    fill(log, "t1", (0, None, value))
+    fill(broker, "t1", (0, None, value))
     shown = ask(broker, "consume", "t1", "--output", "jsonl").stdout
     assert shown == '{"value":' + value.decode() + "}\n"
 
@@ -224,7 +224,7 @@ def test_consume_in_a_group_continues_where_it_ended(tmp_path: Path) -> None:
     assert told["members"] == []
 
 
-def test_a_group_assigns_partitions_itself(broker: FakeBroker) -> None:
+def test_a_group_assigns_partitions_itself(broker: LiveBroker) -> None:
     """--partition and --group are a usage error together."""
     result = ask(broker, "consume", "t4", "--group", "g", "--partition", "1")
     assert result.exit_code == ExitCode.USAGE
@@ -285,7 +285,7 @@ def test_help_tells_the_keys_of_topics(command: str) -> None:
             assert f"{name} (default {key.default}): {key.about}" in effective
 
 
-def test_unknown_topic_is_one_line(broker: FakeBroker) -> None:
+def test_unknown_topic_is_one_line(broker: LiveBroker) -> None:
     """An error of sparklog is one line on standard error and exit code 1, in every command."""
     for arguments in (
         ("topics", "describe", "nope"),
@@ -327,22 +327,19 @@ def test_closed_port_is_told_at_once(host: str, told: str) -> None:
     assert result.stderr.endswith(" To wait for it, give --wait.\n")
 
 
-def test_wait_waits_and_says_so(log: FakeLog) -> None:
+def test_wait_waits_and_says_so(broker: LiveBroker) -> None:
     """With --wait, the command uses a broker that starts later, and prints that it waits."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    started: list[FakeBroker] = []
-    starting = threading.Timer(0.5, lambda: started.append(FakeBroker(log, port=port)))
+    broker.crash()
+    starting = threading.Timer(0.5, broker.restart)
     starting.start()
     try:
-        result = run("topics", "list", "--wait", "--bootstrap", f"127.0.0.1:{port}")
+        result = run("topics", "list", "--wait", "--bootstrap", broker.address)
         assert result.stdout == "t1\nt4\n"
-        told = f"sparklog: waiting up to 60 s for a broker at 127.0.0.1:{port} (Connection refused"
+        told = f"sparklog: waiting up to 60 s for a broker at {broker.address} (Connection refused"
         assert result.stderr.startswith(told)
         assert len(result.stderr.splitlines()) == 1
     finally:
         starting.join()
-        started[0].stop()
 
 
 def test_wait_ends(tmp_path: Path) -> None:
@@ -465,13 +462,13 @@ def test_usage_errors(arguments: tuple[str, ...], told: str) -> None:
     assert told in " ".join(result.stderr.replace("│", "").split())
 
 
-def test_environment_names_the_log(broker: FakeBroker) -> None:
+def test_environment_names_the_log(broker: LiveBroker) -> None:
     """Without an option the variables are asked, the address before the root."""
     found = run("topics", "list", SPARKLOG_BOOTSTRAP=broker.address, SPARKLOG_ROOT="/nowhere")
     assert found.stdout == "t1\nt4\n"
 
 
-def test_option_goes_before_the_environment(broker: FakeBroker) -> None:
+def test_option_goes_before_the_environment(broker: LiveBroker) -> None:
     """The command line overrides the environment."""
     found = run("topics", "list", "--bootstrap", broker.address, SPARKLOG_BOOTSTRAP="other:1")
     assert found.exit_code == ExitCode.OK
@@ -482,7 +479,7 @@ def test_option_goes_before_the_environment(broker: FakeBroker) -> None:
 # ------------------------------------------------------------------------------ topics
 
 
-def test_topics_from_beginning_to_end(broker: FakeBroker) -> None:
+def test_topics_from_beginning_to_end(broker: LiveBroker) -> None:
     """A topic is made, described, changed, grown and deleted."""
     config = "message.timestamp.type=LogAppendTime"
     made = ask(broker, "topics", "create", "new", "--partitions", "2", "--config", config)
@@ -499,10 +496,10 @@ def test_topics_from_beginning_to_end(broker: FakeBroker) -> None:
     info = json.loads(ask(broker, "topics", "describe", "new", "--json").stdout)
     assert [each["partition"] for each in info["partitions"]] == [0, 1, 2]
     assert ask(broker, "topics", "delete", "new", "--yes").exit_code == ExitCode.OK
-    assert "new" not in broker.log.topics
+    assert ask(broker, "topics", "list").stdout == "t1\nt4\n"
 
 
-def test_topic_that_exists(broker: FakeBroker) -> None:
+def test_topic_that_exists(broker: LiveBroker) -> None:
     """A topic is made twice only if that is asked for."""
     assert ask(broker, "topics", "create", "t4").exit_code == ExitCode.FAILED
     again = ask(broker, "topics", "create", "t4", "--if-absent")
@@ -516,7 +513,7 @@ def test_topic_that_exists(broker: FakeBroker) -> None:
         ("2", "with 4 partitions, not 2; partitions cannot be removed"),
     ],
 )
-def test_topic_that_exists_and_differs(broker: FakeBroker, asked: str, told: str) -> None:
+def test_topic_that_exists_and_differs(broker: LiveBroker, asked: str, told: str) -> None:
     """--if-absent succeeds, and prints the differences from the request to standard error."""
     result = ask(broker, "topics", "create", "t4", "--if-absent", "--partitions", asked)
     assert (result.exit_code, result.stdout) == (ExitCode.OK, "t4: 4 partitions\n")
@@ -541,39 +538,39 @@ def test_compact_merges_the_files_of_a_table(tmp_path: Path) -> None:
     assert (found.exit_code, found.stdout) == (ExitCode.OK, "t: 1 file\n")
 
 
-def test_trim_by_offset(broker: FakeBroker) -> None:
+def test_trim_by_offset(broker: LiveBroker) -> None:
     """`topics trim` shows what would go; it deletes what it has shown, and no more."""
-    fill(broker.log, "t1", *[(0, None, b"%d" % number) for number in range(5)])
+    fill(broker, "t1", *[(0, None, b"%d" % number) for number in range(5)])
     shown = ask(broker, "topics", "trim", "t1", "--before", "2", "--dry-run")
     assert (shown.exit_code, shown.stdout.split()[-4:]) == (ExitCode.OK, ["0", "0", "2", "5"])
-    assert broker.log.partition("t1", 0).start == 0
+    assert starts(broker, "t1") == [0]
     done = ask(broker, "topics", "trim", "t1", "--before", "2", "--yes")
     assert done.stdout.splitlines()[-1] == "t1: 2 offsets deleted"
-    assert broker.log.partition("t1", 0).start == 2
+    assert starts(broker, "t1") == [2]
     again = ask(broker, "topics", "trim", "t1", "--before", "1", "--yes")
     assert (again.exit_code, again.stdout.split()[-4:]) == (ExitCode.OK, ["0", "2", "2", "5"])
     beyond = ask(broker, "topics", "trim", "t1", "--before", "6", "--yes")
     assert beyond.exit_code == ExitCode.FAILED
     assert "Offset 6 of t1-0 is outside the range 2 to 5" in beyond.stderr
     assert ask(broker, "topics", "trim", "t1", "--before", "latest", "--yes").exit_code == 0
-    assert broker.log.partition("t1", 0).start == 5
+    assert starts(broker, "t1") == [5]
 
 
-def test_trim_of_some_partitions(broker: FakeBroker) -> None:
+def test_trim_of_some_partitions(broker: LiveBroker) -> None:
     """An offset is of the partitions that are named; a time may be of all."""
-    fill(broker.log, "t4", *[(number % 4, None, b"x") for number in range(8)])
+    fill(broker, "t4", *[(number % 4, None, b"x") for number in range(8)])
     unsaid = ask(broker, "topics", "trim", "t4", "--before", "1", "--yes")
     assert unsaid.exit_code == ExitCode.USAGE
     assert "'t4' has 4 partitions: give --partition" in " ".join(unsaid.stderr.split())
     chosen = ("--partition", "1", "--partition", "3", "--yes")
     assert ask(broker, "topics", "trim", "t4", "--before", "1", *chosen).exit_code == ExitCode.OK
-    assert [broker.log.partition("t4", number).start for number in range(4)] == [0, 1, 0, 1]
+    assert starts(broker, "t4") == [0, 1, 0, 1]
     ancient = ask(broker, "topics", "trim", "t4", "--before-time", "1990-01-01", "--yes")
     assert ancient.exit_code == ExitCode.OK
-    assert [broker.log.partition("t4", number).start for number in range(4)] == [0, 1, 0, 1]
+    assert starts(broker, "t4") == [0, 1, 0, 1]
     done = ask(broker, "topics", "trim", "t4", "--before-time", "2999-01-01T10:00", "--yes")
     assert done.stdout.splitlines()[-1] == "t4: 6 offsets deleted"
-    assert [broker.log.partition("t4", number).start for number in range(4)] == [2, 2, 2, 2]
+    assert starts(broker, "t4") == [2, 2, 2, 2]
     missing = ask(broker, "topics", "trim", "t4", "--before", "1", "--partition", "9", "--yes")
     assert missing.exit_code == ExitCode.FAILED
 
@@ -581,16 +578,16 @@ def test_trim_of_some_partitions(broker: FakeBroker) -> None:
 # ------------------------------------------------------------------------------ produce
 
 
-def test_produce_lines(broker: FakeBroker) -> None:
+def test_produce_lines(broker: LiveBroker) -> None:
     """Each line of text is a value, byte for byte, empty ones and the last without its end too."""
     result = ask(broker, "produce", "t1", stdin=b"one\r\n\n\xfftwo\nlast")
     assert result.exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [b"one", b"", b"\xfftwo", b"last"]
+    assert broker.values("t1") == [b"one", b"", b"\xfftwo", b"last"]
     assert result.stderr.startswith("4 records acked")
     assert result.stdout == ""
 
 
-def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_jsonl(broker: LiveBroker, tmp_path: Path) -> None:
     """A line of JSON is the value unchanged; key and timestamp are copied from its fields."""
     lines = [
         '{"carrier": "UA", "at": "2013-01-01T10:00:00Z"}',
@@ -603,10 +600,11 @@ def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
     fields = ("--key-field", "carrier", "--timestamp-field", "at")
     assert ask(broker, "produce", "t1", str(file), *fields).exit_code == ExitCode.OK
 
-    rows = broker.log.rows("t1")
+    rows = broker.rows("t1")
     assert [row["value"] for row in rows] == [line.encode() for line in lines]
     assert [row["key"] for row in rows] == [b"UA", b"7.50", None, "café".encode()]
-    arrival = dt.datetime.fromtimestamp(broker.log.now_us / 1e6, dt.UTC)
+    arrival = rows[2]["timestamp"]
+    assert dt.timedelta() < dt.datetime.now(dt.UTC) - arrival < dt.timedelta(minutes=1)
     assert [row["timestamp"] for row in rows] == [
         dt.datetime(2013, 1, 1, 10, tzinfo=dt.UTC),
         dt.datetime(1970, 1, 1, 0, 0, 1, 500_000, tzinfo=dt.UTC),
@@ -615,20 +613,20 @@ def test_produce_jsonl(broker: FakeBroker, tmp_path: Path) -> None:
     ]
 
 
-def test_produce_from_a_pipe_with_fields(broker: FakeBroker) -> None:
+def test_produce_from_a_pipe_with_fields(broker: LiveBroker) -> None:
     """Standard input is read as JSON if a field is named."""
     arguments = ("produce", "t1", "--key-field", "customer")
     assert ask(broker, *arguments, stdin=b'{"customer":"alice"}\n').exit_code == ExitCode.OK
-    assert [row["key"] for row in broker.log.rows("t1")] == [b"alice"]
+    assert [row["key"] for row in broker.rows("t1")] == [b"alice"]
 
 
-def test_produce_csv(broker: FakeBroker) -> None:
+def test_produce_csv(broker: LiveBroker) -> None:
     """A row of CSV is a JSON object in which only what JSON calls a number is one."""
     table = 'zip,delay,name,at\n007,1.50,"says ""hi""\nand goes",2013-01-01\n10115,,x,2013-01-02\n'
     fields = ("--key-field", "zip", "--timestamp-field", "at")
     result = ask(broker, "produce", "t1", "-", "--format", "csv", *fields, stdin=table)
     assert result.exit_code == ExitCode.OK
-    rows = broker.log.rows("t1")
+    rows = broker.rows("t1")
     assert rows[0]["value"].startswith(b'{"zip":"007","delay":1.50,')
     assert [json.loads(row["value"]) for row in rows] == [
         {"zip": "007", "delay": 1.5, "name": 'says "hi"\nand goes', "at": "2013-01-01"},
@@ -638,14 +636,14 @@ def test_produce_csv(broker: FakeBroker) -> None:
     assert rows[1]["timestamp"] == dt.datetime(2013, 1, 2, tzinfo=dt.UTC)
 
 
-def test_produce_parquet(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_parquet(broker: LiveBroker, tmp_path: Path) -> None:
     """A row of Parquet is a JSON object; a column of times is the record's, to the microsecond."""
     at = dt.datetime(2013, 1, 1, 10, 0, 0, 123_456, tzinfo=dt.UTC)
     table = pa.table({"id": [1, 2], "at": pa.array([at, None]), "tags": [["a"], []]})
     pq.write_table(table, tmp_path / "t.parquet")
     fields = ("--key-field", "id", "--timestamp-field", "at")
     assert ask(broker, "produce", "t1", str(tmp_path / "t.parquet"), *fields).exit_code == 0
-    rows = broker.log.rows("t1")
+    rows = broker.rows("t1")
     assert json.loads(rows[0]["value"]) == {
         "id": 1,
         "at": "2013-01-01T10:00:00.123456Z",
@@ -655,7 +653,7 @@ def test_produce_parquet(broker: FakeBroker, tmp_path: Path) -> None:
     assert rows[0]["timestamp"] == at
 
 
-def test_produce_a_topics_own_file(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_a_topics_own_file(broker: LiveBroker, tmp_path: Path) -> None:
     """A data file of a topic's table is taken for the records that it holds, headers included."""
     headers = [[{"key": "h", "value": b"1"}], None]
     table = pa.table(
@@ -672,7 +670,7 @@ def test_produce_a_topics_own_file(broker: FakeBroker, tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "data.parquet")
     assert ask(broker, "produce", "t1", str(tmp_path / "data.parquet")).exit_code == 0
-    rows = broker.log.rows("t1")
+    rows = broker.rows("t1")
     assert [(row["offset"], row["key"], row["value"]) for row in rows] == [
         (0, b"k", b"{}"),
         (1, None, None),
@@ -680,29 +678,29 @@ def test_produce_a_topics_own_file(broker: FakeBroker, tmp_path: Path) -> None:
     assert [row["headers"] for row in rows] == headers
 
 
-def test_produce_from_a_pipe_that_cannot_seek(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_from_a_pipe_that_cannot_seek(broker: LiveBroker, tmp_path: Path) -> None:
     """Parquet comes through standard input as well."""
     pq.write_table(pa.table({"a": [1]}), tmp_path / "t.parquet")
     content = (tmp_path / "t.parquet").read_bytes()
     assert ask(broker, "produce", "t1", "--format", "parquet", stdin=content).exit_code == 0
-    assert broker.log.values("t1") == [b'{"a":1}']
+    assert broker.values("t1") == [b'{"a":1}']
 
 
-def test_produce_to_one_partition(broker: FakeBroker) -> None:
+def test_produce_to_one_partition(broker: LiveBroker) -> None:
     """`--partition` goes before keys."""
     lines = "".join(f'{{"k":{number}}}\n' for number in range(20))
     arguments = ("--format", "jsonl", "--key-field", "k", "--partition", "2")
     assert ask(broker, "produce", "t4", *arguments, stdin=lines).exit_code == ExitCode.OK
-    assert [len(broker.log.values("t4", number)) for number in range(4)] == [0, 0, 20, 0]
+    assert [len(broker.values("t4", number)) for number in range(4)] == [0, 0, 20, 0]
 
 
-def test_produce_several_files(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_several_files(broker: LiveBroker, tmp_path: Path) -> None:
     """Files are sent one after the other, each by its own format."""
     (tmp_path / "a.txt").write_text("a\n")
     (tmp_path / "b.csv").write_text("b\n1\n")
     names = [str(tmp_path / name) for name in ("a.txt", "b.csv")]
     assert ask(broker, "produce", "t1", *names).exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [b"a", b'{"b":1}']
+    assert broker.values("t1") == [b"a", b'{"b":1}']
 
 
 @pytest.mark.parametrize(
@@ -715,7 +713,7 @@ def test_produce_several_files(broker: FakeBroker, tmp_path: Path) -> None:
         ("parquet", b"PAR?", "Parquet"),
     ],
 )
-def test_produce_what_is_wrong(broker: FakeBroker, kind: str, content: bytes, told: str) -> None:
+def test_produce_what_is_wrong(broker: LiveBroker, kind: str, content: bytes, told: str) -> None:
     """Input that is not what it is said to be is refused in one line that names the place."""
     arguments = ("--format", kind, "--key-field", "k")
     result = ask(broker, "produce", "t1", *arguments, stdin=content)
@@ -737,7 +735,7 @@ _BAD_LINES = (
 
 
 @pytest.mark.parametrize("bad", _BAD_LINES)
-def test_produce_stops_at_a_bad_line(broker: FakeBroker, tmp_path: Path, bad: bytes) -> None:
+def test_produce_stops_at_a_bad_line(broker: LiveBroker, tmp_path: Path, bad: bytes) -> None:
     """All lines before an invalid one are sent, none after it, and continuing sends none twice."""
     good = [b'{"n":%d}' % number for number in range(6)]
     file = tmp_path / "a.jsonl"
@@ -749,14 +747,14 @@ def test_produce_stops_at_a_bad_line(broker: FakeBroker, tmp_path: Path, bad: by
         " 3 records were acked: all lines before 5; continue by --from-line 5 after correcting the"
         " line, or write invalid lines to a file by --skip-bad FILE.\n"
     )
-    assert broker.log.values("t1") == good[:3]
+    assert broker.values("t1") == good[:3]
     file.write_bytes(file.read_bytes().replace(bad, b'{"n":"good"}'))
     result = ask(broker, "produce", "t1", str(file), "--from-line", "5")
     assert result.exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [*good[:3], b'{"n":"good"}', *good[3:]]
+    assert broker.values("t1") == [*good[:3], b'{"n":"good"}', *good[3:]]
 
 
-def test_produce_stops_at_a_bad_first_line(broker: FakeBroker) -> None:
+def test_produce_stops_at_a_bad_first_line(broker: LiveBroker) -> None:
     """If nothing was sent, the message names no line to continue from."""
     result = ask(broker, "produce", "t1", "--format", "jsonl", stdin=b"{bad\n{}\n")
     assert result.exit_code == ExitCode.FAILED
@@ -764,10 +762,10 @@ def test_produce_stops_at_a_bad_first_line(broker: FakeBroker) -> None:
         " Nothing was sent. Correct the line, or write invalid lines to a file by"
         " --skip-bad FILE.\n"
     )
-    assert broker.log.values("t1") == []
+    assert broker.values("t1") == []
 
 
-def test_produce_leaves_bad_lines_out(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_leaves_bad_lines_out(broker: LiveBroker, tmp_path: Path) -> None:
     """--skip-bad sends all others, appends the bad ones to a file as they are, and counts them."""
     lines = [b'{"k":1}', *_BAD_LINES, b'{"j":1}', b'{"k":2}']
     left = tmp_path / "bad.jsonl"
@@ -775,30 +773,30 @@ def test_produce_leaves_bad_lines_out(broker: FakeBroker, tmp_path: Path) -> Non
     arguments = ("--key-field", "k", "--skip-bad", str(left))
     result = ask(broker, "produce", "t1", *arguments, stdin=b"\n".join(lines))
     assert result.exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [b'{"k":1}', b'{"k":2}']
-    assert [row["key"] for row in broker.log.rows("t1")] == [b"1", b"2"]
+    assert broker.values("t1") == [b'{"k":1}', b'{"k":2}']
+    assert [row["key"] for row in broker.rows("t1")] == [b"1", b"2"]
     assert left.read_bytes().splitlines() == [b"earlier", *_BAD_LINES, b'{"j":1}']
     assert result.stderr.endswith(f"7 invalid lines skipped and written to {left}\n")
 
 
-def test_a_bad_line_leaves_no_half_of_itself(broker: FakeBroker, tmp_path: Path) -> None:
+def test_a_bad_line_leaves_no_half_of_itself(broker: LiveBroker, tmp_path: Path) -> None:
     """A line whose time is right and whose key is wrong shifts no other's time."""
     fields = ("--key-field", "k", "--timestamp-field", "at", "--skip-bad", str(tmp_path / "bad"))
     lines = b'{"at":1,"k":"\\q"}\n{"at":2000,"k":"b"}\n'
     assert ask(broker, "produce", "t1", *fields, stdin=lines).exit_code == ExitCode.OK
-    (row,) = broker.log.rows("t1")
+    (row,) = broker.rows("t1")
     assert (row["key"], row["timestamp"].timestamp()) == (b"b", 2.0)
 
 
-def test_produce_from_a_line_of_text(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_from_a_line_of_text(broker: LiveBroker, tmp_path: Path) -> None:
     """Text counts its empty lines, and lines are counted over blocks of reading."""
     big = b"x" * 700_000
     (tmp_path / "a.txt").write_bytes(b"\n".join([big, b"", big, b"three", big, b"five"]))
     run_on = ("produce", "t1", str(tmp_path / "a.txt"), "--from-line")
     assert ask(broker, *run_on, "4").exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [b"three", big, b"five"]
+    assert broker.values("t1") == [b"three", big, b"five"]
     assert ask(broker, *run_on, "6").exit_code == ExitCode.OK
-    assert broker.log.values("t1")[3:] == [b"five"]
+    assert broker.values("t1")[3:] == [b"five"]
 
 
 @pytest.mark.parametrize(
@@ -813,7 +811,7 @@ def test_produce_from_a_line_of_text(broker: FakeBroker, tmp_path: Path) -> None
 )
 @pytest.mark.parametrize("name", ["a.txt", "-"])
 def test_produce_from_beyond_the_end(
-    broker: FakeBroker, tmp_path: Path, name: str, content: bytes, line: int, code: int, told: str
+    broker: LiveBroker, tmp_path: Path, name: str, content: bytes, line: int, code: int, told: str
 ) -> None:
     """A start beyond the input is an error with the number of lines, except right at its end."""
     file = tmp_path / name
@@ -823,7 +821,7 @@ def test_produce_from_beyond_the_end(
     assert result.exit_code == code
     assert told in result.stderr
     assert result.stderr.count("\n") == (2 if code == ExitCode.OK else 1)
-    assert broker.log.values("t1") == []
+    assert broker.values("t1") == []
 
 
 @pytest.mark.parametrize(
@@ -841,7 +839,7 @@ def test_produce_from_beyond_the_end(
     ],
 )
 def test_produce_of_what_are_no_lines(
-    broker: FakeBroker, tmp_path: Path, name: str, content: bytes, told: str
+    broker: LiveBroker, tmp_path: Path, name: str, content: bytes, told: str
 ) -> None:
     """A byte order mark and a binary file are named as such, before anything is sent."""
     file = tmp_path / name
@@ -852,23 +850,20 @@ def test_produce_of_what_are_no_lines(
     assert told in result.stderr
     assert result.stderr.endswith(" Nothing was sent.\n")
     assert "--skip-bad" not in result.stderr  # it takes lines, and this input has none
-    assert broker.log.values("t1") == []
+    assert broker.values("t1") == []
 
 
-def test_produce_of_bytes_that_were_called_text(broker: FakeBroker) -> None:
+def test_produce_of_bytes_that_were_called_text(broker: LiveBroker) -> None:
     """With --format text, any bytes are sent unchanged."""
     lines = b"\xef\xbb\xbfa\x00\nb\n"
     assert ask(broker, "produce", "t1", "--format", "text", stdin=lines).exit_code == ExitCode.OK
-    assert broker.log.values("t1") == [b"\xef\xbb\xbfa\x00", b"b"]
+    assert broker.values("t1") == [b"\xef\xbb\xbfa\x00", b"b"]
 
 
-def test_produce_to_a_broker_that_refuses(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_to_a_broker_that_refuses(broker: LiveBroker, tmp_path: Path) -> None:
     """After a failed batch, the advice names its first line, not the last line that was read."""
-
-    def refuse(_topic: str, header: object) -> None:
-        raise errors.PolicyViolation(topic="t1", reason="not this one")
-
-    broker.on_append = refuse
+    policy = errors.PolicyViolation(topic="t1", reason="not this one")
+    broker.fail_next("append", error=policy)
     (tmp_path / "a.jsonl").write_text("1\n2\n3\n")
     result = ask(broker, "produce", "t1", str(tmp_path / "a.jsonl"), "--from-line", "2")
     assert result.stderr.endswith(
@@ -877,13 +872,9 @@ def test_produce_to_a_broker_that_refuses(broker: FakeBroker, tmp_path: Path) ->
     )
 
 
-def test_produce_tells_what_was_acked(broker: FakeBroker) -> None:
+def test_produce_tells_what_was_acked(broker: LiveBroker) -> None:
     """A refusal in the middle says how many records stand before it."""
-
-    def refuse(_topic: str, _header: object) -> None:
-        raise errors.RecordTooLarge(bytes=10, limit_bytes=1)
-
-    broker.on_append = refuse
+    broker.fail_next("append", error=errors.RecordTooLarge(bytes=10, limit_bytes=1))
     result = ask(broker, "produce", "t1", stdin="one\n")
     assert result.exit_code == ExitCode.FAILED
     assert "max_record_bytes" in result.stderr
@@ -918,7 +909,7 @@ class _Answer:
 
 
 @on_linux
-def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> None:
+def test_produce_of_an_unreadable_file(broker: LiveBroker, tmp_path: Path) -> None:
     """A file that fails among several is one line, with the number of records acked before it."""
     (tmp_path / "a.txt").write_text("a\n")
     (tmp_path / "b.txt").symlink_to("/proc/self/mem")  # opens, and cannot be read
@@ -932,21 +923,18 @@ def test_produce_of_an_unreadable_file(broker: FakeBroker, tmp_path: Path) -> No
 # ------------------------------------------------------------------------------ consume
 
 
-def test_consume_text(broker: FakeBroker) -> None:
+def test_consume_text(broker: LiveBroker) -> None:
     """Values are printed as their bytes, one per line, after the requested columns."""
-    fill(broker.log, "t1", (0, b"k", b"\xffone"), (0, None, None))
+    fill(broker, "t1", (0, b"k", b"\xffone"), (0, None, None))
     assert ask(broker, "consume", "t1").stdout_bytes == b"\xffone\n\n"
     everything = ask(broker, "consume", "t1", "--keys", "--headers", "--metadata").stdout_bytes
-    producer_sequence = b"2023-11-14T22:13:20.000000Z"
-    assert everything == b"0\t0\t%b\tk\t\t\xffone\n0\t1\t%b\t\t\t\n" % (
-        producer_sequence,
-        producer_sequence,
-    )
+    at = b"2023-11-14T22:13:20.000000Z"
+    assert everything == b"0\t0\t%b\tk\t\t\xffone\n0\t1\t%b\t\t\t\n" % (at, at)
 
 
-def test_consume_jsonl(broker: FakeBroker) -> None:
+def test_consume_jsonl(broker: LiveBroker) -> None:
     """A line of JSON distinguishes null from empty, and binary data from text."""
-    fill(broker.log, "t1", (0, b"", b"\xff"), (0, None, b'{"a":"\n"}'), (0, b"k", None))
+    fill(broker, "t1", (0, b"", b"\xff"), (0, None, b'{"a":"\n"}'), (0, b"k", None))
     result = ask(broker, "consume", "t1", "--output", "jsonl", "--keys")
     assert [json.loads(line) for line in result.stdout.splitlines()] == [
         {"key": "", "value": {"base64": base64.b64encode(b"\xff").decode()}},
@@ -955,9 +943,8 @@ def test_consume_jsonl(broker: FakeBroker) -> None:
     ]
 
 
-def test_consume_headers(broker: FakeBroker) -> None:
+def test_consume_headers(broker: LiveBroker) -> None:
     """Headers are pairs in text and objects in JSON, in their order, doubles kept."""
-    from sparklog.formats import flight_messages
     from sparklog.formats.record import HEADERS
 
     headers = [
@@ -969,7 +956,7 @@ def test_consume_headers(broker: FakeBroker) -> None:
     batch = pa.RecordBatch.from_arrays(
         [pa.array([b"v"] * 4, pa.binary()), pa.array(headers, HEADERS)], names=["value", "headers"]
     )
-    broker.log.append("t1", flight_messages.AppendHeader(partition=0), batch)
+    broker.append("t1", batch)
     text = ask(broker, "consume", "t1", "--headers").stdout_bytes
     assert text == b"\tv\na=1,a=\tv\n\tv\nb=\xff\tv\n"
     lines = ask(broker, "consume", "t1", "--headers", "--output", "jsonl").stdout.splitlines()
@@ -981,11 +968,11 @@ def test_consume_headers(broker: FakeBroker) -> None:
     ]
 
 
-def test_consume_arrow(broker: FakeBroker) -> None:
+def test_consume_arrow(broker: LiveBroker) -> None:
     """The Arrow stream holds all columns, and a schema even where there is no record."""
     from sparklog.formats.record import ROW_SCHEMA
 
-    fill(broker.log, "t4", (1, b"k", b"v"))
+    fill(broker, "t4", (1, b"k", b"v"))
     for topic, count in (("t4", 1), ("t1", 0)):
         content = ask(broker, "consume", topic, "--output", "arrow").stdout_bytes
         table = pa.ipc.open_stream(io.BytesIO(content)).read_all()
@@ -1007,16 +994,16 @@ def test_consume_arrow(broker: FakeBroker) -> None:
     ],
 )
 def test_consume_from_and_to(
-    broker: FakeBroker, arguments: tuple[str, ...], expected: list[str]
+    broker: LiveBroker, arguments: tuple[str, ...], expected: list[str]
 ) -> None:
     """The command starts at the given point, and ends after --max records or at the present end."""
-    fill(broker.log, "t1", *((0, None, b"%d" % number) for number in range(3)))
+    fill(broker, "t1", *((0, None, b"%d" % number) for number in range(3)))
     assert ask(broker, "consume", "t1", *arguments).stdout.split() == expected
 
 
-def test_consume_some_partitions(broker: FakeBroker) -> None:
+def test_consume_some_partitions(broker: LiveBroker) -> None:
     """Only the partitions that are named are read, and one that does not exist is refused."""
-    fill(broker.log, "t4", *((number, None, b"%d" % number) for number in range(4)))
+    fill(broker, "t4", *((number, None, b"%d" % number) for number in range(4)))
     arguments = ("--partition", "1", "--partition", "3")
     for more in ((), ("--follow", "--max", "2")):
         found = ask(broker, "consume", "t4", *arguments, *more)
@@ -1035,9 +1022,9 @@ def start(*arguments: str, stdin: int | None = None) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
-def test_closed_pipe_is_quiet(broker: FakeBroker) -> None:
+def test_closed_pipe_is_quiet(broker: LiveBroker) -> None:
     """A reader that goes ends the command without a word, as it ends any program of a pipe."""
-    fill(broker.log, "t1", *((0, None, b"x" * 100_000) for _ in range(20)))
+    fill(broker, "t1", *((0, None, b"x" * 100_000) for _ in range(20)))
     with start("consume", "t1", "--bootstrap", broker.address) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -1048,9 +1035,9 @@ def test_closed_pipe_is_quiet(broker: FakeBroker) -> None:
 
 
 @on_linux
-def test_full_disk_is_one_line(broker: FakeBroker) -> None:
+def test_full_disk_is_one_line(broker: LiveBroker) -> None:
     """Output that cannot be written is exit code 1 and one line, also where it was buffered."""
-    fill(broker.log, "t1", (0, None, b"x"))
+    fill(broker, "t1", (0, None, b"x"))
     for words in (("consume", "t1"), ("topics", "list")):
         command = [sys.executable, "-m", "sparklog", *words, "--bootstrap", broker.address]
         with Path("/dev/full").open("wb") as full:
@@ -1059,9 +1046,9 @@ def test_full_disk_is_one_line(broker: FakeBroker) -> None:
         assert done.stderr == b"sparklog: [Errno 28] No space left on device\n"
 
 
-def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
+def test_ctrl_c_is_quiet(broker: LiveBroker) -> None:
     """Ctrl-C ends a command that follows, without a word."""
-    fill(broker.log, "t1", (0, None, b"first"))
+    fill(broker, "t1", (0, None, b"first"))
     with start("consume", "t1", "--follow", "--bootstrap", broker.address) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -1071,7 +1058,16 @@ def test_ctrl_c_is_quiet(broker: FakeBroker) -> None:
         assert process.wait() == ExitCode.INTERRUPTED
 
 
-def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
+def wait_for_values(broker: LiveBroker, count: int) -> list[bytes | None]:
+    """Returns the values of t1 once there are so many."""
+    deadline = time.monotonic() + 30.0
+    while len(values := broker.values("t1")) < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return values
+
+
+def test_ctrl_c_tells_where_to_go_on(broker: LiveBroker) -> None:
     """An interrupted `produce` prints the number of acked records and the line to continue from."""
     command = [sys.executable, "-m", "sparklog", "produce", "t1", "--format", "jsonl"]
     command += ["--bootstrap", broker.address]
@@ -1081,10 +1077,7 @@ def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
         assert process.stdin is not None
         process.stdin.write(b'{"n":1}\n\n{"n":2}\n{"n":')
         process.stdin.flush()
-        deadline = time.monotonic() + 30.0
-        while len(broker.log.values("t1")) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for_values(broker, 2)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=30)
     assert process.returncode == ExitCode.INTERRUPTED
@@ -1093,18 +1086,17 @@ def test_ctrl_c_tells_where_to_go_on(broker: FakeBroker) -> None:
     )
 
 
-def test_lines_go_out_as_they_come_in(broker: FakeBroker) -> None:
+def test_lines_go_out_as_they_come_in(broker: LiveBroker) -> None:
     """Typed lines are sent at once, while the input stays open."""
     arguments = ("produce", "t1", "--bootstrap", broker.address)
     with start(*arguments, stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
         process.stdin.write(b"typed\n")
         process.stdin.flush()
-        with broker.log.changed:
-            assert broker.log.changed.wait_for(lambda: broker.log.values("t1"), 30) == [b"typed"]
+        assert wait_for_values(broker, 1) == [b"typed"]
         process.communicate(b"last\n")
         assert process.returncode == ExitCode.OK
-    assert broker.log.values("t1") == [b"typed", b"last"]
+    assert broker.values("t1") == [b"typed", b"last"]
 
 
 def test_broker_serves_and_leaves(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import sparklog
 from sparklog import errors
 from sparklog.client import Log
 from sparklog.client.times import moment
-from tests.support.fake_broker import FakeBroker, FakeLog
+from tests.support.live import LiveBroker
 
 STRANGE: dict[str, Any] = {
     "a word": "word",
@@ -38,9 +38,8 @@ STRANGE: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def log() -> Iterator[Log]:
     """A log with a topic of two partitions."""
-    kept = FakeLog()
-    kept.create("t", 2)
-    with FakeBroker(kept) as broker, sparklog.connect(broker.address) as log:
+    with LiveBroker() as broker, sparklog.connect(broker.address) as log:
+        broker.create("t", 2)
         yield log
 
 
@@ -289,10 +288,9 @@ def test_numbers_of_numpy_are_numbers(log: Log) -> None:
 )
 def test_times_are_taken_as_on_the_command_line(written: str | dt.datetime) -> None:
     """ISO 8601 is a time wherever a datetime is; without a zone it is UTC."""
-    kept = FakeLog()
-    kept.create("t", 1)
     noon = dt.datetime(2013, 6, 1, 12, tzinfo=dt.UTC)
-    with FakeBroker(kept) as broker, sparklog.connect(broker.address) as log:
+    with LiveBroker() as broker, sparklog.connect(broker.address) as log:
+        broker.create("t")
         with log.producer() as producer:
             for minutes in (-1, 0, 1):
                 at = noon + dt.timedelta(minutes=minutes)

@@ -1,4 +1,4 @@
-"""The connection against fake brokers that break, move and refuse."""
+"""The connection to brokers that break, move and refuse."""
 
 from __future__ import annotations
 
@@ -15,14 +15,9 @@ from sparklog.client import connection as connection_module
 from sparklog.client.connection import Backoff, Connection, failure_of
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
-from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
 from tests.support.forks import said_in_child
-
-
-@pytest.fixture(name="broker")
-def _broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        yield broker
+from tests.support.leaders import FIRST, OTHER, Leaders
+from tests.support.live import LiveBroker
 
 
 @contextmanager
@@ -52,7 +47,7 @@ def _listening(answer: bytes | None) -> Iterator[str]:
             peer.close()
 
 
-def test_actions_are_typed(broker: FakeBroker) -> None:
+def test_actions_are_typed(broker: LiveBroker) -> None:
     """An action takes and gives the structs that `flight_messages` names."""
     with Connection.to(broker.address) as connection:
         created = connection.action(
@@ -62,7 +57,7 @@ def test_actions_are_typed(broker: FakeBroker) -> None:
         assert connection.action("topics.list") == flight_messages.TopicNames(topics=["t"])
 
 
-def test_refusals_keep_their_facts(broker: FakeBroker) -> None:
+def test_refusals_keep_their_facts(broker: LiveBroker) -> None:
     """An error of the broker arrives as the same class with the same facts, and at once."""
     clock = ManualClock()
     with Connection.to(broker.address, clock=clock) as connection:
@@ -72,15 +67,9 @@ def test_refusals_keep_their_facts(broker: FakeBroker) -> None:
         assert clock.monotonic() == 0.0
 
 
-def test_retriable_refusals_are_tried_again(broker: FakeBroker) -> None:
+def test_retriable_refusals_are_tried_again(broker: LiveBroker) -> None:
     """An action is repeated, with growing waits, until it is not refused any more."""
-    refusals = iter([errors.BrokerClosing(broker=0)] * 4)
-
-    def refuse(name: str) -> None:
-        for refusal in refusals:
-            raise refusal
-
-    broker.on_action = refuse
+    broker.fail_next("action", count=4, error=errors.BrokerClosing(broker=0))
     clock = ManualClock()
     with Connection.to(broker.address, clock=clock, jitter=lambda: 1.0) as connection:
         assert connection.action("topics.list").topics == []
@@ -88,26 +77,21 @@ def test_retriable_refusals_are_tried_again(broker: FakeBroker) -> None:
     assert clock.monotonic() == pytest.approx(waited_seconds)
 
 
-def test_what_took_its_time_is_not_tried_again(broker: FakeBroker) -> None:
+def test_what_took_its_time_is_not_tried_again(broker: LiveBroker) -> None:
     """A request whose timeout the broker has used is not repeated."""
-
-    def refuse(name: str) -> None:
-        raise errors.TimedOut(what="publishing", timeout_seconds=1.0)
-
-    broker.on_action = refuse
-    with Connection.to(broker.address, clock=ManualClock()) as connection:
-        with pytest.raises(errors.TimedOut):
-            connection.action("publish.now", flight_messages.PublishNow(timeout_seconds=1.0))
-        assert broker.actions == ["publish.now"]
+    broker.fail_next("action", error=errors.TimedOut(what="publishing", timeout_seconds=1.0))
+    with (
+        Connection.to(broker.address, clock=ManualClock()) as connection,
+        pytest.raises(errors.TimedOut),
+    ):
+        connection.action("publish.now", flight_messages.PublishNow(timeout_seconds=1.0))
+    assert broker.names() == ["publish.now"]
 
 
-def test_time_for_retries_ends(broker: FakeBroker) -> None:
+def test_time_for_retries_ends(broker: LiveBroker) -> None:
     """A refusal that lasts longer than the time for retries is raised."""
-
-    def refuse(name: str) -> None:
-        raise errors.StorageUnavailable(operation="put", path="x", reason="y")
-
-    broker.on_action = refuse
+    failure = errors.StorageUnavailable(operation="put", path="x", reason="y")
+    broker.fail_next("action", count=1_000, error=failure)
     clock = ManualClock()
     with Connection.to(broker.address, clock=clock) as connection:
         with pytest.raises(errors.StorageUnavailable):
@@ -117,16 +101,15 @@ def test_time_for_retries_ends(broker: FakeBroker) -> None:
 
 def test_a_broker_that_moved_is_found() -> None:
     """After a break `resolve` is called again, and the call continues at the new address."""
-    first, second = FakeBroker(), FakeBroker()
-    addresses = [first.address, second.address]
-    second.log.create("on-the-second")
-    with Connection(lambda: addresses[0], clock=ManualClock()) as connection:
-        assert connection.action("topics.list").topics == []
-        first.stop()
-        addresses.pop(0)
-        assert connection.action("topics.list").topics == ["on-the-second"]
-        assert connection.address == second.address
-    second.stop()
+    with LiveBroker() as first, LiveBroker() as second:
+        addresses = [first.address, second.address]
+        second.create("on-the-second")
+        with Connection(lambda: addresses[0], clock=ManualClock()) as connection:
+            assert connection.action("topics.list").topics == []
+            first.crash()
+            addresses.pop(0)
+            assert connection.action("topics.list").topics == ["on-the-second"]
+            assert connection.address == second.address
 
 
 @pytest.mark.parametrize("cause", [OSError("no more files"), LookupError("EIO")])
@@ -180,7 +163,7 @@ def test_silent_port(monkeypatch: pytest.MonkeyPatch) -> None:
         connection.action("topics.list", timeout_seconds=0.05)
 
 
-def test_wrong_port_may_be_right_later(broker: FakeBroker) -> None:
+def test_wrong_port_may_be_right_later(broker: LiveBroker) -> None:
     """The address of a wrong port is forgotten: the next call asks for another."""
     with _listening(b"") as wrong:
         addresses = iter([wrong, broker.address])
@@ -199,13 +182,13 @@ def test_bad_address(address: str) -> None:
 
 def test_another_address_serves_after_a_break() -> None:
     """After a break the addresses are tried again in their order."""
-    first, second = FakeBroker(), FakeBroker()
-    second.log.create("on-the-second")
-    with Connection.to(f"{first.address},{second.address}", clock=ManualClock()) as connection:
-        assert connection.action("topics.list").topics == []
-        first.stop()
-        assert connection.action("topics.list").topics == ["on-the-second"]
-    second.stop()
+    with LiveBroker() as first, LiveBroker() as second:
+        second.create("on-the-second")
+        addresses = f"{first.address},{second.address}"
+        with Connection.to(addresses, clock=ManualClock()) as connection:
+            assert connection.action("topics.list").topics == []
+            first.crash()
+            assert connection.action("topics.list").topics == ["on-the-second"]
 
 
 def test_several_wrong_ports() -> None:
@@ -219,23 +202,16 @@ def test_several_wrong_ports() -> None:
         connection.action("topics.list")
 
 
-def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
+def test_lost_answer_to_a_change(broker: LiveBroker) -> None:
     """A change that is refused after an answer was lost may be one's own doing, and says so."""
-    answer = broker._topics_create
-
-    def lose_the_first_answer(request: flight_messages.CreateTopic) -> flight_messages.TopicInfo:
-        info = answer(request)
-        if broker.actions == ["topics.create"]:
-            raise DropAfter
-        return info
-
-    broker._topics_create = lose_the_first_answer  # type: ignore[method-assign]
+    broker.fail_next("action", path="topics.create", answer_only=True)
     with (
         Connection.to(broker.address, clock=ManualClock()) as connection,
         pytest.raises(errors.OutcomeUnknown, match="already exists"),
     ):
         connection.action("topics.create", flight_messages.CreateTopic(topic="t"))
-    assert list(broker.log.topics) == ["t"]
+    with Connection.to(broker.address) as connection:
+        assert connection.action("topics.list").topics == ["t"]
 
 
 @pytest.mark.parametrize(
@@ -246,14 +222,10 @@ def test_lost_answer_to_a_change(broker: FakeBroker) -> None:
     ],
 )
 def test_no_answer_at_all(
-    broker: FakeBroker, name: str, request_: Any, failure: type[Exception]
+    broker: LiveBroker, name: str, request_: Any, failure: type[Exception]
 ) -> None:
     """A question without an answer is a broker unavailable; a change may have taken effect."""
-
-    def drop(name: str) -> None:
-        raise DropBefore
-
-    broker.on_action = drop
+    broker.fail_next("action", count=1_000)
     with (
         Connection.to(broker.address, clock=ManualClock()) as connection,
         pytest.raises(failure),
@@ -263,18 +235,18 @@ def test_no_answer_at_all(
 
 def test_leaders_are_found() -> None:
     """The channel to a broker that leads goes to its own address; to the only one, where it was."""
-    with FakeBroker(broker=0) as first, FakeBroker(first.log, broker=7) as second:
-        first.log.create("t", 2).partitions[1].leader = 7
-        with Connection.to(first.address) as connection:
+    with Leaders() as leaders:
+        leaders.led_by["t4", 1] = OTHER
+        with Connection.to(leaders.addresses[FIRST]) as connection:
             connection.learn_leaders(
-                connection.action("topics.describe", flight_messages.TopicName(topic="t"))
+                connection.action("topics.describe", flight_messages.TopicName(topic="t4"))
             )
-            assert connection.channel(7).address == second.address
-            assert connection.channel(0).address == first.address
-            assert connection.channel(-1).address == first.address
+            assert connection.channel(OTHER).address == leaders.addresses[OTHER]
+            assert connection.channel(FIRST).address == leaders.addresses[FIRST]
+            assert connection.channel(-1).address == leaders.addresses[FIRST]
 
 
-def test_closed(broker: FakeBroker) -> None:
+def test_closed(broker: LiveBroker) -> None:
     """A closed connection says that it is closed."""
     connection = Connection.to(broker.address)
     connection.close()
@@ -300,7 +272,7 @@ def test_foreign_exceptions_are_not_hidden() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_fork_with_an_open_channel(broker: FakeBroker) -> None:
+def test_fork_with_an_open_channel(broker: LiveBroker) -> None:
     """A child of a process with open channels is refused by name, and never hangs in gRPC."""
     with Connection.to(broker.address) as connection:
         connection.action("topics.list")

@@ -1,4 +1,4 @@
-"""The consumer against a fake broker that breaks, moves, grows and forgets."""
+"""The consumer of a broker that breaks, moves, grows and forgets."""
 
 from __future__ import annotations
 
@@ -14,39 +14,31 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sparklog import errors
+from sparklog import errors, testing
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.consumer import Consumer, Record
 from sparklog.client.consumer.fetcher import Fetcher
 from sparklog.client.serialize import json_deserializer, string_deserializer
 from sparklog.formats import flight_messages, record
-from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker, FakePartition
 from tests.support.forks import said_in_child
+from tests.support.leaders import FIRST, OTHER, Leaders
+from tests.support.live import SLICE_ROWS, LiveBroker
 
 SECONDS = 20.0
 """Longer than anything here takes: a test that waits so long has failed."""
 
 
 @pytest.fixture(name="broker")
-def _broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        broker.log.create("t", 1)
-        broker.log.create("t4", 4)
-        yield broker
+def _broker(broker: LiveBroker) -> LiveBroker:
+    broker.create("t", 1)
+    broker.create("t4", 4)
+    return broker
 
 
 @pytest.fixture(name="connection")
-def _connection(broker: FakeBroker) -> Iterator[Connection]:
+def _connection(broker: LiveBroker) -> Iterator[Connection]:
     with Connection.to(broker.address) as connection:
         yield connection
-
-
-def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **columns: Any) -> None:
-    """Appends values "0", "1", ... from the partition's end on."""
-    end = broker.log.partition(topic, partition).end
-    values = [b"%d" % i for i in range(end, end + rows)]
-    batch = pa.RecordBatch.from_pydict({"value": values} | columns)
-    broker.log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
 
 
 def _assigned(consumer: Consumer) -> dict[tuple[str, int], int]:
@@ -73,18 +65,17 @@ def _poll_all(consumer: Consumer, count: int) -> list[Record]:
 # ------------------------------------------------------------------------------ records
 
 
-def test_record(broker: FakeBroker, connection: Connection) -> None:
+def test_record(broker: LiveBroker, connection: Connection) -> None:
     """A record has all columns of its row."""
     when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
-    _fill(
-        broker,
+    broker.fill(
         "t",
         1,
         key=[b"k"],
         timestamp=pa.array([when], record.TIMESTAMP),
         headers=pa.array([[("h", b"1"), ("n", None)]], record.HEADERS),
     )
-    _fill(broker, "t", 1)
+    broker.fill("t", 1)
     with Consumer(connection, "t", follow=False) as consumer:
         first, second = consumer
     assert first == Record(
@@ -101,10 +92,10 @@ def test_record(broker: FakeBroker, connection: Connection) -> None:
     assert (second.key, second.headers) == (None, ())
 
 
-def test_deserializers(broker: FakeBroker, connection: Connection) -> None:
+def test_deserializers(broker: LiveBroker, connection: Connection) -> None:
     """Deserializers make keys and values, and are not called for null."""
     batch = pa.RecordBatch.from_pydict({"key": ["a", None], "value": [b'{"x":1}', None]})
-    broker.log.append("t", flight_messages.AppendHeader(partition=0), batch)
+    broker.append("t", batch)
     with Consumer(
         connection,
         "t",
@@ -117,12 +108,12 @@ def test_deserializers(broker: FakeBroker, connection: Connection) -> None:
 
 @pytest.mark.parametrize("polling", [False, True])
 def test_value_that_is_not_deserialized(
-    broker: FakeBroker, connection: Connection, polling: bool
+    broker: LiveBroker, connection: Connection, polling: bool
 ) -> None:
     """A record that cannot be deserialized is not skipped; `seek` passes it."""
     values = [b"1", b"2", b"not JSON", b"4"]
     batch = pa.RecordBatch.from_pydict({"value": values})
-    broker.log.append("t", flight_messages.AppendHeader(partition=0), batch)
+    broker.append("t", batch)
     with Consumer(connection, "t", value_deserializer=json_deserializer) as consumer:
 
         def take() -> list[Any]:
@@ -138,9 +129,9 @@ def test_value_that_is_not_deserialized(
         assert take() == [4]
 
 
-def test_batches(broker: FakeBroker, connection: Connection) -> None:
+def test_batches(broker: LiveBroker, connection: Connection) -> None:
     """Batches have the schema of rows, all rows in order, and the name of their topic."""
-    _fill(broker, "t", 2 * SLICE_ROWS + 10)
+    broker.fill("t", 2 * SLICE_ROWS + 10)
     with Consumer(connection, "t", follow=False) as consumer:
         batches = list(consumer.batches())
     assert all(batch.schema.equals(record.ROW_SCHEMA) for batch in batches)
@@ -149,9 +140,9 @@ def test_batches(broker: FakeBroker, connection: Connection) -> None:
     assert offsets == list(range(2 * SLICE_ROWS + 10))
 
 
-def test_records_and_batches_mixed(broker: FakeBroker, connection: Connection) -> None:
+def test_records_and_batches_mixed(broker: LiveBroker, connection: Connection) -> None:
     """Records, polls and batches each continue after the records that the others returned."""
-    _fill(broker, "t", 100)
+    broker.fill("t", 100)
     with Consumer(connection, "t", follow=False, max_poll_rows=10) as consumer:
         first = [each.offset for each in islice(consumer, 7)]
         second = [each.offset for each in consumer.poll(SECONDS)]
@@ -161,9 +152,9 @@ def test_records_and_batches_mixed(broker: FakeBroker, connection: Connection) -
     assert [first, second, third] == [list(range(7)), list(range(7, 17)), list(range(17, 100))]
 
 
-def test_columns(broker: FakeBroker, connection: Connection) -> None:
+def test_columns(broker: LiveBroker, connection: Connection) -> None:
     """Only the columns asked for are fetched, in that order; records have None for the others."""
-    _fill(broker, "t", 3, key=[b"a", b"b", b"c"])
+    broker.fill("t", 3, key=[b"a", b"b", b"c"])
     with Consumer(connection, "t", follow=False, columns=["value", "partition"]) as consumer:
         [batch] = consumer.batches()
         assert batch.schema.names == ["value", "partition"]
@@ -204,28 +195,28 @@ def test_unknown_topic(connection: Connection) -> None:
     ],
 )
 def test_start(
-    broker: FakeBroker, connection: Connection, follow: bool, start: Any, first: int
+    broker: LiveBroker, connection: Connection, follow: bool, start: Any, first: int
 ) -> None:
     """A consumer begins at the given offset or time, and reads to the end."""
     times = pa.array([100 * i for i in range(100)], pa.timestamp("ms", tz="UTC"))
-    _fill(broker, "t", 100, timestamp=times)
+    broker.fill("t", 100, timestamp=times)
     with Consumer(connection, "t", start=start, follow=follow) as consumer:
         assert consumer.position("t") == first
         assert _values(_poll_all(consumer, 100 - first)) == list(range(first, 100))
 
 
-def test_start_latest(broker: FakeBroker, connection: Connection) -> None:
+def test_start_latest(broker: LiveBroker, connection: Connection) -> None:
     """With "latest" a consumer reads the records that are written after it was opened."""
-    _fill(broker, "t", 10)
+    broker.fill("t", 10)
     with Consumer(connection, "t", start="latest") as consumer:
         assert consumer.poll(0) == []
-        _fill(broker, "t", 5)
+        broker.fill("t", 5)
         assert _values(_poll_all(consumer, 5)) == list(range(10, 15))
 
 
-def test_start_after_all_times(broker: FakeBroker, connection: Connection) -> None:
+def test_start_after_all_times(broker: LiveBroker, connection: Connection) -> None:
     """A time after all records means the end."""
-    _fill(broker, "t", 10)
+    broker.fill("t", 10)
     late = datetime.now(UTC) + timedelta(days=9999)
     with Consumer(connection, "t", start=late, follow=False) as consumer:
         assert list(consumer) == []
@@ -251,11 +242,11 @@ def test_bad_start(connection: Connection, start: Any, failure: type[Exception])
 
 @pytest.mark.parametrize(("offset", "follow"), [(4, False), (4, True), (99, True)])
 def test_start_out_of_range(
-    broker: FakeBroker, connection: Connection, offset: int, follow: bool
+    broker: LiveBroker, connection: Connection, offset: int, follow: bool
 ) -> None:
     """An offset that does not exist, or not any more, is an error that names the range."""
-    _fill(broker, "t", 20)
-    broker.log.trim("t", 0, 5)
+    broker.fill("t", 20)
+    broker.trim("t", 0, 5)
     with Consumer(connection, "t", start=offset, follow=follow) as consumer:
         with pytest.raises(errors.OffsetOutOfRange) as raised:
             consumer.poll(SECONDS)
@@ -264,9 +255,9 @@ def test_start_out_of_range(
         assert consumer.poll(SECONDS)[0].offset == 5
 
 
-def test_start_beyond_the_end(broker: FakeBroker, connection: Connection) -> None:
+def test_start_beyond_the_end(broker: LiveBroker, connection: Connection) -> None:
     """A consumer that does not follow refuses a start beyond the end at once."""
-    _fill(broker, "t", 20)
+    broker.fill("t", 20)
     with pytest.raises(errors.OffsetOutOfRange, match="0 to 20"):
         Consumer(connection, "t", start=21, follow=False)
     with Consumer(connection, "t", start=20, follow=False) as consumer:
@@ -275,11 +266,11 @@ def test_start_beyond_the_end(broker: FakeBroker, connection: Connection) -> Non
             consumer.seek("t", 0, 21)
 
 
-def test_offsets(broker: FakeBroker, connection: Connection) -> None:
+def test_offsets(broker: LiveBroker, connection: Connection) -> None:
     """Start offsets, end offsets and offsets of a time are returned for each partition."""
     times = pa.array([100 * i for i in range(10)], pa.timestamp("ms", tz="UTC"))
-    _fill(broker, "t4", 10, partition=2, timestamp=times)
-    broker.log.trim("t4", 2, 3)
+    broker.fill("t4", 10, partition=2, timestamp=times)
+    broker.trim("t4", 2, 3)
     with Consumer(connection, "t4") as consumer:
         assert consumer.beginning_offsets() == {("t4", i): 3 if i == 2 else 0 for i in range(4)}
         assert consumer.end_offsets() == {("t4", i): 10 if i == 2 else 0 for i in range(4)}
@@ -290,12 +281,12 @@ def test_offsets(broker: FakeBroker, connection: Connection) -> None:
 # ------------------------------------------------------------------------------ following
 
 
-def test_stops_at_the_end(broker: FakeBroker, connection: Connection) -> None:
+def test_stops_at_the_end(broker: LiveBroker, connection: Connection) -> None:
     """Without `follow` a consumer reads the records that exist when it is opened, and no others."""
     for partition in range(4):
-        _fill(broker, "t4", 2_500, partition)
+        broker.fill("t4", 2_500, partition)
     with Consumer(connection, "t4", follow=False) as consumer:
-        _fill(broker, "t4", 100)
+        broker.fill("t4", 100)
         records = list(consumer)
         assert consumer.poll() == []
     for partition in range(4):
@@ -303,12 +294,12 @@ def test_stops_at_the_end(broker: FakeBroker, connection: Connection) -> None:
         assert _values(mine) == list(range(2_500))
 
 
-def test_follows(broker: FakeBroker, connection: Connection) -> None:
+def test_follows(broker: LiveBroker, connection: Connection) -> None:
     """With `follow` a consumer returns new records of all topics, each once."""
     with Consumer(connection, ["t", "t4"]) as consumer:
         for round_ in range(5):
-            _fill(broker, "t", 10)
-            _fill(broker, "t4", 10, partition=round_ % 4)
+            broker.fill("t", 10)
+            broker.fill("t4", 10, partition=round_ % 4)
             records = _poll_all(consumer, 20)
             assert {each.topic for each in records} == {"t", "t4"}
         assert consumer.poll(0.01) == []
@@ -322,17 +313,17 @@ def test_waits_no_longer_than_told(connection: Connection) -> None:
         assert consumer.poll(0.01) == []
 
 
-def test_poll_is_bounded(broker: FakeBroker, connection: Connection) -> None:
+def test_poll_is_bounded(broker: LiveBroker, connection: Connection) -> None:
     """A poll returns at most `max_poll_rows` records."""
-    _fill(broker, "t", 95)
+    broker.fill("t", 95)
     with Consumer(connection, "t", max_poll_rows=10, follow=False) as consumer:
         sizes = [len(consumer.poll(SECONDS)) for _ in range(11)]
     assert sizes == [10] * 9 + [5, 0]
 
 
-def test_buffer_is_bounded(broker: FakeBroker, connection: Connection) -> None:
+def test_buffer_is_bounded(broker: LiveBroker, connection: Connection) -> None:
     """Reading ahead stops when the buffer is full, and continues when it has space."""
-    _fill(broker, "t", 50 * SLICE_ROWS)
+    broker.fill("t", 50 * SLICE_ROWS)
     with Consumer(connection, "t", buffer_bytes=1) as consumer:
         records = _poll_all(consumer, SLICE_ROWS)
         found = consumer.statistics()
@@ -341,26 +332,28 @@ def test_buffer_is_bounded(broker: FakeBroker, connection: Connection) -> None:
     assert _values(records) == list(range(50 * SLICE_ROWS))
 
 
-def test_new_partitions(broker: FakeBroker, connection: Connection) -> None:
+def test_new_partitions(broker: LiveBroker, connection: Connection) -> None:
     """Partitions that are added are read from their first record, whatever the start was."""
     with Consumer(connection, "t", start="latest", metadata_age_seconds=0.02) as consumer:
         assert consumer.poll(0.01) == []
         connection.action(
             "topics.add_partitions", flight_messages.AddPartitions(topic="t", partitions=3)
         )
-        _fill(broker, "t", 5, partition=2)
-        _fill(broker, "t", 5, partition=0)
+        broker.fill("t", 5, partition=2)
+        broker.fill("t", 5, partition=0)
         records = _poll_all(consumer, 10)
     assert {each.partition for each in records} == {0, 2}
 
 
-def test_topic_created_again(broker: FakeBroker, connection: Connection) -> None:
+def test_topic_created_again(broker: LiveBroker, connection: Connection) -> None:
     """Reading on in a topic that was deleted and created again is an error."""
-    _fill(broker, "t", 5)
+    broker.fill("t", 5)
     with Consumer(connection, "t") as consumer:
         _poll_all(consumer, 5)
-        broker.log.create("t")
-        broker.relay.cut()
+        consumer.pause("t")
+        broker.delete("t")
+        broker.create("t")
+        consumer.resume("t")
         with pytest.raises(errors.TopicChanged):
             consumer.poll(SECONDS)
 
@@ -368,9 +361,9 @@ def test_topic_created_again(broker: FakeBroker, connection: Connection) -> None
 # ------------------------------------------------------------------------------ moving about
 
 
-def test_seek(broker: FakeBroker, connection: Connection) -> None:
+def test_seek(broker: LiveBroker, connection: Connection) -> None:
     """After a seek the next record is the one at that offset, in both directions."""
-    _fill(broker, "t", 5_000)
+    broker.fill("t", 5_000)
     with Consumer(connection, "t") as consumer:
         for offset in (4_000, 10, 2_345, 2_345):
             consumer.seek("t", 0, offset)
@@ -382,23 +375,23 @@ def test_seek(broker: FakeBroker, connection: Connection) -> None:
         assert [each.offset for each in consumer.poll(SECONDS)] == [4_999]
 
 
-def test_batches_of_a_reading_that_is_over(broker: FakeBroker, connection: Connection) -> None:
+def test_batches_of_a_reading_that_is_over(broker: LiveBroker, connection: Connection) -> None:
     """Chunks that were on their way before a seek are dropped."""
-    _fill(broker, "t", 10)
+    broker.fill("t", 10)
     with Consumer(connection, "t") as consumer:
         fetcher = consumer._fetcher
         before = fetcher._reading
         consumer.pause("t")
-        [rows] = broker.log.partition("t", 0).batches
+        rows = pa.RecordBatch.from_pylist(broker.rows("t"), record.ROW_SCHEMA)
         assert not fetcher._put(before, fetcher.positions["t", 0], rows, 10)
         consumer.resume("t")
         assert _values(_poll_all(consumer, 10)) == list(range(10))
 
 
-def test_seek_leaves_others_alone(broker: FakeBroker, connection: Connection) -> None:
+def test_seek_leaves_others_alone(broker: LiveBroker, connection: Connection) -> None:
     """A seek in one partition neither repeats nor skips records of another."""
     for partition in range(4):
-        _fill(broker, "t4", 3_000, partition)
+        broker.fill("t4", 3_000, partition)
     with Consumer(connection, "t4", max_poll_rows=100) as consumer:
         records = _poll_all(consumer, 1_000)
         consumer.seek("t4", 1, 0)
@@ -418,10 +411,10 @@ def test_seek_elsewhere(connection: Connection) -> None:
             consumer.position("t4")
 
 
-def test_pause_and_resume(broker: FakeBroker, connection: Connection) -> None:
+def test_pause_and_resume(broker: LiveBroker, connection: Connection) -> None:
     """Paused partitions return no records, and continue where they stopped."""
     for partition in range(4):
-        _fill(broker, "t4", 2_000, partition)
+        broker.fill("t4", 2_000, partition)
     with Consumer(connection, "t4", max_poll_rows=50) as consumer:
         before = _poll_all(consumer, 500)
         consumer.pause("t4", 0, 2)
@@ -435,9 +428,9 @@ def test_pause_and_resume(broker: FakeBroker, connection: Connection) -> None:
         assert _values(mine) == list(range(2_000))
 
 
-def test_pause_all(broker: FakeBroker, connection: Connection) -> None:
+def test_pause_all(broker: LiveBroker, connection: Connection) -> None:
     """A whole topic can be paused, also in the middle of a batch."""
-    _fill(broker, "t", 100)
+    broker.fill("t", 100)
     with Consumer(connection, "t") as consumer:
         assert next(consumer).offset == 0
         consumer.pause("t")
@@ -452,84 +445,87 @@ def test_pause_all(broker: FakeBroker, connection: Connection) -> None:
 @pytest.mark.parametrize("follow", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_each_once_over_broken_connections(
-    broker: FakeBroker, connection: Connection, follow: bool, seed: int
+    broker: LiveBroker, connection: Connection, follow: bool, seed: int
 ) -> None:
     """Each record comes once and in order, however often connections break."""
     random = Random(seed)
 
-    def drop() -> None:
-        if random.random() < 0.05:
-            raise DropBefore
+    def drop(request: testing.Request) -> None:
+        if request.name in ("read", "tail") and random.random() < 0.3:
+            drops.append(request)
+            raise testing.ConnectionCut
 
-    broker.on_read = drop
+    drops: list[testing.Request] = []
+    broker.fault = drop
     for partition in range(4):
-        _fill(broker, "t4", 5 * SLICE_ROWS, partition)
+        broker.fill("t4", 5 * SLICE_ROWS, partition)
     with Consumer(connection, "t4", follow=follow) as consumer:
         records = _poll_all(consumer, 20 * SLICE_ROWS)
     for partition in range(4):
         mine = [each for each in records if each.partition == partition]
         assert _values(mine) == list(range(5 * SLICE_ROWS))
+    assert drops
 
 
-def test_broker_that_moves(broker: FakeBroker) -> None:
+def test_broker_that_moves() -> None:
     """A consumer that follows finds the broker that took over."""
-    _fill(broker, "t", 10)
-    addresses = [broker.address]
-    with (
-        FakeBroker(broker.log) as second,
-        Connection(lambda: addresses[0]) as connection,
-        Consumer(connection, "t") as consumer,
-    ):
-        _poll_all(consumer, 10)
-        addresses[0] = second.address
-        broker.relay.close()
-        _fill(broker, "t", 10)
-        assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
+    with Leaders() as leaders:
+        leaders.fill("t", 10)
+        addresses = [leaders.addresses[FIRST]]
+        with (
+            Connection(lambda: addresses[0]) as connection,
+            Consumer(connection, "t") as consumer,
+        ):
+            _poll_all(consumer, 10)
+            addresses[0] = leaders.addresses[OTHER]
+            leaders.led_by["t", 0] = OTHER
+            leaders.stop(FIRST)
+            leaders.fill("t", 10)
+            assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
 
 
-def test_leaders(broker: FakeBroker) -> None:
+def test_leaders() -> None:
     """Each partition is read from its leader, also after the leader has changed."""
-    log = broker.log
-    for partition in range(4):
-        _fill(broker, "t4", 10, partition)
-    log.topics["t4"].partitions[1].leader = 7
-    with (
-        FakeBroker(log, broker=7) as other,
-        Connection.to(broker.address) as connection,
-        Consumer(connection, "t4", metadata_age_seconds=0.02) as consumer,
-    ):
-        _poll_all(consumer, 40)
-        assert [each.partition for each in other.tails[0].positions] == [1]
-        log.topics["t4"].partitions[1].leader = 0
-        log.topics["t4"].partitions[3].leader = 7
+    with Leaders() as leaders:
         for partition in range(4):
-            _fill(broker, "t4", 10, partition)
-        records = _poll_all(consumer, 40)
+            leaders.fill("t4", 10, partition)
+        leaders.led_by["t4", 1] = OTHER
+        with (
+            Connection.to(leaders.addresses[FIRST]) as connection,
+            Consumer(connection, "t4", metadata_age_seconds=0.02) as consumer,
+        ):
+            _poll_all(consumer, 40)
+            assert leaders.tailed(OTHER) == {1}
+            leaders.led_by["t4", 1] = FIRST
+            leaders.led_by["t4", 3] = OTHER
+            for partition in range(4):
+                leaders.fill("t4", 10, partition)
+            records = _poll_all(consumer, 40)
+            assert leaders.tailed(OTHER) == {1, 3}
     for partition in range(4):
         mine = [each for each in records if each.partition == partition]
         assert _values(mine) == list(range(10, 20))
 
 
-def test_leader_that_dies(broker: FakeBroker) -> None:
+def test_leader_that_dies() -> None:
     """When a leader dies, its partitions are read from their new leader."""
-    log = broker.log
-    log.topics["t"].partitions[0].leader = 7
-    with (
-        FakeBroker(log, broker=7) as other,
-        Connection.to(broker.address) as connection,
-        Consumer(connection, "t") as consumer,
-    ):
-        _fill(broker, "t", 10)
-        _poll_all(consumer, 10)
-        other.relay.close()
-        log.topics["t"].partitions[0].leader = 0
-        _fill(broker, "t", 10)
-        assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
+    with Leaders() as leaders:
+        leaders.led_by["t", 0] = OTHER
+        with (
+            Connection.to(leaders.addresses[FIRST]) as connection,
+            Consumer(connection, "t") as consumer,
+        ):
+            leaders.fill("t", 10)
+            _poll_all(consumer, 10)
+            leaders.stop(OTHER)
+            leaders.led_by["t", 0] = FIRST
+            leaders.fill("t", 10)
+            assert _values(_poll_all(consumer, 10)) == list(range(10, 20))
 
 
 @pytest.mark.parametrize(("follow", "step"), [(True, "_follow_chunk"), (False, "_read_range")])
 def test_fault_of_ours(
-    broker: FakeBroker,
+    broker: LiveBroker,
     connection: Connection,
     monkeypatch: pytest.MonkeyPatch,
     follow: bool,
@@ -541,7 +537,7 @@ def test_fault_of_ours(
         raise ZeroDivisionError
 
     monkeypatch.setattr(Fetcher, step, fail)
-    _fill(broker, "t", 1)
+    broker.fill("t", 1)
     with (
         Consumer(connection, "t", follow=follow) as consumer,
         pytest.raises(errors.SparklogError, match="ZeroDivisionError"),
@@ -549,13 +545,13 @@ def test_fault_of_ours(
         consumer.poll(SECONDS)
 
 
-def test_refused_reading(broker: FakeBroker, connection: Connection) -> None:
+def test_refused_reading(broker: LiveBroker, connection: Connection) -> None:
     """A refusal for good is raised after all records that were read before."""
-    _fill(broker, "t", 10)
+    broker.fill("t", 10)
     with Consumer(connection, "t", metadata_age_seconds=1e6) as consumer:
         _poll_all(consumer, 10)
-        del broker.log.topics["t"]
-        broker.relay.cut()
+        broker.delete("t")
+        broker.cut_connections()
         for _ in range(2):
             with pytest.raises(errors.UnknownTopic):
                 consumer.poll(SECONDS)
@@ -610,9 +606,9 @@ def test_dropped(connection: Connection) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked(broker: FakeBroker, connection: Connection) -> None:
+def test_forked(broker: LiveBroker, connection: Connection) -> None:
     """A forked child refuses the consumer; the parent's continues."""
-    _fill(broker, "t", 10)
+    broker.fill("t", 10)
     with Consumer(connection, "t") as consumer:
         assert "belongs to the parent" in said_in_child(lambda: consumer.poll(SECONDS))
         assert len(_poll_all(consumer, 10)) == 10
@@ -622,11 +618,11 @@ def test_forked(broker: FakeBroker, connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_assign(broker: FakeBroker, connection: Connection, follow: bool) -> None:
+def test_assign(broker: LiveBroker, connection: Connection, follow: bool) -> None:
     """A consumer reads the partitions that it is given, of several topics, and no others."""
-    _fill(broker, "t", 3)
+    broker.fill("t", 3)
     for number in range(4):
-        _fill(broker, "t4", 3, number)
+        broker.fill("t4", 3, number)
     with Consumer(connection, follow=follow) as consumer:
         assert consumer.assignment == []
         consumer.assign([("t4", 2), ("t", 0)])
@@ -642,11 +638,11 @@ def test_assign(broker: FakeBroker, connection: Connection, follow: bool) -> Non
 
 
 def test_assign_drops_records_that_were_read_ahead(
-    broker: FakeBroker, connection: Connection
+    broker: LiveBroker, connection: Connection
 ) -> None:
     """Records of a partition that is not assigned any more are not returned."""
-    _fill(broker, "t4", 10, 0)
-    _fill(broker, "t4", 10, 1)
+    broker.fill("t4", 10, 0)
+    broker.fill("t4", 10, 1)
     with Consumer(connection, max_poll_rows=1) as consumer:
         consumer.assign([("t4", 0)])
         assert _values(_poll_all(consumer, 1)) == [0]
@@ -656,16 +652,18 @@ def test_assign_drops_records_that_were_read_ahead(
         assert _values(_poll_all(consumer, 3)) == [7, 8, 9]
 
 
-def test_assign_after_a_subscription(broker: FakeBroker, connection: Connection) -> None:
+def test_assign_after_a_subscription(broker: LiveBroker, connection: Connection) -> None:
     """After `assign` the consumer does not take later partitions, unlike before."""
     with Consumer(connection, "t", metadata_age_seconds=0.0) as consumer:
-        _fill(broker, "t", 1)
+        broker.fill("t", 1)
         _poll_all(consumer, 1)
         consumer.assign([("t", 0)])
-        broker.log.topics["t"].partitions.append(FakePartition(leader=0))
-        _fill(broker, "t", 1, 1)
-        _fill(broker, "t", 1, 0)
-        _fill(broker, "t", 1, 0)
+        connection.action(
+            "topics.add_partitions", flight_messages.AddPartitions(topic="t", partitions=2)
+        )
+        broker.fill("t", 1, 1)
+        broker.fill("t", 1, 0)
+        broker.fill("t", 1, 0)
         assert {each.partition for each in _poll_all(consumer, 2)} == {0}
         assert consumer.assignment == [("t", 0)]
 
@@ -703,9 +701,9 @@ def test_assign_in_a_group(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("way", ["records", "polls", "batches"])
-def test_statistics(broker: FakeBroker, connection: Connection, way: str) -> None:
+def test_statistics(broker: LiveBroker, connection: Connection, way: str) -> None:
     """Statistics count the records that were handed out, and those that are left."""
-    _fill(broker, "t", 2 * SLICE_ROWS)
+    broker.fill("t", 2 * SLICE_ROWS)
     with Consumer(connection, "t", max_poll_rows=SLICE_ROWS) as consumer:
         before = consumer.statistics()
         assert (before.records, before.bytes, before.lag) == (0, 0, 2 * SLICE_ROWS)
@@ -722,7 +720,7 @@ def test_statistics(broker: FakeBroker, connection: Connection, way: str) -> Non
         assert found.bytes > SLICE_ROWS
         assert found.last_poll is not None
         assert datetime.now(UTC) - found.last_poll < timedelta(seconds=SECONDS)
-        _fill(broker, "t", 5)
+        broker.fill("t", 5)
         _poll_all(consumer, SLICE_ROWS + 5)
         found = consumer.statistics()
         assert (found.records, found.lag) == (2 * SLICE_ROWS + 5, 0)
@@ -730,9 +728,9 @@ def test_statistics(broker: FakeBroker, connection: Connection, way: str) -> Non
         assert consumer.statistics().lag == 2 * SLICE_ROWS - 2
 
 
-def test_repr(broker: FakeBroker, connection: Connection) -> None:
+def test_repr(broker: LiveBroker, connection: Connection) -> None:
     """The repr names the assignment and the lag; the table has a row for each partition."""
-    _fill(broker, "t4", 3, 1)
+    broker.fill("t4", 3, 1)
     with Consumer(connection, "t4", follow=False) as consumer:
         assert repr(consumer) == "Consumer(4 partitions, lag 3)"
         assert consumer._repr_html_().count("<tr>") == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import inspect
 import re
 from collections.abc import Callable, Iterator
@@ -15,33 +16,20 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, testing
 from sparklog.client import Connection, Consumer, Log, Producer
-from sparklog.client.consumer.assignors import encode_assignment
 from sparklog.client.lag import PartitionLag
-from sparklog.formats import flight_messages, record
-from tests.support.fake_broker import SLICE_ROWS, DropBefore, FakeBroker
+from sparklog.formats import record
+from tests.support.groups import join
+from tests.support.live import SLICE_ROWS, LiveBroker
 
 SECONDS = 20.0
 
 
-@pytest.fixture(name="broker")
-def _broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        yield broker
-
-
 @pytest.fixture(name="log")
-def _log(broker: FakeBroker) -> Iterator[Log]:
+def _log(broker: LiveBroker) -> Iterator[Log]:
     with Log(Connection.to(broker.address), root="memory:root") as log:
         yield log
-
-
-def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **columns: Any) -> None:
-    end = broker.log.partition(topic, partition).end
-    values = [b"%d" % i for i in range(end, end + rows)]
-    batch = pa.RecordBatch.from_pydict({"value": values} | columns)
-    broker.log.append(topic, flight_messages.AppendHeader(partition=partition), batch)
 
 
 # ------------------------------------------------------------------------------ admin
@@ -49,21 +37,24 @@ def _fill(broker: FakeBroker, topic: str, rows: int, partition: int = 0, **colum
 
 def test_topics(log: Log) -> None:
     """Topics are created, described, altered, enlarged and deleted."""
-    created = log.create_topic("b", partitions=2, config={"retention.ms": 1000, "x": True})
-    assert (len(created.partitions), created.config) == (2, {"retention.ms": "1000", "x": "true"})
+    config = {"retention.ms": 1000, "unclean.leader.election.enable": True}
+    created = log.create_topic("b", partitions=2, config=config)
+    assert len(created.partitions) == 2
+    assert created.config == {"retention.ms": "1000", "unclean.leader.election.enable": "true"}
     log.create_topic("a")
     assert log.topics() == ["a", "b"]
-    assert log.alter("b", {"x": None, "y": 1}).config == {"retention.ms": "1000", "y": "1"}
+    changed = log.alter("b", {"unclean.leader.election.enable": None, "retention.bytes": 1})
+    assert changed.config == {"retention.ms": "1000", "retention.bytes": "1"}
     assert len(log.add_partitions("b", 5).partitions) == 5
     assert len(log.describe("b").partitions) == 5
     log.delete_topic("a")
     assert log.topics() == ["b"]
 
 
-def test_deleted_records(broker: FakeBroker, log: Log) -> None:
+def test_deleted_records(broker: LiveBroker, log: Log) -> None:
     """Records go below an offset, or all of them; the answer says where the log starts."""
     log.create_topic("t", partitions=2)
-    _fill(broker, "t", 5)
+    broker.fill("t", 5)
     assert log.delete_records("t", {0: 2, 1: -1}) == {0: 2, 1: 0}
     assert log.delete_records("t", {0: 1}) == {0: 2}
     assert log.read("t")["value"].to_pylist() == [b"2", b"3", b"4"]
@@ -87,16 +78,24 @@ def test_refused_topics(log: Log) -> None:
         log.delete_topic("u")
 
 
-def test_cluster(broker: FakeBroker, log: Log) -> None:
+def test_cluster(broker: LiveBroker, log: Log) -> None:
     """The cluster names its brokers."""
     assert [each.address for each in log.cluster().brokers] == [broker.address]
 
 
-def test_flush_to_table(broker: FakeBroker, log: Log) -> None:
+def test_flush_to_table(broker: LiveBroker, log: Log) -> None:
     """Publishing can be asked for one topic, several, or all."""
-    for topics in ("t", ["t", "u"], None):
-        log.flush_to_table(topics)
-    assert broker.log.published == [["t"], ["t", "u"], None]
+    for topic in ("t", "u", "v"):
+        broker.create(topic)
+
+    def published(asked: str | list[str] | None) -> list[int]:
+        for topic in ("t", "u", "v"):
+            broker.fill(topic, 1)
+        log.flush_to_table(asked)
+        return [log.describe(topic).partitions[0].published for topic in ("t", "u", "v")]
+
+    for asked, expected in (("t", [1, 0, 0]), (["t", "u"], [2, 2, 0]), (None, [3, 3, 3])):
+        assert published(asked) == expected
 
 
 # ------------------------------------------------------------------------------ round trip
@@ -130,21 +129,21 @@ def test_inside_a_running_loop(log: Log) -> None:
 # ------------------------------------------------------------------------------ tables
 
 
-def test_read(broker: FakeBroker, log: Log) -> None:
+def test_read(broker: LiveBroker, log: Log) -> None:
     """A topic is read as a table in order of partition and offset, with the schema of rows."""
-    broker.log.create("t", 3)
+    broker.create("t", 3)
     for partition in range(3):
-        _fill(broker, "t", 2 * SLICE_ROWS + 5, partition)
+        broker.fill("t", 2 * SLICE_ROWS + 5, partition)
     table = log.read("t")
     assert table.schema == record.ROW_SCHEMA
     places = list(zip(table["partition"].to_pylist(), table["offset"].to_pylist(), strict=True))
     assert places == [(p, offset) for p in range(3) for offset in range(2 * SLICE_ROWS + 5)]
 
 
-def test_read_columns(broker: FakeBroker, log: Log) -> None:
+def test_read_columns(broker: LiveBroker, log: Log) -> None:
     """Columns come as they were asked for."""
-    broker.log.create("t", 1)
-    _fill(broker, "t", 3)
+    broker.create("t", 1)
+    broker.fill("t", 3)
     assert log.read("t", columns=["value", "partition"]).to_pydict() == {
         "value": [b"0", b"1", b"2"],
         "partition": [0, 0, 0],
@@ -169,13 +168,13 @@ def test_read_columns(broker: FakeBroker, log: Log) -> None:
     ],
 )
 def test_read_ranges(
-    broker: FakeBroker, log: Log, bounds: dict[str, Any], expected: dict[int, range]
+    broker: LiveBroker, log: Log, bounds: dict[str, Any], expected: dict[int, range]
 ) -> None:
     """A range is given by offsets, by offsets of partitions, or by times."""
-    broker.log.create("t", 2)
+    broker.create("t", 2)
     times = pa.array([100 * i for i in range(100)], pa.timestamp("ms", tz="UTC"))
     for partition in range(2):
-        _fill(broker, "t", 100, partition, timestamp=times)
+        broker.fill("t", 100, partition, timestamp=times)
     table = log.read("t", **bounds)
     found: dict[int, list[int]] = {}
     for partition, offset in zip(
@@ -197,36 +196,37 @@ def test_read_ranges(
     ],
 )
 def test_read_wrong_ranges(
-    broker: FakeBroker, log: Log, bounds: dict[str, Any], failure: type[Exception]
+    broker: LiveBroker, log: Log, bounds: dict[str, Any], failure: type[Exception]
 ) -> None:
     """A range that does not exist is an error, never fewer rows."""
-    broker.log.create("t", 1)
-    _fill(broker, "t", 20)
-    broker.log.trim("t", 0, 5)
+    broker.create("t", 1)
+    broker.fill("t", 20)
+    broker.trim("t", 0, 5)
     with pytest.raises(failure):
         log.read("t", **bounds)
 
 
-def test_read_over_broken_connections(broker: FakeBroker, log: Log) -> None:
+def test_read_over_broken_connections(broker: LiveBroker, log: Log) -> None:
     """A connection that breaks while a table is read costs no row and doubles none."""
-    broker.log.create("t", 1)
-    _fill(broker, "t", 8 * SLICE_ROWS)
+    broker.create("t", 1)
+    broker.fill("t", 8 * SLICE_ROWS)
     reads = iter(range(100))
 
-    def drop() -> None:
-        if next(reads) % 3 == 2:
-            raise DropBefore
+    def drop(request: testing.Request) -> None:
+        if request.name == "read" and next(reads) % 3 == 2:
+            raise testing.ConnectionCut
 
-    broker.on_read = drop
+    broker.fault = drop
     table = log.read("t", columns=["offset"])
     assert table["offset"].to_pylist() == list(range(8 * SLICE_ROWS))
+    assert next(reads) > 8
 
 
-def test_offsets_for_times(broker: FakeBroker, log: Log) -> None:
+def test_offsets_for_times(broker: LiveBroker, log: Log) -> None:
     """A time is found in each partition, the end where all is older."""
-    broker.log.create("t", 2)
+    broker.create("t", 2)
     times = pa.array([0, 1_000, 2_000], pa.timestamp("ms", tz="UTC"))
-    _fill(broker, "t", 3, 1, timestamp=times)
+    broker.fill("t", 3, 1, timestamp=times)
     assert log.offsets_for_times("t", datetime.fromtimestamp(1, UTC)) == {0: 0, 1: 1}
     assert log.offsets_for_times("t", datetime.fromtimestamp(3, UTC)) == {0: 0, 1: 3}
 
@@ -261,7 +261,7 @@ def test_parameters_of_clients(method: Callable[..., Any], client: type) -> None
     assert [each.name for each in own if f"\n    {each.name}: " not in text] == []
 
 
-def test_parameters_reach_clients(broker: FakeBroker, log: Log) -> None:
+def test_parameters_reach_clients(broker: LiveBroker, log: Log) -> None:
     """Each argument of `Log.producer` and `Log.consumer` is passed on under its name."""
     for method, client, name in (
         (log.producer, Producer, "sparklog.client.log.Producer"),
@@ -277,59 +277,60 @@ def test_parameters_reach_clients(broker: FakeBroker, log: Log) -> None:
         assert opened.call_args.kwargs == given
 
 
-def test_close(broker: FakeBroker) -> None:
+def test_close(broker: LiveBroker) -> None:
     """Closing the log delivers what its producers hold, and ends all that came from it."""
     closed: list[str] = []
     log = Log(Connection.to(broker.address), on_close=lambda: closed.append("once"))
-    log.create_topic("t")
+    log.create_topic("t", 1)
     producer, consumer = log.producer(linger_ms=1e6), log.consumer("t")
     producer.send("t", b"x")
     log.close()
     log.close()
-    assert broker.log.values("t") == [b"x"]
+    assert broker.values("t") == [b"x"]
     for use in (lambda: producer.send("t", b"y"), lambda: consumer.poll(0), log.topics):
         with pytest.raises(errors.BadRequest, match="closed"):
             use()
     assert closed == ["once"]
 
 
-def test_display_of_a_log(broker: FakeBroker, log: Log) -> None:
+def test_display_of_a_log(broker: LiveBroker, log: Log) -> None:
     """A notebook shows topics and counts, and an error if the broker does not answer."""
-    broker.log.create("<t>", 2)
-    broker.log.create("__consumer_offsets")
-    _fill(broker, "<t>", 1_234)
+    broker.create("t", 2)
+    log.commit_group_offsets("g", {("t", 0): 0})
+    broker.fill("t", 1_234)
     assert repr(log) == "Log('memory:root')"
     shown = log._repr_html_()
     cells = re.findall("<td[^>]*>([^<]*)</td>", shown)
-    assert cells == ["&lt;t&gt;", "2", "1,234"]
-    broker.relay.close()
+    assert cells == ["t", "2", "1,234"]
+    broker.crash()
     assert "No broker answers" in log._repr_html_()
 
 
-def test_display_of_many_topics(broker: FakeBroker, log: Log) -> None:
+def test_display_of_many_topics(broker: LiveBroker, log: Log) -> None:
     """The display of a log describes 50 topics, and counts the others."""
     for number in range(60):
-        broker.log.create(f"t{number:02}")
+        broker.create(f"t{number:02}")
     assert "<td>… and 10 more</td>" in log._repr_html_()
-    assert broker.actions.count("topics.describe") == 50
+    assert broker.names().count("topics.describe") == 50
 
 
-def test_display_of_a_topic_and_a_group(broker: FakeBroker, log: Log) -> None:
+def test_display_of_a_topic_and_a_group(broker: LiveBroker, log: Log) -> None:
     """Topics and groups have a repr of one line, and tables of partitions and members."""
     topic = log.create_topic("t", partitions=2)
     assert repr(topic) == "TopicInfo('t', 2 partitions, 0 offsets)"
     assert topic._repr_html_().count("<tr>") == 3
-    member = flight_messages.GroupMember(member_id="<m>", client_id="c", client_host="/h")
-    broker.log.groups["g"] = flight_messages.GroupInfo(group="g", state="Stable", members=[member])
-    group = log.describe_group("g")
+    with join(broker, "g", client_id="<m>", client_host="/h") as member_id:
+        group = log.describe_group("g")
     assert repr(group) == "GroupInfo('g', Stable, 1 members)"
-    assert "<td>&lt;m&gt;</td><td>–</td><td>c</td><td>/h</td>" in group._repr_html_()
+    shown = html.escape(member_id)
+    assert f"<td>{shown}</td><td>–</td><td>&lt;m&gt;</td><td>/h</td>" in group._repr_html_()
 
 
-def test_internal_topics(broker: FakeBroker, log: Log) -> None:
+def test_internal_topics(broker: LiveBroker, log: Log) -> None:
     """Topics that brokers write for themselves are listed only on request."""
-    for name in ("t", "__consumer_offsets", "__mine"):
-        broker.log.create(name)
+    for name in ("t", "__mine"):
+        broker.create(name)
+    log.commit_group_offsets("g", {("t", 0): 0})
     assert log.topics() == ["__mine", "t"]
     assert log.topics(internal=True) == ["__consumer_offsets", "__mine", "t"]
 
@@ -337,20 +338,17 @@ def test_internal_topics(broker: FakeBroker, log: Log) -> None:
 # ------------------------------------------------------------------------------ lag
 
 
-def test_lag(broker: FakeBroker, log: Log) -> None:
+def test_lag(broker: LiveBroker, log: Log) -> None:
     """Lag is the distance from the committed offset, or the log start, to the end."""
-    broker.log.create("t", 3)
-    broker.log.create("gone")
-    _fill(broker, "t", 10)
-    _fill(broker, "t", 7, 1)
+    broker.create("t", 3)
+    broker.create("gone")
+    broker.fill("t", 10)
+    broker.fill("t", 7, 1)
     log.commit_group_offsets("g", {("t", 0): 4, ("t", 1): 0, ("gone", 0): 0})
-    broker.log.trim("t", 1, 5)
+    broker.trim("t", 1, 5)
     log.delete_topic("gone")
-    member = flight_messages.GroupMember(
-        member_id="m", assignment=encode_assignment([("t", 1), ("t", 2)])
-    )
-    broker.log.groups["g"] = flight_messages.GroupInfo(group="g", state="Stable", members=[member])
-    lag = log.lag("g")
+    with join(broker, "g", [("t", 1), ("t", 2)]):
+        lag = log.lag("g")
     assert lag.to_table().to_pydict() == {
         "topic": ["t", "t", "t"],
         "partition": [0, 1, 2],
@@ -365,10 +363,10 @@ def test_lag(broker: FakeBroker, log: Log) -> None:
     assert lag._repr_html_().count("<td>–</td>") == 2
 
 
-def test_lag_without_members(broker: FakeBroker, log: Log) -> None:
+def test_lag_without_members(broker: LiveBroker, log: Log) -> None:
     """A group that only has commits, as a Spark query's, has a lag; an unknown group is refused."""
-    broker.log.create("t")
-    _fill(broker, "t", 3)
+    broker.create("t")
+    broker.fill("t", 3)
     log.commit_group_offsets("query", {("t", 0): 1})
     assert log.lag("query").total == 2
     with pytest.raises(errors.GroupRefused):

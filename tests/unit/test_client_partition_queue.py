@@ -70,6 +70,20 @@ def test_window() -> None:
     assert _send_all(queue) == [parts[limits.PRODUCER_WINDOW]]
 
 
+def test_window_after_a_refused_repetition() -> None:
+    """A part whose successors are acked is sent alone: behind a window more of them, the broker
+    would not recognise it."""
+    queue, parts = _queue_of(*[1] * (limits.PRODUCER_WINDOW + 2))
+    first, *others = _send_all(queue)
+    queue.lose_answers()
+    assert _send_all(queue) == [first, *others]
+    assert queue.refused(first, BUSY) is None
+    assert all(queue.acked(each) for each in others)
+    assert _send_all(queue) == [first]
+    assert queue.acked(first)
+    assert _send_all(queue) == parts[limits.PRODUCER_WINDOW :]
+
+
 def test_broken_connection() -> None:
     """The parts in flight are sent again first, in order, under the same sequences."""
     queue, parts = _queue_of(1, 1, 1)

@@ -1,4 +1,4 @@
-"""The producer against a strict fake broker, with every fault that it has to survive."""
+"""The producer, with every fault that it has to survive."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from random import Random
 from typing import Any
 
@@ -17,7 +17,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from sparklog import errors, limits
+from sparklog import errors, limits, testing
 from sparklog.client.connection import Connection
 from sparklog.client.producer.batch import ProducerBatch, RecordFuture, RecordMetadata
 from sparklog.client.producer.partition_queue import PartitionQueue
@@ -29,9 +29,12 @@ from sparklog.client.serialize import json_serializer, string_serializer
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.partitioner import murmur2, to_positive
-from tests.support.fake_broker import DropAfter, DropBefore, FakeBroker
 from tests.support.forks import said_in_child
+from tests.support.leaders import FIRST, OTHER, Leaders
+from tests.support.live import LiveBroker
+from tests.support.relay import Relay
 
+MIB = limits.MIB
 SECONDS = 20.0
 """Longer than anything here takes: a test that waits so long has failed."""
 
@@ -43,15 +46,14 @@ def _only_errors(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture(name="broker")
-def _broker() -> Iterator[FakeBroker]:
-    with FakeBroker() as broker:
-        broker.log.create("t", 1)
-        broker.log.create("t4", 4)
-        yield broker
+def _broker(broker: LiveBroker) -> LiveBroker:
+    broker.create("t", 1)
+    broker.create("t4", 4)
+    return broker
 
 
 @pytest.fixture(name="connection")
-def _connection(broker: FakeBroker) -> Iterator[Connection]:
+def _connection(broker: LiveBroker) -> Iterator[Connection]:
     with Connection.to(broker.address) as connection:
         yield connection
 
@@ -62,7 +64,7 @@ def _clock() -> ManualClock:
 
 
 @pytest.fixture(name="timed")
-def _timed(broker: FakeBroker, clock: ManualClock) -> Iterator[Connection]:
+def _timed(broker: LiveBroker, clock: ManualClock) -> Iterator[Connection]:
     """A connection whose time passes only when the test says so."""
     with Connection.to(broker.address, clock=clock) as connection:
         yield connection
@@ -81,33 +83,46 @@ class Gate:
         self.opened = threading.Event()
         self.entered = threading.Event()
 
-    def __call__(self, topic: str, header: flight_messages.AppendHeader) -> None:
-        self.entered.set()
-        self.opened.wait(SECONDS)
+    def __call__(self, request: testing.Request) -> None:
+        if request.name == "append":
+            self.entered.set()
+            self.opened.wait(SECONDS)
+
+
+def _columns(broker: LiveBroker) -> list[list[str]]:
+    """The columns of each batch, which are those of its stream."""
+    return [each.rows.schema.names for each in broker.appended() if each.rows is not None]
+
+
+def _sequence(request: testing.Request) -> tuple[int, int]:
+    """The producer id and base sequence of an append."""
+    header = request.message
+    assert isinstance(header, flight_messages.AppendHeader)
+    return header.producer_id, header.base_sequence
 
 
 # ------------------------------------------------------------------------------ sending
 
 
-def test_metadata(broker: FakeBroker, producer: Producer) -> None:
+def test_metadata(broker: LiveBroker, producer: Producer) -> None:
     """The metadata of a record have topic, partition, offset and the time of arrival."""
     producer.send("t", b"first")
     metadata = producer.send("t", b"second").result(SECONDS)
-    assert metadata == RecordMetadata(
-        topic="t", partition=0, offset=1, timestamp_us=broker.log.now_us
-    )
-    assert metadata.timestamp == broker.log.now_us // 1000
-    assert metadata.datetime == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+    arrival = broker.rows("t")[1]["timestamp"]
+    assert timedelta() <= datetime.now(UTC) - arrival < timedelta(seconds=SECONDS)
+    arrival_us = (arrival - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+    assert metadata == RecordMetadata(topic="t", partition=0, offset=1, timestamp_us=arrival_us)
+    assert (metadata.timestamp, metadata.datetime) == (arrival_us // 1000, arrival)
 
 
-def test_all_fields_arrive(broker: FakeBroker, producer: Producer) -> None:
+def test_all_fields_arrive(broker: LiveBroker, producer: Producer) -> None:
     """Key, value, headers and timestamp are in the log as they were sent, nulls included."""
     when = datetime(2024, 5, 6, 7, 8, 9, 123456, tzinfo=UTC)
     producer.send("t", b"v", key=b"k", headers={"h": b"x", "none": None}, timestamp=when)
     producer.send("t", None, key=b"k", headers=[("twice", b"1"), ("twice", b"2")])
     producer.send("t", b"", timestamp=1_700_000_000_123)
     producer.flush(SECONDS)
-    first, second, third = broker.log.rows("t")
+    first, second, third = broker.rows("t")
     assert (first["key"], first["value"], first["timestamp"]) == (b"k", b"v", when)
     assert first["headers"] == [{"key": "h", "value": b"x"}, {"key": "none", "value": None}]
     assert (second["value"], [each["value"] for each in second["headers"]]) == (None, [b"1", b"2"])
@@ -123,12 +138,12 @@ def test_own_timestamp_in_metadata(producer: Producer) -> None:
     assert other.result(SECONDS).timestamp != 1_234
 
 
-def test_order_of_a_key(broker: FakeBroker, producer: Producer) -> None:
+def test_order_of_a_key(broker: LiveBroker, producer: Producer) -> None:
     """Records go to the partition murmur2(key) mod count, in order, and their metadata name it."""
     sent = [(b"key-%d" % (i % 7), b"%d" % i) for i in range(25_000)]
     futures = [producer.send("t4", value, key) for key, value in sent]
     producer.flush(SECONDS)
-    standing = [broker.log.rows("t4", number) for number in range(4)]
+    standing = [broker.rows("t4", number) for number in range(4)]
     found: dict[bytes, list[bytes]] = {}
     for number, rows in enumerate(standing):
         for row in rows:
@@ -143,25 +158,25 @@ def test_order_of_a_key(broker: FakeBroker, producer: Producer) -> None:
         assert (row["key"], row["value"]) == sent[i]
 
 
-def test_batches_without_keys_take_turns(broker: FakeBroker, connection: Connection) -> None:
+def test_batches_without_keys_take_turns(broker: LiveBroker, connection: Connection) -> None:
     """A batch without keys goes to one partition, and the next batch to another."""
     with Producer(connection, batch_rows=10, linger_ms=1000) as producer:
         for i in range(40):
             producer.send("t4", b"%d" % i)
-    assert sorted(header.partition for _, header in broker.appended) == [0, 1, 2, 3]
+    assert sorted(each.partition for each in broker.appended()) == [0, 1, 2, 3]
     for number in range(4):
-        values = [int(value or b"") for value in broker.log.values("t4", number)]
+        values = [int(value or b"") for value in broker.values("t4", number)]
         assert values == list(range(values[0], values[0] + 10))
 
 
-def test_named_partition(broker: FakeBroker, producer: Producer) -> None:
+def test_named_partition(broker: LiveBroker, producer: Producer) -> None:
     """A partition in `send` takes precedence over the key."""
     futures = [producer.send("t4", b"v", key=b"k", partition=number) for number in (3, 1, 3, 2)]
     assert [future.result(SECONDS).partition for future in futures] == [3, 1, 3, 2]
     assert [future.result().offset for future in futures] == [0, 0, 1, 0]
 
 
-def test_own_partitioner(broker: FakeBroker, connection: Connection) -> None:
+def test_own_partitioner(broker: LiveBroker, connection: Connection) -> None:
     """A partitioner is called for each record without a partition."""
     asked = []
 
@@ -187,35 +202,35 @@ def test_partitioner_out_of_range(connection: Connection) -> None:
         producer.send("t4", b"v")
 
 
-def test_serializers(broker: FakeBroker, connection: Connection) -> None:
+def test_serializers(broker: LiveBroker, connection: Connection) -> None:
     """Serializers make the bytes of keys and values, and are not called for None."""
     with Producer(
         connection, key_serializer=string_serializer, value_serializer=json_serializer
     ) as producer:
         producer.send("t", {"a": [1, None]}, key="ключ")
         producer.send("t", None, key="ключ")
-    first, second = broker.log.rows("t")
+    first, second = broker.rows("t")
     assert (first["key"], first["value"]) == ("ключ".encode(), b'{"a":[1,null]}')
     assert second["value"] is None
 
 
-def test_full_batch_is_sent_before_the_linger(broker: FakeBroker, connection: Connection) -> None:
+def test_full_batch_is_sent_before_the_linger(broker: LiveBroker, connection: Connection) -> None:
     """A batch is sent when it is full, by rows or by bytes, before the linger is over."""
     with Producer(connection, linger_ms=1e6, batch_rows=3, batch_bytes=100) as producer:
         futures = [producer.send("t", b"x") for _ in range(3)]
         futures.append(producer.send("t", b"y" * 100))
         _wait_for(lambda: all(future.done() for future in futures))
-    assert [broker.log.values("t")[i] for i in (0, 3)] == [b"x", b"y" * 100]
-    assert len(broker.appended) == 2
+    assert [broker.values("t")[i] for i in (0, 3)] == [b"x", b"y" * 100]
+    assert len(broker.appended()) == 2
 
 
-def test_linger(broker: FakeBroker, timed: Connection, clock: ManualClock) -> None:
+def test_linger(broker: LiveBroker, timed: Connection, clock: ManualClock) -> None:
     """A record that no caller waits for is sent when the linger is over."""
     delivered = threading.Event()
     with Producer(timed, linger_ms=60_000) as producer:
         producer.send("t", b"x", on_delivery=lambda *_: delivered.set())
         clock.advance(59.0)
-        assert broker.appended == []
+        assert broker.appended() == []
         clock.advance(1.0)
         assert delivered.wait(SECONDS)
 
@@ -227,7 +242,7 @@ def test_waiting_expedites(connection: Connection) -> None:
             assert producer.send("t", b"x").result(SECONDS).offset == offset
 
 
-def test_flush_waits_for_all_topics(broker: FakeBroker, connection: Connection) -> None:
+def test_flush_waits_for_all_topics(broker: LiveBroker, connection: Connection) -> None:
     """After `flush` every record sent before is decided, in every topic."""
     with Producer(connection, linger_ms=1e6) as producer:
         futures = [producer.send(topic, b"x") for topic in ("t", "t4", "t")]
@@ -235,9 +250,9 @@ def test_flush_waits_for_all_topics(broker: FakeBroker, connection: Connection) 
         assert all(future.done() for future in futures)
 
 
-def test_flush_times_out(broker: FakeBroker, connection: Connection) -> None:
+def test_flush_times_out(broker: LiveBroker, connection: Connection) -> None:
     """`flush` and `result` stop waiting after their timeout, and the record is delivered later."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     with Producer(connection) as producer:
         future = producer.send("t", b"x")
         with pytest.raises(errors.TimedOut, match="flush"):
@@ -264,7 +279,7 @@ def test_awaiting(connection: Connection) -> None:
     assert [metadata.offset for metadata in found] == [0, 1, 2, 0]
 
 
-def test_many_threads(broker: FakeBroker, connection: Connection) -> None:
+def test_many_threads(broker: LiveBroker, connection: Connection) -> None:
     """Any number of threads may send; the records of each keep their order, and none is lost."""
 
     def send(name: int) -> None:
@@ -281,35 +296,37 @@ def test_many_threads(broker: FakeBroker, connection: Connection) -> None:
             thread.join()
     found: dict[bytes, list[int]] = {}
     for number in range(4):
-        for row in broker.log.rows("t4", number):
+        for row in broker.rows("t4", number):
             found.setdefault(row["key"], []).append(int(row["value"]))
     assert found == {b"%d" % name: list(range(2_000)) for name in range(6)}
 
 
-def test_columns_widen(broker: FakeBroker, producer: Producer) -> None:
+def test_columns_widen(broker: LiveBroker, producer: Producer) -> None:
     """A stream has the columns in use; a wider batch opens another, and none is narrower."""
     details: list[dict[str, Any]] = [{}, {"key": b"k"}, {}, {"headers": {"h": b"1"}}]
     for each in (*details, {"timestamp": 1}, {}):
         producer.send("t", b"x", **each).result(SECONDS)
-    assert broker.streams == [
+    assert _columns(broker) == [
         ["value"],
+        ["key", "value"],
         ["key", "value"],
         ["key", "value", "headers"],
         ["timestamp", "key", "value", "headers"],
+        ["timestamp", "key", "value", "headers"],
     ]
-    rows = broker.log.rows("t")
+    rows = broker.rows("t")
     assert [row["key"] for row in rows] == [None, b"k", None, None, None, None]
     assert [row["headers"] is None for row in rows] == [True, True, True, False, True, True]
 
 
-def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None:
+def test_widening_under_load(broker: LiveBroker, connection: Connection) -> None:
     """A wider batch waits for the acks of the batches in flight, and overtakes none."""
     with Producer(connection, batch_rows=5) as producer:
         producer.send("t", b"0").result(SECONDS)
         for i in range(1, 2_000):
             producer.send("t", b"%d" % i, headers={"h": b""} if i == 777 else None)
-    assert broker.log.values("t") == [b"%d" % i for i in range(2_000)]
-    assert len(broker.streams) == 2
+    assert broker.values("t") == [b"%d" % i for i in range(2_000)]
+    assert len(set(map(tuple, _columns(broker)))) == 2
 
 
 # ------------------------------------------------------------------------------ refused in send
@@ -342,20 +359,20 @@ def test_widening_under_load(broker: FakeBroker, connection: Connection) -> None
     ],
 )
 def test_refused_before_anything_is_buffered(
-    broker: FakeBroker, connection: Connection, record: dict[str, Any], failure: type[Exception]
+    broker: LiveBroker, connection: Connection, record: dict[str, Any], failure: type[Exception]
 ) -> None:
     """`send` raises for a wrong record, which has no effect."""
-    broker.log.topics["t4"].max_record_bytes = 1_000
+    broker.create("small", 4, max_message_bytes="1000")
     with Producer(connection) as producer:
-        before = producer.send("t4", b"before", partition=0)
+        before = producer.send("small", b"before", partition=0)
         with pytest.raises(failure):
-            producer.send(**({"topic": "t4"} | record))
-        after = producer.send("t4", b"after", partition=0)
+            producer.send(**({"topic": "small"} | record))
+        after = producer.send("small", b"after", partition=0)
         assert (before.result(SECONDS).offset, after.result(SECONDS).offset) == (0, 1)
-    assert broker.log.rows("t4", 0)[1]["headers"] is None
+    assert broker.rows("small", 0)[1]["headers"] is None
 
 
-def test_partition_that_was_just_added(broker: FakeBroker, producer: Producer) -> None:
+def test_partition_that_was_just_added(broker: LiveBroker, producer: Producer) -> None:
     """A partition that is not known is looked for before it is refused."""
     producer.send("t", b"x").result(SECONDS)
     with Connection.to(broker.address) as admin:
@@ -365,14 +382,14 @@ def test_partition_that_was_just_added(broker: FakeBroker, producer: Producer) -
     assert producer.send("t", b"x", partition=2).result(SECONDS).partition == 2
 
 
-def test_topic_that_was_deleted(broker: FakeBroker, producer: Producer) -> None:
+def test_topic_that_was_deleted(broker: LiveBroker, producer: Producer) -> None:
     """Records to a deleted topic fail, at last in `send`; a topic created again is used."""
     producer.send("t", b"x").result(SECONDS)
-    del broker.log.topics["t"]
+    broker.delete("t")
     assert isinstance(producer.send("t", b"x").exception(SECONDS), errors.UnknownTopic)
     with pytest.raises(errors.UnknownTopic):
         producer.send("t", b"x")
-    broker.log.create("t", 2)
+    broker.create("t", 2)
     assert producer.send("t", b"x", partition=1).result(SECONDS).offset == 0
 
 
@@ -399,14 +416,10 @@ def test_callbacks(connection: Connection) -> None:
         assert called == [(who, offset) for offset in range(3) for who in ("all", "one")]
 
 
-def test_callback_of_a_failure(broker: FakeBroker, connection: Connection) -> None:
+def test_callback_of_a_failure(broker: LiveBroker, connection: Connection) -> None:
     """A callback gets the failure of its record."""
     refusal = errors.WrongSchema(reason="no")
-
-    def refuse(topic: str, header: flight_messages.AppendHeader) -> None:
-        raise refusal
-
-    broker.on_append = refuse
+    broker.fail_next("append", error=refusal)
     called: list[Any] = []
     with Producer(connection) as producer:
         producer.send("t", b"x", on_delivery=lambda *given: called.append(given))
@@ -453,9 +466,9 @@ def test_done_callbacks(connection: Connection) -> None:
 # ------------------------------------------------------------------------------ the buffer
 
 
-def test_full_buffer_blocks(broker: FakeBroker, timed: Connection, clock: ManualClock) -> None:
+def test_full_buffer_blocks(broker: LiveBroker, timed: Connection, clock: ManualClock) -> None:
     """With a full buffer `send` waits, raises after `max_block_seconds`, and has no effect."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     with (
         Producer(timed, buffer_bytes=1_000, batch_bytes=100, max_block_seconds=5.0) as producer,
         ThreadPoolExecutor() as threads,
@@ -471,9 +484,9 @@ def test_full_buffer_blocks(broker: FakeBroker, timed: Connection, clock: Manual
         assert producer.send("t", b"y").result(SECONDS).offset == 7
 
 
-def test_full_buffer_lets_go_on(broker: FakeBroker, connection: Connection) -> None:
+def test_full_buffer_lets_go_on(broker: LiveBroker, connection: Connection) -> None:
     """A caller that waits for memory continues as soon as there is some."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
 
     def open_when_entered() -> None:
         gate.entered.wait(SECONDS)
@@ -486,13 +499,13 @@ def test_full_buffer_lets_go_on(broker: FakeBroker, connection: Connection) -> N
             producer.send("t", b"x" * 100)
         producer.send_table("t", pa.table({"value": [b"x" * 2_000]}))
     opener.join()
-    assert len(broker.log.values("t")) == 201
+    assert len(broker.values("t")) == 201
 
 
 # ------------------------------------------------------------------------------ tables
 
 
-def test_table(broker: FakeBroker, producer: Producer) -> None:
+def test_table(broker: LiveBroker, producer: Producer) -> None:
     """Rows of a table go to the partitions of their keys, in order, after records sent before."""
     producer.send("t4", b"before", key=b"1")
     table = pa.table(
@@ -504,11 +517,11 @@ def test_table(broker: FakeBroker, producer: Producer) -> None:
     )
     ranges = producer.send_table("t4", table).result(SECONDS)
     assert sum(each.rows for each in ranges) == 1_000
-    found = [row for number in range(4) for row in broker.log.rows("t4", number)]
+    found = [row for number in range(4) for row in broker.rows("t4", number)]
     of_one = [row["value"] for row in found if row["key"] == b"1"]
     assert of_one == [b"before", *(b"%d" % i for i in range(1, 1_000, 5))]
     for each in ranges:
-        rows = broker.log.rows("t4", each.partition)[each.offset : each.offset + each.rows]
+        rows = broker.rows("t4", each.partition)[each.offset : each.offset + each.rows]
         assert [row["timestamp"].microsecond // 1000 for row in rows] == [
             int(row["value"]) for row in rows
         ]
@@ -525,16 +538,16 @@ def test_table(broker: FakeBroker, producer: Producer) -> None:
     ],
     ids=["table", "batch", "reader", "polars", "pandas"],
 )
-def test_kinds_of_tables(broker: FakeBroker, producer: Producer, make: Any) -> None:
+def test_kinds_of_tables(broker: LiveBroker, producer: Producer, make: Any) -> None:
     """Tables, batches and readers of Arrow and data frames of polars and pandas are accepted."""
     future = producer.send_table("t", make({"key": ["a", None], "value": [b"1", b"2"]}))
     assert [each.rows for each in future.result(SECONDS)] == [2]
     assert future.done()
-    rows = [(row["key"], row["value"]) for row in broker.log.rows("t")]
+    rows = [(row["key"], row["value"]) for row in broker.rows("t")]
     assert rows == [(b"a", b"1"), (None, b"2")]
 
 
-def test_large_table_goes_in_pieces(broker: FakeBroker, producer: Producer) -> None:
+def test_large_table_goes_in_pieces(broker: LiveBroker, producer: Producer) -> None:
     """A table larger than the largest batch is cut into pieces, and their ranges join."""
     rows = 3 * limits.TABLE_BATCH_ROWS
     ranges = producer.send_table("t", pa.table({"value": np.arange(rows).astype("S8")})).result(
@@ -570,16 +583,16 @@ def test_empty_table(producer: Producer) -> None:
     ],
 )
 def test_wrong_tables(
-    broker: FakeBroker,
+    broker: LiveBroker,
     connection: Connection,
     columns: dict[str, Any],
     failure: type[Exception],
 ) -> None:
     """`send_table` raises for a wrong table, and none of its rows is sent."""
-    broker.log.topics["t"].max_record_bytes = 1_000
+    broker.create("small", max_message_bytes="1000")
     with Producer(connection) as producer, pytest.raises(failure):
-        producer.send_table("t", pa.table(columns))
-    assert broker.log.values("t") == []
+        producer.send_table("small", pa.table(columns))
+    assert broker.values("small") == []
 
 
 def test_no_table(producer: Producer) -> None:
@@ -588,13 +601,9 @@ def test_no_table(producer: Producer) -> None:
         producer.send_table("t", [b"x"])
 
 
-def test_failed_table(broker: FakeBroker, connection: Connection) -> None:
+def test_failed_table(broker: LiveBroker, connection: Connection) -> None:
     """The future of a table raises the failure of its rows."""
-
-    def refuse(topic: str, header: flight_messages.AppendHeader) -> None:
-        raise errors.WrongSchema(reason="no")
-
-    broker.on_append = refuse
+    broker.fail_next("append", error=errors.WrongSchema(reason="no"))
     with Producer(connection) as producer:
         future = producer.send_table("t", pa.table({"value": [b"x"]}))
         with pytest.raises(errors.WrongSchema):
@@ -604,156 +613,141 @@ def test_failed_table(broker: FakeBroker, connection: Connection) -> None:
 # ------------------------------------------------------------------------------ faults
 
 
-@pytest.mark.parametrize("drop", [DropBefore, DropAfter])
-def test_dropped_connection(broker: FakeBroker, producer: Producer, drop: type[Exception]) -> None:
+@pytest.mark.parametrize("answer_only", [False, True])
+def test_dropped_connection(broker: LiveBroker, producer: Producer, answer_only: bool) -> None:
     """A record is in the log once if its connection breaks, before or after the append."""
-    drops = iter([drop] * 3)
-
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        for each in drops:
-            raise each
-
-    broker.on_append = fault
+    broker.fail_next("append", count=3, answer_only=answer_only)
     assert producer.send("t", b"x").result(SECONDS).offset == 0
-    assert broker.log.values("t") == [b"x"]
+    assert broker.values("t") == [b"x"]
 
 
-def test_refusal_that_passes(broker: FakeBroker, producer: Producer) -> None:
+def test_refusal_that_passes(broker: LiveBroker, producer: Producer) -> None:
     """A batch with a retriable failure is sent again, before the batches behind it."""
-    refusals = iter([errors.QueueFull(queue="q", bytes=1, setting="s")] * 2)
-
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        for each in refusals:
-            raise each
-
-    broker.on_append = fault
+    full = errors.QueueFull(queue="q", bytes=1, setting="s")
+    broker.fail_next("append", count=2, error=full)
     futures = [producer.send("t", b"%d" % i) for i in range(3)]
     assert [future.result(SECONDS).offset for future in futures] == [0, 1, 2]
 
 
-def test_poisoned_batch_fails_alone(broker: FakeBroker, connection: Connection) -> None:
+def test_poisoned_batch_fails_alone(broker: LiveBroker, connection: Connection) -> None:
     """A batch refused for good fails its own records only; the batches behind it are delivered."""
-    broker.on_append = gate = Gate()
-    poisoned = errors.WrongSchema(reason="poison")
+    gate = Gate()
 
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        gate(topic, header)
-        if header.base_sequence == 2 and header.producer_id == 1:
-            raise poisoned
+    def fault(request: testing.Request) -> None:
+        gate(request)
+        if request.rows is not None and request.rows["value"][0].as_py() == b"2":
+            raise errors.WrongSchema(reason="poison")
 
-    broker.on_append = fault
+    broker.fault = fault
     with Producer(connection, batch_rows=2, linger_ms=1e6) as producer:
         futures = [producer.send("t", b"%d" % i) for i in range(10)]
         gate.opened.set()
         producer.flush(SECONDS)
         failed = {i: str(each.exception()) for i, each in enumerate(futures) if each.exception()}
         assert failed == {2: "poison", 3: "poison"}
-    assert broker.log.values("t") == [b"%d" % i for i in (0, 1, 4, 5, 6, 7, 8, 9)]
+    assert broker.values("t") == [b"%d" % i for i in (0, 1, 4, 5, 6, 7, 8, 9)]
 
 
-def test_poisoned_batch_that_ends_streams(broker: FakeBroker, connection: Connection) -> None:
+@pytest.fixture(name="small")
+def _small(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
+    """A broker that ends the stream of a batch of a MiB before it has read the batch."""
+    monkeypatch.setattr(limits, "FLIGHT_BESIDE_BYTES", 0)
+    with LiveBroker({"writer.max_batch_bytes": MIB, "writer.max_record_bytes": MIB}) as broker:
+        broker.create("t")
+        yield broker
+
+
+LARGE = b"x" * (MIB - 100)
+"""The largest value, whose batch is larger than the largest batch."""
+
+
+def test_poisoned_batch_that_ends_streams(small: LiveBroker) -> None:
     """After a refusal that ends the stream, its batches are sent one by one, to find the cause."""
-    broker.ends_streams = True
-    gate = Gate()
-
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        if header.base_sequence > 0:
-            gate(topic, header)
-        if header.base_sequence == 3 and header.producer_id == 1:
-            raise errors.WrongSchema(reason="poison")
-
-    broker.on_append = fault
-    with Producer(connection, batch_rows=1) as producer:
-        producer.send("t", b"0").result(SECONDS)
-        futures = [producer.send("t", b"%d" % i) for i in range(1, 10)]
+    small.fault = gate = Gate()
+    with Connection.to(small.address) as connection, Producer(connection, batch_rows=1) as producer:
+        futures = [producer.send("t", LARGE if i == 3 else b"%d" % i) for i in range(10)]
+        assert gate.entered.wait(SECONDS)
+        _wait_for(lambda: producer.statistics().in_flight == limits.PRODUCER_WINDOW)
         gate.opened.set()
         producer.flush(SECONDS)
-        assert [i for i, each in enumerate(futures, 1) if each.exception()] == [3]
-        assert isinstance(futures[2].exception(), errors.WrongSchema)
-    assert broker.log.values("t") == [b"%d" % i for i in range(10) if i != 3]
+        assert [i for i, each in enumerate(futures) if each.exception()] == [3]
+        assert isinstance(futures[3].exception(), errors.BatchTooLarge)
+    assert small.values("t") == [b"%d" % i for i in range(10) if i != 3]
 
 
-def test_refused_stream(broker: FakeBroker, connection: Connection) -> None:
+def test_refused_stream(small: LiveBroker) -> None:
     """After the refusal of a whole stream, the batch that was sent on it fails with that error."""
-
-    def refuse(context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
-        from tests.support.fake_broker import told
-
-        with told():
-            raise errors.WrongSchema(reason="not like this")
-
-    broker.do_put = refuse  # type: ignore[method-assign]
-    with Producer(connection) as producer:
-        assert isinstance(producer.send("t", b"x").exception(SECONDS), errors.WrongSchema)
+    with Connection.to(small.address) as connection, Producer(connection) as producer:
+        assert isinstance(producer.send("t", LARGE).exception(SECONDS), errors.BatchTooLarge)
 
 
-def test_broker_that_moves(connection: Connection) -> None:
+def test_broker_that_moves(broker: LiveBroker) -> None:
     """A producer finds the broker that took over, and no record is lost or duplicated."""
-    first = FakeBroker()
-    log = first.log
-    log.create("t")
-    addresses = [first.address]
+    addresses = [broker.address]
     with (
         Connection(lambda: addresses[0]) as connection,
         Producer(connection, batch_rows=10) as producer,
     ):
         for i in range(500):
             producer.send("t", b"%d" % i)
-        first.stop()
-        with FakeBroker(log) as second:
-            addresses[0] = second.address
-            for i in range(500, 1_000):
-                producer.send("t", b"%d" % i)
-            producer.flush(SECONDS)
-    assert log.values("t") == [b"%d" % i for i in range(1_000)]
+        broker.crash()
+        broker.move()
+        assert broker.address != addresses[0]
+        addresses[0] = broker.address
+        for i in range(500, 1_000):
+            producer.send("t", b"%d" % i)
+        producer.flush(SECONDS)
+    assert broker.values("t") == [b"%d" % i for i in range(1_000)]
 
 
-def test_leaders(broker: FakeBroker) -> None:
+def test_leaders() -> None:
     """The batches of a partition go to its leader, also after the leader has changed."""
-    log = broker.log
-    with FakeBroker(log, broker=7) as other, Connection.to(broker.address) as connection:
-        log.topics["t4"].partitions[1].leader = 7
+    with Leaders() as leaders, Connection.to(leaders.addresses[FIRST]) as connection:
+        leaders.led_by["t4", 1] = OTHER
         with Producer(connection) as producer:
             for number in range(4):
                 producer.send("t4", b"a", partition=number)
             producer.flush(SECONDS)
-            assert {header.partition for _, header in other.appended} == {1}
-            log.topics["t4"].partitions[1].leader = 0
-            log.topics["t4"].partitions[2].leader = 7
+            assert leaders.appended(OTHER) == {1}
+            leaders.led_by["t4", 1] = FIRST
+            leaders.led_by["t4", 2] = OTHER
             for number in range(4):
                 producer.send("t4", b"b", partition=number)
             producer.flush(SECONDS)
-    assert {header.partition for _, header in other.appended} == {1, 2}
-    assert all(log.values("t4", number) == [b"a", b"b"] for number in range(4))
+        assert leaders.appended(OTHER) == {1, 2}
+        assert all(leaders.values("t4", number) == [b"a", b"b"] for number in range(4))
 
 
-def test_leader_that_dies(broker: FakeBroker) -> None:
+def test_leader_that_dies() -> None:
     """When a leader dies, the batches of its partitions go to their new leader."""
-    log = broker.log
-    log.topics["t"].partitions[0].leader = 7
-    with Connection.to(broker.address) as connection, Producer(connection) as producer:
-        with FakeBroker(log, broker=7):
+    with Leaders() as leaders:
+        leaders.led_by["t", 0] = OTHER
+        first = leaders.addresses[FIRST]
+        with Connection.to(first) as connection, Producer(connection) as producer:
             producer.send("t", b"a").result(SECONDS)
-        future = producer.send("t", b"b")
-        log.topics["t"].partitions[0].leader = 0
-        assert future.result(SECONDS).offset == 1
+            leaders.stop(OTHER)
+            future = producer.send("t", b"b")
+            leaders.led_by["t", 0] = FIRST
+            assert future.result(SECONDS).offset == 1
 
 
-def test_leader_that_is_new(broker: FakeBroker, producer: Producer) -> None:
+def test_leader_that_is_new() -> None:
     """Batches that wait for their turn go to the new leader, which need not be known before."""
-    log = broker.log
-    broker.on_append = gate = Gate()
-    refused = producer.send("t4", b"a", partition=0)
-    assert gate.entered.wait(SECONDS)
-    in_line = producer.send("t4", b"b", key=b"needs a wider stream", partition=1)
-    [route] = producer._senders["t4"]._schedule.routes
-    _wait_for(lambda: route.stream is not None and route.stream.is_ending)
-    with FakeBroker(log, broker=7) as other:
+    with Leaders() as leaders, Connection.to(leaders.addresses[FIRST]) as connection:
+        leaders.stop(OTHER)
+        leaders.fault = gate = Gate()
+        producer = Producer(connection)
+        refused = producer.send("t4", b"a", partition=0)
+        assert gate.entered.wait(SECONDS)
+        in_line = producer.send("t4", b"b", key=b"needs a wider stream", partition=1)
+        [route] = producer._senders["t4"]._schedule.routes
+        _wait_for(lambda: route.stream is not None and route.stream.is_ending)
+        leaders.start(OTHER)
         for number in range(2):
-            log.topics["t4"].partitions[number].leader = 7
+            leaders.led_by["t4", number] = OTHER
         gate.opened.set()
         assert [each.result(SECONDS).offset for each in (refused, in_line)] == [0, 0]
-        assert {header.partition for _, header in other.appended} == {0, 1}
+        assert leaders.appended(OTHER) == {0, 1}
         producer.close(SECONDS)
 
 
@@ -762,7 +756,7 @@ class DiskFailed(Exception):
 
 
 @pytest.mark.parametrize("failure", [OSError("no more files"), DiskFailed("EIO")])
-def test_broker_that_is_not_found(broker: FakeBroker, failure: Exception) -> None:
+def test_broker_that_is_not_found(broker: LiveBroker, failure: Exception) -> None:
     """A broker is looked for again after any failure to find it."""
     failures: list[Exception] = []
     asked = threading.Event()
@@ -776,18 +770,18 @@ def test_broker_that_is_not_found(broker: FakeBroker, failure: Exception) -> Non
     with Connection(resolve) as connection, Producer(connection) as producer:
         producer.send("t", b"1").result(SECONDS)
         failures += [failure, failure]
-        broker.relay.cut()
+        broker.cut_connections()
         assert producer.send("t", b"2").result(SECONDS).offset == 1
     assert asked.is_set()
 
 
 def test_late_delivery_that_was_never_sent(
-    broker: FakeBroker, timed: Connection, clock: ManualClock
+    broker: LiveBroker, timed: Connection, clock: ManualClock
 ) -> None:
     """A record that no broker takes in time fails as late, surely without effect."""
     producer = Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0)
     producer.send("t", b"x").result(SECONDS)
-    broker.stop()
+    broker.crash()
     future = producer.send("t", b"y")
     _pass_time(clock, future.done)
     assert isinstance(future.exception(), errors.TimedOut | errors.OutcomeUnknown)
@@ -798,10 +792,10 @@ def test_late_delivery_that_was_never_sent(
 
 
 def test_late_delivery_of_unknown_outcome(
-    broker: FakeBroker, timed: Connection, clock: ManualClock
+    broker: LiveBroker, timed: Connection, clock: ManualClock
 ) -> None:
     """The outcome of a record that was sent and not answered in time is unknown; others follow."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     with Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0) as producer:
         stuck = producer.send("t", b"stuck")
         assert gate.entered.wait(SECONDS)
@@ -809,21 +803,21 @@ def test_late_delivery_of_unknown_outcome(
         assert isinstance(stuck.exception(SECONDS), errors.OutcomeUnknown)
         gate.opened.set()
         assert producer.send("t", b"next").result(SECONDS).partition == 0
-    assert broker.log.values("t").count(b"next") == 1
+    assert broker.values("t").count(b"next") == 1
 
 
 def test_stream_that_was_given_up(
-    broker: FakeBroker, timed: Connection, clock: ManualClock
+    broker: LiveBroker, timed: Connection, clock: ManualClock
 ) -> None:
     """A stream that was given up ends as soon as its broker continues, also after `close`."""
 
     def reading() -> int:
         return [each.name for each in threading.enumerate()].count("sparklog-acks-given-up")
 
-    broker.log.create("given-up")
+    broker.create("given-up")
     with Producer(timed, delivery_timeout_seconds=30.0, linger_ms=0) as producer:
         for _ in range(2):
-            broker.on_append = gate = Gate()
+            broker.fault = gate = Gate()
             stuck = producer.send("given-up", b"stuck")
             assert gate.entered.wait(SECONDS)
             clock.advance(30.0)
@@ -831,7 +825,7 @@ def test_stream_that_was_given_up(
             assert reading() >= 1
             gate.opened.set()
             _wait_for(lambda: reading() == 0)
-        broker.on_append = gate = Gate()
+        broker.fault = gate = Gate()
         producer.send("given-up", b"stuck")
         assert gate.entered.wait(SECONDS)
         with pytest.raises(errors.TimedOut):
@@ -841,34 +835,50 @@ def test_stream_that_was_given_up(
     _wait_for(lambda: reading() == 0)
 
 
-def test_identity_that_the_broker_forgot(broker: FakeBroker, producer: Producer) -> None:
+def test_identity_that_the_broker_forgot(broker: LiveBroker, producer: Producer) -> None:
     """After a broker has lost the producer's state, new records are sent under a new identity."""
     producer.send("t", b"1").result(SECONDS)
-    broker.log.topics["t"].partitions[0].producers.clear()
+    forgotten = errors.OutOfOrderSequence(
+        topic="t", partition=0, producer_id=_sequence(broker.appended()[0])[0], found=1, expected=0
+    )
+    broker.fail_next("append", error=forgotten)
     assert producer.send("t", b"2").result(SECONDS).offset == 1
-    assert broker.log.values("t") == [b"1", b"2"]
+    first, _, last = map(_sequence, broker.appended())
+    assert (last[0] > first[0], last[1]) == (True, 0)
+    assert broker.values("t") == [b"1", b"2"]
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_exactly_once_over_faults(broker: FakeBroker, connection: Connection, seed: int) -> None:
+def test_exactly_once_over_faults(broker: LiveBroker, connection: Connection, seed: int) -> None:
     """A record is in the log once and in order after any faults, or its future has the failure."""
     random = Random(seed)
     busy = errors.StorageUnavailable(operation="put", path="p", reason="r")
     poison = errors.WrongSchema(reason="poison")
-    faults: list[Exception] = [DropBefore(), DropAfter(), busy, poison]
+    faults = [testing.ConnectionCut(), busy, poison]
+    met: set[tuple[int, int, int]] = set()
 
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        if random.random() < 0.03:
-            raise random.choice(faults[: 4 if seed % 2 else 3])
+    def fault(request: testing.Request) -> None:
+        if request.name != "append":
+            return
+        batch = (request.partition, *_sequence(request))
+        # A broker refuses for good what it has not appended, and a first attempt surely is not.
+        is_first = batch not in met
+        met.add(batch)
+        if random.random() < 0.02:
+            raise random.choice(faults[: 3 if seed % 2 and is_first else 2])
 
-    broker.on_append = fault
+    def lose_answer(request: testing.Request) -> None:
+        if request.name == "append" and random.random() < 0.01:
+            raise testing.ConnectionCut
+
+    broker.fault, broker.on_answer = fault, lose_answer
     with Producer(connection, batch_rows=7, linger_ms=1) as producer:
         futures = [
             producer.send("t4", b"%d" % i, key=b"%d" % (i % 9), partition=i % 3)
             for i in range(1_500)
         ]
         producer.flush(SECONDS)
-    standing = [[int(v or b"") for v in broker.log.values("t4", number)] for number in range(3)]
+    standing = [[int(v or b"") for v in broker.values("t4", number)] for number in range(3)]
     for number, values in enumerate(standing):
         assert values == sorted(set(values))
         for i in range(number, 1_500, 3):
@@ -894,9 +904,9 @@ def test_closed(connection: Connection) -> None:
     producer.close()
 
 
-def test_closed_with_something_left(broker: FakeBroker, connection: Connection) -> None:
+def test_closed_with_something_left(broker: LiveBroker, connection: Connection) -> None:
     """`close` gives up after its timeout; the futures of the other records have the failure."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     producer = Producer(connection)
     future = producer.send("t", b"x")
     assert gate.entered.wait(SECONDS)
@@ -906,9 +916,9 @@ def test_closed_with_something_left(broker: FakeBroker, connection: Connection) 
     gate.opened.set()
 
 
-def test_dropped_with_something_left(broker: FakeBroker, connection: Connection) -> None:
+def test_dropped_with_something_left(broker: LiveBroker, connection: Connection) -> None:
     """A producer that is dropped before its records are acked warns, and delivers them."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     producer = Producer(connection)
     future = producer.send("t", b"x")
     kept = [producer]
@@ -931,17 +941,17 @@ def test_idle_producer_ends_its_threads(timed: Connection, clock: ManualClock) -
             _pass_time(clock, lambda: not sending())
 
 
-def test_closed_connection(broker: FakeBroker, connection: Connection) -> None:
+def test_closed_connection(broker: LiveBroker, connection: Connection) -> None:
     """On a closed connection records fail at once, not after the delivery timeout."""
     with Producer(connection) as producer:
         producer.send("t", b"x").result(SECONDS)
         connection.close()
-        broker.relay.cut()
+        broker.cut_connections()
         assert producer.send("t", b"y").exception(SECONDS) is not None
 
 
 def test_closed_in_the_middle(
-    connection: Connection, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+    connection: Connection, broker: LiveBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch that is given up while it is split is not sent, nor counted twice."""
     entered, left = threading.Event(), threading.Event()
@@ -967,13 +977,13 @@ def test_closed_in_the_middle(
     left.set()
     closer.join()
     assert producer.statistics().buffered_bytes == 0
-    assert "producers.new" not in broker.actions
+    assert "producers.new" not in broker.names()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked(broker: FakeBroker, connection: Connection) -> None:
+def test_forked(broker: LiveBroker, connection: Connection) -> None:
     """A forked child refuses the producer; the parent sends the records."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     with Producer(connection) as producer:
         future = producer.send("t", b"x")
         assert "belongs to the parent" in said_in_child(lambda: producer.send("t", b"y"))
@@ -981,7 +991,7 @@ def test_forked(broker: FakeBroker, connection: Connection) -> None:
         assert said_in_child(producer.close) == "None"
         gate.opened.set()
         assert future.result(SECONDS).offset == 0
-    assert broker.log.values("t") == [b"x"]
+    assert broker.values("t") == [b"x"]
 
 
 def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1021,10 +1031,10 @@ def test_fault_of_ours_calls_back(connection: Connection, monkeypatch: pytest.Mo
 
 
 def test_fault_of_ours_amid_the_answers(
-    broker: FakeBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    broker: LiveBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a fault the outcome of records in flight is unknown; later answers change nothing."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     producer = Producer(connection)
     sent = producer.send("t", b"x")
     assert gate.entered.wait(SECONDS)
@@ -1038,7 +1048,7 @@ def test_fault_of_ours_amid_the_answers(
     producer.flush(SECONDS)
     producer.close(SECONDS)
     assert producer.statistics().buffered_bytes == 0
-    _wait_for(lambda: broker.log.values("t") == [b"x"])
+    _wait_for(lambda: broker.values("t") == [b"x"])
 
 
 def test_callback_that_exits(connection: Connection) -> None:
@@ -1053,13 +1063,17 @@ def test_callback_that_exits(connection: Connection) -> None:
         assert producer.send("t", b"y").result(SECONDS).offset == 1
 
 
-def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
+def test_broker_that_hangs(broker: LiveBroker) -> None:
     """A broker that hangs blocks no call longer than its timeout; when it continues, so do all."""
-    with Producer(
-        connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.5
-    ) as producer:
+    relay = Relay(int(broker.address.rpartition(":")[2]))
+    with (
+        Connection.to(relay.address) as connection,
+        Producer(
+            connection, batch_bytes=500, buffer_bytes=3_000, max_block_seconds=0.5
+        ) as producer,
+    ):
         producer.send("t", b"0").result(SECONDS)
-        broker.relay.hold()
+        relay.hold()
         with pytest.raises(errors.TimedOut):
             producer.send("t", b"1").result(0.01)
         for _ in range(6):
@@ -1068,9 +1082,10 @@ def test_broker_that_hangs(broker: FakeBroker, connection: Connection) -> None:
             producer.send("t", b"x" * 500)
         with pytest.raises(errors.TimedOut):
             producer.flush(0.01)
-        broker.relay.let_flow()
+        relay.let_flow()
         producer.flush(SECONDS)
-    assert broker.log.values("t")[:3] == [b"0", b"1", b"x" * 500]
+    relay.close()
+    assert broker.values("t")[:3] == [b"0", b"1", b"x" * 500]
 
 
 def _wait_for(is_so: Callable[[], bool]) -> None:
@@ -1092,7 +1107,7 @@ def _pass_time(clock: ManualClock, is_so: Callable[[], bool]) -> None:
 
 
 def test_close_waits_until_threads_have_ended(
-    broker: FakeBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    broker: LiveBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread that has done its work and has not ended yet is waited for: an interpreter that
     ends beside it may abort."""
@@ -1105,7 +1120,7 @@ def test_close_waits_until_threads_have_ended(
         threading.Event().wait(0.2)  # as one that the machine does not let run
 
     monkeypatch.setattr(TopicSender, "_read_answers", linger_after)
-    broker.log.create("ended")
+    broker.create("ended")
     with Producer(connection) as producer:
         producer.send("ended", b"x").result(SECONDS)
     names = ("sparklog-acks-ended", "sparklog-send-ended")
@@ -1115,19 +1130,12 @@ def test_close_waits_until_threads_have_ended(
 # ------------------------------------------------------------------------------ statistics
 
 
-def test_statistics(broker: FakeBroker, connection: Connection) -> None:
+def test_statistics(broker: LiveBroker, connection: Connection) -> None:
     """Statistics count acked and failed records, retries, and the records without an ack."""
-    refusals = iter(
-        [errors.QueueFull(queue="q", bytes=1, setting="s"), errors.WrongSchema(reason="no")]
-    )
-    gate = Gate()
-
-    def fault(topic: str, header: flight_messages.AppendHeader) -> None:
-        gate(topic, header)
-        for each in refusals:
-            raise each
-
-    broker.on_append = fault
+    broker.fault = gate = Gate()
+    full = errors.QueueFull(queue="q", bytes=1, setting="s")
+    broker.fail_next("append", error=full)
+    broker.fail_next("append", error=errors.WrongSchema(reason="no"))
     with Producer(connection, batch_rows=3, linger_ms=1e6) as producer:
         futures = [producer.send("t", b"x" * 10) for _ in range(3)]
         assert gate.entered.wait(SECONDS)
@@ -1143,9 +1151,9 @@ def test_statistics(broker: FakeBroker, connection: Connection) -> None:
     assert (found.in_flight, found.buffered_bytes) == (0, 0)
 
 
-def test_reprs(broker: FakeBroker, connection: Connection) -> None:
+def test_reprs(broker: LiveBroker, connection: Connection) -> None:
     """Reprs are short, and say where a record is or why it failed."""
-    broker.on_append = gate = Gate()
+    broker.fault = gate = Gate()
     with Producer(connection) as producer:
         assert repr(producer) == "Producer(no topic yet; 0 records without an ack)"
         record = producer.send("t", b"x")
@@ -1160,7 +1168,7 @@ def test_reprs(broker: FakeBroker, connection: Connection) -> None:
         assert record._repr_html_().startswith("<code>RecordFuture(")
         assert repr(rows) == "TableFuture('t', 2 rows, delivered)"
         assert rows._repr_html_().count("<tr>") == 2
-        broker.on_append = lambda *_: (_ for _ in ()).throw(errors.WrongSchema(reason="<no>"))
+        broker.fail_next("append", error=errors.WrongSchema(reason="<no>"))
         failed = producer.send("t", b"x")
         producer.flush(SECONDS)
         assert repr(failed) == "RecordFuture('t', WrongSchema: <no>)"

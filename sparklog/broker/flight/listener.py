@@ -12,6 +12,7 @@ import contextlib
 import queue
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any, Final, Self, TypeAlias
@@ -27,6 +28,7 @@ from sparklog.broker.flight import group_calls, protocol
 from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
 from sparklog.broker.flight.grpc.status import UNKNOWN, GrpcError, PeerGone
+from sparklog.broker.flight.hooks import Request, RequestHooks
 from sparklog.broker.flight.protocol import FlightData
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
@@ -57,6 +59,7 @@ class FlightListener:
     Args:
         listening: a socket that listens; the listener takes it over.
         clock: None: the machine's own.
+        hooks: called for each request; None: no hooks.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class FlightListener:
         bounds: StreamBounds | None = None,
         max_batch_bytes: int = limits.MAX_BATCH_BYTES,
         clock: Clock | None = None,
+        hooks: RequestHooks | None = None,
     ) -> None:
         self._broker = broker
+        self._hooks = hooks
         clock = clock or SystemClock()
         bounds = bounds or StreamBounds()
         self._max_batch_bytes = max_batch_bytes
@@ -132,6 +137,10 @@ class FlightListener:
         if not self._server.close(_CLOSE_SECONDS):
             _log.warning("calls continue although their connections are cut", calls=self.open_calls)
 
+    def cut_connections(self) -> None:
+        """Closes all connections without a word, as a network that fails; accepts new ones."""
+        self._server.cut_connections()
+
     # -------------------------------------------------------------------------- append
 
     def do_put(self, call: Call) -> None:
@@ -140,15 +149,20 @@ class FlightListener:
             contextlib.closing(_StreamBatches(call, stream, self._dictionaries)) as batches,
         ):
             topic = flight_messages.decode(flight_messages.AppendStream, batches.command).topic
+            requests: deque[Request] = deque()  # empty without hooks
 
             def answer(append: _Append) -> None:
                 reply = flight_messages.encode(self._reply(append))
+                if self._hooks is not None:
+                    self._hooks.after(requests.popleft())
                 call.write([protocol.bytes_field(1, reply)])
 
             with _Answers(answer) as answers:
                 while (entry := batches.next()) is not None:
                     batch, beside = entry
                     header = _append_header(batch, beside)
+                    if self._hooks is not None:
+                        requests.append(_append_request(topic, header, batch))
                     append = self._append(topic, header, batch)
                     # Otherwise they are kept while the client reads no reply, or sends nothing.
                     del entry, batch
@@ -165,6 +179,8 @@ class FlightListener:
                 header.producer_id, header.producer_epoch, header.base_sequence
             )
         try:
+            if self._hooks is not None:
+                self._hooks.before(_append_request(topic, header, batch))
             return self._broker.append(topic, header.partition, batch, producer_sequence)
         except errors.SparklogError as error:
             return errors.bare(error)
@@ -197,11 +213,18 @@ class FlightListener:
         )
         with self._streams.open(call.peer, sends=False, cut=call.cancel) as stream:
             call.write(protocol.write_flight_data(schema.serialize()))
-            self._send_batches(call, stream, batches)
+            self._send_batches(call, stream, batches, request)
 
-    def _send_batches(self, call: Call, stream: OpenStream, batches: Iterator[ReadBatch]) -> None:
+    def _send_batches(
+        self,
+        call: Call,
+        stream: OpenStream,
+        batches: Iterator[ReadBatch],
+        request: flight_messages.ReadTicket,
+    ) -> None:
         for batch in batches:
             rows = batch.rows
+            self._before_sending("read", batch, request)
             del batch
             with self._memory_for(rows):
                 data = rows.serialize()
@@ -210,6 +233,18 @@ class FlightListener:
                 call.write(protocol.write_flight_data(data))
                 stream.advance()
                 del data
+
+    def _before_sending(self, name: str, batch: ReadBatch, message: msgspec.Struct) -> None:
+        if self._hooks is not None:
+            self._hooks.before(
+                Request(
+                    name=name,
+                    topic=batch.topic,
+                    partition=batch.partition,
+                    rows=batch.rows,
+                    message=message,
+                )
+            )
 
     def _memory_for(self, rows: pa.RecordBatch) -> contextlib.AbstractContextManager[None]:
         """Returns a context that holds memory for encoding the rows, if they are large."""
@@ -236,6 +271,7 @@ class FlightListener:
                     return
                 rows, header = idle, flight_messages.TailHeader(idle=True)
                 if batch is not None:
+                    self._before_sending("tail", batch, request)
                     rows = batch.rows
                     header = flight_messages.TailHeader(
                         topic=batch.topic,
@@ -264,9 +300,14 @@ class FlightListener:
             raise errors.BadRequest(reason=f"there is no action {name[:_MESSAGE_LENGTH]!r}")
         request = flight_messages.decode(known[0], protocol.field(data, 2) or b"{}")
         del message, data
+        hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
+        if self._hooks is not None:
+            self._hooks.before(hooked)
         reply = self._actions[name](request)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
+        if self._hooks is not None:
+            self._hooks.after(hooked)
         call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
 
     def list_actions(self, call: Call) -> None:
@@ -537,6 +578,14 @@ def _append_header(
     if batch is None or beside is None:
         raise errors.BadRequest(reason="each batch needs an AppendHeader, and each header a batch")
     return flight_messages.decode(flight_messages.AppendHeader, beside)
+
+
+def _append_request(
+    topic: str, header: flight_messages.AppendHeader, batch: pa.RecordBatch
+) -> Request:
+    return Request(
+        name="append", topic=topic, partition=header.partition, rows=batch, message=header
+    )
 
 
 def _request(call: Call, number: int) -> protocol.Bytes:

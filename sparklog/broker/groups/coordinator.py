@@ -563,6 +563,10 @@ class Coordinator:
             self._settle(item)
         self._expire()
 
+    def wake(self) -> None:
+        """Ends the waiting of `tick`."""
+        self._storing.put(None)
+
     def close(self) -> None:
         """Answers all waiting requests: this broker is no longer the coordinator."""
         with self._locked():

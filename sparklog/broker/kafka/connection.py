@@ -188,6 +188,10 @@ class KafkaConnection:
         elif not self._grants and self._idle_seconds >= limits.KAFKA_IDLE_SECONDS:
             self._stream.transport.abort()
 
+    def cut(self) -> None:
+        """Closes the connection without a word."""
+        self._stream.transport.abort()
+
     def _end(self, reason: str) -> None:
         self._log_closed(reason)
         self._stream.transport.abort()

@@ -186,6 +186,14 @@ class KafkaListener:
         for pool in self._pools.values():
             pool.shutdown()
 
+    def cut_connections(self) -> None:
+        """Closes all connections without a word; accepts new ones."""
+        self._loop.call_soon_threadsafe(self._cut_connections)
+
+    def _cut_connections(self) -> None:
+        for connection in self._connections.values():
+            connection.cut()
+
     # -------------------------------------------------------------------------- for handlers
 
     def log_closed(self, peer: str, reason: str) -> None:

@@ -81,10 +81,20 @@ class PartitionQueue:
     @property
     def sendable(self) -> PartitionBatch | None:
         """The part that `send` would send."""
-        if not self.queue or self._returned or len(self.in_flight) >= limits.PRODUCER_WINDOW:
+        if not self.queue or self._returned:
             return None
         # Before a new identity is taken, all parts that were sent under the old one are decided.
-        return self._first_sequenced() if self.needs_identity else self.queue[0]
+        part = self._first_sequenced() if self.needs_identity else self.queue[0]
+        return part if part is not None and self._fits_window(part) else None
+
+    def _fits_window(self, part: PartitionBatch) -> bool:
+        """Returns whether the broker still recognises the oldest part in flight after this one.
+
+        Acked parts between them count: a part that was refused may be behind its successor.
+        """
+        if not self.in_flight:
+            return True
+        return part.order - self.in_flight[0].order < limits.PRODUCER_WINDOW
 
     def _first_sequenced(self) -> PartitionBatch | None:
         """Returns the first part in the queue that has a sequence."""

@@ -126,6 +126,14 @@ class Server:
         self._threads.close()
         return is_over
 
+    def cut_connections(self) -> None:
+        """Closes all connections without a word, and returns when that is done."""
+        is_done = threading.Event()
+        self._schedule(self._close_all)
+        self._schedule(is_done.set)
+        while self._thread.is_alive() and not is_done.wait(_TICK_SECONDS):
+            pass
+
     # ---------------------------------------------------------------------- for connections
 
     def serve(self, call: Call) -> None:

@@ -1,0 +1,39 @@
+"""Hooks into the requests of Flight clients, with which tests observe, delay and break them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+import pyarrow as pa
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A request of a client."""
+
+    name: str
+    """`append` for one batch, `read` or `tail` for one batch to be sent, or the name of an action,
+    such as `topics.create`."""
+    topic: str = ""
+    """Empty for an action that names no topic."""
+    partition: int = -1
+    """-1 for an action."""
+    rows: pa.RecordBatch | None = None
+    """The batch to be appended or sent; None for an action."""
+    message: msgspec.Struct
+    """The client's message, one of `sparklog.formats.flight_messages`, which may change between
+    versions."""
+
+
+class RequestHooks(Protocol):
+    """Called in the threads that serve the requests. `PeerGone` ends the call without an answer."""
+
+    def before(self, request: Request, /) -> None:
+        """Runs before the request has an effect. An error of sparklog refuses the request."""
+        ...
+
+    def after(self, request: Request, /) -> None:
+        """Runs after the effect of an append or action, before its answer is sent."""
+        ...
