@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 
 GROUPS: Final = GroupSettings(initial_rebalance_delay_ms=200, min_session_timeout_ms=1_000)
 TOOLS: Final = "org.apache.kafka.tools"
+COOPERATIVE: Final = "org.apache.kafka.clients.consumer.CooperativeStickyAssignor"
 GROUP_COMMAND: Final = "consumer.group.ConsumerGroupCommand"
 PROGRAMS: Final = Path(__file__).parent / "java"
 PATIENCE_SECONDS: Final = 240.0
@@ -293,12 +294,19 @@ class Verifiable:
         return [each for each in list(self.told) if each["name"] == name]
 
     @property
+    def revoked(self) -> list[set[int]]:
+        """Returns the partitions that were taken from it, each time that some were."""
+        found = (each["partitions"] for each in self.of("partitions_revoked"))
+        return [{place["partition"] for place in places} for places in found if places]
+
+    @property
     def partitions(self) -> set[int]:
         """Returns the partitions that it was assigned and has not lost."""
         held: set[int] = set()
         for each in list(self.told):
             numbers = {place["partition"] for place in each.get("partitions", ())}
             if each["name"] == "partitions_assigned":
+                assert held.isdisjoint(numbers), "a partition was given that it had"
                 held |= numbers
             elif each["name"] == "partitions_revoked":
                 held -= numbers
@@ -366,6 +374,97 @@ def test_verifiable_clients_lose_nothing(agent: Agent) -> None:
             for offset in range(place["minOffset"], place["maxOffset"] + 1)
         ]
         assert set(read) == {(number, offset) for number in ends for offset in range(ends[number])}
+
+
+class Native:
+    """Our own consumer in a thread, with what its group has given to it and taken from it."""
+
+    def __init__(self, log: sparklog.Log) -> None:
+        self.partitions: set[int] = set()
+        self.revoked: list[set[int]] = []
+        self._log = log
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with self._log.consumer(
+            "t",
+            group="g",
+            assignors=["cooperative-sticky"],
+            heartbeat_seconds=0.1,
+            on_assign=self._assigned,
+            on_revoke=self._revoked,
+            on_lost=self._revoked,
+        ) as consumer:
+            while not self._over.is_set():
+                consumer.poll(0.1)
+
+    def _assigned(self, partitions: Iterable[tuple[str, int]]) -> None:
+        added = {number for _, number in partitions}
+        assert self.partitions.isdisjoint(added), "a partition was given that it had"
+        self.partitions |= added
+
+    def _revoked(self, partitions: Iterable[tuple[str, int]]) -> None:
+        taken = {number for _, number in partitions}
+        self.partitions -= taken
+        self.revoked.append(taken)
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join(PATIENCE_SECONDS)
+        assert not self._thread.is_alive()
+
+
+@pytest.mark.parametrize("java_leads", [True, False], ids=["java-leads", "native-leads"])
+def test_cooperative_members_of_both_kinds_keep_what_stays(agent: Agent, java_leads: bool) -> None:
+    """Whichever leads, a joining member takes only its share, and a leaving one only adds."""
+
+    def java() -> Verifiable:
+        member = Verifiable(
+            "VerifiableConsumer",
+            *("--bootstrap-server", agent.kafka_address, "--topic", "t", "--group-id", "g"),
+            *("--session-timeout", "6000", "--assignment-strategy", COOPERATIVE),
+        )
+        ending.callback(member.end)
+        return member
+
+    def native() -> Native:
+        member = Native(log)
+        ending.callback(member.end)
+        return member
+
+    def await_shares(*members: Verifiable | Native) -> None:
+        share = 6 // len(members)
+        wait_until(
+            lambda: (
+                all(len(each.partitions) == share for each in members)
+                and set().union(*(each.partitions for each in members)) == {*range(6)}
+            ),
+            f"each of {len(members)} members had its share",
+        )
+
+    with ExitStack() as ending:
+        log = ending.enter_context(sparklog.connect(agent.address))
+        log.create_topic("t", partitions=6)
+        first = java() if java_leads else native()
+        await_shares(first)
+        second = native() if java_leads else java()
+        await_shares(first, second)
+        assert log.describe_group("g").protocol == "cooperative-sticky"
+        assert [len(each) for each in first.revoked] == [3]
+        assert second.revoked == []
+        third = native()
+        await_shares(first, second, third)
+        assert [len(each) for each in first.revoked] == [3, 1]
+        assert [len(each) for each in second.revoked] == [1]
+        kept = set(second.partitions), set(third.partitions)
+        first.end()
+        await_shares(second, third)
+        assert kept[0] < second.partitions
+        assert kept[1] < third.partitions
+        assert [len(each) for each in second.revoked] == [1]
+        assert third.revoked == []
 
 
 def test_a_program_with_javas_clients(agent: Agent) -> None:
