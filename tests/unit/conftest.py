@@ -9,19 +9,33 @@ import pytest
 from sparklog import limits
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
+from tests.support import tables
+from tests.support.brokers import Rig, RigOptions
 from tests.support.live import SLICE_ROWS, LiveBroker
 
 
 @pytest.fixture
 def clock() -> ManualClock:
     """Returns a clock that a test moves."""
-    return ManualClock()
+    return tables.manual_clock()
 
 
 @pytest.fixture
 def store(clock: ManualClock) -> MemoryStore:
     """An empty root in memory."""
     return MemoryStore(clock)
+
+
+@pytest.fixture
+def rig(request: pytest.FixtureRequest, store: MemoryStore, clock: ManualClock) -> Rig:
+    """Returns a broker with topic t of one partition, or as the mark `rig` of the module says."""
+    mark = request.node.get_closest_marker("rig")
+    options = {} if mark is None else dict(mark.kwargs)
+    topics = options.pop("topics", {"t": 1})
+    rig = Rig(store, clock, options=RigOptions(**options))
+    for topic, partitions in topics.items():
+        rig.create(topic, partitions)
+    return rig
 
 
 @pytest.fixture

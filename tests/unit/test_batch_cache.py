@@ -14,11 +14,6 @@ BATCH_BYTES = EncodedBatch(bytearray(10), 0).size
 """Memory of one batch that `batches_from` returns."""
 
 
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(name="cache")
 def _cache(clock: ManualClock) -> BatchCache:
     return BatchCache(limit_bytes=10 * BATCH_BYTES, clock=clock)

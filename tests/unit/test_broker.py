@@ -51,14 +51,6 @@ DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
 FORBIDDEN = errors.RootNotWritable(root="s3://b", reason="403")
 
 
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topic t of one partition."""
-    found = Rig(store, clock)
-    found.create()
-    return found
-
-
 def create_request(
     topic: str, partitions: int = 1, **options: object
 ) -> flight_messages.CreateTopic:

@@ -58,11 +58,6 @@ def _connection(broker: LiveBroker) -> Iterator[Connection]:
         yield connection
 
 
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    return ManualClock()
-
-
 @pytest.fixture(name="timed")
 def _timed(broker: LiveBroker, clock: ManualClock) -> Iterator[Connection]:
     """A connection whose time passes only when the test says so."""

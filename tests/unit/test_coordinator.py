@@ -37,6 +37,8 @@ from sparklog.settings import GroupSettings
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from tests.support.brokers import Rig
 
+pytestmark = pytest.mark.rig(topics={"t": 2})
+
 _T = TypeVar("_T")
 SESSION_MS = 10_000
 DAY_SECONDS = 24 * 3600.0
@@ -146,20 +148,8 @@ def who(member: tuple[str, int]) -> dict[str, Any]:
     return {"member_id": member[0], "generation": member[1]}
 
 
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(name="store")
-def _store(clock: ManualClock) -> MemoryStore:
-    return MemoryStore(clock)
-
-
 @pytest.fixture(name="room")
-def _room(store: MemoryStore, clock: ManualClock) -> Room:
-    rig = Rig(store, clock)
-    rig.create("t", partitions=2)
+def _room(rig: Rig) -> Room:
     return Room.on(rig)
 
 

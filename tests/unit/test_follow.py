@@ -12,16 +12,9 @@ from sparklog.storage.objects.memory import Operation
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, RigOptions, flip, rows_followed
 
+pytestmark = pytest.mark.rig(topics={"t": 1, "u": 1}, hot_bytes=0)
+
 DOWN = errors.StorageUnavailable(operation="?", path="?", reason="down")
-
-
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topics t and u, and nothing in memory."""
-    found = Rig(store, clock, options=RigOptions(hot_bytes=0))
-    found.create("t")
-    found.create("u")
-    return found
 
 
 def test_a_place_without_a_root_is_refused(store: MemoryStore, clock: ManualClock) -> None:

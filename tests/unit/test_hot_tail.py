@@ -10,6 +10,8 @@ from sparklog.storage.objects import MemoryStore
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions
 
+pytestmark = pytest.mark.rig(topics={"t": 2})
+
 BATCHES = 5
 ROWS = 2
 """Records per batch."""
@@ -17,10 +19,7 @@ BYTES = 1 << 20
 
 
 @pytest.fixture(name="rig")
-def _rig() -> Rig:
-    clock = ManualClock()
-    rig = Rig(MemoryStore(clock), clock)
-    rig.create("t", 2)
+def _rig(rig: Rig) -> Rig:
     for number in range(BATCHES):
         rig.append([f"{number}"] * ROWS)
     return rig

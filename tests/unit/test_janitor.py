@@ -39,16 +39,8 @@ GRACES = JanitorSettings(
     staging_abandoned_seconds=1_000.0,
     table_checkpoint_every=5,
 )
+pytestmark = pytest.mark.rig(topics={"t": 1, "u": 1}, hot_bytes=0, janitor=GRACES)
 SWEEP = limits.SWEEP_EVERY_SECONDS + 1
-
-
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topics t and u."""
-    found = Rig(store, clock, options=RigOptions(hot_bytes=0, janitor=GRACES))
-    found.create("t")
-    found.create("u")
-    return found
 
 
 def files(rig: Rig, topic: str = "t") -> int:

@@ -21,24 +21,9 @@ from sparklog.storage.objects import MemoryStore
 from tests.support.batches import Record, bomb, bomb_of_headers, built, changed, read, split
 from tests.support.brokers import Rig, RigOptions, rows_of_root, rows_of_table
 
+pytestmark = pytest.mark.rig(topics={"t": 2})
+
 SECOND_MS = 1_700_000_000_000
-
-
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture(name="store")
-def _store(clock: ManualClock) -> MemoryStore:
-    return MemoryStore(clock)
-
-
-@pytest.fixture(name="rig")
-def _rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    rig = Rig(store, clock)
-    rig.create("t", 2)
-    return rig
 
 
 def records(*values: bytes, key: bytes | None = b"k") -> list[Record]:

@@ -23,11 +23,6 @@ BATCH_RECORDS = 2
 """Values of this size in a batch of `KAFKA_BATCH_BYTES`."""
 
 
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    return ManualClock()
-
-
 def rig_with_rows(clock: ManualClock) -> Rig:
     """Topic t with large records in its table, and an empty hot tail."""
     rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0, commit_bytes=64 << 20))

@@ -32,12 +32,6 @@ ELSEWHERE = Process(host="elsewhere", pid=7, machine="another boot", started="1"
 HOUR_US = 3_600_000_000
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    """The observer's clock, which does not advance by itself."""
-    return ManualClock()
-
-
 class Peer:
     """A broker with its own clocks."""
 

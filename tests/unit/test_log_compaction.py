@@ -66,12 +66,6 @@ Row = tuple[int, str | None, str | None]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """A fixed clock."""
-    return tables.manual_clock()
-
-
-@pytest.fixture
 def table(store: MemoryStore, clock: ManualClock) -> TopicTable:
     """A compacted topic of one empty partition."""
     return make(store, clock)

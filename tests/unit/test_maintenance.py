@@ -18,12 +18,6 @@ LOG = "topics/t/_delta_log"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    """A clock that moves only when a test moves it; the store stamps its objects with it."""
-    return tables.manual_clock()
-
-
-@pytest.fixture
 def table(store: MemoryStore, clock: ManualClock) -> TopicTable:
     """A topic of one empty partition."""
     table = TopicTable(store, "t", clock=clock)

@@ -31,19 +31,16 @@ class JumpingClock(ManualClock):
         self._start_us += round(seconds * 1e6)
 
 
+# Checkpoints are written only on request.
+pytestmark = pytest.mark.rig(
+    wal_cleaner=WalCleanerLimits(checkpoint_every_objects=10**9, checkpoint_every_seconds=1e9)
+)
+
+
 @pytest.fixture
 def clock() -> JumpingClock:
     """A clock that advances only when the test says so."""
     return JumpingClock()
-
-
-@pytest.fixture
-def rig(clock: JumpingClock) -> Rig:
-    """A broker with topic t of one partition, which writes checkpoints only on request."""
-    wal_cleaner = WalCleanerLimits(checkpoint_every_objects=10**9, checkpoint_every_seconds=1e9)
-    found = Rig(MemoryStore(clock), clock, options=RigOptions(wal_cleaner=wal_cleaner))
-    found.create()
-    return found
 
 
 # ------------------------------------------------------------------------------ unknown ones

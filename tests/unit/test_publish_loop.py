@@ -19,16 +19,9 @@ from sparklog.storage.objects.memory import Operation
 from sparklog.storage.table import TableChange, TopicTable, end_app_id
 from tests.support.brokers import Rig, rows_of_table
 
+pytestmark = pytest.mark.rig(topics={"t": 2, "u": 1})
+
 INTERVAL = PublisherSettings(interval_seconds=1.0)
-
-
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with two topics."""
-    found = Rig(store, clock)
-    found.create("t", 2)
-    found.create("u")
-    return found
 
 
 class FailingPuts(NoFaults):

@@ -25,12 +25,6 @@ from tests.support import tables
 TOPIC = "t"
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    """An empty root."""
-    return MemoryStore(ManualClock())
-
-
 def rows(first: int, count: int, **more: int) -> pa.Table:
     """Returns the rows of a data file as sparklog writes it."""
     batch = tables.record_batch(0, first, count, **more)

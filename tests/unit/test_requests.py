@@ -22,13 +22,7 @@ from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing, i
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.base import object_path
-from tests.support.brokers import START_US, Rig, rows_of_table
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """The clock of store and brokers."""
-    return ManualClock(START_US)
+from tests.support.brokers import Rig, rows_of_table
 
 
 @pytest.fixture

@@ -20,12 +20,6 @@ from tests.support.tables import create, publish_rows
 ROWS = 10
 
 
-@pytest.fixture
-def clock() -> ManualClock:
-    """A clock that moves only when a test moves it."""
-    return tables.manual_clock()
-
-
 @pytest.fixture(params=[True, False], ids=["local", "remote"])
 def store(request: pytest.FixtureRequest, clock: ManualClock) -> MemoryStore:
     """An empty root, on a disk or on an object store."""

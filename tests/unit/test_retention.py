@@ -34,7 +34,6 @@ from sparklog.storage.table import (
     describe_change,
     maintenance_app_id,
 )
-from tests.support import tables
 from tests.support.brokers import paths, rows_of_table
 from tests.support.tables import TOPIC_ID, create, publish_rows
 
@@ -273,12 +272,6 @@ def test_a_number_that_is_none() -> None:
 
 
 # ------------------------------------------------------------------------------ in a table
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    """A fixed clock, at the time of the records."""
-    return tables.manual_clock()
 
 
 @pytest.fixture

@@ -24,14 +24,6 @@ from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root,
 LOG = "topics/t/_delta_log"
 
 
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topic t of one partition."""
-    found = Rig(store, clock)
-    found.create()
-    return found
-
-
 def acquire(
     store: MemoryStore, clock: ManualClock, broker: int = 1, *, take_over: bool = False
 ) -> takeover.Leadership:

@@ -11,27 +11,16 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage import manifest
 from sparklog.storage.objects import MemoryStore
-from tests.support import tables
 from tests.support.batches import Record, built, changed, split
 from tests.support.brokers import Rig, RigOptions, payload
+
+pytestmark = pytest.mark.rig(topics={})
 
 MINUTE_MS = 60_000
 BOUNDS = {
     "message.timestamp.before.max.ms": str(2 * MINUTE_MS),
     "message.timestamp.after.max.ms": str(MINUTE_MS),
 }
-
-
-@pytest.fixture(name="clock")
-def _clock() -> ManualClock:
-    clock = tables.manual_clock()
-    assert isinstance(clock, ManualClock)
-    return clock
-
-
-@pytest.fixture(name="rig")
-def _rig(clock: ManualClock) -> Rig:
-    return Rig(MemoryStore(clock), clock)
 
 
 def create(rig: Rig, **config: str) -> None:

@@ -26,6 +26,8 @@ from tests.support.brokers import (
     rows_of_table,
 )
 
+pytestmark = pytest.mark.rig(hot_bytes=0)
+
 CARRY_SECONDS = 300.0
 EAGER = WalCleanerLimits(
     checkpoint_every_objects=1,
@@ -33,14 +35,6 @@ EAGER = WalCleanerLimits(
     trim_grace_seconds=GRACE_SECONDS,
     carry_after_seconds=CARRY_SECONDS,
 )
-
-
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topic t of one partition, and an empty hot tail."""
-    found = Rig(store, clock, options=RigOptions(hot_bytes=0))
-    found.create()
-    return found
 
 
 def objects(rig: Rig, epoch: int | None = None) -> list[str]:

@@ -28,16 +28,10 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.memory import Operation
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
 
+pytestmark = pytest.mark.rig(topics={"t": 2})
+
 OURS = "wal/1/0000000001"
 UNAVAILABLE = errors.StorageUnavailable(operation="put", path="?", reason="down")
-
-
-@pytest.fixture
-def rig(store: MemoryStore, clock: ManualClock) -> Rig:
-    """A broker with topic t of two partitions."""
-    found = Rig(store, clock)
-    found.create("t", 2)
-    return found
 
 
 def rig_with(store: Store, clock: ManualClock, **bounds: float) -> Rig:
