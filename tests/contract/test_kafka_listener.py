@@ -222,16 +222,16 @@ def test_a_waiting_fetch_is_not_woken_by_other_partitions(
     agent: Agent, log: sparklog.Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise each flush would cost as much as there are consumers."""
-    core = agent._broker
-    assert core is not None
+    broker = agent._broker
+    assert broker is not None
     looks: list[int] = []
-    place = core.partition_status
+    place = broker.partition_status
 
     def counted(topic: str, partition: int) -> PartitionStatus:
         looks.append(partition)
         return place(topic, partition)
 
-    monkeypatch.setattr(core, "partition_status", counted)
+    monkeypatch.setattr(broker, "partition_status", counted)
     with ThreadPoolExecutor(1) as pool, log.producer() as producer, frames(agent) as client:
         waiting = pool.submit(fetch, client, (0, -1), {0: 0}, None, 20_000)
         wait_until(lambda: 0 in looks, "the consumer waits")
@@ -430,11 +430,11 @@ def test_a_client_that_never_reads_is_dropped(
             with log.producer() as producer:
                 for _ in range(64):
                     producer.send("t", b"x" * (1 << 18))
-        core, door = agent._broker, agent._kafka
-        assert core is not None
+        served, door = agent._broker, agent._kafka
+        assert served is not None
         assert door is not None
-        fetches = mock.Mock(side_effect=core.fetch_kafka)
-        monkeypatch.setattr(core, "fetch_kafka", fetches)
+        fetches = mock.Mock(side_effect=served.fetch_kafka)
+        monkeypatch.setattr(served, "fetch_kafka", fetches)
         silent = [_asks_and_never_reads(agent) for _ in range(10)]
         wait_until(lambda: door._memory.is_short, "no more memory is given")
         assert fetches.call_count <= 4, "nothing is read for a reply that has no room"

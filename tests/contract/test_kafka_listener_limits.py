@@ -167,10 +167,10 @@ def test_a_fetch_of_many_bytes_reads_them_once(
 ) -> None:
     """New bytes are counted, and all records are read when there are enough."""
     with broker(tmp_path / "root") as agent, frames(agent) as client, frames(agent) as other:
-        core = agent._broker
-        assert core is not None
-        fetches = mock.Mock(side_effect=core.fetch_kafka)
-        monkeypatch.setattr(core, "fetch_kafka", fetches)
+        served = agent._broker
+        assert served is not None
+        fetches = mock.Mock(side_effect=served.fetch_kafka)
+        monkeypatch.setattr(served, "fetch_kafka", fetches)
         kafkarequests.create(client, "t")
         batch = kafkarequests.batch([bytes(1_000)])
         kafkarequests.produce(client, "t", 0, batch)

@@ -138,7 +138,7 @@ class Rig:
             clock=clock,
             bounds=options.wal_cleaner,
         )
-        self.core = Broker(
+        self.broker = Broker(
             store,
             self.meta,
             self.leadership,
@@ -155,10 +155,10 @@ class Rig:
             self.partition_table,
             options.janitor,
             clock=clock,
-            finish_deletion=self.core.topics.finish_deletion,
-            settle_doubts=self.core.topics.settle_doubts,
+            finish_deletion=self.broker.topics.finish_deletion,
+            settle_doubts=self.broker.topics.settle_doubts,
         )
-        self.core.publishing.publish_now = self.publish
+        self.broker.publishing.publish_now = self.publish
         self.writer.open()
 
     def successor(
@@ -183,7 +183,7 @@ class Rig:
     def create(self, name: str = "t", partitions: int = 1, **config: str) -> Topic:
         """A topic; underscores in keys of `config` stand for dots."""
         named = {key.replace("_", "."): value for key, value in config.items()}
-        self.core.topics.create(
+        self.broker.topics.create(
             flight_messages.CreateTopic(topic=name, partitions=partitions, config=named)
         )
         return self.partition_table.topic(name)
@@ -199,11 +199,11 @@ class Rig:
     ) -> PendingAppend:
         """Queues one batch. `producer_sequence`: producer id, epoch, base sequence."""
         named = ProducerSequence(*producer_sequence) if producer_sequence else None
-        return self.core.append(topic, partition, payload(values, **columns), named)
+        return self.broker.append(topic, partition, payload(values, **columns), named)
 
     def append(self, values: Sequence[bytes | str | None], **where: Any) -> AppendResult:
         """One batch, acked; `where` is `submit`'s."""
-        return self.core.wait(self.submit(values, **where))[0]
+        return self.broker.wait(self.submit(values, **where))[0]
 
     def stage(
         self,
@@ -261,7 +261,7 @@ class Rig:
     def read(self, topic: str = "t", partition: int = 0, start: int = 0) -> list[Row]:
         """The partition from `start` on, as this broker serves it."""
         end = self.partition_table.topic(topic).partition(partition).end
-        return rows_of(self.core.read(topic, partition, start, end))
+        return rows_of(self.broker.read(topic, partition, start, end))
 
     def end(self, topic: str = "t", partition: int = 0) -> int:
         return self.partition_table.topic(topic).partition(partition).end

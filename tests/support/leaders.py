@@ -36,7 +36,7 @@ class Leaders:
         self.led_by: dict[tuple[str, int], int] = defaultdict(lambda: FIRST)
         self.addresses: dict[int, str] = {}
         self.requests: dict[int, list[Request]] = {FIRST: [], OTHER: []}
-        self._groups = Coordinator(self.rig.core, settings=GroupSettings(), clock=clock)
+        self._groups = Coordinator(self.rig.broker, settings=GroupSettings(), clock=clock)
         self._listeners: dict[int, FlightListener] = {}
         self.fault: Callable[[Request], None] = lambda _: None
         for number in (FIRST, OTHER):
@@ -81,7 +81,7 @@ class Leaders:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.rig.core.close()
+        self.rig.broker.close()
         for number in list(self._listeners):
             self.stop(number)
 
@@ -91,24 +91,24 @@ class _Facade:
 
     def __init__(self, leaders: Leaders) -> None:
         self._leaders = leaders
-        topics = leaders.rig.core.topics
+        topics = leaders.rig.broker.topics
         self.topics = SimpleNamespace(
             **{name: getattr(topics, name) for name in dir(topics) if not name.startswith("_")}
         )
         self.topics.describe = self._describe
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._leaders.rig.core, name)
+        return getattr(self._leaders.rig.broker, name)
 
     def cluster(self) -> flight_messages.ClusterInfo:
         brokers = [
             flight_messages.BrokerInfo(broker=number, epoch=1, address=address)
             for number, address in self._leaders.addresses.items()
         ]
-        return msgspec.structs.replace(self._leaders.rig.core.cluster(), brokers=brokers)
+        return msgspec.structs.replace(self._leaders.rig.broker.cluster(), brokers=brokers)
 
     def _describe(self, topic: str) -> flight_messages.TopicInfo:
-        info = self._leaders.rig.core.topics.describe(topic)
+        info = self._leaders.rig.broker.topics.describe(topic)
         partitions = [
             msgspec.structs.replace(each, leader=self._leaders.led_by[topic, each.partition])
             for each in info.partitions

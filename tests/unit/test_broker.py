@@ -64,21 +64,21 @@ def create_request(
 def test_a_topic_is_a_table_from_the_start(rig: Rig, store: MemoryStore) -> None:
     """Creating a topic returns its description, and its table exists then."""
     config = {"message.timestamp.type": "LogAppendTime"}
-    info = rig.core.topics.create(create_request("u", 3, config=config))
+    info = rig.broker.topics.create(create_request("u", 3, config=config))
     assert (info.topic, info.config, len(info.partitions)) == ("u", config, 3)
     assert info.table_uri == f"{store.uri}/topics/u"
     assert all((each.start, each.end, each.leader) == (0, 0, 1) for each in info.partitions)
     snapshot = TopicTable(store, "u", clock=rig.clock).refresh()
     assert (snapshot.topic_id, snapshot.partitions) == (info.topic_id, 3)
     assert snapshot.config == config
-    assert rig.core.topics.names() == ["t", "u"]
-    assert rig.core.topics.describe("u") == info
+    assert rig.broker.topics.names() == ["t", "u"]
+    assert rig.broker.topics.describe("u") == info
 
 
 def test_partitions_have_a_default(store: MemoryStore, clock: ManualClock) -> None:
     """Without a number of partitions, a topic gets the broker's default."""
     rig = Rig(store, clock, options=RigOptions(topics=TopicDefaults(partitions=6)))
-    assert len(rig.core.topics.create(create_request("t", -1)).partitions) == 6
+    assert len(rig.broker.topics.create(create_request("t", -1)).partitions) == 6
 
 
 def test_many_topics_are_created_by_few_versions_of_the_metadata(
@@ -88,7 +88,7 @@ def test_many_topics_are_created_by_few_versions_of_the_metadata(
     before = rig.meta.reload().version
     names = [f"u{number}" for number in range(limits.TOPICS_CREATED_TOGETHER + 1)]
     requests = [create_request(name, 2) for name in [*names, "t", "no/name"]]
-    found = rig.core.topics.create_all(requests)
+    found = rig.broker.topics.create_all(requests)
     assert [
         each.topic for each in found[:-2] if isinstance(each, flight_messages.TopicInfo)
     ] == names
@@ -96,16 +96,16 @@ def test_many_topics_are_created_by_few_versions_of_the_metadata(
     assert isinstance(found[-1], errors.BadTopicName)
     assert rig.meta.reload().version == before + 2
     assert rig.append(["a"], topic="u7", partition=1).base_offset == 0
-    assert rig.successor().core.topics.names() == sorted([*names, "t"])
+    assert rig.successor().broker.topics.names() == sorted([*names, "t"])
 
 
 def test_a_topic_is_created_once(rig: Rig, store: MemoryStore) -> None:
     """A second creation is refused, or skipped if that is asked for, and changes nothing."""
     before = paths(store, "")
-    known = rig.core.topics.describe("t")
+    known = rig.broker.topics.describe("t")
     with pytest.raises(errors.TopicExists):
-        rig.core.topics.create(create_request("t", 5))
-    assert rig.core.topics.create(create_request("t", 5, if_absent=True)) == known
+        rig.broker.topics.create(create_request("t", 5))
+    assert rig.broker.topics.create(create_request("t", 5, if_absent=True)) == known
     assert paths(store, "") == before
 
 
@@ -136,26 +136,28 @@ def test_a_topic_that_cannot_be(rig: Rig, store: MemoryStore, what: str) -> None
     request, error = BAD_TOPICS[what]
     before = paths(store, "")
     with pytest.raises(error):
-        rig.core.topics.create(request)
+        rig.broker.topics.create(request)
     assert paths(store, "") == before
-    assert rig.core.topics.names() == ["t"]
+    assert rig.broker.topics.names() == ["t"]
 
 
 def test_a_topic_that_is_unknown(rig: Rig) -> None:
     """Any request for a topic that does not exist is refused with its name."""
-    core = rig.core
+    broker = rig.broker
     times = flight_messages.OffsetsForTimes(topic="u", timestamps_us={0: 0})
     attempts: list[Callable[[], object]] = [
-        lambda: core.append("u", 0, payload(["a"])),
-        lambda: core.read("u", 0, 0, 0),
-        lambda: core.tail([flight_messages.TailPosition(topic="u", partition=0, offset=0)]),
-        lambda: core.topics.describe("u"),
-        lambda: core.topics.delete("u"),
-        lambda: core.topics.compact("u"),
-        lambda: core.topics.alter(flight_messages.AlterTopic(topic="u", config={})),
-        lambda: core.topics.add_partitions(flight_messages.AddPartitions(topic="u", partitions=2)),
-        lambda: core.offsets_for_times(times),
-        lambda: core.publishing.publish(flight_messages.PublishNow(topics=["t", "u"])),
+        lambda: broker.append("u", 0, payload(["a"])),
+        lambda: broker.read("u", 0, 0, 0),
+        lambda: broker.tail([flight_messages.TailPosition(topic="u", partition=0, offset=0)]),
+        lambda: broker.topics.describe("u"),
+        lambda: broker.topics.delete("u"),
+        lambda: broker.topics.compact("u"),
+        lambda: broker.topics.alter(flight_messages.AlterTopic(topic="u", config={})),
+        lambda: broker.topics.add_partitions(
+            flight_messages.AddPartitions(topic="u", partitions=2)
+        ),
+        lambda: broker.offsets_for_times(times),
+        lambda: broker.publishing.publish(flight_messages.PublishNow(topics=["t", "u"])),
     ]
     for attempt in attempts:
         with pytest.raises(errors.UnknownTopic) as refused:
@@ -174,13 +176,13 @@ def test_auto_creation_is_for_those_who_ask(
         rig.append(["a"])
     if not allowed:
         with pytest.raises(errors.UnknownTopic):
-            rig.core.topics.create_on_request("t")
+            rig.broker.topics.create_on_request("t")
         return
-    rig.core.topics.create_on_request("t")
-    rig.core.topics.create_on_request("t")
+    rig.broker.topics.create_on_request("t")
+    rig.broker.topics.create_on_request("t")
     assert rig.append(["a"], partition=1).base_offset == 0
     with pytest.raises(errors.BadTopicName):
-        rig.core.topics.create_on_request("no/name")
+        rig.broker.topics.create_on_request("no/name")
 
 
 def test_a_configuration_changes_by_key(rig: Rig) -> None:
@@ -188,21 +190,21 @@ def test_a_configuration_changes_by_key(rig: Rig) -> None:
     key = "message.timestamp.type"
     config = {key: "LogAppendTime"}
     assert (
-        rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=dict(config))).config
+        rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=dict(config))).config
         == config
     )
-    assert rig.successor().core.topics.describe("t").config == config
+    assert rig.successor().broker.topics.describe("t").config == config
     rig = rig.successor()
     for value in ("CreateTime", None):
         with pytest.raises(errors.UnknownOption) as refused:
-            rig.core.topics.alter(
+            rig.broker.topics.alter(
                 flight_messages.AlterTopic(topic="t", config={"message.timestamp.typ": value})
             )
         assert key in refused.value.hint
     with pytest.raises(errors.BadOption):
-        rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config={key: "Sometimes"}))
+        rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={key: "Sometimes"}))
     assert (
-        rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config={key: None})).config
+        rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={key: None})).config
         == {}
     )
 
@@ -212,10 +214,10 @@ def test_partitions_are_only_added(rig: Rig, store: MemoryStore) -> None:
     rig.append(["a"])
     for count in (0, 1, limits.PARTITIONS_PER_TOPIC + 1):
         with pytest.raises(errors.BadPartitionCount):
-            rig.core.topics.add_partitions(
+            rig.broker.topics.add_partitions(
                 flight_messages.AddPartitions(topic="t", partitions=count)
             )
-    info = rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    info = rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
     assert [each.end for each in info.partitions] == [1, 0, 0]
     rig.append(["b"], partition=2)
     assert (rig.read(), rig.read(partition=2)) == ([(0, b"a")], [(0, b"b")])
@@ -232,7 +234,7 @@ def test_new_partitions_are_read_from_the_table(store: MemoryStore, clock: Manua
     rig.append(["a"])
     rig.publish()
     assert rig.read() == [(0, b"a")]
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
     rig.append(["b"], partition=1)
     assert rig.read(partition=1) == [(0, b"b")]
     rig.publish()
@@ -245,20 +247,20 @@ def test_an_addition_that_was_cut_short_is_repeated(
 ) -> None:
     """If only the table has the new partitions, repeating the request updates the metadata."""
     fault = Fault(operation=cut_at, error=DOWN, prefix="meta", count=1)  # type: ignore[arg-type]
-    rig.core._metadata._store = MetadataStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
+    rig.broker._metadata._store = MetadataStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
     request = flight_messages.AddPartitions(topic="t", partitions=4)
     with pytest.raises(errors.StorageUnavailable):
-        rig.core.topics.add_partitions(request)
+        rig.broker.topics.add_partitions(request)
     assert TopicTable(store, "t", clock=rig.clock).refresh().partitions == 4
     for _ in range(2):
-        assert len(rig.core.topics.describe("t").partitions) == 1
+        assert len(rig.broker.topics.describe("t").partitions) == 1
         rig.append(["a"])
         rig.publish()
         rig = rig.successor()
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config={}))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={}))
     with pytest.raises(errors.BadPartitionCount):
-        rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
-    assert len(rig.core.topics.add_partitions(request).partitions) == 4
+        rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    assert len(rig.broker.topics.add_partitions(request).partitions) == 4
     assert rig.append(["b"], partition=3).base_offset == 0
 
 
@@ -267,8 +269,8 @@ def test_a_deleted_topic_is_gone(rig: Rig, store: MemoryStore) -> None:
     rig.append(["a"])
     rig.publish()
     rig.append(["b"])
-    rig.core.topics.delete("t")
-    assert rig.core.topics.names() == []
+    rig.broker.topics.delete("t")
+    assert rig.broker.topics.names() == []
     assert rig.partition_table.unpublished_bytes == 0
     assert TopicTable(store, "t", clock=rig.clock).refresh().topic_id is None
     rig.create()
@@ -287,17 +289,17 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
         store = MemoryStore(clock)
         rig = Rig(store, clock)
         faulty = store.view(ScriptedFaults(Fault(operation=operation, error=DOWN, count=count)))
-        rig.core.topics._store, rig.core._metadata._store = (
+        rig.broker.topics._store, rig.broker._metadata._store = (
             faulty,
             MetadataStore(faulty, clock=clock),
         )
         try:
-            rig.core.topics.create(create_request("t", 2))
+            rig.broker.topics.create(create_request("t", 2))
         except (errors.StorageUnavailable, errors.OutcomeUnknown):
             failures += 1
-            assert rig.core.topics.names() == []
+            assert rig.broker.topics.names() == []
         rig = rig.successor()
-        rig.core.topics.create(create_request("t", 2, if_absent=True))
+        rig.broker.topics.create(create_request("t", 2, if_absent=True))
         assert rig.append(["a"], partition=1).base_offset == 0
         rig.publish()
         assert rig.successor().read(partition=1) == [(0, b"a")]
@@ -316,12 +318,12 @@ def create_in_doubt(rig: Rig, *, lands: bool) -> None:
         faults = ScriptedFaults(
             *(Fault(operation="put_new", error=lost, prefix="meta", count=n) for n in range(1, 9))
         )
-    sound = rig.core._metadata._store
-    rig.core._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    sound = rig.broker._metadata._store
+    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
         rig.create("u", 2)
-    rig.core._metadata._store = sound
-    assert rig.core.topics.names() == ["t"]
+    rig.broker._metadata._store = sound
+    assert rig.broker.topics.names() == ["t"]
 
 
 @pytest.mark.parametrize("who", ["janitor", "repetition", "deletion"])
@@ -330,16 +332,16 @@ def test_a_creation_of_unknown_outcome_is_resolved(rig: Rig, who: str, *, lands:
     """A topic that the metadata names is served, and its table is never cleared away."""
     create_in_doubt(rig, lands=lands)
     if who == "janitor":
-        rig.core.topics.finish_deletion("u")
+        rig.broker.topics.finish_deletion("u")
     elif who == "repetition":
-        rig.core.topics.create(create_request("u", 2, if_absent=True))
+        rig.broker.topics.create(create_request("u", 2, if_absent=True))
     elif lands:
-        rig.core.topics.delete("u")
+        rig.broker.topics.delete("u")
     else:
         with pytest.raises(errors.UnknownTopic):
-            rig.core.topics.delete("u")
+            rig.broker.topics.delete("u")
     expected = ["t", "u"] if who == "repetition" or (lands and who == "janitor") else ["t"]
-    assert rig.core.topics.names() == expected
+    assert rig.broker.topics.names() == expected
     assert sorted(MetadataStore(rig.store, clock=rig.clock).reload().topics) == expected
     if "u" in expected:
         assert rig.append(["a"], topic="u", partition=1).base_offset == 0
@@ -356,23 +358,23 @@ def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how
     rig.publish()
     rig.partition_table.remove_topic(rig.partition_table.topic("t"))
     if how == "bury":
-        rig.core.topics.finish_deletion("t")
+        rig.broker.topics.finish_deletion("t")
     else:
         with pytest.raises(errors.TopicExists):
-            rig.core.topics.create(create_request("t"))
+            rig.broker.topics.create(create_request("t"))
     assert rows_of_table(rig.store, rig.clock) == [(0, b"a")]
 
 
 def test_a_deletion_whose_table_stands_says_so(rig: Rig, store: MemoryStore) -> None:
     """A deletion succeeds even if the deleted topic's table could not be ended."""
     rig.append(["a"])
-    rig.core.topics._store = store.view(
+    rig.broker.topics._store = store.view(
         ScriptedFaults(Fault(operation="put_new", error=DOWN, prefix=LOG))
     )
     with pytest.raises(errors.OutcomeUnknown):
-        rig.core.topics.delete("t")
-    assert rig.core.topics.names() == []
-    rig.core.topics._store = store
+        rig.broker.topics.delete("t")
+    assert rig.broker.topics.names() == []
+    rig.broker.topics._store = store
     rig.create()
     assert rig.append(["b"]).base_offset == 0
     assert rig.successor().read() == [(0, b"b")]
@@ -396,15 +398,15 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
         faults = ScriptedFaults(
             *(Fault(operation="put_new", error=silent, prefix="meta", count=n) for n in range(1, 9))
         )
-    sound = rig.core._metadata._store
-    rig.core._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    sound = rig.broker._metadata._store
+    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
-        rig.core.topics.delete("t")
-    rig.core._metadata._store = sound
+        rig.broker.topics.delete("t")
+    rig.broker._metadata._store = sound
     with pytest.raises(errors.TopicHeldBack, match="may have been deleted"):
         rig.append(["b"])
-    assert [each.topic for each in rig.core.status().held_back] == ["t"]
-    assert rig.core.failure is None
+    assert [each.topic for each in rig.broker.status().held_back] == ["t"]
+    assert rig.broker.failure is None
     assert rig.append(["x"], topic="u").base_offset == 0
     rig.publish()
     if who == "janitor":
@@ -413,17 +415,17 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
         rig = rig.successor()
     elif who == "deletion" and lands:
         with pytest.raises(errors.UnknownTopic):
-            rig.core.topics.delete("t")
+            rig.broker.topics.delete("t")
     elif who == "deletion":
-        rig.core.topics.delete("t")
+        rig.broker.topics.delete("t")
     elif lands:
-        rig.core.topics.create(create_request("t"))
+        rig.broker.topics.create(create_request("t"))
     else:
         with pytest.raises(errors.TopicExists):
-            rig.core.topics.create(create_request("t"))
+            rig.broker.topics.create(create_request("t"))
     is_there = who == "creation" or (not lands and who != "deletion")
-    assert rig.core.topics.names() == (["t", "u"] if is_there else ["u"])
-    assert rig.core.status().held_back == []
+    assert rig.broker.topics.names() == (["t", "u"] if is_there else ["u"])
+    assert rig.broker.status().held_back == []
     if is_there:
         assert rig.append(["b"]).base_offset == (0 if lands else 1)
         rig.publish()
@@ -438,56 +440,56 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
 def test_a_doubt_that_cannot_be_settled_stops_no_janitor(rig: Rig) -> None:
     """It asks again with its next tick, and does what else is due."""
     assert isinstance(rig.store, MemoryStore)
-    sound = rig.core._metadata._store
+    sound = rig.broker._metadata._store
     fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-    rig.core._metadata._store = MetadataStore(
+    rig.broker._metadata._store = MetadataStore(
         rig.store.view(ScriptedFaults(fault)), clock=rig.clock
     )
     with pytest.raises(errors.OutcomeUnknown):
-        rig.core.topics.delete("t")
+        rig.broker.topics.delete("t")
     faults = ScriptedFaults(Fault(operation="list_after", error=DOWN, prefix="meta", count=1))
-    rig.core._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     rig.janitor.tick()
-    assert rig.core.topics.names() == ["t"]
-    rig.core._metadata._store = sound
+    assert rig.broker.topics.names() == ["t"]
+    rig.broker._metadata._store = sound
     rig.janitor.tick()
-    assert rig.core.topics.names() == []
+    assert rig.broker.topics.names() == []
 
 
 def test_a_disk_that_fails_an_administrator_stops_the_broker(rig: Rig, store: MemoryStore) -> None:
     """After a failed flush of any caller, no more records are taken."""
     failed = Fault(operation="put_new", error=SyncFailed("?", "EIO"), moment="between")
     changes: list[Callable[[Broker], object]] = [
-        lambda core: core.topics.create(create_request("u")),
-        lambda core: core.producer_ids.new(),
-        lambda core: core.topics.delete("t"),
+        lambda broker: broker.topics.create(create_request("u")),
+        lambda broker: broker.producer_ids.new(),
+        lambda broker: broker.topics.delete("t"),
     ]
     for change in changes:
-        broker = rig.successor()
+        each = rig.successor()
         faulty = store.view(ScriptedFaults(failed))
-        broker.core.topics._store, broker.core._metadata._store = (
+        each.broker.topics._store, each.broker._metadata._store = (
             faulty,
             MetadataStore(faulty, clock=rig.clock),
         )
         with pytest.raises(errors.OutcomeUnknown):
-            change(broker.core)
-        assert isinstance(broker.core.failure, SyncFailed)
+            change(each.broker)
+        assert isinstance(each.broker.failure, SyncFailed)
 
 
 def test_producer_ids_are_given_once(rig: Rig) -> None:
     """Producer ids are unique across this broker, its successor and its predecessor."""
-    found = [rig.core.producer_ids.new().producer_id for _ in range(3)]
+    found = [rig.broker.producer_ids.new().producer_id for _ in range(3)]
     second = rig.successor()
-    found += [second.core.producer_ids.new().producer_id for _ in range(1_001)]
+    found += [second.broker.producer_ids.new().producer_id for _ in range(1_001)]
     assert found == [0, 1, 2, *range(1_000, 2_001)]
     third = second.successor()
-    found += [third.core.producer_ids.new().producer_id for _ in range(3)]
+    found += [third.broker.producer_ids.new().producer_id for _ in range(3)]
     found += [
-        each.core.producer_ids.new().producer_id for each in (rig, second) for _ in range(997)
+        each.broker.producer_ids.new().producer_id for each in (rig, second) for _ in range(997)
     ]
     assert len(set(found)) == len(found)
     with pytest.raises(errors.BrokerFenced):
-        rig.core.producer_ids.new()
+        rig.broker.producer_ids.new()
 
 
 def test_many_producer_ids_cost_few_versions(rig: Rig) -> None:
@@ -495,7 +497,7 @@ def test_many_producer_ids_cost_few_versions(rig: Rig) -> None:
     before = rig.meta.current.version
 
     def take(_: int) -> list[int]:
-        return [rig.core.producer_ids.new().producer_id for _ in range(250)]
+        return [rig.broker.producer_ids.new().producer_id for _ in range(250)]
 
     with ThreadPoolExecutor(8) as pool:
         found = [each for ids in pool.map(take, range(10)) for each in ids]
@@ -511,24 +513,26 @@ def test_internal_topics_are_made_by_the_broker_alone(store: MemoryStore) -> Non
     rig = Rig(store, ManualClock(), options=RigOptions(topics=topics))
     for name in (consumer_offsets.TOPIC, "__transaction_state"):
         request = flight_messages.CreateTopic(topic=name, if_absent=True)
-        for create in (rig.core.topics.create, rig.core.topics.check_new):
+        for create in (rig.broker.topics.create, rig.broker.topics.check_new):
             with pytest.raises(errors.InternalTopic):
                 create(request)
     with pytest.raises(errors.UnknownTopic):
-        rig.core.topics.create_on_request("__transaction_state")
-    assert rig.core.topics.names() == []
-    rig.core.topics.create_on_request(consumer_offsets.TOPIC)
-    made = rig.core.topics.describe(consumer_offsets.TOPIC)
+        rig.broker.topics.create_on_request("__transaction_state")
+    assert rig.broker.topics.names() == []
+    rig.broker.topics.create_on_request(consumer_offsets.TOPIC)
+    made = rig.broker.topics.describe(consumer_offsets.TOPIC)
     assert len(made.partitions) == limits.OFFSETS_PARTITIONS
     assert made.config == {"cleanup.policy": "compact"}
-    rig.core.topics.replace_config(consumer_offsets.TOPIC, {}, only_checks=False)
-    rig.core.topics.ensure_offsets_topic()
-    assert rig.core.topics.describe(consumer_offsets.TOPIC).config == {"cleanup.policy": "compact"}
+    rig.broker.topics.replace_config(consumer_offsets.TOPIC, {}, only_checks=False)
+    rig.broker.topics.ensure_offsets_topic()
+    assert rig.broker.topics.describe(consumer_offsets.TOPIC).config == {
+        "cleanup.policy": "compact"
+    }
 
 
 def test_the_cluster_names_itself(rig: Rig, store: MemoryStore) -> None:
     """A client learns the root, its identity and where the broker is."""
-    found = rig.core.cluster()
+    found = rig.broker.cluster()
     assert (found.root, found.cluster_id) == (store.uri, rig.leadership.cluster.cluster_id)
     assert [(each.broker, each.epoch, each.address) for each in found.brokers] == [
         (1, 1, "127.0.0.1:1")
@@ -562,10 +566,10 @@ class Reading:
 def test_any_range_is_served(store: MemoryStore, clock: ManualClock, hot_bytes: int) -> None:
     """Wherever its records lie, a range comes whole, in order, and nothing else with it."""
     reading = Reading(store, clock, hot_bytes)
-    core = reading.rig.core
+    broker = reading.rig.broker
     for start in range(25):
         for end in range(start, 25):
-            assert rows_of(core.read("t", 0, start, end)) == reading.expected[start:end]
+            assert rows_of(broker.read("t", 0, start, end)) == reading.expected[start:end]
 
 
 @pytest.mark.parametrize("hot_bytes", [0, 1 << 20])
@@ -573,9 +577,9 @@ def test_chosen_columns_come_in_their_order(
     store: MemoryStore, clock: ManualClock, hot_bytes: int
 ) -> None:
     """Any columns may be asked for, with or without the offset, from table, log and memory."""
-    core = Reading(store, clock, hot_bytes).rig.core
+    broker = Reading(store, clock, hot_bytes).rig.broker
     for columns in (["value"], ["timestampType", "partition"], ["offset", "key"], ["headers"]):
-        for batch in core.read("t", 0, 0, 24, columns=columns):
+        for batch in broker.read("t", 0, 0, 24, columns=columns):
             assert batch.rows.schema == pa.schema([ROW_SCHEMA.field(name) for name in columns])
 
 
@@ -584,8 +588,8 @@ def test_batches_have_a_bound(rig: Rig) -> None:
     rig.append([f"{number}" for number in range(10)])
     rig.publish()
     rig.append([f"{number}" for number in range(10, 20)])
-    for broker in (rig, rig.successor(hot_bytes=0)):
-        tail = broker.core.tail(positions(0), batch_rows=4, idle_seconds=0.0)
+    for each in (rig, rig.successor(hot_bytes=0)):
+        tail = each.broker.tail(positions(0), batch_rows=4, idle_seconds=0.0)
         batches = list(until_idle(tail))
         assert all(batch.rows.num_rows <= 4 for batch in batches)
         assert [offset for offset, _ in rows_of(batches)] == list(range(20))
@@ -603,8 +607,8 @@ def test_batches_have_a_bound_in_bytes(
         rig.append([b"x" * size])
     monkeypatch.setattr(limits, "READ_RUN_BYTES", 4_100)
     readers: list[Iterator[ReadBatch]] = [
-        rig.core.read("t", 0, 0, len(sizes)),
-        until_idle(rig.core.tail(positions(0), idle_seconds=0.0)),
+        rig.broker.read("t", 0, 0, len(sizes)),
+        until_idle(rig.broker.tail(positions(0), idle_seconds=0.0)),
     ]
     for batches in readers:
         found = [batch.rows for batch in batches]
@@ -627,8 +631,8 @@ def test_records_that_are_nowhere_are_refused_to_readers(
     hole = errors.MissingObject(path="t-0", reason="neither table nor log has it")
     rig.partition_table.block(topic, topic.partition(0), hole, end=5)
     readers: list[Iterator[ReadBatch | None]] = [
-        rig.core.read("t", 0, 0, 5),
-        rig.core.tail(positions(0), idle_seconds=0.0),
+        rig.broker.read("t", 0, 0, 5),
+        rig.broker.tail(positions(0), idle_seconds=0.0),
     ]
     for reader in readers:
         found: list[int] = []
@@ -642,17 +646,17 @@ def test_a_range_that_does_not_exist_is_refused_at_once(rig: Rig) -> None:
     rig.append(["a", "b"])
     for start, end in ((-1, 1), (0, 3), (3, 3)):
         with pytest.raises(errors.OffsetOutOfRange) as refused:
-            rig.core.read("t", 0, start, end)
+            rig.broker.read("t", 0, start, end)
         assert (refused.value.start, refused.value.end) == (0, 2)
     with pytest.raises(errors.UnknownPartition):
-        rig.core.read("t", 1, 0, 0)
+        rig.broker.read("t", 1, 0, 0)
     with pytest.raises(errors.TopicChanged) as changed:
-        rig.core.read("t", 0, 0, 0, topic_id="another")
+        rig.broker.read("t", 0, 0, 0, topic_id="another")
     assert changed.value.expected == "another"
     for offset in (-1, 3):
         with pytest.raises(errors.OffsetOutOfRange):
-            rig.core.tail(positions(offset))
-    assert rows_of(rig.core.read("t", 0, 2, 2)) == []
+            rig.broker.tail(positions(offset))
+    assert rows_of(rig.broker.read("t", 0, 2, 2)) == []
 
 
 @pytest.mark.parametrize("bound", ["queue_bytes", "unpublished_bytes"])
@@ -662,16 +666,16 @@ def test_groups_records_are_taken_while_producers_are_held_back(
     """Consumers continue, whether the writer's queue is full or publishing is behind."""
     rig = Rig(store, clock, options=RigOptions(writer=WriterLimits(**{bound: 1})))
     rig.create()
-    rig.core.topics.ensure_offsets_topic()
+    rig.broker.topics.ensure_offsets_topic()
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
-        rig.core.wait(first)
+        rig.broker.wait(first)
     with pytest.raises(errors.QueueFull):
         rig.submit(["b"])
-    pending = rig.core.submit_internal(
-        rig.core.prepare_internal(consumer_offsets.TOPIC, 0, payload(["c"], key=[b"k"]))
+    pending = rig.broker.submit_internal(
+        rig.broker.prepare_internal(consumer_offsets.TOPIC, 0, payload(["c"], key=[b"k"]))
     )
-    assert rig.core.wait(pending)[0].base_offset == 0
+    assert rig.broker.wait(pending)[0].base_offset == 0
 
 
 def test_many_small_entries_are_read_together(store: MemoryStore, clock: ManualClock) -> None:
@@ -680,8 +684,8 @@ def test_many_small_entries_are_read_together(store: MemoryStore, clock: ManualC
     rig.create()
     pending_appends = [rig.submit([f"{number}"]) for number in range(500)]
     for pending in pending_appends:
-        rig.core.wait(pending)
-    (batch,) = rig.core.read("t", 0, 0, 500)
+        rig.broker.wait(pending)
+    (batch,) = rig.broker.read("t", 0, 0, 500)
     assert batch.rows.num_rows == 500
 
 
@@ -703,7 +707,7 @@ def test_a_long_table_is_planned_as_it_is_read(
 
     monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
     monkeypatch.setattr(limits, "SCAN_BATCH_ROWS", 1)
-    assert len(list(rig.core.read("t", 0, 0, 20))) == 20
+    assert len(list(rig.broker.read("t", 0, 0, 20))) == 20
     assert made <= 2 * 20
 
 
@@ -727,7 +731,7 @@ def counted(rig: Rig, count: int) -> Counted:
     """Returns the entries of one record that wait for the table of t."""
     pending_appends = [rig.submit([f"{number}"]) for number in range(count)]
     for pending in pending_appends:
-        rig.core.wait(pending)
+        rig.broker.wait(pending)
     partition = rig.partition_table.topic("t").partition(0)
     partition.unpublished = found = Counted(partition.unpublished)
     return found
@@ -740,7 +744,7 @@ def test_a_reader_takes_no_more_of_a_backlog_than_it_reads(
     rig = Rig(store, clock, options=COLD)
     rig.create()
     backlog = counted(rig, 500)
-    tail = rig.core.tail(positions(300), batch_rows=10)
+    tail = rig.broker.tail(positions(300), batch_rows=10)
     assert rows_of([next(tail)]) == [(n, b"%d" % n) for n in range(300, 310)]
     assert backlog.looked_at < 50
     assert len(rig.read()) == 500
@@ -759,11 +763,11 @@ def test_files_that_are_compacted_meanwhile_are_planned_again(
     for number in range(6):
         rig.append([f"{number}"])
         rig.publish()
-    batches = rig.core.read("t", 0, 0, 6)
+    batches = rig.broker.read("t", 0, 0, 6)
     found: list[ReadBatch] = []
     if moment == "while reading":
         found.append(next(batches))
-    rig.core.topics.compact("t")
+    rig.broker.topics.compact("t")
     clock.advance(1.0)
     names = [name for name in paths(store, "topics/t") if name.endswith(".parquet")]
     snapshot = TopicTable(store, "t", clock=clock).refresh()
@@ -782,7 +786,7 @@ def test_records_that_are_published_meanwhile_are_found(
         rig.append([f"{number}"])
         if number == 2:
             rig.publish()
-    batches = rig.core.read("t", 0, 0, 6)
+    batches = rig.broker.read("t", 0, 0, 6)
     found = [next(batches)]
     rig.publish()
     rig.trim()
@@ -839,7 +843,7 @@ def test_what_somebody_has_deleted_is_a_gap(
     assert topic_id is not None
     adds: tuple[TableFile, ...] = ()
     if kept:
-        (batch,) = rig.core.read("t", 0, 0, 6)
+        (batch,) = rig.broker.read("t", 0, 0, 6)
         rows = batch.rows.take(pa.array(kept))
         adds = (
             write_file(
@@ -851,10 +855,10 @@ def test_what_somebody_has_deleted_is_a_gap(
     rig = rig.successor()
     for start in range(7):
         for end in range(start, 8):
-            found = rows_of(rig.core.read("t", 0, start, end))
+            found = rows_of(rig.broker.read("t", 0, start, end))
             assert found == [row for row in expected if start <= row[0] < end]
     assert rows_of_root(store, clock) == expected
-    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
     assert rows_of(until_idle(tail)) == expected
 
 
@@ -865,7 +869,7 @@ def test_a_file_of_other_rows_is_named(store: MemoryStore, clock: ManualClock) -
     rig.append(["a", "b"])
     rig.publish()
     (file,) = TopicTable(store, "t", clock=clock).refresh().files[0]
-    (batch,) = rig.core.read("t", 0, 0, 2)
+    (batch,) = rig.broker.read("t", 0, 0, 2)
     shorter = encode([batch.rows.slice(1)])
     store.put(f"topics/t/{file.path}", shorter.data)
     with pytest.raises(errors.CorruptObject) as corrupt:
@@ -885,7 +889,7 @@ def test_a_table_torn_by_another_writer_is_read_as_far_as_it_goes(
     store.put(f"{LOG}/{2:020d}.json", b'{"add"')
     assert rig.read() == [(0, b"a"), (1, b"b")]
     times = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
-    assert rig.core.offsets_for_times(times).offsets == {0: 0}
+    assert rig.broker.offsets_for_times(times).offsets == {0: 0}
     with pytest.raises(errors.CorruptObject):
         rig.publish()
     assert rig.read() == [(0, b"a"), (1, b"b")]
@@ -929,7 +933,7 @@ def test_a_tail_goes_on_through_everything(
     rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
     rig.create("t", 2)
     rig.append(["0"])
-    tail = rig.core.tail(positions(0, 0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0, 0), idle_seconds=0.0)
     found: dict[int, list[tuple[int, bytes | None]]] = {0: [], 1: []}
     for number in range(1, 13):
         rig.append([f"{number}"], partition=number % 2)
@@ -938,7 +942,7 @@ def test_a_tail_goes_on_through_everything(
         if number % 4 == 0:
             rig.trim()
         if number % 6 == 0:
-            rig.core.topics.compact("t")
+            rig.broker.topics.compact("t")
         if number % 5 == 0:
             for batch in until_idle(tail):
                 found[batch.partition] += rows_of([batch])
@@ -951,7 +955,7 @@ def test_a_tail_goes_on_through_everything(
 
 def test_a_tail_tells_when_nothing_comes(rig: Rig) -> None:
     """Without new records the reader gets an idle signal, and the tail continues afterwards."""
-    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
     assert next(tail) is None
     rig.append(["a"])
     assert rows_of([next(tail)]) == [(0, b"a")]
@@ -961,9 +965,9 @@ def test_a_tail_tells_when_nothing_comes(rig: Rig) -> None:
 def test_a_tail_ends_with_its_topic(rig: Rig) -> None:
     """A reader gets an error when its topic is deleted or recreated."""
     rig.append(["a"])
-    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
     assert next(tail) is not None
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     rig.create()
     rig.append(["another"])
     with pytest.raises(errors.UnknownTopic):
@@ -977,9 +981,9 @@ def test_a_read_ends_with_its_topic(store: MemoryStore, clock: ManualClock) -> N
     rig.append(["a"])
     rig.publish()
     rig.append(["b"])
-    batches = rig.core.read("t", 0, 0, 2)
+    batches = rig.broker.read("t", 0, 0, 2)
     first = next(batches)
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     rig.create()
     rig.append(["other", "other"])
     rig.publish()
@@ -992,9 +996,9 @@ def test_a_read_ends_with_its_topic(store: MemoryStore, clock: ManualClock) -> N
 
 def test_a_tail_ends_with_its_broker(rig: Rig) -> None:
     """A broker that stops lets its readers go, and takes nothing more."""
-    tail = rig.core.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
     assert next(tail) is None
-    rig.core.close()
+    rig.broker.close()
     assert list(tail) == []
     with pytest.raises(errors.BrokerClosing):
         rig.append(["a"])
@@ -1030,13 +1034,15 @@ def test_the_first_offset_that_late(
         offset for offset, producer_sequence in enumerate(expected) if producer_sequence >= wanted
     ]
     request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: wanted})
-    assert rig.core.offsets_for_times(request).offsets == {0: late[0] if late else -1}
+    assert rig.broker.offsets_for_times(request).offsets == {0: late[0] if late else -1}
 
 
 def test_times_of_an_unknown_partition(rig: Rig) -> None:
     """A partition that the topic does not have is named."""
     with pytest.raises(errors.UnknownPartition):
-        rig.core.offsets_for_times(flight_messages.OffsetsForTimes(topic="t", timestamps_us={1: 0}))
+        rig.broker.offsets_for_times(
+            flight_messages.OffsetsForTimes(topic="t", timestamps_us={1: 0})
+        )
 
 
 # ------------------------------------------------------------------------------ what waits
@@ -1084,30 +1090,30 @@ def test_publishing_now_returns_when_it_is_done(rig: Rig, store: MemoryStore) ->
         asked.append(1)
         rig.publisher.publish(rig.partition_table.topic("t"))
 
-    rig.core.publishing.publish_now = publish_t
-    rig.core.publishing.publish(flight_messages.PublishNow(topics=["t"]))
+    rig.broker.publishing.publish_now = publish_t
+    rig.broker.publishing.publish(flight_messages.PublishNow(topics=["t"]))
     assert asked == [1]
     assert rows_of_table(store, rig.clock) == [(0, b"a")]
     with pytest.raises(errors.TimedOut):
-        rig.core.publishing.publish(flight_messages.PublishNow(timeout_seconds=1.0))
+        rig.broker.publishing.publish(flight_messages.PublishNow(timeout_seconds=1.0))
 
 
 def test_publishing_that_is_held_back_says_why(rig: Rig) -> None:
     """A caller that waits in vain gets the reason."""
     rig.append(["a"])
     rig.partition_table.topic("t").held_back = "its table is torn"
-    rig.core.publishing.publish_now = lambda: None
+    rig.broker.publishing.publish_now = lambda: None
     with pytest.raises(errors.TimedOut) as timed_out:
-        rig.core.publishing.publish(flight_messages.PublishNow(timeout_seconds=1.0))
+        rig.broker.publishing.publish(flight_messages.PublishNow(timeout_seconds=1.0))
     assert "t: its table is torn" in timed_out.value.what
 
 
 def test_publishing_ends_with_the_broker(rig: Rig) -> None:
     """Callers that wait when the broker stops get an error that says to reconnect."""
     rig.append(["a"])
-    rig.core.publishing.publish_now = rig.core.close
+    rig.broker.publishing.publish_now = rig.broker.close
     with pytest.raises(errors.BrokerClosing):
-        rig.core.publishing.publish(flight_messages.PublishNow())
+        rig.broker.publishing.publish(flight_messages.PublishNow())
 
 
 def test_compacting_merges_what_is_small(rig: Rig, store: MemoryStore) -> None:
@@ -1115,8 +1121,8 @@ def test_compacting_merges_what_is_small(rig: Rig, store: MemoryStore) -> None:
     for number in range(5):
         rig.append([f"{number}"])
         rig.publish()
-    assert rig.core.topics.describe("t").table_files == 5
-    assert rig.core.topics.compact("t").table_files == 1
+    assert rig.broker.topics.describe("t").table_files == 5
+    assert rig.broker.topics.compact("t").table_files == 1
     assert rows_of_table(store, rig.clock) == [(n, b"%d" % n) for n in range(5)]
 
 
@@ -1129,10 +1135,10 @@ def test_compacting_a_compacted_topic_leaves_the_last_of_each_key(
     for number in range(5):
         rig.append([f"{number}"], key=[b"%d" % (number % 2)])
         rig.publish()
-    rig.core.topics.alter(
+    rig.broker.topics.alter(
         flight_messages.AlterTopic(topic="t", config={"cleanup.policy": "compact"})
     )
-    assert rig.core.topics.compact("t").table_files == 1
+    assert rig.broker.topics.compact("t").table_files == 1
     successor = rig.successor(hot_bytes=0)
     assert successor.read() == rows_of_table(store, rig.clock) == [(3, b"3"), (4, b"4")]
     assert successor.append(["5"], key=[b"k"]).base_offset == 5
@@ -1171,7 +1177,7 @@ def test_a_staged_batch_is_appended_by_reference(rig: Rig, store: MemoryStore) -
             ("t", 0, payload(["d"], key=[b"k"])),
         ],
     )
-    adopted = rig.core.staged.append(request)
+    adopted = rig.broker.staged.append(request)
     assert adopted == flight_messages.AppendStagedReply(ranges={"t": {0: (1, 3)}, "u": {1: (0, 1)}})
     expected = [(0, b"before"), (1, b"a"), (2, b"b"), (3, b"d")]
     assert rig.read() == rows_of_root(store, rig.clock) == expected
@@ -1187,21 +1193,21 @@ def test_a_staged_batch_for_a_compacted_topic_wants_keys(rig: Rig) -> None:
         rig, [("t", 0, payload(["a"])), ("c", 0, payload(["b", "c"], key=[b"k", None]))]
     )
     with pytest.raises(errors.KeylessRecord) as refused:
-        rig.core.staged.append(request)
+        rig.broker.staged.append(request)
     assert (refused.value.topic, refused.value.count) == ("c", 1)
     assert (rig.end("t"), rig.end("c")) == (0, 0)
     request = stage(rig, [("c", 0, payload(["b"], key=[b"k"]))], batch=2)
-    assert rig.core.staged.append(request).ranges == {"c": {0: (0, 1)}}
+    assert rig.broker.staged.append(request).ranges == {"c": {0: (0, 1)}}
 
 
 def test_a_staged_batch_is_adopted_once(rig: Rig) -> None:
     """A second commit is skipped, and returns the offsets of the first, also from a successor."""
     request = stage(rig, [("t", 0, payload(["a"])), ("t", 0, payload(["b"], key=[b"k"]))])
-    first = rig.core.staged.append(request)
-    for broker in (rig, rig.successor()):
-        again = broker.core.staged.append(request)
+    first = rig.broker.staged.append(request)
+    for each in (rig, rig.successor()):
+        again = each.broker.staged.append(request)
         assert (again.ranges, again.skipped) == (first.ranges, True)
-    assert broker.end() == 2
+    assert each.end() == 2
 
 
 @pytest.mark.parametrize("operation", ["get", "list_after"])
@@ -1217,47 +1223,47 @@ def test_a_batch_that_is_adopted_and_swept_meanwhile_is_skipped(
     def overtaken(path: str, *more: str) -> object:
         if path.startswith(folder) and not adopted:
             monkeypatch.undo()
-            adopted.append(rig.core.staged.append(request))
+            adopted.append(rig.broker.staged.append(request))
             rig.publish()
             store.delete([f"{folder}/{stat.name}" for stat in store.walk(folder)])
         return call(path, *more)
 
     monkeypatch.setattr(store, operation, overtaken)
-    again = rig.core.staged.append(request)
+    again = rig.broker.staged.append(request)
     assert (again.ranges, again.skipped) == (adopted[0].ranges, True)
     assert rig.end() == 1
 
 
 def test_a_rerun_that_deals_its_rows_otherwise_is_skipped(rig: Rig, store: MemoryStore) -> None:
     """Rows without a key go anywhere, so a rerun after the sweep may name other partitions."""
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
-    first = rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))]))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    first = rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))]))
     rig.publish()
     store.delete([f"staging/{name}" for name in paths(store, "staging")])
     rerun = stage(rig, [("t", 1, payload(["a"]))])
-    for broker in (rig, rig.successor()):
-        again = broker.core.staged.append(rerun)
+    for each in (rig, rig.successor()):
+        again = each.broker.staged.append(rerun)
         assert (again.ranges, again.skipped) == (first.ranges, True)
-        assert (broker.end(), broker.end(partition=1)) == (1, 0)
+        assert (each.end(), each.end(partition=1)) == (1, 0)
 
 
 def test_a_batch_from_before_all_that_is_remembered_is_refused(rig: Rig) -> None:
     """It may stand and be forgotten, so it is neither appended again nor passed over."""
     for batch in range(limits.BATCHES_REMEMBERED + 2):
-        rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
+        rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
     end = rig.end()
     request = stage(rig, [("t", 0, payload(["a"]))], batch=1)
-    for broker in (rig, rig.successor()):
+    for each in (rig, rig.successor()):
         with pytest.raises(errors.BadRequest, match="batch 1 of q comes after batch 17"):
-            broker.core.staged.append(request)
-    assert broker.end() == end
+            each.broker.staged.append(request)
+    assert each.end() == end
     remembered = stage(rig, [("t", 0, payload(["a"]))], batch=2)
-    assert broker.core.staged.append(remembered).skipped
+    assert each.broker.staged.append(remembered).skipped
     # Nor to another topic: a query has one order of batches.
-    broker.create("u")
-    elsewhere = stage(broker, [("u", 0, payload(["a"]))], batch=1)
+    each.create("u")
+    elsewhere = stage(each, [("u", 0, payload(["a"]))], batch=1)
     with pytest.raises(errors.BadRequest, match="it may have been written already"):
-        broker.core.staged.append(elsewhere)
+        each.broker.staged.append(elsewhere)
 
 
 def grow_old(rig: Rig, clock: ManualClock, days: float) -> Rig:
@@ -1265,7 +1271,7 @@ def grow_old(rig: Rig, clock: ManualClock, days: float) -> Rig:
     rig.publish()
     rig.trim()
     TopicTable(rig.store, "t", clock=clock).refresh()
-    rig.core._publisher.table(rig.partition_table.topic("t")).checkpoint()
+    rig.broker._publisher.table(rig.partition_table.topic("t")).checkpoint()
     clock.advance(days * 86_400)
     rig.trim()
     found = rig.successor()
@@ -1278,13 +1284,13 @@ def test_a_query_resumes_after_a_year(rig: Rig, clock: ManualClock) -> None:
     row = payload(["a"])
     requests = [stage(rig, [("t", 0, row)], batch=batch) for batch in range(3)]
     for request in requests[:2]:
-        rig.core.staged.append(request)
+        rig.broker.staged.append(request)
     late = grow_old(rig, clock, 366)
-    again = late.core.staged.append(requests[1])
+    again = late.broker.staged.append(requests[1])
     assert (again.ranges, again.skipped) == ({"t": {}}, True)
     with pytest.raises(errors.BadRequest, match="batch 0 of q comes after batch 1"):
-        late.core.staged.append(requests[0])
-    assert late.core.staged.append(requests[2]).ranges == {"t": {0: (2, 1)}}
+        late.broker.staged.append(requests[0])
+    assert late.broker.staged.append(requests[2]).ranges == {"t": {0: (2, 1)}}
     assert late.read() == [(n, b"a") for n in range(3)]
 
 
@@ -1295,7 +1301,7 @@ def test_a_table_that_cannot_be_read_is_asked_again(
     rig.create("u")
     row = payload(["a"])
     request = stage(rig, [("t", 0, row)], batch=7)
-    rig.core.staged.append(request)
+    rig.broker.staged.append(request)
     rig = grow_old(rig, clock, 31)
 
     class Unreadable(NoFaults):
@@ -1311,20 +1317,22 @@ def test_a_table_that_cannot_be_read_is_asked_again(
     job = stage(rig, [("t", 0, row)], batch=0, query="job", kind=ONCE)
     for refused in (request, again):
         with pytest.raises(errors.TopicHeldBack, match="a fault"):
-            late.core.staged.append(refused)
-    late.core.staged.append(stage(rig, [("u", 0, row)], batch=0, query="other"))
-    late.core.staged.append(job)
+            late.broker.staged.append(refused)
+    late.broker.staged.append(stage(rig, [("u", 0, row)], batch=0, query="other"))
+    late.broker.staged.append(job)
     fault.is_over = True
-    assert late.core.staged.append(request).skipped
-    assert late.core.staged.append(again).ranges == {"t": {0: (2, 1)}}
+    assert late.broker.staged.append(request).skipped
+    assert late.broker.staged.append(again).ranges == {"t": {0: (2, 1)}}
 
 
 def test_the_table_says_which_batches_it_has(rig: Rig, clock: ManualClock) -> None:
     """By a Delta `txn` of each query, in the commit that publishes; other engines read it."""
     for batch in (3, 4):
-        rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
-    rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=0, query="k", kind=KEY))
-    rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=0, query="once", kind=ONCE))
+        rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=batch))
+    rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=0, query="k", kind=KEY))
+    rig.broker.staged.append(
+        stage(rig, [("t", 0, payload(["a"]))], batch=0, query="once", kind=ONCE)
+    )
     rig.publish()
     topic_id = rig.partition_table.topic("t").topic_id
     table = TopicTable(rig.store, "t", clock=clock)
@@ -1342,20 +1350,20 @@ def test_the_table_says_which_batches_it_has(rig: Rig, clock: ManualClock) -> No
 def test_a_key_is_known_for_thirty_days(rig: Rig, clock: ManualClock) -> None:
     """A write with an idempotency key is skipped so long, by any broker, and then forgotten."""
     first = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="k", kind=KEY)
-    rig.core.staged.append(first)
+    rig.broker.staged.append(first)
     late = grow_old(rig, clock, 29)
-    assert late.core.staged.append(first).skipped
+    assert late.broker.staged.append(first).skipped
     later = grow_old(late, clock, 2)
     later.append(["x"])
     later.trim()
     with pytest.raises(errors.BadRequest, match="staged 31 d ago"):
-        later.core.staged.append(first)
+        later.broker.staged.append(first)
     later.store.delete([f"staging/{name}" for name in paths(later.store, "staging")])
     again = stage(later, [("t", 0, payload(["b"]))], batch=0, query="k", kind=KEY)
-    assert later.core.staged.append(again).ranges == {"t": {0: (2, 1)}}
+    assert later.broker.staged.append(again).ranges == {"t": {0: (2, 1)}}
     later.publish()
-    later.core._publisher.table(later.partition_table.topic("t")).checkpoint()
-    assert later.core.staged.append(again).skipped
+    later.broker._publisher.table(later.partition_table.topic("t")).checkpoint()
+    assert later.broker.staged.append(again).skipped
 
 
 def test_the_keys_of_a_table_are_bounded(
@@ -1364,16 +1372,16 @@ def test_the_keys_of_a_table_are_bounded(
     """The newest are kept, in memory and in the table's checkpoint; queries are not counted."""
     monkeypatch.setattr(limits, "KEYS_REMEMBERED", 3)
     row = payload(["a"])
-    rig.core.staged.append(stage(rig, [("t", 0, row)], batch=7))
+    rig.broker.staged.append(stage(rig, [("t", 0, row)], batch=7))
     for number in range(5):
-        rig.core.staged.append(stage(rig, [("t", 0, row)], batch=0, query=f"k{number}", kind=KEY))
+        rig.broker.staged.append(stage(rig, [("t", 0, row)], batch=0, query=f"k{number}", kind=KEY))
         rig.publish()
         clock.advance(1)
     late = grow_old(rig, clock, 1)
     topic_id = late.partition_table.topic("t").topic_id
     assert [
         each.query
-        for each, _, _ in late.core._publisher.table(late.partition_table.topic("t")).batches(
+        for each, _, _ in late.broker._publisher.table(late.partition_table.topic("t")).batches(
             topic_id
         )
     ] == ["q", "k2", "k3", "k4"]
@@ -1381,28 +1389,28 @@ def test_the_keys_of_a_table_are_bounded(
 
 def test_writes_without_a_name_fill_no_memory(rig: Rig, clock: ManualClock) -> None:
     """Some of a thousand unnamed writes are remembered, and none a day later; a query always is."""
-    rig.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7))
+    rig.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7))
     batches = rig.partition_table.topic("t").partition(0).batches
     count = limits.SINGLES_REMEMBERED + 100
     for number in range(count):
         name = f"job{number}"
-        rig.core.staged.append(
+        rig.broker.staged.append(
             stage(rig, [("t", 0, payload(["a"]))], batch=0, query=name, kind=ONCE)
         )
     # An unpublished batch could be committed again.
     assert len(list(batches)) == count + 1
     rig.publish()
     last = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="last", kind=ONCE)
-    rig.core.staged.append(last)
+    rig.broker.staged.append(last)
     assert len(list(batches)) == limits.SINGLES_REMEMBERED + 1
-    assert rig.core.staged.append(last).skipped
-    assert rig.successor().core.staged.append(last).skipped
+    assert rig.broker.staged.append(last).skipped
+    assert rig.successor().broker.staged.append(last).skipped
     rig = rig.successor()
     late = grow_old(rig, clock, 1.05)
     assert [
         each.batch_id.query for each in late.partition_table.topic("t").partition(0).batches
     ] == ["q"]
-    assert late.core.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7)).skipped
+    assert late.broker.staged.append(stage(rig, [("t", 0, payload(["a"]))], batch=7)).skipped
     table = TopicTable(rig.store, "t", clock=clock)
     table.refresh()
     assert len(table.batches(rig.partition_table.topic("t").topic_id)) == 1
@@ -1413,19 +1421,19 @@ def test_a_write_without_a_name_that_may_be_forgotten_is_refused(
 ) -> None:
     """A driver that was suspended during its commit finds its rows once, or is asked to check."""
     request = stage(rig, [("t", 0, payload(["a"]))], batch=0, query="job", kind=ONCE)
-    rig.core.staged.append(request)
+    rig.broker.staged.append(request)
     rig.publish()
     for _ in range(2):
         clock.advance(11 * 3_600)
         rig.append(["b"])
         rig.wal_cleaner.checkpoint()
         rig = rig.successor()
-        assert rig.core.staged.append(request).skipped
+        assert rig.broker.staged.append(request).skipped
     clock.advance(8 * 3_600)
     rig.append(["b"])
     rig.wal_cleaner.checkpoint()
     with pytest.raises(errors.BadRequest, match="was staged 30 h ago"):
-        rig.core.staged.append(request)
+        rig.broker.staged.append(request)
     assert [value for _, value in rig.read()].count(b"a") == 1
 
 
@@ -1442,7 +1450,7 @@ def test_a_batch_that_was_overtaken_is_refused(rig: Rig) -> None:
 
 def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> None:
     """The bounds of an entry hold the times that its rows brought, the epoch's first among them."""
-    rig.core.staged.append(stage(rig, [("t", 0, payload(["a", "b"], timestamp=[0, None]))]))
+    rig.broker.staged.append(stage(rig, [("t", 0, payload(["a", "b"], timestamp=[0, None]))]))
     (located,) = rig.partition_table.topic("t").partition(0).unpublished
     entry = located.entry
     assert (entry.min_timestamp_us, entry.max_timestamp_us) == (0, clock.now_us())
@@ -1450,7 +1458,7 @@ def test_the_times_of_staged_records_are_found(rig: Rig, clock: ManualClock) -> 
 
 def test_an_empty_batch_is_nothing(rig: Rig) -> None:
     """A batch without rows is appended without a trace."""
-    assert rig.core.staged.append(stage(rig, [])) == flight_messages.AppendStagedReply(ranges={})
+    assert rig.broker.staged.append(stage(rig, [])) == flight_messages.AppendStagedReply(ranges={})
     assert rig.end() == 0
 
 
@@ -1476,7 +1484,7 @@ def test_a_batch_that_cannot_be_adopted(rig: Rig, store: MemoryStore) -> None:
     cases += [(lost, errors.MissingObject), (cut, errors.CorruptObject)]
     for request, error in cases:
         with pytest.raises(error):
-            rig.core.staged.append(request)
+            rig.broker.staged.append(request)
     assert rig.end() == 0
 
 
@@ -1501,17 +1509,17 @@ def test_a_full_disk_heals(clock: ManualClock) -> None:
     rig.append(["a"])
     disk.free = 10
     request = stage(rig, [("t", 0, payload(["x"]))])
-    for refused in (lambda: rig.append(["b"]), lambda: rig.core.staged.append(request)):
+    for refused in (lambda: rig.append(["b"]), lambda: rig.broker.staged.append(request)):
         with pytest.raises(errors.StorageFull):
             refused()
-    rig.core.topics.create(create_request("u"))
-    rig.core.topics.compact("t")
-    rig.core.topics.delete("u")
+    rig.broker.topics.create(create_request("u"))
+    rig.broker.topics.compact("t")
+    rig.broker.topics.delete("u")
     assert rig.read() == [(0, b"a")]
     rig.publish()
     disk.free = 1_000
     assert rig.append(["b"]).base_offset == 1
-    rig.core.staged.append(request)
+    rig.broker.staged.append(request)
     assert rig.read() == [(0, b"a"), (1, b"b"), (2, b"x")]
 
 
@@ -1523,9 +1531,9 @@ def test_the_folder_of_a_topic_is_its_name() -> None:
 # ------------------------------------------------------------------------------ deletion
 
 
-def delete(core: Broker, *, topic: str = "t", **request: Any) -> dict[int, int]:
+def delete(broker: Broker, *, topic: str = "t", **request: Any) -> dict[int, int]:
     """The log starts that are answered."""
-    return core.deletion.delete(flight_messages.DeleteRecords(topic=topic, **request)).starts
+    return broker.deletion.delete(flight_messages.DeleteRecords(topic=topic, **request)).starts
 
 
 def numbered(first: int, end: int) -> list[tuple[int, bytes | None]]:
@@ -1545,29 +1553,29 @@ def test_deleted_records_are_out_of_reach(
         rig.append([f"{number}" for number in range(first, first + 4)])
         rig.publish()
     rig.append([f"{number}" for number in range(8, 12)])
-    core, follower = rig.core, RootFollower(store, clock=clock)
+    broker, follower = rig.broker, RootFollower(store, clock=clock)
     assert rows_followed(follower, store) == rig.read() == numbered(0, 12)
-    assert delete(core, offsets={0: offset}) == {0: offset}
-    (info,) = core.topics.describe("t").partitions
-    assert (info.start, core.partition_status("t", 0).start, info.end) == (offset, offset, 12)
+    assert delete(broker, offsets={0: offset}) == {0: offset}
+    (info,) = broker.topics.describe("t").partitions
+    assert (info.start, broker.partition_status("t", 0).start, info.end) == (offset, offset, 12)
     assert rows_of_table(store, clock) == numbered(offset, info.published)
     assert rows_of_root(store, clock) == rows_followed(follower, store) == numbered(offset, 12)
     assert rig.read(start=offset) == numbered(offset, 12)
-    tail = core.tail([flight_messages.TailPosition(topic="t", partition=0, offset=offset)])
+    tail = broker.tail([flight_messages.TailPosition(topic="t", partition=0, offset=offset)])
     assert rows_of(itertools.islice(tail, 1))[0] == numbered(offset, 12)[0] if offset < 12 else True
     for refused in (0, offset - 1):
         with pytest.raises(errors.OffsetOutOfRange) as error:
-            core.read("t", 0, refused, 12)
+            broker.read("t", 0, refused, 12)
         assert (error.value.start, error.value.end) == (offset, 12)
         with pytest.raises(errors.OffsetOutOfRange):
-            core.tail([flight_messages.TailPosition(topic="t", partition=0, offset=refused)])
+            broker.tail([flight_messages.TailPosition(topic="t", partition=0, offset=refused)])
         with pytest.raises(errors.OffsetOutOfRange):
-            core.fetch_kafka("t", 0, refused, limit_bytes=1_000)
+            broker.fetch_kafka("t", 0, refused, limit_bytes=1_000)
         with pytest.raises(errors.OffsetOutOfRange):
             follower.plan("t", follower.refresh(["t"])["t"], 0, refused, 12)
     request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
-    assert core.offsets_for_times(request).offsets == {0: offset if offset < 12 else -1}
-    assert core.greatest_time("t", 0)[1] == (offset if offset < 12 else -1)
+    assert broker.offsets_for_times(request).offsets == {0: offset if offset < 12 else -1}
+    assert broker.greatest_time("t", 0)[1] == (offset if offset < 12 else -1)
     assert rig.append(["12"]).base_offset == 12
     assert rig.read(start=offset) == numbered(offset, 13)
 
@@ -1575,12 +1583,12 @@ def test_deleted_records_are_out_of_reach(
 def test_deletion_of_all_there_is(rig: Rig, store: MemoryStore) -> None:
     """Waiting records are published first; then the log starts at its end, in the table as well."""
     rig.append(["0", "1", "2"])
-    assert delete(rig.core, offsets={0: -1}) == {0: 3}
+    assert delete(rig.broker, offsets={0: -1}) == {0: 3}
     snapshot = TopicTable(store, "t", clock=rig.clock).refresh()
     assert snapshot.starts == snapshot.ends == (3,)
     assert snapshot.files == ((),)
     assert rig.read(start=3) == []
-    assert delete(rig.core, offsets={0: -1}) == {0: 3}
+    assert delete(rig.broker, offsets={0: -1}) == {0: 3}
     rig.append(["3"])
     rig.publish()
     assert rig.read(start=3) == rows_of_table(store, rig.clock) == [(3, b"3")]
@@ -1589,51 +1597,51 @@ def test_deletion_of_all_there_is(rig: Rig, store: MemoryStore) -> None:
 def test_what_was_deleted_stays_so(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
     """For the next broker, and for the one after a power cut; a repetition changes nothing."""
     rig.append([f"{number}" for number in range(10)])
-    assert delete(rig.core, offsets={0: 6}) == {0: 6}
+    assert delete(rig.broker, offsets={0: 6}) == {0: 6}
     version = TopicTable(store, "t", clock=clock).refresh().version
     store.lose_unsynced(lambda _: True)
     successor = rig.successor()
-    assert successor.core.partition_status("t", 0).start == 6
+    assert successor.broker.partition_status("t", 0).start == 6
     assert successor.read(start=6) == numbered(6, 10)
     for offset in (6, 5, 0):
-        assert delete(successor.core, offsets={0: offset}) == {0: 6}
+        assert delete(successor.broker, offsets={0: offset}) == {0: 6}
     assert TopicTable(store, "t", clock=clock).refresh().version == version
     with pytest.raises(errors.BrokerFenced):
-        delete(rig.core, offsets={0: 8})
-    assert successor.core.partition_status("t", 0).start == 6
+        delete(rig.broker, offsets={0: 8})
+    assert successor.broker.partition_status("t", 0).start == 6
 
 
 def test_what_cannot_be_deleted(rig: Rig, store: MemoryStore) -> None:
     """It is refused before anything has happened in any partition."""
-    rig.core.topics.create(create_request("u", 3))
-    rig.core.topics.create(create_request("c", config={"cleanup.policy": "compact"}))
+    rig.broker.topics.create(create_request("u", 3))
+    rig.broker.topics.create(create_request("c", config={"cleanup.policy": "compact"}))
     rig.append(["0", "1"], topic="u")
     before = paths(store, "")
     with pytest.raises(errors.OffsetOutOfRange) as error:
-        delete(rig.core, topic="u", offsets={0: 1, 1: 1})
+        delete(rig.broker, topic="u", offsets={0: 1, 1: 1})
     assert (error.value.partition, error.value.start, error.value.end) == (1, 0, 0)
     with pytest.raises(errors.OffsetOutOfRange):
-        delete(rig.core, topic="u", offsets={0: -2})
+        delete(rig.broker, topic="u", offsets={0: -2})
     with pytest.raises(errors.UnknownPartition):
-        delete(rig.core, topic="u", offsets={0: 1, 3: 0})
+        delete(rig.broker, topic="u", offsets={0: 1, 3: 0})
     with pytest.raises(errors.UnknownTopic):
-        delete(rig.core, topic="x", offsets={0: 1})
+        delete(rig.broker, topic="x", offsets={0: 1})
     with pytest.raises(errors.PolicyViolation):
-        delete(rig.core, topic="c", offsets={0: 0})
+        delete(rig.broker, topic="c", offsets={0: 0})
     assert paths(store, "") == before
-    rig.core.topics.alter(
+    rig.broker.topics.alter(
         flight_messages.AlterTopic(topic="c", config={"cleanup.policy": "compact,delete"})
     )
-    assert delete(rig.core, topic="c", offsets={0: 0}) == {0: 0}
+    assert delete(rig.broker, topic="c", offsets={0: 0}) == {0: 0}
 
 
 def test_deletion_waits_for_the_table(rig: Rig, store: MemoryStore) -> None:
     """Records that cannot be published are not deleted either, and the error says why."""
     rig.append(["0", "1"])
-    rig.core.publishing.publish_now = lambda: None
+    rig.broker.publishing.publish_now = lambda: None
     with pytest.raises(errors.TimedOut):
-        delete(rig.core, offsets={0: 1}, timeout_seconds=1.0)
-    assert rig.core.partition_status("t", 0).start == 0
+        delete(rig.broker, offsets={0: 1}, timeout_seconds=1.0)
+    assert rig.broker.partition_status("t", 0).start == 0
     assert rig.read() == numbered(0, 2)
 
 
@@ -1644,9 +1652,9 @@ def test_a_read_that_is_overtaken(store: MemoryStore, clock: ManualClock) -> Non
     for number in range(6):
         rig.append([f"{number}"])
         rig.publish()
-    reading = rig.core.read("t", 0, 0, 6)
+    reading = rig.broker.read("t", 0, 0, 6)
     assert rows_of([next(reading)]) == [(0, b"0")]
-    delete(rig.core, offsets={0: 4})
+    delete(rig.broker, offsets={0: 4})
     with pytest.raises(errors.OffsetOutOfRange) as error:
         next(reading)
     assert error.value.start == 4
@@ -1658,16 +1666,16 @@ def test_a_start_that_somebody_else_has_moved(rig: Rig, store: MemoryStore) -> N
     rig.publish()
     topic_id = rig.partition_table.topic("t").topic_id
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 4})
-    assert rig.core.partition_status("t", 0).start == 0
+    assert rig.broker.partition_status("t", 0).start == 0
     request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
-    assert rig.core.offsets_for_times(request).offsets == {0: 4}
-    assert rig.core.greatest_time("t", 0)[1] == 4
+    assert rig.broker.offsets_for_times(request).offsets == {0: 4}
+    assert rig.broker.greatest_time("t", 0)[1] == 4
     rig.append(["6"])
     rig.publish()
-    assert rig.core.partition_status("t", 0).start == 4
+    assert rig.broker.partition_status("t", 0).start == 4
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 5})
     rig.janitor.tick()
-    assert rig.core.partition_status("t", 0).start == 5
+    assert rig.broker.partition_status("t", 0).start == 5
 
 
 def test_the_status_names_some_of_the_topics_that_are_held_back(
@@ -1678,5 +1686,5 @@ def test_the_status_names_some_of_the_topics_that_are_held_back(
     for number in range(4):
         rig.create(f"held{number}")
         rig.partition_table.topic(f"held{number}").held_back = "a reason"
-        shown = rig.core.status().held_back
+        shown = rig.broker.status().held_back
         assert [each.reason for each in shown] == ["a reason"] * min(number + 1, 2)

@@ -14,13 +14,13 @@ SECONDS = 10.0
 
 def test_no_more_is_held_than_there_is() -> None:
     """Threads that want more together take turns, and each gets one."""
-    room = DecodeMemory(100)
+    memory = DecodeMemory(100)
     lock = threading.Lock()
     held, most = 0, 0
 
     def work(size: int) -> None:
         nonlocal held, most
-        with room.hold(size):
+        with memory.hold(size):
             with lock:
                 held += size
                 most = max(most, held)
@@ -35,21 +35,21 @@ def test_no_more_is_held_than_there_is() -> None:
 
 def test_what_is_larger_than_all_goes_alone() -> None:
     """It waits until no memory is held; later requests do not overtake it."""
-    room = DecodeMemory(100)
+    memory = DecodeMemory(100)
     order: list[str] = []
     started = [threading.Event(), threading.Event()]
 
     def work(name: str, size: int, event: threading.Event) -> None:
         event.set()
-        with room.hold(size):
+        with memory.hold(size):
             order.append(name)
 
     with ThreadPoolExecutor(2) as pool:
         waiting: list[Future[None]] = []
-        with room.hold(50):
+        with memory.hold(50):
             waiting.append(pool.submit(work, "large", 500, started[0]))
             started[0].wait(SECONDS)
-            while not room.is_short:
+            while not memory.is_short:
                 pass
             waiting.append(pool.submit(work, "small", 1, started[1]))
             started[1].wait(SECONDS)
@@ -61,8 +61,8 @@ def test_what_is_larger_than_all_goes_alone() -> None:
 
 def test_what_fails_gives_its_room_back() -> None:
     """The next one is not kept waiting by an error."""
-    room = DecodeMemory(10)
-    with pytest.raises(ZeroDivisionError), room.hold(10):
+    memory = DecodeMemory(10)
+    with pytest.raises(ZeroDivisionError), memory.hold(10):
         _ = 1 / 0
-    with room.hold(10):
-        assert not room.is_short
+    with memory.hold(10):
+        assert not memory.is_short

@@ -72,7 +72,7 @@ def test_an_unknown_topic_is_named(rig: Rig) -> None:
         follower.refresh(["v"])
     rig.append(["a"])
     follower.refresh(["t"])
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     with pytest.raises(errors.UnknownTopic) as refused:
         follower.refresh(["t", "u"])
     assert refused.value.topic == "t"
@@ -83,7 +83,7 @@ def test_a_topic_that_is_made_anew_is_another(rig: Rig) -> None:
     follower = RootFollower(rig.store, clock=rig.clock)
     rig.append(["old", "old"])
     assert len(rows_followed(follower, rig.store)) == 2
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     rig.create()
     assert rows_followed(follower, rig.store) == []
     rig.append(["new"])

@@ -36,7 +36,7 @@ RANGE = (MemberProtocol("range", b"t"),)
 COOPERATIVE = (MemberProtocol("cooperative-sticky", b"t"), MemberProtocol("range", b"t"))
 
 
-class Room:
+class GroupDriver:
     """A group with its coordinator: a clock, a store, and everybody's answers."""
 
     def __init__(
@@ -195,102 +195,104 @@ class Room:
 # ------------------------------------------------------------------------------ states
 
 
-def completing(room: Room, instances: Iterable[str | None] = (None, None, "s")) -> list[str]:
+def completing(
+    driver: GroupDriver, instances: Iterable[str | None] = (None, None, "s")
+) -> list[str]:
     """The members' ids, the leader's first, in a generation that lacks its assignment."""
-    tokens = [room.join(instance_id=each) for each in instances]
-    room.pass_time(2 * room.settings.initial_rebalance_delay_ms)
-    assert room.group.state is GroupState.COMPLETING
-    replies = [room.joined(each) for each in tokens]
+    tokens = [driver.join(instance_id=each) for each in instances]
+    driver.pass_time(2 * driver.settings.initial_rebalance_delay_ms)
+    assert driver.group.state is GroupState.COMPLETING
+    replies = [driver.joined(each) for each in tokens]
     assert {each.leader for each in replies} == {replies[0].member_id}
     return [each.member_id for each in replies]
 
 
-def stable(room: Room, instances: Iterable[str | None] = (None, None, "s")) -> list[str]:
+def stable(driver: GroupDriver, instances: Iterable[str | None] = (None, None, "s")) -> list[str]:
     """The members' ids; each is assigned its own id."""
-    ids = completing(room, instances)
-    sync_all(room, ids)
-    assert room.group.state is GroupState.STABLE
+    ids = completing(driver, instances)
+    sync_all(driver, ids)
+    assert driver.group.state is GroupState.STABLE
     return ids
 
 
-def sync_all(room: Room, ids: list[str]) -> list[int]:
+def sync_all(driver: GroupDriver, ids: list[str]) -> list[int]:
     """Everybody syncs, the leader last."""
-    leader = room.group.leader
+    leader = driver.group.leader
     assert leader in ids
-    tokens = [room.sync(each) for each in ids if each != leader]
-    return [*tokens, room.sync(leader, {each: each.encode() for each in ids})]
+    tokens = [driver.sync(each) for each in ids if each != leader]
+    return [*tokens, driver.sync(leader, {each: each.encode() for each in ids})]
 
 
-State: TypeAlias = Callable[[Room], None]
+State: TypeAlias = Callable[[GroupDriver], None]
 
 
-def empty(room: Room) -> None:
+def empty(driver: GroupDriver) -> None:
     """Returns a group that never had a member."""
 
 
-def deserted(room: Room) -> None:
+def deserted(driver: GroupDriver) -> None:
     """Everybody has left; the ids are c-1, c-2 and s-3, the generation is 2."""
-    ids = stable(room)
-    room.leave(*(Leaver(member_id=each) for each in ids))
-    assert room.group.state is GroupState.EMPTY
+    ids = stable(driver)
+    driver.leave(*(Leaver(member_id=each) for each in ids))
+    assert driver.group.state is GroupState.EMPTY
 
 
-def initial(room: Room) -> None:
+def initial(driver: GroupDriver) -> None:
     """c-1, c-2 and s-3 join an empty group."""
     for each in (None, None, "s"):
-        room.join(instance_id=each)
+        driver.join(instance_id=each)
 
 
-def syncing(room: Room) -> None:
+def syncing(driver: GroupDriver) -> None:
     """c-1 leads c-2 and s-3 in a generation that lacks its assignment."""
-    completing(room)
+    completing(driver)
 
 
-def settled(room: Room) -> None:
+def settled(driver: GroupDriver) -> None:
     """c-1 leads c-2 and s-3, and everybody has synced."""
-    stable(room)
+    stable(driver)
 
 
-def preparing(room: Room) -> None:
+def preparing(driver: GroupDriver) -> None:
     """The leader c-1 has joined again; the others have not."""
-    stable(room)
-    room.join("c-1")
-    assert room.group.state is GroupState.PREPARING
+    stable(driver)
+    driver.join("c-1")
+    assert driver.group.state is GroupState.PREPARING
 
 
-def pending(room: Room) -> None:
+def pending(driver: GroupDriver) -> None:
     """Stable, and c-4 was given an id that it has not joined with."""
-    stable(room)
-    reply = room.joined(room.join(required=True))
+    stable(driver)
+    reply = driver.joined(driver.join(required=True))
     assert (reply.error, reply.member_id) == (GroupError.MEMBER_ID_REQUIRED, "c-4")
 
 
-def dead(room: Room) -> None:
+def dead(driver: GroupDriver) -> None:
     """Another coordinator has taken over."""
-    stable(room)
-    room.take(room.group.unload())
+    stable(driver)
+    driver.take(driver.group.unload())
 
 
-def full(room: Room) -> None:
+def full(driver: GroupDriver) -> None:
     """Stable with three members, of three."""
-    room.settings = GroupSettings(max_size=3, initial_rebalance_delay_ms=3_000)
-    room.group = Group("g", settings=room.settings, new_uuid=room.uuid)
-    stable(room)
+    driver.settings = GroupSettings(max_size=3, initial_rebalance_delay_ms=3_000)
+    driver.group = Group("g", settings=driver.settings, new_uuid=driver.uuid)
+    stable(driver)
 
 
-def nameless(room: Room) -> None:
+def nameless(driver: GroupDriver) -> None:
     """Clients of old may commit without a group id; nothing else is possible."""
-    room.group = Group("", settings=room.settings, new_uuid=room.uuid)
+    driver.group = Group("", settings=driver.settings, new_uuid=driver.uuid)
 
 
 WAITS = "waits"
 Answer: TypeAlias = GroupError | str | None
-Event: TypeAlias = Callable[[Room], Answer]
+Event: TypeAlias = Callable[[GroupDriver], Answer]
 
 
-def answer(room: Room, token: int) -> Answer:
+def answer(driver: GroupDriver, token: int) -> Answer:
     """The error, or None for a good answer, or that there is none yet."""
-    return WAITS if token in room.waiting else room.answers[token].error
+    return WAITS if token in driver.waiting else driver.answers[token].error
 
 
 def join(
@@ -303,9 +305,9 @@ def join(
     required: bool = False,
 ) -> Event:
     """Returns a join."""
-    return lambda room: answer(
-        room,
-        room.join(
+    return lambda driver: answer(
+        driver,
+        driver.join(
             member_id,
             instance_id,
             protocols=protocols,
@@ -325,12 +327,12 @@ def sync(
     protocol: str | None = "range",
 ) -> Event:
     """Returns a sync in the group's generation, or in an earlier one."""
-    return lambda room: answer(
-        room,
-        room.sync(
+    return lambda driver: answer(
+        driver,
+        driver.sync(
             member_id,
             instance_id=instance_id,
-            generation=room.group.generation - behind,
+            generation=driver.group.generation - behind,
             protocol_type=protocol_type,
             protocol=protocol,
         ),
@@ -339,14 +341,14 @@ def sync(
 
 def heartbeat(member_id: str, instance_id: str | None = None, *, behind: int = 0) -> Event:
     """Returns a heartbeat."""
-    return lambda room: room.heartbeat(member_id, instance_id, room.group.generation - behind)
+    return lambda driver: driver.heartbeat(member_id, instance_id, driver.group.generation - behind)
 
 
 def leave(member_id: str = "", instance_id: str | None = None) -> Event:
     """One leaves; the answer is its own."""
 
-    def event(room: Room) -> Answer:
-        reply = room.left(room.leave(Leaver(member_id=member_id, instance_id=instance_id)))
+    def event(driver: GroupDriver) -> Answer:
+        reply = driver.left(driver.leave(Leaver(member_id=member_id, instance_id=instance_id)))
         return reply.error or reply.members[0].error
 
     return event
@@ -360,17 +362,17 @@ def commit(
     transactional: bool = False,
 ) -> Event:
     """Returns a commit, without a generation unless `behind` names one."""
-    return lambda room: room.commit(
+    return lambda driver: driver.commit(
         member_id,
-        -1 if behind is None else room.group.generation - behind,
+        -1 if behind is None else driver.group.generation - behind,
         instance_id,
         transactional=transactional,
     )
 
 
-def delete(room: Room) -> Answer:
+def delete(driver: GroupDriver) -> Answer:
     """An administrator wants the group to go."""
-    return room.group.check_delete()
+    return driver.group.check_delete()
 
 
 UNKNOWN = GroupError.UNKNOWN_MEMBER_ID
@@ -529,10 +531,10 @@ ANSWERS: list[tuple[State, Event, Answer, GroupState]] = [
 @pytest.mark.parametrize(("state", "event", "expected", "then"), ANSWERS)
 def test_answers(state: State, event: Event, expected: Answer, then: GroupState) -> None:
     """In each state, each request is answered as Kafka answers it, and leads where Kafka goes."""
-    room = Room()
-    state(room)
-    assert event(room) == expected
-    assert room.group.state is then
+    driver = GroupDriver()
+    state(driver)
+    assert event(driver) == expected
+    assert driver.group.state is then
 
 
 # ------------------------------------------------------------------------------ generations
@@ -540,37 +542,37 @@ def test_answers(state: State, event: Event, expected: Answer, then: GroupState)
 
 def test_ids_are_told_first() -> None:
     """A dynamic member that understands it gets its id, and joins with it (KIP-394)."""
-    room = Room()
-    first = room.joined(room.join(required=True))
+    driver = GroupDriver()
+    first = driver.joined(driver.join(required=True))
     assert first == JoinReply(error=GroupError.MEMBER_ID_REQUIRED, member_id="c-1")
-    token = room.join("c-1", required=True)
-    room.pass_time(DELAY_MS)
-    assert room.joined(token).member_id == "c-1"
+    token = driver.join("c-1", required=True)
+    driver.pass_time(DELAY_MS)
+    assert driver.joined(token).member_id == "c-1"
 
 
 def test_an_id_that_nobody_joins_with_is_forgotten() -> None:
     """It holds up a rebalance for the session timeout that was asked for, and is unknown then."""
-    room = Room()
-    leader, follower = stable(room, (None, None))
-    room.join(required=True)
-    tokens = [room.join(leader), room.join(follower)]
-    assert room.waiting == set(tokens)
-    room.pass_time(SESSION_MS - 1)
-    assert room.waiting == set(tokens)
-    room.pass_time(1)
-    assert not room.waiting
-    assert room.joined(room.join("c-3")).error is UNKNOWN
+    driver = GroupDriver()
+    leader, follower = stable(driver, (None, None))
+    driver.join(required=True)
+    tokens = [driver.join(leader), driver.join(follower)]
+    assert driver.waiting == set(tokens)
+    driver.pass_time(SESSION_MS - 1)
+    assert driver.waiting == set(tokens)
+    driver.pass_time(1)
+    assert not driver.waiting
+    assert driver.joined(driver.join("c-3")).error is UNKNOWN
 
 
 def test_the_leader_alone_sees_the_members() -> None:
     """Everybody learns generation, protocol and leader; the leader also who is in, with what."""
-    room = Room()
+    driver = GroupDriver()
     tokens = [
-        room.join(protocols=(MemberProtocol("range", b"one"),)),
-        room.join(instance_id="s", protocols=(MemberProtocol("range", b"two"),)),
+        driver.join(protocols=(MemberProtocol("range", b"one"),)),
+        driver.join(instance_id="s", protocols=(MemberProtocol("range", b"two"),)),
     ]
-    room.pass_time(2 * DELAY_MS)
-    leader, follower = (room.joined(each) for each in tokens)
+    driver.pass_time(2 * DELAY_MS)
+    leader, follower = (driver.joined(each) for each in tokens)
     assert (leader.generation, leader.protocol_type, leader.protocol) == (1, "consumer", "range")
     assert leader.leader == follower.leader == leader.member_id == "c-1"
     seen = [(each.member_id, each.instance_id, each.metadata) for each in leader.members]
@@ -580,54 +582,54 @@ def test_the_leader_alone_sees_the_members() -> None:
 
 def test_the_initial_rebalance_waits_for_more() -> None:
     """It waits on as long as new members come, but never beyond the rebalance timeout."""
-    room = Room()
-    tokens = [room.join(rebalance_ms=7_000)]
-    room.pass_time(DELAY_MS - 1)
-    tokens.append(room.join(rebalance_ms=7_000))
-    room.pass_time(DELAY_MS)
-    tokens.append(room.join(rebalance_ms=7_000))
-    room.pass_time(1_000)
-    assert room.waiting == set(tokens)
-    room.pass_time(1)
-    assert not room.waiting
-    assert {room.joined(each).generation for each in tokens} == {1}
+    driver = GroupDriver()
+    tokens = [driver.join(rebalance_ms=7_000)]
+    driver.pass_time(DELAY_MS - 1)
+    tokens.append(driver.join(rebalance_ms=7_000))
+    driver.pass_time(DELAY_MS)
+    tokens.append(driver.join(rebalance_ms=7_000))
+    driver.pass_time(1_000)
+    assert driver.waiting == set(tokens)
+    driver.pass_time(1)
+    assert not driver.waiting
+    assert {driver.joined(each).generation for each in tokens} == {1}
 
 
 def test_an_empty_group_may_change_its_protocol_type() -> None:
     """The type is that of the members, and there are none."""
-    room = Room()
-    deserted(room)
-    token = room.join(protocol_type="connect")
-    room.pass_time(DELAY_MS)
-    assert room.joined(token).protocol_type == "connect"
+    driver = GroupDriver()
+    deserted(driver)
+    token = driver.join(protocol_type="connect")
+    driver.pass_time(DELAY_MS)
+    assert driver.joined(token).protocol_type == "connect"
 
 
 def test_without_a_rebalance_timeout_it_is_the_session_s() -> None:
     """JoinGroup had none in its first version."""
-    room = Room(keeps=False)
-    token = room.join(rebalance_ms=-1)
-    room.pass_time(DELAY_MS)
-    room.sync(room.joined(token).member_id)
-    (member,) = room.storing[0].members
+    driver = GroupDriver(keeps=False)
+    token = driver.join(rebalance_ms=-1)
+    driver.pass_time(DELAY_MS)
+    driver.sync(driver.joined(token).member_id)
+    (member,) = driver.storing[0].members
     assert (member.rebalance_timeout_ms, member.session_timeout_ms) == (SESSION_MS, SESSION_MS)
 
 
 def test_without_a_delay_the_first_member_leads_at_once() -> None:
     """With `group.initial.rebalance.delay.ms` of 0, the first member does not wait for others."""
-    room = Room(initial_rebalance_delay_ms=0)
-    assert room.joined(room.join()).leader == "c-1"
-    room.sync("c-1")
-    assert room.group.state is GroupState.STABLE
+    driver = GroupDriver(initial_rebalance_delay_ms=0)
+    assert driver.joined(driver.join()).leader == "c-1"
+    driver.sync("c-1")
+    assert driver.group.state is GroupState.STABLE
 
 
 def test_a_group_that_everybody_left_in_the_beginning_is_empty() -> None:
     """The initial delay runs on without members, and ends in an empty generation."""
-    room = Room()
-    token = room.join()
-    assert room.left(room.leave(Leaver(member_id="c-1"))).members[0].error is None
-    assert room.joined(token) == JoinReply(error=UNKNOWN, member_id="")
-    room.pass_time(DELAY_MS)
-    assert (room.group.state, room.group.generation) == (GroupState.EMPTY, 1)
+    driver = GroupDriver()
+    token = driver.join()
+    assert driver.left(driver.leave(Leaver(member_id="c-1"))).members[0].error is None
+    assert driver.joined(token) == JoinReply(error=UNKNOWN, member_id="")
+    driver.pass_time(DELAY_MS)
+    assert (driver.group.state, driver.group.generation) == (GroupState.EMPTY, 1)
 
 
 VOTES: list[tuple[list[str], str]] = [
@@ -643,30 +645,30 @@ VOTES: list[tuple[list[str], str]] = [
 @pytest.mark.parametrize(("wishes", "elected"), VOTES)
 def test_most_votes_win(wishes: list[str], elected: str) -> None:
     """Each member votes for the first of its protocols that all members have."""
-    room = Room()
+    driver = GroupDriver()
     tokens = [
-        room.join(protocols=tuple(MemberProtocol(name, b"") for name in each.split()))
+        driver.join(protocols=tuple(MemberProtocol(name, b"") for name in each.split()))
         for each in wishes
     ]
-    room.pass_time(2 * DELAY_MS)
-    assert {room.joined(each).protocol for each in tokens} == {elected}
+    driver.pass_time(2 * DELAY_MS)
+    assert {driver.joined(each).protocol for each in tokens} == {elected}
 
 
 def test_followers_wait_for_the_leader() -> None:
     """Followers that synced before the leader are answered with it, later ones at once."""
-    room = Room(keeps=False)
-    leader, early, late = completing(room, (None, None, None))
-    first = room.sync(early)
-    assert first in room.waiting
-    second = room.sync(leader, {leader: b"L", early: b"E", late: b"T", "stranger": b"S"})
-    assert {first, second} <= room.waiting
-    room.store()
-    assert room.synced(first) == SyncReply(
+    driver = GroupDriver(keeps=False)
+    leader, early, late = completing(driver, (None, None, None))
+    first = driver.sync(early)
+    assert first in driver.waiting
+    second = driver.sync(leader, {leader: b"L", early: b"E", late: b"T", "stranger": b"S"})
+    assert {first, second} <= driver.waiting
+    driver.store()
+    assert driver.synced(first) == SyncReply(
         protocol_type="consumer", protocol="range", assignment=b"E"
     )
-    assert room.synced(second).assignment == b"L"
-    assert room.synced(room.sync(late)).assignment == b"T"
-    (record,) = room.durable
+    assert driver.synced(second).assignment == b"L"
+    assert driver.synced(driver.sync(late)).assignment == b"T"
+    (record,) = driver.durable
     assert (record.generation, record.protocol_type, record.protocol) == (1, "consumer", "range")
     assert record.leader == leader
     assert {each.member_id: each.assignment for each in record.members} == {
@@ -679,78 +681,78 @@ def test_followers_wait_for_the_leader() -> None:
 
 def test_waiting_for_the_leader_does_not_cost_the_session() -> None:
     """A waiting member needs no heartbeats, and has a whole session after the answer."""
-    room = Room()
-    leader, follower = completing(room, (None, None))
-    token = room.sync(follower)
+    driver = GroupDriver()
+    leader, follower = completing(driver, (None, None))
+    token = driver.sync(follower)
     for _ in range(5):
-        room.pass_time(5_000)
-        assert room.heartbeat(leader) is None
-    room.sync(leader, {})
-    assert room.synced(token).error is None
-    room.pass_time(SESSION_MS - 1)
-    assert room.heartbeat(follower) is None
+        driver.pass_time(5_000)
+        assert driver.heartbeat(leader) is None
+    driver.sync(leader, {})
+    assert driver.synced(token).error is None
+    driver.pass_time(SESSION_MS - 1)
+    assert driver.heartbeat(follower) is None
 
 
 def test_a_follower_assigns_nothing() -> None:
     """A follower's assignments are ignored; a member without an assignment gets an empty one."""
-    room = Room()
-    leader, follower = completing(room, (None, None))
-    token = room.sync(follower, {follower: b"mine"})
-    room.sync(leader, {leader: b"all"})
-    assert room.synced(token).assignment == b""
+    driver = GroupDriver()
+    leader, follower = completing(driver, (None, None))
+    token = driver.sync(follower, {follower: b"mine"})
+    driver.sync(leader, {leader: b"all"})
+    assert driver.synced(token).assignment == b""
 
 
 def test_a_leader_that_asks_again_does_not_assign_twice() -> None:
     """While its assignment is being stored, a second one is not heard, and the first is given."""
-    room = Room(keeps=False)
-    (leader,) = completing(room, (None,))
-    first = room.sync(leader, {leader: b"one"})
-    second = room.sync(leader, {leader: b"two"})
-    assert room.synced(first).error is REBALANCING
-    assert len(room.storing) == 1
-    room.store()
-    assert room.synced(second).assignment == b"one"
+    driver = GroupDriver(keeps=False)
+    (leader,) = completing(driver, (None,))
+    first = driver.sync(leader, {leader: b"one"})
+    second = driver.sync(leader, {leader: b"two"})
+    assert driver.synced(first).error is REBALANCING
+    assert len(driver.storing) == 1
+    driver.store()
+    assert driver.synced(second).assignment == b"one"
 
 
 def test_a_failed_store_makes_everybody_join_again() -> None:
     """An assignment that is not durable is not used, and neither is the previous one."""
-    room = Room()
-    leader, follower = stable(room, (None, None))
-    room.keeps = False
-    room.join(leader)
-    room.join(follower)
-    assert room.assignments() == {leader: leader.encode(), follower: follower.encode()}
-    tokens = [room.sync(follower), room.sync(leader, {follower: b"F"})]
-    room.fail(GroupError.NOT_COORDINATOR)
-    assert {room.synced(each).error for each in tokens} == {GroupError.NOT_COORDINATOR}
-    assert room.group.state is GroupState.PREPARING
-    assert set(room.assignments().values()) == {b""}
+    driver = GroupDriver()
+    leader, follower = stable(driver, (None, None))
+    driver.keeps = False
+    driver.join(leader)
+    driver.join(follower)
+    assert driver.assignments() == {leader: leader.encode(), follower: follower.encode()}
+    tokens = [driver.sync(follower), driver.sync(leader, {follower: b"F"})]
+    driver.fail(GroupError.NOT_COORDINATOR)
+    assert {driver.synced(each).error for each in tokens} == {GroupError.NOT_COORDINATOR}
+    assert driver.group.state is GroupState.PREPARING
+    assert set(driver.assignments().values()) == {b""}
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_store_that_a_rebalance_overtook_changes_nothing(succeeds: bool) -> None:
     """Members that waited for the store were already sent to the rebalance."""
-    room = Room(keeps=False)
-    leader, follower = completing(room, (None, None))
-    token = room.sync(leader, {follower: b"F"})
-    newcomer = room.join()
-    assert room.synced(token).error is REBALANCING
-    room.store() if succeeds else room.fail()
-    assert room.group.state is GroupState.PREPARING
-    assert room.waiting == {newcomer}
-    assert set(room.assignments().values()) == {b""}
+    driver = GroupDriver(keeps=False)
+    leader, follower = completing(driver, (None, None))
+    token = driver.sync(leader, {follower: b"F"})
+    newcomer = driver.join()
+    assert driver.synced(token).error is REBALANCING
+    driver.store() if succeeds else driver.fail()
+    assert driver.group.state is GroupState.PREPARING
+    assert driver.waiting == {newcomer}
+    assert set(driver.assignments().values()) == {b""}
 
 
 def test_the_last_one_leaves_durably() -> None:
     """The empty generation is stored before the leave is answered."""
-    room = Room()
-    (leader,) = stable(room, (None,))
-    room.keeps = False
-    token = room.leave(Leaver(member_id=leader))
-    assert token in room.waiting
-    room.store()
-    assert room.left(token).members[0].error is None
-    record = room.durable[-1]
+    driver = GroupDriver()
+    (leader,) = stable(driver, (None,))
+    driver.keeps = False
+    token = driver.leave(Leaver(member_id=leader))
+    assert token in driver.waiting
+    driver.store()
+    assert driver.left(token).members[0].error is None
+    record = driver.durable[-1]
     assert (record.generation, record.leader, record.protocol, record.members) == (
         2,
         None,
@@ -761,21 +763,21 @@ def test_the_last_one_leaves_durably() -> None:
 
 def test_a_leave_that_is_not_durable_is_refused() -> None:
     """The group is empty all the same: a coordinator that restarts waits for the sessions."""
-    room = Room()
-    (leader,) = stable(room, (None,))
-    room.keeps = False
-    token = room.leave(Leaver(member_id=leader))
-    room.fail()
-    assert room.left(token) == LeaveReply(error=UNAVAILABLE)
-    assert room.group.state is GroupState.EMPTY
+    driver = GroupDriver()
+    (leader,) = stable(driver, (None,))
+    driver.keeps = False
+    token = driver.leave(Leaver(member_id=leader))
+    driver.fail()
+    assert driver.left(token) == LeaveReply(error=UNAVAILABLE)
+    assert driver.group.state is GroupState.EMPTY
 
 
 def test_several_leave_at_once() -> None:
     """Each leaver is answered for itself, and one rebalance follows."""
-    room = Room()
-    leader, follower, static = stable(room)
-    room.join(required=True)
-    token = room.leave(
+    driver = GroupDriver()
+    leader, follower, static = stable(driver)
+    driver.join(required=True)
+    token = driver.leave(
         Leaver(member_id=leader, reason="shutdown"),
         Leaver(member_id="nobody"),
         Leaver(instance_id="s"),
@@ -783,7 +785,7 @@ def test_several_leave_at_once() -> None:
         Leaver(member_id=leader),
         Leaver(member_id=follower, instance_id="other"),
     )
-    told = [(each.member_id, each.error) for each in room.left(token).members]
+    told = [(each.member_id, each.error) for each in driver.left(token).members]
     assert told == [
         (leader, None),
         ("nobody", UNKNOWN),
@@ -792,30 +794,30 @@ def test_several_leave_at_once() -> None:
         (leader, UNKNOWN),
         (follower, UNKNOWN),
     ]
-    assert room.members() == {follower}
-    assert room.group.leader == follower
-    assert room.joined(room.join(follower)).generation == 2
-    assert static not in room.members()
+    assert driver.members() == {follower}
+    assert driver.group.leader == follower
+    assert driver.joined(driver.join(follower)).generation == 2
+    assert static not in driver.members()
 
 
 def test_who_leaves_while_it_waits_is_answered() -> None:
     """A join or sync of a member that leaves ends with UNKNOWN_MEMBER_ID."""
-    room = Room()
-    leader, follower = completing(room, (None, None))
-    synced = room.sync(follower)
-    room.leave(Leaver(member_id=follower))
-    assert room.synced(synced).error is UNKNOWN
-    assert room.group.state is GroupState.PREPARING
-    assert room.joined(room.join(leader)).members[0].member_id == leader
+    driver = GroupDriver()
+    leader, follower = completing(driver, (None, None))
+    synced = driver.sync(follower)
+    driver.leave(Leaver(member_id=follower))
+    assert driver.synced(synced).error is UNKNOWN
+    assert driver.group.state is GroupState.PREPARING
+    assert driver.joined(driver.join(leader)).members[0].member_id == leader
 
 
 def test_who_asks_twice_is_answered_twice() -> None:
     """The older of two joins of a member ends with REBALANCE_IN_PROGRESS."""
-    room = Room()
-    leader, _ = stable(room, (None, None))
-    first, second = room.join(leader), room.join(leader)
-    assert room.joined(first) == JoinReply(error=REBALANCING, member_id=leader)
-    assert second in room.waiting
+    driver = GroupDriver()
+    leader, _ = stable(driver, (None, None))
+    first, second = driver.join(leader), driver.join(leader)
+    assert driver.joined(first) == JoinReply(error=REBALANCING, member_id=leader)
+    assert second in driver.waiting
 
 
 # ------------------------------------------------------------------------------ timeouts
@@ -823,178 +825,178 @@ def test_who_asks_twice_is_answered_twice() -> None:
 
 def test_a_silent_member_is_gone_after_its_session() -> None:
     """Heartbeats and commits keep a member; without them the others rebalance."""
-    room = Room()
-    leader, follower, committer = stable(room, (None, None, None))
+    driver = GroupDriver()
+    leader, follower, committer = stable(driver, (None, None, None))
     for _ in range(3):
-        room.pass_time(SESSION_MS - 1)
-        assert room.heartbeat(leader) is None
-        assert room.commit(committer, room.group.generation) is None
-        if follower in room.members():
-            assert room.heartbeat(follower) is None
-    room.pass_time(SESSION_MS - 1)
-    assert room.heartbeat(leader) is None
-    assert room.commit(committer, room.group.generation) is None
-    room.pass_time(1)
-    assert room.members() == {leader, committer}
-    assert room.heartbeat(leader) is REBALANCING
+        driver.pass_time(SESSION_MS - 1)
+        assert driver.heartbeat(leader) is None
+        assert driver.commit(committer, driver.group.generation) is None
+        if follower in driver.members():
+            assert driver.heartbeat(follower) is None
+    driver.pass_time(SESSION_MS - 1)
+    assert driver.heartbeat(leader) is None
+    assert driver.commit(committer, driver.group.generation) is None
+    driver.pass_time(1)
+    assert driver.members() == {leader, committer}
+    assert driver.heartbeat(leader) is REBALANCING
 
 
 def test_everybody_silent_leaves_an_empty_group() -> None:
     """When all sessions have ended there is one empty generation, durably."""
-    room = Room()
-    stable(room)
-    room.pass_time(SESSION_MS)
-    assert (room.group.state, room.group.generation) == (GroupState.EMPTY, 2)
-    assert room.durable[-1].members == ()
-    assert room.group.next_deadline_ms() is None
+    driver = GroupDriver()
+    stable(driver)
+    driver.pass_time(SESSION_MS)
+    assert (driver.group.state, driver.group.generation) == (GroupState.EMPTY, 2)
+    assert driver.durable[-1].members == ()
+    assert driver.group.next_deadline_ms() is None
 
 
 def test_who_does_not_join_again_is_out() -> None:
     """A rebalance ends without dynamic members that did not come in time, heartbeats or not."""
-    room = Room()
-    leader, slow = stable(room, (None, None))
-    token = room.join(leader)
+    driver = GroupDriver()
+    leader, slow = stable(driver, (None, None))
+    token = driver.join(leader)
     for _ in range(REBALANCE_MS // 5_000 - 1):
-        room.pass_time(5_000)
-        assert room.heartbeat(slow) is REBALANCING
-        assert token in room.waiting
-    room.pass_time(5_000)
-    assert room.joined(token).generation == 2
-    assert room.members() == {leader}
-    assert room.joined(room.join(slow)).error is UNKNOWN
+        driver.pass_time(5_000)
+        assert driver.heartbeat(slow) is REBALANCING
+        assert token in driver.waiting
+    driver.pass_time(5_000)
+    assert driver.joined(token).generation == 2
+    assert driver.members() == {leader}
+    assert driver.joined(driver.join(slow)).error is UNKNOWN
 
 
 def test_who_does_not_sync_is_out() -> None:
     """A member that joined and never syncs is removed after the rebalance timeout."""
-    room = Room()
-    leader, follower = completing(room, (None, None))
-    room.sync(leader, {})
+    driver = GroupDriver()
+    leader, follower = completing(driver, (None, None))
+    driver.sync(leader, {})
     for _ in range(REBALANCE_MS // 5_000 - 1):
-        room.pass_time(5_000)
-        assert [room.heartbeat(each) for each in (leader, follower)] == [None, None]
-    room.pass_time(5_000)
-    assert room.members() == {leader}
-    assert room.heartbeat(leader) is REBALANCING
+        driver.pass_time(5_000)
+        assert [driver.heartbeat(each) for each in (leader, follower)] == [None, None]
+    driver.pass_time(5_000)
+    assert driver.members() == {leader}
+    assert driver.heartbeat(leader) is REBALANCING
 
 
 def test_a_new_member_waits_five_minutes() -> None:
     """A new member may have vanished unnoticed, so a longer rebalance drops it."""
-    room = Room()
-    leader, slow = stable(room, (None, None))
-    token = room.join(leader, rebalance_ms=900_000, protocols=OTHER)
-    newcomer = room.join(rebalance_ms=900_000)
+    driver = GroupDriver()
+    leader, slow = stable(driver, (None, None))
+    token = driver.join(leader, rebalance_ms=900_000, protocols=OTHER)
+    newcomer = driver.join(rebalance_ms=900_000)
     for _ in range(300_000 // 5_000):
-        assert room.waiting == {token, newcomer}
-        assert room.heartbeat(slow) is REBALANCING
-        room.pass_time(5_000)
-    assert room.joined(newcomer) == JoinReply(error=UNKNOWN, member_id="")
-    assert room.waiting == {token}
+        assert driver.waiting == {token, newcomer}
+        assert driver.heartbeat(slow) is REBALANCING
+        driver.pass_time(5_000)
+    assert driver.joined(newcomer) == JoinReply(error=UNKNOWN, member_id="")
+    assert driver.waiting == {token}
 
 
 def test_the_leader_may_crash_while_others_join() -> None:
     """The first of those who joined again leads the next generation."""
-    room = Room()
-    leader, *followers = stable(room, (None, None, None))
-    tokens = [room.join(each, protocols=OTHER) for each in followers]
-    assert room.group.leader == leader
-    room.pass_time(SESSION_MS)
-    replies = [room.joined(each) for each in tokens]
+    driver = GroupDriver()
+    leader, *followers = stable(driver, (None, None, None))
+    tokens = [driver.join(each, protocols=OTHER) for each in followers]
+    assert driver.group.leader == leader
+    driver.pass_time(SESSION_MS)
+    replies = [driver.joined(each) for each in tokens]
     assert {each.leader for each in replies} == {followers[0]}
     assert {each.member_id for each in replies[0].members} == set(followers)
-    sync_all(room, followers)
-    assert room.assignments() == {each: each.encode() for each in followers}
+    sync_all(driver, followers)
+    assert driver.assignments() == {each: each.encode() for each in followers}
 
 
 def test_the_leader_may_crash_before_it_assigns() -> None:
     """The followers that wait for its assignment are sent to join again, under another leader."""
-    room = Room()
-    leader, *followers = completing(room, (None, None, None))
-    tokens = [room.sync(each) for each in followers]
-    room.pass_time(SESSION_MS)
-    assert {room.synced(each).error for each in tokens} == {REBALANCING}
-    assert room.members() == set(followers)
-    tokens = [room.join(each) for each in followers]
-    assert {room.joined(each).leader for each in tokens} == {followers[0]}
-    assert leader not in room.members()
+    driver = GroupDriver()
+    leader, *followers = completing(driver, (None, None, None))
+    tokens = [driver.sync(each) for each in followers]
+    driver.pass_time(SESSION_MS)
+    assert {driver.synced(each).error for each in tokens} == {REBALANCING}
+    assert driver.members() == set(followers)
+    tokens = [driver.join(each) for each in followers]
+    assert {driver.joined(each).leader for each in tokens} == {followers[0]}
+    assert leader not in driver.members()
 
 
 def test_a_closed_connection_counts_as_joined_for_a_session() -> None:
     """Its member may come back in that time, and is not in the next generation if it does not."""
-    room = Room()
-    leader, follower, slow = stable(room, (None, None, None))
-    lost = room.join(follower, protocols=OTHER)
-    room.group.cancel(lost, room.now_ms)
-    token = room.join(leader)
-    room.waiting.remove(lost)
+    driver = GroupDriver()
+    leader, follower, slow = stable(driver, (None, None, None))
+    lost = driver.join(follower, protocols=OTHER)
+    driver.group.cancel(lost, driver.now_ms)
+    token = driver.join(leader)
+    driver.waiting.remove(lost)
     for _ in range(3):
-        room.pass_time(4_000)
-        room.heartbeat(slow)
-    assert room.members() == {leader, slow}
-    room.leave(Leaver(member_id=slow))
-    assert room.joined(token).members[0].member_id == leader
+        driver.pass_time(4_000)
+        driver.heartbeat(slow)
+    assert driver.members() == {leader, slow}
+    driver.leave(Leaver(member_id=slow))
+    assert driver.joined(token).members[0].member_id == leader
 
 
 def test_a_closed_connection_gives_a_session_from_then_on() -> None:
     """However long its member had waited; coming back, it waits as before."""
-    room = Room()
-    leader, slow = stable(room, (None, None))
-    tokens = [room.join(leader), room.join()]
+    driver = GroupDriver()
+    leader, slow = stable(driver, (None, None))
+    tokens = [driver.join(leader), driver.join()]
     for _ in range(4):
-        room.pass_time(5_000)
-        room.heartbeat(slow)
+        driver.pass_time(5_000)
+        driver.heartbeat(slow)
     for token in tokens:
-        room.group.cancel(token, room.now_ms)
-        room.waiting.remove(token)
-    room.pass_time(SESSION_MS - 1)
-    assert room.members() == {leader, slow, "c-3"}
-    again = room.join("c-3")
+        driver.group.cancel(token, driver.now_ms)
+        driver.waiting.remove(token)
+    driver.pass_time(SESSION_MS - 1)
+    assert driver.members() == {leader, slow, "c-3"}
+    again = driver.join("c-3")
     for _ in range(4):
-        room.heartbeat(slow)
-        room.pass_time(5_000)
-        assert again in room.waiting
+        driver.heartbeat(slow)
+        driver.pass_time(5_000)
+        assert again in driver.waiting
 
 
 def test_a_closed_connection_of_a_syncing_member_ends_with_its_session() -> None:
     """The leader may take as long as it likes to assign, but not for a member that is gone."""
-    room = Room()
-    leader, follower = completing(room, (None, None))
-    token = room.sync(follower)
-    room.group.cancel(token, room.now_ms)
-    room.pass_time(SESSION_MS - 1)
-    assert room.heartbeat(leader) is None
-    room.pass_time(1)
-    assert room.members() == {leader}
-    assert room.group.state is GroupState.PREPARING
+    driver = GroupDriver()
+    leader, follower = completing(driver, (None, None))
+    token = driver.sync(follower)
+    driver.group.cancel(token, driver.now_ms)
+    driver.pass_time(SESSION_MS - 1)
+    assert driver.heartbeat(leader) is None
+    driver.pass_time(1)
+    assert driver.members() == {leader}
+    assert driver.group.state is GroupState.PREPARING
 
 
 def test_a_member_comes_back_for_an_answer_that_it_lost() -> None:
     """Joining again with what it said before, it gets the generation that has begun meanwhile."""
-    room = Room()
-    leader, follower = stable(room, (None, None))
-    lost = room.join(leader)
-    room.group.cancel(lost, room.now_ms)
-    room.waiting.remove(lost)
-    assert room.joined(room.join(follower)).generation == 2
-    again = room.joined(room.join(leader))
+    driver = GroupDriver()
+    leader, follower = stable(driver, (None, None))
+    lost = driver.join(leader)
+    driver.group.cancel(lost, driver.now_ms)
+    driver.waiting.remove(lost)
+    assert driver.joined(driver.join(follower)).generation == 2
+    again = driver.joined(driver.join(leader))
     assert (again.generation, len(again.members)) == (2, 2)
-    waits = room.sync(leader, {})
-    assert room.synced(waits).error is None
+    waits = driver.sync(leader, {})
+    assert driver.synced(waits).error is None
 
 
 def test_a_closed_connection_while_it_syncs_or_leaves() -> None:
     """Requests of closed connections are not answered, and the group continues."""
-    room = Room(keeps=False)
-    (leader,) = completing(room, (None,))
-    synced = room.sync(leader, {leader: b"L"})
-    room.group.cancel(synced, room.now_ms)
-    room.store()
-    assert room.assignments() == {leader: b"L"}
-    gone = room.leave(Leaver(member_id=leader))
-    room.group.cancel(gone, room.now_ms)
-    room.group.cancel(99, room.now_ms)
-    room.store()
-    assert room.waiting == {synced, gone}
-    assert room.group.state is GroupState.EMPTY
+    driver = GroupDriver(keeps=False)
+    (leader,) = completing(driver, (None,))
+    synced = driver.sync(leader, {leader: b"L"})
+    driver.group.cancel(synced, driver.now_ms)
+    driver.store()
+    assert driver.assignments() == {leader: b"L"}
+    gone = driver.leave(Leaver(member_id=leader))
+    driver.group.cancel(gone, driver.now_ms)
+    driver.group.cancel(99, driver.now_ms)
+    driver.store()
+    assert driver.waiting == {synced, gone}
+    assert driver.group.state is GroupState.EMPTY
 
 
 # ------------------------------------------------------------------------------ static members
@@ -1003,196 +1005,198 @@ def test_a_closed_connection_while_it_syncs_or_leaves() -> None:
 @pytest.mark.parametrize("skips", [True, False])
 def test_a_rolling_bounce_of_static_members_rebalances_nothing(skips: bool) -> None:
     """Each new process gets a new id, the old part and generation; the old one is fenced."""
-    room = Room()
-    ids = stable(room, ("a", "b", "c"))
-    before = {each.split("-")[0]: part for each, part in room.assignments().items()}
+    driver = GroupDriver()
+    ids = stable(driver, ("a", "b", "c"))
+    before = {each.split("-")[0]: part for each, part in driver.assignments().items()}
     for old in ids:
         name = old.split("-")[0]
-        leads = room.group.leader == old
-        reply = room.joined(room.join(instance_id=name, skips=skips))
+        leads = driver.group.leader == old
+        reply = driver.joined(driver.join(instance_id=name, skips=skips))
         assert reply.error is None
-        assert (reply.generation, room.group.state) == (1, GroupState.STABLE)
+        assert (reply.generation, driver.group.state) == (1, GroupState.STABLE)
         assert reply.member_id == f"{name}-{int(old.split('-')[1]) + 3}"
         assert reply.skip_assignment == (skips and leads)
         assert len(reply.members) == (3 if skips and leads else 0)
         # KIP-814: an older client that is named leader would assign.
         assert (reply.leader == reply.member_id) == (skips and leads)
-        assert room.synced(room.sync(reply.member_id, instance_id=name)).assignment == before[name]
-        assert room.heartbeat(old, name) is FENCED
-        assert room.heartbeat(old) is UNKNOWN
-        assert room.heartbeat(reply.member_id, name) is None
-    assert {each.split("-")[0]: part for each, part in room.assignments().items()} == before
-    assert {each.member_id for each in room.durable[-1].members} == room.members()
-    assert {each.assignment for each in room.durable[-1].members} == set(before.values())
+        assert (
+            driver.synced(driver.sync(reply.member_id, instance_id=name)).assignment == before[name]
+        )
+        assert driver.heartbeat(old, name) is FENCED
+        assert driver.heartbeat(old) is UNKNOWN
+        assert driver.heartbeat(reply.member_id, name) is None
+    assert {each.split("-")[0]: part for each, part in driver.assignments().items()} == before
+    assert {each.member_id for each in driver.durable[-1].members} == driver.members()
+    assert {each.assignment for each in driver.durable[-1].members} == set(before.values())
 
 
 def test_a_static_member_is_away_for_a_while() -> None:
     """Within its session timeout nothing changes; after it, its partitions move to others."""
-    room = Room()
-    leader, static = stable(room, (None, "s"))
-    room.pass_time(SESSION_MS - 1)
-    room.heartbeat(leader)
-    assert static in room.members()
-    room.pass_time(1)
-    assert room.members() == {leader}
-    reply = room.joined(room.join(leader))
+    driver = GroupDriver()
+    leader, static = stable(driver, (None, "s"))
+    driver.pass_time(SESSION_MS - 1)
+    driver.heartbeat(leader)
+    assert static in driver.members()
+    driver.pass_time(1)
+    assert driver.members() == {leader}
+    reply = driver.joined(driver.join(leader))
     assert (reply.generation, len(reply.members)) == (2, 1)
 
 
 def test_a_fenced_sync_begins_a_rebalance() -> None:
     """The leader may have seen the old id already, and would assign its partitions to no member."""
-    room = Room()
-    leader, static = completing(room, (None, "s"))
-    old = room.sync(static, instance_id="s")
-    new = room.join(instance_id="s")
-    assert room.synced(old) == SyncReply(error=FENCED)
-    assert new in room.waiting
-    assert room.synced(room.sync(leader, {static: b"part"})).error is REBALANCING
-    assert room.joined(room.join(leader)).generation == room.joined(new).generation == 2
+    driver = GroupDriver()
+    leader, static = completing(driver, (None, "s"))
+    old = driver.sync(static, instance_id="s")
+    new = driver.join(instance_id="s")
+    assert driver.synced(old) == SyncReply(error=FENCED)
+    assert new in driver.waiting
+    assert driver.synced(driver.sync(leader, {static: b"part"})).error is REBALANCING
+    assert driver.joined(driver.join(leader)).generation == driver.joined(new).generation == 2
 
 
 def test_a_fenced_join_names_the_old_id() -> None:
     """In a rebalance the new process takes the place of the one that waits."""
-    room = Room()
-    leader, static = stable(room, (None, "s"))
-    other = room.join()
-    old = room.join(static, "s")
-    new = room.join(instance_id="s")
-    assert room.joined(old) == JoinReply(error=FENCED, member_id=static)
-    assert {other, new} == room.waiting
-    assert room.joined(room.join(leader)).generation == 2
-    assert room.joined(new).generation == 2
+    driver = GroupDriver()
+    leader, static = stable(driver, (None, "s"))
+    other = driver.join()
+    old = driver.join(static, "s")
+    new = driver.join(instance_id="s")
+    assert driver.joined(old) == JoinReply(error=FENCED, member_id=static)
+    assert {other, new} == driver.waiting
+    assert driver.joined(driver.join(leader)).generation == 2
+    assert driver.joined(new).generation == 2
 
 
 def test_a_new_process_with_other_protocols_rebalances() -> None:
     """If the vote on the protocol changes, the group must rebalance."""
-    room = Room()
-    tokens = [room.join(instance_id=each, protocols=COOPERATIVE) for each in ("a", "b")]
-    room.pass_time(2 * DELAY_MS)
-    ids = [room.joined(each).member_id for each in tokens]
-    sync_all(room, ids)
-    assert room.group.describe().protocol == "cooperative-sticky"
-    token = room.join(instance_id="b", protocols=RANGE)
-    assert token in room.waiting
-    assert room.group.state is GroupState.PREPARING
-    assert room.joined(room.join(ids[0], "a", protocols=COOPERATIVE)).protocol == "range"
+    driver = GroupDriver()
+    tokens = [driver.join(instance_id=each, protocols=COOPERATIVE) for each in ("a", "b")]
+    driver.pass_time(2 * DELAY_MS)
+    ids = [driver.joined(each).member_id for each in tokens]
+    sync_all(driver, ids)
+    assert driver.group.describe().protocol == "cooperative-sticky"
+    token = driver.join(instance_id="b", protocols=RANGE)
+    assert token in driver.waiting
+    assert driver.group.state is GroupState.PREPARING
+    assert driver.joined(driver.join(ids[0], "a", protocols=COOPERATIVE)).protocol == "range"
 
 
 def test_a_replacement_that_is_not_durable_is_taken_back() -> None:
     """The old process continues, and the new one has to find the coordinator again."""
-    room = Room()
-    (static,) = stable(room, ("s",))
-    room.keeps = False
-    token = room.join(instance_id="s", protocols=OTHER)
-    assert room.heartbeat(static, "s") is FENCED
-    room.fail(GroupError.NOT_COORDINATOR)
-    reply = room.joined(token)
+    driver = GroupDriver()
+    (static,) = stable(driver, ("s",))
+    driver.keeps = False
+    token = driver.join(instance_id="s", protocols=OTHER)
+    assert driver.heartbeat(static, "s") is FENCED
+    driver.fail(GroupError.NOT_COORDINATOR)
+    reply = driver.joined(token)
     assert (reply.error, reply.member_id) == (GroupError.NOT_COORDINATOR, "")
     assert (reply.generation, reply.leader, reply.members) == (1, static, ())
-    assert room.heartbeat(static, "s") is None
-    assert room.members() == {static}
-    assert room.synced(room.sync(static)).assignment == static.encode()
+    assert driver.heartbeat(static, "s") is None
+    assert driver.members() == {static}
+    assert driver.synced(driver.sync(static)).assignment == static.encode()
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_session_is_whole_after_a_replacement(succeeds: bool) -> None:
     """The old or the new process has all of it, however long the store took."""
-    room = Room()
-    (old,) = stable(room, ("s",))
-    room.keeps = False
-    token = room.join(instance_id="s")
-    room.pass_time(3 * SESSION_MS)
-    room.store() if succeeds else room.fail()
-    room.pass_time(SESSION_MS - 1)
-    holder = room.joined(token).member_id if succeeds else old
-    assert room.heartbeat(holder, "s") is None
-    room.pass_time(SESSION_MS)
-    assert room.members() == set()
+    driver = GroupDriver()
+    (old,) = stable(driver, ("s",))
+    driver.keeps = False
+    token = driver.join(instance_id="s")
+    driver.pass_time(3 * SESSION_MS)
+    driver.store() if succeeds else driver.fail()
+    driver.pass_time(SESSION_MS - 1)
+    holder = driver.joined(token).member_id if succeeds else old
+    assert driver.heartbeat(holder, "s") is None
+    driver.pass_time(SESSION_MS)
+    assert driver.members() == set()
 
 
 def test_a_new_process_has_to_sync_if_the_old_one_did_not() -> None:
     """Otherwise it is out when the time to sync is over, as the old one would have been."""
-    room = Room()
-    leader, static = completing(room, (None, "s"))
-    room.sync(leader, {static: b"part"})
-    replaced = room.joined(room.join(instance_id="s")).member_id
+    driver = GroupDriver()
+    leader, static = completing(driver, (None, "s"))
+    driver.sync(leader, {static: b"part"})
+    replaced = driver.joined(driver.join(instance_id="s")).member_id
     for _ in range(REBALANCE_MS // 5_000):
-        assert room.heartbeat(leader) is None
-        assert room.heartbeat(replaced, "s") is None
-        room.pass_time(5_000)
-    assert room.members() == {leader}
+        assert driver.heartbeat(leader) is None
+        assert driver.heartbeat(replaced, "s") is None
+        driver.pass_time(5_000)
+    assert driver.members() == {leader}
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_replacement_that_a_rebalance_overtook_is_part_of_it(succeeds: bool) -> None:
     """The new process has joined already, whatever becomes of the store."""
-    room = Room()
-    leader, _ = stable(room, (None, "s"))
-    room.keeps = False
-    token = room.join(instance_id="s")
-    room.join()
-    room.store() if succeeds else room.fail()
-    assert token in room.waiting
-    room.join(leader)
-    assert room.joined(token).generation == 2
-    assert room.members() == {leader, room.joined(token).member_id, "c-4"}
-    assert room.group.state is GroupState.COMPLETING
+    driver = GroupDriver()
+    leader, _ = stable(driver, (None, "s"))
+    driver.keeps = False
+    token = driver.join(instance_id="s")
+    driver.join()
+    driver.store() if succeeds else driver.fail()
+    assert token in driver.waiting
+    driver.join(leader)
+    assert driver.joined(token).generation == 2
+    assert driver.members() == {leader, driver.joined(token).member_id, "c-4"}
+    assert driver.group.state is GroupState.COMPLETING
 
 
 @pytest.mark.parametrize("succeeds", [True, False])
 def test_a_replacement_of_a_replacement_fences_it(succeeds: bool) -> None:
     """The last of several new processes wins, in any order in which their stores end."""
-    room = Room()
-    stable(room, ("s",))
-    room.keeps = False
-    first = room.join(instance_id="s")
-    second = room.join(instance_id="s")
-    assert room.joined(first).error is FENCED
-    room.store() if succeeds else room.fail()
-    assert second in room.waiting
-    room.store()
-    assert room.joined(second).error is None
-    assert room.members() == {room.joined(second).member_id}
+    driver = GroupDriver()
+    stable(driver, ("s",))
+    driver.keeps = False
+    first = driver.join(instance_id="s")
+    second = driver.join(instance_id="s")
+    assert driver.joined(first).error is FENCED
+    driver.store() if succeeds else driver.fail()
+    assert second in driver.waiting
+    driver.store()
+    assert driver.joined(second).error is None
+    assert driver.members() == {driver.joined(second).member_id}
 
 
 def test_static_members_stay_though_they_do_not_join() -> None:
     """The rebalance timeout removes dynamic members only; a static one has its session."""
-    room = Room()
+    driver = GroupDriver()
     tokens = [
-        room.join(instance_id="a", session_ms=120_000),
-        room.join(instance_id="b", session_ms=120_000),
-        room.join(),
+        driver.join(instance_id="a", session_ms=120_000),
+        driver.join(instance_id="b", session_ms=120_000),
+        driver.join(),
     ]
-    room.pass_time(2 * DELAY_MS)
-    leader, static, dynamic = (room.joined(each).member_id for each in tokens)
-    sync_all(room, [leader, static, dynamic])
-    token = room.join(dynamic, protocols=OTHER)
-    room.pass_time(REBALANCE_MS)
-    reply = room.joined(token)
+    driver.pass_time(2 * DELAY_MS)
+    leader, static, dynamic = (driver.joined(each).member_id for each in tokens)
+    sync_all(driver, [leader, static, dynamic])
+    token = driver.join(dynamic, protocols=OTHER)
+    driver.pass_time(REBALANCE_MS)
+    reply = driver.joined(token)
     assert (reply.leader, len(reply.members)) == (dynamic, 3)
     # And who does not sync either is out.
-    room.sync(dynamic, {})
+    driver.sync(dynamic, {})
     for _ in range(REBALANCE_MS // 5_000):
-        assert room.heartbeat(dynamic) is None
-        room.pass_time(5_000)
-    assert room.members() == {dynamic}
+        assert driver.heartbeat(dynamic) is None
+        driver.pass_time(5_000)
+    assert driver.members() == {dynamic}
 
 
 def test_static_members_none_of_whom_joins_keep_their_generation() -> None:
     """The rebalance continues until one of them joins or their sessions have ended."""
-    room = Room()
-    tokens = [room.join(instance_id=each, session_ms=200_000) for each in ("a", "b")]
-    tokens.append(room.join())
-    room.pass_time(2 * DELAY_MS)
-    first, second, dynamic = (room.joined(each).member_id for each in tokens)
-    sync_all(room, [first, second, dynamic])
-    room.leave(Leaver(member_id=dynamic))
-    room.pass_time(REBALANCE_MS + 1)
-    assert (room.group.state, room.group.generation) == (GroupState.PREPARING, 1)
-    token = room.join(second, "b")
-    room.pass_time(REBALANCE_MS)
-    assert (room.joined(token).generation, room.joined(token).leader) == (2, second)
-    assert room.members() == {first, second}
+    driver = GroupDriver()
+    tokens = [driver.join(instance_id=each, session_ms=200_000) for each in ("a", "b")]
+    tokens.append(driver.join())
+    driver.pass_time(2 * DELAY_MS)
+    first, second, dynamic = (driver.joined(each).member_id for each in tokens)
+    sync_all(driver, [first, second, dynamic])
+    driver.leave(Leaver(member_id=dynamic))
+    driver.pass_time(REBALANCE_MS + 1)
+    assert (driver.group.state, driver.group.generation) == (GroupState.PREPARING, 1)
+    token = driver.join(second, "b")
+    driver.pass_time(REBALANCE_MS)
+    assert (driver.joined(token).generation, driver.joined(token).leader) == (2, second)
+    assert driver.members() == {first, second}
 
 
 # ------------------------------------------------------------------------------ size
@@ -1200,51 +1204,51 @@ def test_static_members_none_of_whom_joins_keep_their_generation() -> None:
 
 def test_members_beyond_the_limit_are_refused() -> None:
     """The first members that join an empty group stay; member ids alone do not count."""
-    room = Room(max_size=10)
-    ids = [room.joined(room.join(required=True)).member_id for _ in range(11)]
-    tokens = [room.join(each, required=True) for each in ids]
-    assert room.joined(tokens[-1]) == JoinReply(error=FULL, member_id="")
-    room.pass_time(3 * DELAY_MS)
-    assert {room.joined(each).error for each in tokens[:-1]} == {None}
-    assert len(room.members()) == 10
+    driver = GroupDriver(max_size=10)
+    ids = [driver.joined(driver.join(required=True)).member_id for _ in range(11)]
+    tokens = [driver.join(each, required=True) for each in ids]
+    assert driver.joined(tokens[-1]) == JoinReply(error=FULL, member_id="")
+    driver.pass_time(3 * DELAY_MS)
+    assert {driver.joined(each).error for each in tokens[:-1]} == {None}
+    assert len(driver.members()) == 10
 
 
 def test_who_is_refused_is_not_waited_for() -> None:
     """An id that was given out and came too late does not hold up the rebalance of the others."""
-    room = Room(max_size=2)
-    (leader,) = stable(room, (None,))
-    room.join(required=True)
-    newcomer = room.join()
-    token = room.join(leader)
-    assert room.waiting == {newcomer, token}
-    assert room.joined(room.join("c-2", required=True)).error is FULL
-    assert room.joined(newcomer).generation == room.joined(token).generation == 2
-    assert room.joined(room.join("c-2", required=True)).error is FULL
+    driver = GroupDriver(max_size=2)
+    (leader,) = stable(driver, (None,))
+    driver.join(required=True)
+    newcomer = driver.join()
+    token = driver.join(leader)
+    assert driver.waiting == {newcomer, token}
+    assert driver.joined(driver.join("c-2", required=True)).error is FULL
+    assert driver.joined(newcomer).generation == driver.joined(token).generation == 2
+    assert driver.joined(driver.join("c-2", required=True)).error is FULL
 
 
 def test_who_waits_in_a_full_rebalance_may_ask_again() -> None:
     """Its place is its own, also when all places are taken."""
-    room = Room(max_size=1)
-    first, second = room.join(), room.join("c-1")
-    assert room.joined(first).error is REBALANCING
-    assert second in room.waiting
-    assert room.joined(room.join()).error is FULL
-    assert room.members() == {"c-1"}
+    driver = GroupDriver(max_size=1)
+    first, second = driver.join(), driver.join("c-1")
+    assert driver.joined(first).error is REBALANCING
+    assert second in driver.waiting
+    assert driver.joined(driver.join()).error is FULL
+    assert driver.members() == {"c-1"}
 
 
 def test_a_group_that_is_too_large_sends_the_last_ones_away() -> None:
     """A restored group above a lower limit rebalances, and the last members to join are refused."""
-    room = Room()
-    ids = stable(room, (None,) * 5)
-    room.settings = GroupSettings(max_size=3, initial_rebalance_delay_ms=3_000)
-    room.group = Group.restore(
-        "g", room.durable[-1], room.now_ms, settings=room.settings, new_uuid=room.uuid
+    driver = GroupDriver()
+    ids = stable(driver, (None,) * 5)
+    driver.settings = GroupSettings(max_size=3, initial_rebalance_delay_ms=3_000)
+    driver.group = Group.restore(
+        "g", driver.durable[-1], driver.now_ms, settings=driver.settings, new_uuid=driver.uuid
     )
-    assert room.group.state is GroupState.PREPARING
-    assert room.heartbeat(ids[4]) is REBALANCING
-    tokens = [room.join(each) for each in ids]
-    assert [room.joined(each).error for each in tokens] == [None, None, None, FULL, FULL]
-    assert room.members() == set(ids[:3])
+    assert driver.group.state is GroupState.PREPARING
+    assert driver.heartbeat(ids[4]) is REBALANCING
+    tokens = [driver.join(each) for each in ids]
+    assert [driver.joined(each).error for each in tokens] == [None, None, None, FULL, FULL]
+    assert driver.members() == set(ids[:3])
 
 
 # ------------------------------------------------------------------------------ restarts
@@ -1256,74 +1260,74 @@ def test_members_go_on_after_a_restart(max_size: int) -> None:
 
     As many members as there may be are not too many.
     """
-    room = Room(max_size=max_size)
-    leader, follower, static = stable(room)
-    described = room.group.describe()
-    room.pass_time(SESSION_MS - 1)
-    room.group = Group.restore(
-        "g", room.durable[-1], room.now_ms, settings=room.settings, new_uuid=room.uuid
+    driver = GroupDriver(max_size=max_size)
+    leader, follower, static = stable(driver)
+    described = driver.group.describe()
+    driver.pass_time(SESSION_MS - 1)
+    driver.group = Group.restore(
+        "g", driver.durable[-1], driver.now_ms, settings=driver.settings, new_uuid=driver.uuid
     )
-    assert room.group.describe() == described
-    room.pass_time(SESSION_MS - 1)
-    assert [room.heartbeat(each) for each in (leader, follower)] == [None, None]
-    assert room.heartbeat(static, "s") is None
-    assert room.synced(room.sync(follower)).assignment == follower.encode()
-    assert room.joined(room.join(follower)).generation == 1
-    assert room.join(leader) in room.waiting
+    assert driver.group.describe() == described
+    driver.pass_time(SESSION_MS - 1)
+    assert [driver.heartbeat(each) for each in (leader, follower)] == [None, None]
+    assert driver.heartbeat(static, "s") is None
+    assert driver.synced(driver.sync(follower)).assignment == follower.encode()
+    assert driver.joined(driver.join(follower)).generation == 1
+    assert driver.join(leader) in driver.waiting
 
 
 def test_an_empty_group_is_restored_with_its_generation() -> None:
     """The next generation is beyond all that were durable."""
-    room = Room()
-    deserted(room)
-    room.group = Group.restore(
-        "g", room.durable[-1], room.now_ms, settings=room.settings, new_uuid=room.uuid
+    driver = GroupDriver()
+    deserted(driver)
+    driver.group = Group.restore(
+        "g", driver.durable[-1], driver.now_ms, settings=driver.settings, new_uuid=driver.uuid
     )
-    assert (room.group.state, room.group.generation) == (GroupState.EMPTY, 2)
-    assert room.group.next_deadline_ms() is None
-    token = room.join()
-    room.pass_time(DELAY_MS)
-    assert room.joined(token).generation == 3
+    assert (driver.group.state, driver.group.generation) == (GroupState.EMPTY, 2)
+    assert driver.group.next_deadline_ms() is None
+    token = driver.join()
+    driver.pass_time(DELAY_MS)
+    assert driver.joined(token).generation == 3
 
 
 @pytest.mark.parametrize("state", [initial, syncing, preparing])
 def test_a_coordinator_that_goes_tells_everybody(state: State) -> None:
     """Waiting requests are answered with NOT_COORDINATOR, and no deadline remains."""
-    room = Room(keeps=False) if state is syncing else Room()
-    state(room)
+    driver = GroupDriver(keeps=False) if state is syncing else GroupDriver()
+    state(driver)
     if state is syncing:
-        room.sync("c-2")
-        room.sync("c-1")
-    waiting = set(room.waiting)
+        driver.sync("c-2")
+        driver.sync("c-1")
+    waiting = set(driver.waiting)
     assert waiting
-    room.take(room.group.unload())
-    errors = {answer(room, each) for each in waiting}
+    driver.take(driver.group.unload())
+    errors = {answer(driver, each) for each in waiting}
     assert errors == {GroupError.NOT_COORDINATOR}
-    assert room.group.next_deadline_ms() is None
-    for record in room.storing:
-        assert room.group.stored(record, room.now_ms) == GroupResult()
-    assert room.group.describe().members == ()
+    assert driver.group.next_deadline_ms() is None
+    for record in driver.storing:
+        assert driver.group.stored(record, driver.now_ms) == GroupResult()
+    assert driver.group.describe().members == ()
 
 
 def test_a_coordinator_that_goes_answers_a_leave_that_waits() -> None:
     """The leave is not confirmed, because its store may have failed."""
-    room = Room()
-    (leader,) = stable(room, (None,))
-    room.keeps = False
-    token = room.leave(Leaver(member_id=leader))
-    room.take(room.group.unload())
-    assert room.left(token).error is GroupError.NOT_COORDINATOR
+    driver = GroupDriver()
+    (leader,) = stable(driver, (None,))
+    driver.keeps = False
+    token = driver.leave(Leaver(member_id=leader))
+    driver.take(driver.group.unload())
+    assert driver.left(token).error is GroupError.NOT_COORDINATOR
 
 
 def test_a_description_tells_subscriptions_of_a_stable_group() -> None:
     """In other states the protocol may change yet."""
-    room = Room()
-    completing(room, (None,))
-    described = room.group.describe()
+    driver = GroupDriver()
+    completing(driver, (None,))
+    described = driver.group.describe()
     assert (described.protocol_type, described.protocol) == ("consumer", "")
     assert described.members[0].subscription == b""
-    room.sync("c-1", {"c-1": b"part"})
-    described = room.group.describe()
+    driver.sync("c-1", {"c-1": b"part"})
+    described = driver.group.describe()
     assert described.protocol == "range"
     (member,) = described.members
     assert (member.subscription, member.assignment) == (b"t", b"part")
@@ -1335,55 +1339,55 @@ def test_a_description_tells_subscriptions_of_a_stable_group() -> None:
 
 def test_a_cooperative_rebalance_in_two_steps() -> None:
     """Partitions that a member revokes in one generation are assigned in the next one (KIP-429)."""
-    room = Room(initial_rebalance_delay_ms=0)
+    driver = GroupDriver(initial_rebalance_delay_ms=0)
 
     def owning(*partitions: int) -> tuple[MemberProtocol, ...]:
         return (MemberProtocol("cooperative-sticky", bytes(partitions)),)
 
-    old = room.joined(room.join(protocols=owning())).member_id
-    assert room.synced(room.sync(old, {old: bytes([0, 1])})).assignment == bytes([0, 1])
-    joining = room.join(protocols=owning())
-    assert room.heartbeat(old) is REBALANCING
-    reply = room.joined(room.join(old, protocols=owning(0, 1)))
-    new = room.joined(joining).member_id
+    old = driver.joined(driver.join(protocols=owning())).member_id
+    assert driver.synced(driver.sync(old, {old: bytes([0, 1])})).assignment == bytes([0, 1])
+    joining = driver.join(protocols=owning())
+    assert driver.heartbeat(old) is REBALANCING
+    reply = driver.joined(driver.join(old, protocols=owning(0, 1)))
+    new = driver.joined(joining).member_id
     assert {each.member_id: each.metadata for each in reply.members} == {
         old: bytes([0, 1]),
         new: b"",
     }
-    waits = room.sync(new)
-    assert room.synced(room.sync(old, {old: bytes([0])})).assignment == bytes([0])
-    assert room.synced(waits).assignment == b""
+    waits = driver.sync(new)
+    assert driver.synced(driver.sync(old, {old: bytes([0])})).assignment == bytes([0])
+    assert driver.synced(waits).assignment == b""
     # The old member has revoked 1, and says so by joining again.
-    token = room.join(old, protocols=owning(0))
-    assert room.heartbeat(new) is REBALANCING
-    assert room.joined(room.join(new, protocols=owning())).generation == 3
-    assert room.joined(token).generation == 3
-    room.sync(old, {old: bytes([0]), new: bytes([1])})
-    assert room.synced(room.sync(new)).assignment == bytes([1])
-    assert room.assignments() == {old: bytes([0]), new: bytes([1])}
+    token = driver.join(old, protocols=owning(0))
+    assert driver.heartbeat(new) is REBALANCING
+    assert driver.joined(driver.join(new, protocols=owning())).generation == 3
+    assert driver.joined(token).generation == 3
+    driver.sync(old, {old: bytes([0]), new: bytes([1])})
+    assert driver.synced(driver.sync(new)).assignment == bytes([1])
+    assert driver.assignments() == {old: bytes([0]), new: bytes([1])}
 
 
 def test_fifty_members_join() -> None:
     """They are one generation under one leader, and one more means the next for all of them."""
-    room = Room()
+    driver = GroupDriver()
     ids = []
     for _ in range(50):
-        ids.append(room.joined(room.join(required=True)).member_id)
-        room.pass_time(20)
-    tokens = [room.join(each, required=True) for each in ids]
-    room.pass_time(2 * DELAY_MS)
-    replies = [room.joined(each) for each in tokens]
+        ids.append(driver.joined(driver.join(required=True)).member_id)
+        driver.pass_time(20)
+    tokens = [driver.join(each, required=True) for each in ids]
+    driver.pass_time(2 * DELAY_MS)
+    replies = [driver.joined(each) for each in tokens]
     assert {each.generation for each in replies} == {1}
     assert [len(each.members) for each in replies] == [50] + [0] * 49
-    sync_all(room, ids)
-    assert room.assignments() == {each: each.encode() for each in ids}
-    newcomer = room.join()
+    sync_all(driver, ids)
+    assert driver.assignments() == {each: each.encode() for each in ids}
+    newcomer = driver.join()
     for each in ids:
-        assert room.heartbeat(each) is REBALANCING
-        room.join(each)
-    assert not room.waiting
-    assert room.joined(newcomer).generation == 2
-    assert room.group.state is GroupState.COMPLETING
+        assert driver.heartbeat(each) is REBALANCING
+        driver.join(each)
+    assert not driver.waiting
+    assert driver.joined(newcomer).generation == 2
+    assert driver.group.state is GroupState.COMPLETING
 
 
 def test_the_cost_of_a_member_does_not_rise_with_their_number(
@@ -1391,45 +1395,45 @@ def test_the_cost_of_a_member_does_not_rise_with_their_number(
 ) -> None:
     """Thousands start at once, join, and join again for one who comes later."""
     monkeypatch.setattr(Group, "checks_itself", False)
-    room = Room(checked=False)
+    driver = GroupDriver(checked=False)
     began = time.process_time()
     ids = []
     for _ in range(2_000):
-        ids.append(room.joined(room.join(required=True, protocols=COOPERATIVE)).member_id)
-        room.group.next_deadline_ms()
-    tokens = [room.join(each, required=True, protocols=COOPERATIVE) for each in ids]
-    room.pass_time(2 * DELAY_MS)
-    assert {room.joined(each).generation for each in tokens} == {1}
-    sync_all(room, ids)
-    late = room.join(protocols=COOPERATIVE)
+        ids.append(driver.joined(driver.join(required=True, protocols=COOPERATIVE)).member_id)
+        driver.group.next_deadline_ms()
+    tokens = [driver.join(each, required=True, protocols=COOPERATIVE) for each in ids]
+    driver.pass_time(2 * DELAY_MS)
+    assert {driver.joined(each).generation for each in tokens} == {1}
+    sync_all(driver, ids)
+    late = driver.join(protocols=COOPERATIVE)
     for each in ids:
-        assert room.heartbeat(each) is REBALANCING
-        room.join(each, protocols=COOPERATIVE)
-    assert room.joined(late).generation == 2
+        assert driver.heartbeat(each) is REBALANCING
+        driver.join(each, protocols=COOPERATIVE)
+    assert driver.joined(late).generation == 2
     assert time.process_time() - began < 2.0
 
 
 def test_thousands_of_connections_may_close_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaving members are found without a scan of all others."""
     monkeypatch.setattr(Group, "checks_itself", False)
-    room = Room(checked=False)
-    tokens = [room.join(protocols=COOPERATIVE) for _ in range(8_000)]
+    driver = GroupDriver(checked=False)
+    tokens = [driver.join(protocols=COOPERATIVE) for _ in range(8_000)]
     began = time.process_time()
     for each in tokens:
-        room.group.cancel(each, room.now_ms)
+        driver.group.cancel(each, driver.now_ms)
     assert time.process_time() - began < 0.2
 
 
 def test_a_deadline_that_moved_is_not_missed() -> None:
     """It is checked when the former deadline has passed, even if no member was silent."""
-    room = Room()
-    ids = stable(room, (None, None))
-    first_ms = room.now_ms + SESSION_MS
-    assert room.group.next_deadline_ms() == first_ms
-    room.now_ms += SESSION_MS // 2
-    assert [room.heartbeat(each) for each in ids] == [None, None]
-    assert room.group.expire(first_ms) == GroupResult()
-    assert room.group.next_deadline_ms() == first_ms + SESSION_MS // 2
+    driver = GroupDriver()
+    ids = stable(driver, (None, None))
+    first_ms = driver.now_ms + SESSION_MS
+    assert driver.group.next_deadline_ms() == first_ms
+    driver.now_ms += SESSION_MS // 2
+    assert [driver.heartbeat(each) for each in ids] == [None, None]
+    assert driver.group.expire(first_ms) == GroupResult()
+    assert driver.group.next_deadline_ms() == first_ms + SESSION_MS // 2
 
 
 # ------------------------------------------------------------------------------ whatever happens
@@ -1473,7 +1477,7 @@ class AnyHistory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.room = Room(keeps=False)
+        self.driver = GroupDriver(keeps=False)
         self.clients: list[Client] = []
         self.asked: dict[int, tuple[Client, int]] = {}
         """Clients waiting for a token, and the generation of their sync."""
@@ -1483,7 +1487,9 @@ class AnyHistory(RuleBasedStateMachine):
 
     @initialize(delay_ms=st.sampled_from([0, DELAY_MS]), max_size=st.integers(2, 5))
     def begin(self, delay_ms: int, max_size: int) -> None:
-        self.room = Room(keeps=False, initial_rebalance_delay_ms=delay_ms, max_size=max_size)
+        self.driver = GroupDriver(
+            keeps=False, initial_rebalance_delay_ms=delay_ms, max_size=max_size
+        )
 
     # -------------------------------------------------------------------------- clients
 
@@ -1549,7 +1555,7 @@ class AnyHistory(RuleBasedStateMachine):
     @rule(data=st.data())
     def commits(self, data: st.DataObject) -> None:
         client = self._one(data)
-        self.room.commit(client.member_id, client.generation, client.instance_id)
+        self.driver.commit(client.member_id, client.generation, client.instance_id)
 
     @precondition(lambda self: self.clients)
     @rule(data=st.data())
@@ -1558,7 +1564,7 @@ class AnyHistory(RuleBasedStateMachine):
         self.clients.remove(client)
         self._drain()
         leaver = Leaver(member_id=client.member_id, instance_id=client.instance_id)
-        self.asked[self.room.leave(leaver)] = (client, -1)
+        self.asked[self.driver.leave(leaver)] = (client, -1)
         self._drain()
 
     @precondition(lambda self: self.clients)
@@ -1584,32 +1590,32 @@ class AnyHistory(RuleBasedStateMachine):
 
     @rule(span_ms=st.sampled_from([1, 500, DELAY_MS, SESSION_MS - 1, SESSION_MS, REBALANCE_MS]))
     def time_passes(self, span_ms: int) -> None:
-        self.room.pass_time(span_ms)
+        self.driver.pass_time(span_ms)
         self._drain()
 
-    @precondition(lambda self: self.room.storing)
+    @precondition(lambda self: self.driver.storing)
     @rule()
     def stores(self) -> None:
-        self.room.store()
+        self.driver.store()
         self._drain()
 
-    @precondition(lambda self: self.room.storing)
+    @precondition(lambda self: self.driver.storing)
     @rule(error=st.sampled_from(FAILURES))
     def fails_to_store(self, error: GroupError) -> None:
-        self.room.fail(error)
+        self.driver.fail(error)
         self._drain()
 
-    @precondition(lambda self: self.room.durable)
+    @precondition(lambda self: self.driver.durable)
     @rule()
     def restarts(self) -> None:
         """Connections are lost, and records on their way with them."""
-        room = self.room
-        room.take(room.group.unload())
+        driver = self.driver
+        driver.take(driver.group.unload())
         self._drain()
-        room.storing.clear()
-        record = room.durable[-1]
-        room.group = Group.restore(
-            "g", record, room.now_ms, settings=room.settings, new_uuid=room.uuid
+        driver.storing.clear()
+        record = driver.durable[-1]
+        driver.group = Group.restore(
+            "g", record, driver.now_ms, settings=driver.settings, new_uuid=driver.uuid
         )
         self.generation = record.generation
         self.agreed = {k: v for k, v in self.agreed.items() if k <= record.generation}
@@ -1618,25 +1624,25 @@ class AnyHistory(RuleBasedStateMachine):
 
     @invariant()
     def generations_never_go_back(self) -> None:
-        assert self.room.group.generation >= self.generation
-        self.generation = self.room.group.generation
+        assert self.driver.group.generation >= self.generation
+        self.generation = self.driver.group.generation
 
     @invariant()
     def something_is_due_while_somebody_waits(self) -> None:
-        if self.room.waiting and not self.room.storing:
-            assert self.room.group.next_deadline_ms() is not None
+        if self.driver.waiting and not self.driver.storing:
+            assert self.driver.group.next_deadline_ms() is not None
 
     def teardown(self) -> None:
         """When everybody is silent, everybody is answered, and gone in the end."""
         self._finish_stores()
         for _ in range(10):
-            self.room.pass_time(REBALANCE_MS)
+            self.driver.pass_time(REBALANCE_MS)
             self._finish_stores()
-        assert not self.room.waiting
+        assert not self.driver.waiting
         assert not self.asked
-        assert self.room.members() == set()
-        assert self.room.group.state is GroupState.EMPTY
-        assert self.room.group.next_deadline_ms() is None
+        assert self.driver.members() == set()
+        assert self.driver.group.state is GroupState.EMPTY
+        assert self.driver.group.next_deadline_ms() is None
 
     # -------------------------------------------------------------------------- how
 
@@ -1645,8 +1651,8 @@ class AnyHistory(RuleBasedStateMachine):
 
     def _disconnect(self, client: Client) -> None:
         if client.token is not None:
-            self.room.group.cancel(client.token, self.room.now_ms)
-            self.room.waiting.remove(client.token)
+            self.driver.group.cancel(client.token, self.driver.now_ms)
+            self.driver.waiting.remove(client.token)
             del self.asked[client.token]
             client.token = None
 
@@ -1654,11 +1660,11 @@ class AnyHistory(RuleBasedStateMachine):
         for client in self.clients:
             if not client.silent and client.token is None:
                 self._beat(client)
-        self.room.pass_time(span_ms)
+        self.driver.pass_time(span_ms)
         self._drain()
 
     def _beat(self, client: Client) -> None:
-        error = self.room.heartbeat(client.member_id, client.instance_id, client.generation)
+        error = self.driver.heartbeat(client.member_id, client.instance_id, client.generation)
         if error is not None:
             client.stale = True
         if error in (UNKNOWN, FENCED):
@@ -1667,8 +1673,8 @@ class AnyHistory(RuleBasedStateMachine):
     def _join(self, client: Client) -> None:
         if client.token is not None:
             return
-        room = self.room
-        client.token = room.join(
+        driver = self.driver
+        client.token = driver.join(
             client.member_id,
             client.instance_id,
             protocols=client.protocols,
@@ -1686,7 +1692,7 @@ class AnyHistory(RuleBasedStateMachine):
             each: f"{client.generation} {identity(client.member_id)} {identity(each)}".encode()
             for each in client.others
         }
-        client.token = self.room.sync(
+        client.token = self.driver.sync(
             client.member_id,
             # Assignments of other members than the leader are ignored.
             parts if client.leads else {client.member_id: b"claimed"},
@@ -1698,15 +1704,15 @@ class AnyHistory(RuleBasedStateMachine):
         self._drain()
 
     def _finish_stores(self) -> None:
-        while self.room.storing:
-            self.room.store()
+        while self.driver.storing:
+            self.driver.store()
             self._drain()
 
     def _drain(self) -> None:
-        """Every answer is to a question that waits, for the first time: `Room.take` saw to it."""
-        for token, reply in list(self.room.answers.items()):
+        """Every answer is the first to a question that waits: `GroupDriver.take` checks that."""
+        for token, reply in list(self.driver.answers.items()):
             client, generation = self.asked.pop(token)
-            del self.room.answers[token]
+            del self.driver.answers[token]
             if isinstance(reply, LeaveReply):
                 continue
             assert client.token == token
@@ -1737,7 +1743,7 @@ class AnyHistory(RuleBasedStateMachine):
             assert any(each.name == reply.protocol for each in client.protocols)
 
     def _was_synced(self, client: Client, generation: int, reply: SyncReply) -> None:
-        durable = self.room.durable[-1]
+        durable = self.driver.durable[-1]
         assert durable.generation == generation
         assert reply.assignment in [each.assignment for each in durable.members]
         if reply.assignment:

@@ -73,7 +73,7 @@ def test_a_run_of_kafkas_batches_ends_before_rows(rig: Rig) -> None:
     """A run of Kafka batches ends before a batch that is stored as Arrow columns."""
     batch = built([Record(1, None, b"v")], 0)
     for _ in range(2):
-        rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+        rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
     rig.append(["rows"])
     assert run(rig, 10, only_kafka=True) == [10, 11]
     assert run(rig, 10, only_kafka=True, limit_bytes=2 * len(batch)) == [10, 11]

@@ -147,7 +147,7 @@ def test_records_beyond_retention_ms_are_removed(
     rig.janitor.tick()
     assert not [name for name in paths(rig.store, "topics/r") if name.startswith("partition=")]
     successor = rig.successor()
-    assert successor.core.partition_status("r", 0).start == 3
+    assert successor.broker.partition_status("r", 0).start == 3
     assert successor.read("r", start=3) == [(3, b"3")]
     assert logged.events == []
 
@@ -164,9 +164,9 @@ def test_a_log_start_that_clients_have_seen_survives_a_power_cut(clock: ManualCl
     with pytest.raises(SyncFailed):
         retention.delete_records(table, topic.topic_id, {0: 1})
     rig.janitor.tick()
-    assert rig.core.partition_status("t", 0).start == 1
+    assert rig.broker.partition_status("t", 0).start == 1
     store.lose_unsynced(lambda _: True)
-    assert rig.successor().core.partition_status("t", 0).start == 1
+    assert rig.successor().broker.partition_status("t", 0).start == 1
 
 
 def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock) -> None:
@@ -177,16 +177,16 @@ def test_records_beyond_retention_bytes_are_removed(rig: Rig, clock: ManualClock
     assert rows_of_table(rig.store, clock, "r") == [(1, b"1")]
     fill(rig, 1, "r")
     rig.janitor.tick()
-    assert rig.core.partition_status("r", 0).start == 1
+    assert rig.broker.partition_status("r", 0).start == 1
     clock.advance(limits.RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
-    assert rig.core.partition_status("r", 0).start == 2
+    assert rig.broker.partition_status("r", 0).start == 2
     fill(rig, 2)
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.bytes": "1"}))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config={"retention.bytes": "1"}))
     clock.advance(limits.RETENTION_EVERY_SECONDS)
     rig.janitor.tick()
     assert rows_of_table(rig.store, clock, "t") == [(1, b"1")]
-    assert rig.core.partition_status("u", 0).start == 0
+    assert rig.broker.partition_status("u", 0).start == 0
 
 
 def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> None:
@@ -203,7 +203,7 @@ def test_a_compacted_topic_keeps_its_records(rig: Rig, clock: ManualClock) -> No
     rig.janitor.tick()
     assert [offset for offset, _ in rows_of_table(rig.store, clock, "c")] == [1, 2]
     assert rows_of_table(rig.store, clock, "d") == []
-    assert rig.core.partition_status("d", 0).start == 3
+    assert rig.broker.partition_status("d", 0).start == 3
 
 
 def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: ManualClock) -> None:
@@ -438,7 +438,7 @@ def stage(
 
 def append_staged(rig: Rig, path: str) -> None:
     """Appends the batch."""
-    rig.core.staged.append(flight_messages.AppendStaged(manifest=path))
+    rig.broker.staged.append(flight_messages.AppendStaged(manifest=path))
 
 
 def test_a_staged_batch_is_removed_once_it_is_published(rig: Rig, clock: ManualClock) -> None:
@@ -536,7 +536,7 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == before
@@ -550,7 +550,7 @@ def test_a_batch_of_two_topics_stays_until_both_have_it(rig: Rig, clock: ManualC
 def test_a_staged_batch_of_a_deleted_topic_is_removed(rig: Rig, clock: ManualClock) -> None:
     """The records of a deleted topic are not needed."""
     append_staged(rig, stage(rig))
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == []
@@ -564,13 +564,13 @@ def new_topic(rig: Rig) -> tuple[str, int]:
 
 def new_partition(rig: Rig) -> tuple[str, int]:
     """Lets the successor add a partition to a topic."""
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
     return "t", 1
 
 
 def same_name(rig: Rig) -> tuple[str, int]:
     """Lets the successor create a topic again."""
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     rig.create("t")
     return "t", 0
 
@@ -599,7 +599,7 @@ def test_a_replaced_broker_takes_nothing_away(
 
 def test_a_skipped_rerun_is_removed(rig: Rig, clock: ManualClock) -> None:
     """A batch that a query stages again, for other partitions, is in the tables already."""
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=2))
     append_staged(rig, stage(rig))
     rig.publish()
     rig.confirmer.confirm()
@@ -662,7 +662,7 @@ def test_an_abandoned_batch_is_claimed_by_the_next_run(rig: Rig, clock: ManualCl
             append_staged(rig, given_up.path)
     append_staged(rig, manifest.write(rig.store, late[2], clock).path)
     assert rig.read() == [(0, b"run 2")]
-    rig.core.staged.append(
+    rig.broker.staged.append(
         flight_messages.AppendStaged(manifest=late[0].path)
     )  # what they wanted is in the log
     clock.advance(SWEEP)

@@ -33,13 +33,13 @@ def records(*values: bytes, key: bytes | None = b"k") -> list[Record]:
 
 def append(rig: Rig, batch: bytes, partition: int = 0) -> int:
     """Its base offset, once it is durable."""
-    (stands,) = rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", partition, batch)))
+    (stands,) = rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", partition, batch)))
     return stands.base_offset
 
 
 def fetched(rig: Rig, offset: int, *, limit_bytes: int = 1 << 20) -> list[tuple[int, Record]]:
     """Returns the records from `offset` on, without those before it in its batch."""
-    found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
+    found = rig.broker.fetch_kafka("t", 0, offset, limit_bytes=limit_bytes)
     assert found is not None
     return [each for batch in split(found.pieces) for each in read(batch) if each[0] >= offset]
 
@@ -51,25 +51,25 @@ _PACKED = [each for each in record_batch.Codec if each != record_batch.Codec.NON
 def test_a_slow_check_is_left_to_a_thread(rig: Rig, codec: record_batch.Codec) -> None:
     """A large compressed batch, and a small one of many records, are not checked in the loop."""
     small = records(*[b"v" * 100] * 100)
-    assert rig.core.prepare_kafka("t", 0, built(small, codec), only_quick=True).count == 100
+    assert rig.broker.prepare_kafka("t", 0, built(small, codec), only_quick=True).count == 100
     large = built(records(random.Random(1).randbytes(limits.KAFKA_QUICK_BYTES)), codec)
     bomb = built(records(bytes(limits.KAFKA_QUICK_RECORDS_BYTES)), codec)
     assert len(bomb) < limits.KAFKA_QUICK_BYTES < len(large) < limits.KAFKA_QUICK_RECORDS_BYTES
     for batch in (large, bomb):
         with pytest.raises(WouldBlock):
-            rig.core.prepare_kafka("t", 0, batch, only_quick=True)
-        assert rig.core.prepare_kafka("t", 0, batch).count == 1
+            rig.broker.prepare_kafka("t", 0, batch, only_quick=True)
+        assert rig.broker.prepare_kafka("t", 0, batch).count == 1
 
 
 def test_a_plain_batch_is_quick_but_where_it_is_to_be_compressed(rig: Rig) -> None:
     """As much as fits in a request, which has been read there, too."""
     batch = built(records(bytes(2 * limits.KAFKA_QUICK_RECORDS_BYTES)))
-    assert rig.core.prepare_kafka("t", 0, batch, only_quick=True).count == 1
+    assert rig.broker.prepare_kafka("t", 0, batch, only_quick=True).count == 1
     rig.create("gzip", compression_type="gzip")
     with pytest.raises(WouldBlock):
-        rig.core.prepare_kafka("gzip", 0, batch, only_quick=True)
+        rig.broker.prepare_kafka("gzip", 0, batch, only_quick=True)
     packed = built(records(b"v"), record_batch.Codec.GZIP)
-    assert rig.core.prepare_kafka("gzip", 0, packed, only_quick=True).count == 1
+    assert rig.broker.prepare_kafka("gzip", 0, packed, only_quick=True).count == 1
 
 
 def test_a_quick_check_refuses_what_a_full_check_refuses(
@@ -83,12 +83,12 @@ def test_a_quick_check_refuses_what_a_full_check_refuses(
         (b"no batch", errors.DamagedBatch),
     ):
         with pytest.raises(refusal):
-            rig.core.prepare_kafka("t", 0, batch, only_quick=True)
+            rig.broker.prepare_kafka("t", 0, batch, only_quick=True)
     bomb = built(records(bytes(1_001)), record_batch.Codec.GZIP)
     with pytest.raises(WouldBlock):  # the full check reports the exact size
-        rig.core.prepare_kafka("t", 0, bomb, only_quick=True)
+        rig.broker.prepare_kafka("t", 0, bomb, only_quick=True)
     with pytest.raises(errors.BatchTooLarge):
-        rig.core.prepare_kafka("t", 0, bomb)
+        rig.broker.prepare_kafka("t", 0, bomb)
 
 
 @pytest.mark.parametrize("codec", list(record_batch.Codec))
@@ -97,7 +97,7 @@ def test_a_batch_goes_out_as_it_came(rig: Rig, codec: record_batch.Codec) -> Non
     rig.append(["before"])
     batch = built(records(b"a", b"b"), codec)
     assert append(rig, batch) == 1
-    found = rig.core.fetch_kafka("t", 0, 1, limit_bytes=1, only_memory=True)
+    found = rig.broker.fetch_kafka("t", 0, 1, limit_bytes=1, only_memory=True)
     assert found is not None
     assert [*found.pieces] == [*record_batch.placed(batch, base_offset=1, leader_epoch=0)]
 
@@ -120,7 +120,7 @@ def test_a_restart_changes_nothing(rig: Rig, published: bool) -> None:
     if published:
         rig.publish()
     later = rig.successor()
-    assert later.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True) is None
+    assert later.broker.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True) is None
     assert fetched(later, 0) == list(enumerate(given))
     assert fetched(later, 2) == list(enumerate(given))[2:]
     assert fetched(later, 4) == []
@@ -140,7 +140,7 @@ def test_a_fetch_is_bounded_and_gives_one_batch_at_least(rig: Rig) -> None:
     assert [offset for offset, _ in fetched(later, 0, limit_bytes=2 * size)] == [0, 1]
     assert [offset for offset, _ in fetched(later, 0)] == [0, 1, 2]
     for reader in (rig, later):
-        assert reader.core.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False) == ((), 0)
+        assert reader.broker.fetch_kafka("t", 0, 0, limit_bytes=1, at_least_one=False) == ((), 0)
 
 
 def test_a_duplicate_is_acked_with_its_first_offset(rig: Rig) -> None:
@@ -165,7 +165,7 @@ def test_a_duplicate_is_acked_with_its_first_offset(rig: Rig) -> None:
 def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> None:
     """Then the batch says so, and table and consumers see the same millisecond."""
     config: dict[str, str | None] = {"message.timestamp.type": "LogAppendTime"}
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     clock.advance(12.3456789)
     append(rig, built(records(b"a", b"b")))
     now_ms = clock.now_us() // 1_000
@@ -177,7 +177,7 @@ def test_the_topics_time_may_be_the_appends(rig: Rig, clock: ManualClock) -> Non
 def test_a_wrong_greatest_time_is_put_right(rig: Rig) -> None:
     """As in Kafka, the maximum timestamp in the header becomes that of the records."""
     append(rig, changed(built(records(b"a", b"b")), 35, ">q", 5))
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True)
+    found = rig.broker.fetch_kafka("t", 0, 0, limit_bytes=1, only_memory=True)
     assert found is not None
     assert record_batch.check(b"".join(found.pieces)).header.max_timestamp_ms == SECOND_MS + 1_000
 
@@ -222,7 +222,7 @@ def test_a_record_may_be_as_large_as_the_bound(store: MemoryStore, clock: Manual
 def test_a_compacted_topic_wants_keys(rig: Rig) -> None:
     """Kafka's rule: INVALID_RECORD otherwise."""
     config: dict[str, str | None] = {"cleanup.policy": "compact"}
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     with pytest.raises(errors.KeylessRecord):
         append(rig, built(records(b"a", key=None)))
     assert append(rig, built(records(b"a"))) == 0
@@ -231,12 +231,12 @@ def test_a_compacted_topic_wants_keys(rig: Rig) -> None:
 @pytest.mark.parametrize("published", [False, True])
 def test_the_greatest_time_is_found(rig: Rig, published: bool) -> None:
     """The first record with the greatest timestamp is found at any position (KIP-734)."""
-    assert rig.core.greatest_time("t", 0) == (-1, -1)
+    assert rig.broker.greatest_time("t", 0) == (-1, -1)
     for stamps in ((5, 9, 7), (3, 9), (8,)):
         append(rig, built([Record(SECOND_MS + each, b"k", b"v") for each in stamps]))
         if published:
             rig.publish()
-    assert rig.core.greatest_time("t", 0) == (SECOND_MS + 9, 1)
+    assert rig.broker.greatest_time("t", 0) == (SECOND_MS + 9, 1)
 
 
 def test_old_records_are_encoded_once_for_all_consumers(
@@ -294,35 +294,35 @@ def test_rows_in_memory_are_encoded_together_and_once(
     for number in range(300):
         rig.append([str(number)])
     append(rig, built(records(b"k")))
-    assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) is None
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
+    assert rig.broker.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) is None
+    found = rig.broker.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
     assert found is not None
     batches = split(found.pieces)
     assert [at for at, _ in (row for each in batches for row in read(each))] == [*range(301)]
     assert len(batches) < 10
-    assert rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) == found
+    assert rig.broker.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True) == found
 
 
 def test_a_consumer_passes_records_removed_at_the_end(rig: Rig, clock: ManualClock) -> None:
     """As after Kafka's compaction, a batch without records covers the removed offsets."""
     config: dict[str, str | None] = {"cleanup.policy": "compact", "delete.retention.ms": "0"}
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     given = [*records(b"a", key=b"a"), *records(b"b", key=b"b"), Record(SECOND_MS, b"b", None)]
     append(rig, built(given))
     rig.publish()
     for _ in range(3):
         clock.advance(3_600)
-        rig.core.topics.compact("t")
+        rig.broker.topics.compact("t")
     later = rig.successor()
     assert [offset for offset, _ in later.read()] == [0]
     for offset in (1, 2):
-        found = later.core.fetch_kafka("t", 0, offset, limit_bytes=1 << 20)
+        found = later.broker.fetch_kafka("t", 0, offset, limit_bytes=1 << 20)
         assert found is not None
         assert found.end == 3
         header = record_batch.read_header(b"".join(found.pieces))
         assert (header.base_offset, header.record_count, header.next_offset) == (offset, 0, 3)
         assert read(b"".join(found.pieces)) == []
-    whole = later.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
+    whole = later.broker.fetch_kafka("t", 0, 0, limit_bytes=1 << 20)
     assert whole is not None
     assert [len(read(each)) for each in split(whole.pieces)] == [1, 0]
     assert whole.end == 3
@@ -341,7 +341,7 @@ def test_where_ours_and_kafkas_alternate_each_is_made_once(
     monkeypatch.setattr(record_batch, "encode", encode)
     offset, fetches = 0, 0
     while offset < 200:
-        found = rig.core.fetch_kafka("t", 0, offset, limit_bytes=1_000)
+        found = rig.broker.fetch_kafka("t", 0, offset, limit_bytes=1_000)
         assert found is not None
         assert found.end > offset
         offset, fetches = found.end, fetches + 1
@@ -366,7 +366,7 @@ def test_records_that_are_large_when_decompressed_are_read_in_parts(
     append(rig, built(records(*values), record_batch.Codec.ZSTD))
     for start in (0, _LARGE - 3):
         found = []
-        for batch in rig.core.read("t", 0, start, _LARGE):
+        for batch in rig.broker.read("t", 0, start, _LARGE):
             assert batch.rows.get_total_buffer_size() <= limits.READ_RUN_BYTES + 100_000
             found += batch.rows.column("value").to_pylist()
         assert found == values[start:]
@@ -382,7 +382,7 @@ def test_neighbouring_batches_are_read_together_by_their_decoded_size(
     for hot in (True, False):
         if not hot:
             rig = rig.successor(hot_bytes=0)
-        sizes = [batch.rows.nbytes for batch in rig.core.read("t", 0, 0, 20)]
+        sizes = [batch.rows.nbytes for batch in rig.broker.read("t", 0, 0, 20)]
         assert len(sizes) >= 10
         assert max(sizes) <= 100_000
 
@@ -395,7 +395,7 @@ def test_no_more_is_read_for_a_fetch_because_it_compresses_well(
     rig.create("packed", 1, compression_type="zstd")
     for _ in range(16):
         rig.append([bytes(1 << 18)] * 2, topic="packed")
-    found = rig.core.fetch_kafka("packed", 0, 0, limit_bytes=1 << 20)
+    found = rig.broker.fetch_kafka("packed", 0, 0, limit_bytes=1 << 20)
     assert found is not None
     assert 2 <= found.end <= 6
 
@@ -413,7 +413,7 @@ def test_errors_keep_nothing_of_refused_batches(rig: Rig) -> None:
         ):
             tracemalloc.reset_peak()
             with pytest.raises(errors.Invalid) as error:
-                rig.core.prepare_kafka("t", 0, batch)
+                rig.broker.prepare_kafka("t", 0, batch)
             refused.append(error.value)
             assert tracemalloc.get_traced_memory()[0] < 4 << 20
     finally:

@@ -86,7 +86,7 @@ def test_queued_batches_become_durable_while_the_rest_waits() -> None:
     """The queued batches may be the ones that fill the queue; then the rest fits."""
 
     async def work() -> None:
-        context = Context(rig(seconds=30).core)
+        context = Context(rig(seconds=30).broker)
         handling = asyncio.create_task(handled(context, request(0, 1)))
         await settled()
         assert len(context.pending) == 1
@@ -102,7 +102,7 @@ def test_a_cancelled_request_leaves_nothing_behind(acks: int) -> None:
     """Its queued batches become durable, and the next request gets the queue."""
 
     async def work() -> None:
-        context = Context(rig(seconds=30).core)
+        context = Context(rig(seconds=30).broker)
         handling = asyncio.create_task(handled(context, request(0, 1, acks=acks)))
         await settled()
         behind = asyncio.create_task(handled(context, request(1)))
@@ -121,7 +121,7 @@ def test_requests_wait_for_the_queue_in_their_order() -> None:
     """A busy producer does not overtake a request that waits."""
 
     async def work() -> None:
-        context = Context(rig(seconds=30).core)
+        context = Context(rig(seconds=30).broker)
         first = await handled(context, request(0))
         waiting = asyncio.create_task(handled(context, request(1)))
         await settled()
@@ -145,7 +145,7 @@ def test_a_request_of_many_batches_is_checked_in_turns(
     monkeypatch.setattr(scheduler, "KAFKA_TURN_SECONDS", 0.0)
 
     async def work() -> None:
-        context = Context(rig(seconds=0).core)
+        context = Context(rig(seconds=0).broker)
         context.may_flush.set()
         handling = asyncio.create_task(handled(context, request(*[0] * 10)))
         rounds = 0
@@ -162,7 +162,7 @@ def test_a_batch_that_waits_too_long_is_refused_alone() -> None:
     """The other batches of its request are acked."""
 
     async def work() -> None:
-        context = Context(rig(seconds=0.02).core)
+        context = Context(rig(seconds=0.02).broker)
         answer = await handled(context, request(0, 1))
         context.may_flush.set()
         assert codes(await answer) == [ErrorCode.none, ErrorCode.request_timed_out]

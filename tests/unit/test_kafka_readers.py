@@ -34,7 +34,7 @@ def rig_with_rows(clock: ManualClock) -> Rig:
 
 def reader_of(rig: Rig) -> KafkaReader:
     """A reader as the broker builds it."""
-    return KafkaReader(rig.core._reader, rig.partition_table, rig.hot, clock=rig.clock)
+    return KafkaReader(rig.broker._reader, rig.partition_table, rig.hot, clock=rig.clock)
 
 
 @pytest.fixture(name="encoded")
@@ -146,7 +146,7 @@ def test_a_consumer_skips_records_that_another_engine_deleted(clock: ManualClock
     (file,) = table.refresh().files[0]
     table.commit(lambda _: TableChange(removes=(file,), operation="DELETE"))
     rig.append(["after"])
-    rig.core.partition_status("t", 0)
+    rig.broker.partition_status("t", 0)
     reader, offset, found = reader_of(rig), 0, None
     while offset < RECORDS:
         found = reader.fetch("t", 0, offset, limit_bytes=1 << 20)
@@ -163,7 +163,7 @@ def test_the_first_batch_is_returned_if_it_fits_or_must_be(clock: ManualClock, k
     rig.create()
     if kind == "as it came":
         batch = built([Record(1, None, b"v" * 1_000)], 0)
-        rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+        rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
     else:
         rig.append([b"v" * 1_000])
     reader = reader_of(rig)
@@ -188,12 +188,12 @@ def test_deleted_records_are_not_returned_from_memory(clock: ManualClock, kind: 
     for number in range(2):
         if kind == "as it came":
             batch = built([Record(1, None, b"%d" % number)], 0)
-            rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+            rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
         else:
             rig.append([f"{number}"])
     reader = reader_of(rig)
     assert offsets_in(reader.fetch("t", 0, 0, limit_bytes=1 << 20)) == [0, 1]
-    rig.core.deletion.delete(flight_messages.DeleteRecords(topic="t", offsets={0: 1}))
+    rig.broker.deletion.delete(flight_messages.DeleteRecords(topic="t", offsets={0: 1}))
     with pytest.raises(errors.OffsetOutOfRange):
         reader.fetch("t", 0, 0, limit_bytes=1 << 20)
     assert offsets_in(reader.fetch("t", 0, 1, limit_bytes=1 << 20)) == [1]
@@ -208,7 +208,7 @@ def test_a_reader_continues_over_batches_and_rows(clock: ManualClock) -> None:
             rig.append([f"{number}"])
         else:
             batch = built([Record(1, None, b"%d" % number)], 0)
-            rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+            rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
     reader, offset = reader_of(rig), 0
     while offset < 6:
         found = reader.fetch("t", 0, offset, limit_bytes=1 << 20)

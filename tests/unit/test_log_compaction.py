@@ -780,10 +780,10 @@ def test_readers_pass_over_the_gaps(store: MemoryStore, clock: ManualClock) -> N
         rig.publish()
         clock.advance(1)
     for _ in range(2):
-        rig.core.topics.compact("t")
+        rig.broker.topics.compact("t")
     left = [(1, b"1"), (2, b"2")]
     for start, end in itertools.combinations_with_replacement(range(rig.end() + 1), 2):
-        batches = list(rig.core.read("t", 0, start, end))
+        batches = list(rig.broker.read("t", 0, start, end))
         assert rows_of(batches) == [row for row in left if start <= row[0] < end]
         assert (batches[-1].end if batches else end) == end
     assert rows_of_root(store, clock) == rows_of_table(store, clock) == left
@@ -791,7 +791,7 @@ def test_readers_pass_over_the_gaps(store: MemoryStore, clock: ManualClock) -> N
     for second, offset in enumerate((1, 1, 2, -1, -1)):
         at_us = began_us + second * 1_000_000
         request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: at_us})
-        assert rig.core.offsets_for_times(request).offsets == {0: offset}
+        assert rig.broker.offsets_for_times(request).offsets == {0: offset}
         pieces = plan_of_table("t", table.refresh(), 0)
         assert first_since(store, pieces, at_us) == (None if offset < 0 else offset)
     successor = rig.successor(hot_bytes=0)
@@ -955,7 +955,7 @@ class History:
             file_compaction.compact(table, group)
 
     def keys(self, _: None) -> None:
-        self.rig.core.topics.compact("t")
+        self.rig.broker.topics.compact("t")
 
     def tick(self, _: None) -> None:
         self.rig.janitor.tick()
@@ -978,7 +978,7 @@ class History:
 
     def read(self, count: int) -> None:
         end = min(self.position + count, self.rig.end())
-        for batch in self.rig.core.read("t", 0, self.position, end):
+        for batch in self.rig.broker.read("t", 0, self.position, end):
             applied(rows_in(batch.rows), self.seen)
         self.position = end
         in_time = self.clock.monotonic() - self.began_at < RETENTION_SECONDS

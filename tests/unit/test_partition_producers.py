@@ -52,7 +52,7 @@ def test_a_producer_continues_after_a_quiet_day(rig: Rig, clock: JumpingClock) -
     clock.advance(DAY_SECONDS + 1)
     rig.append(["other"])
     rig.wal_cleaner.checkpoint()
-    assert not rig.core.producers("t", 0)
+    assert not rig.broker.producers("t", 0)
     assert rig.append(["b"], producer_sequence=(9, 0, 3)).base_offset == 4
     assert rig.append(["c"], producer_sequence=(9, 0, 4)).base_offset == 5
     assert rig.append(["c"], producer_sequence=(9, 0, 4)).duplicate
@@ -61,7 +61,7 @@ def test_a_producer_continues_after_a_quiet_day(rig: Rig, clock: JumpingClock) -
 def test_a_producer_continues_in_a_topic_that_was_created_again(rig: Rig) -> None:
     """A topic that was created again knows none of the producers of the old one."""
     rig.append(["a"] * 3, producer_sequence=(9, 0, 0))
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     rig.create()
     assert rig.append(["b"], producer_sequence=(9, 0, 3)).base_offset == 0
 
@@ -77,7 +77,7 @@ def test_a_second_first_batch_waits_for_the_first(clock: JumpingClock, refusal: 
         filling = rig.submit(["x"])
         with pytest.raises(errors.QueueFull):
             rig.submit(["a"], producer_sequence=(9, 0, 7))
-        rig.core.wait(filling)
+        rig.broker.wait(filling)
     elif refusal == "flush":
         full = errors.StorageFull(root="r", free_bytes=0, reserve_bytes=1)
         usual = rig.append_to(store.view(ScriptedFaults(Fault(operation="put_new", error=full))))
@@ -104,7 +104,7 @@ def test_a_client_that_gives_up_is_not_kept_waiting(clock: JumpingClock) -> None
         filling = rig.submit(["x"])
         with pytest.raises(errors.QueueFull):
             rig.submit(["a"], producer_sequence=(producer_id, 0, 0))
-        rig.core.wait(filling)
+        rig.broker.wait(filling)
     rig.append(["b"], producer_sequence=(8, 1, 0))
     with pytest.raises(errors.OutOfOrderSequence):
         rig.append(["b"], producer_sequence=(9, 0, 1))
@@ -139,7 +139,7 @@ def test_silence_is_counted_over_restarts(rig: Rig, clock: JumpingClock) -> None
         rig.append(["other"])
         rig.wal_cleaner.checkpoint()
         rig.publish()
-        known = len(rig.core.producers("t", 0))
+        known = len(rig.broker.producers("t", 0))
         rig = rig.successor()
     assert known == 0
 
@@ -151,7 +151,7 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     topic = rig.partition_table.topic("t")
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
     rig.partition_table.restore_state(data)
-    (found,) = rig.core.producers("t", 0)
+    (found,) = rig.broker.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
@@ -170,7 +170,7 @@ def test_as_many_are_remembered_as_agreed(
     rig.create("u", 2)
 
     def known(topic: str, partition: int) -> list[int]:
-        return [each.producer_id for each in rig.core.producers(topic, partition)]
+        return [each.producer_id for each in rig.broker.producers(topic, partition)]
 
     for producer_id in (1, 2, 3):
         rig.append(["a"], producer_sequence=(producer_id, 0, 0))
@@ -187,7 +187,7 @@ def test_as_many_are_remembered_as_agreed(
     assert (known("t", 0), known("u", 0), known("u", 1)) == ([1, 4], [6], [5, 7])
     rig.append(["a"], producer_sequence=(8, 0, 0))
     assert (known("t", 0), known("u", 1)) == ([4, 8], [5, 7])
-    rig.core.topics.delete("u")
+    rig.broker.topics.delete("u")
     for producer_id in (10, 11):
         rig.append(["a"], producer_sequence=(producer_id, 0, 0))
     assert known("t", 0) == [8, 10, 11]
@@ -201,15 +201,17 @@ def test_each_checkpoint_holds_everything(rig: Rig, clock: JumpingClock) -> None
         rig.append(["a"], producer_sequence=(number * 97, 0, 0), **where)
         clock.advance(DAY_SECONDS / 20)
         if number == 30:
-            rig.core.topics.delete("u")
+            rig.broker.topics.delete("u")
             rig.create("u", 2)
         rig.wal_cleaner.checkpoint()
         expected = [
-            list(rig.core.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))
+            list(rig.broker.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))
         ]
         if number % 4 == 0:
             rig = rig.successor()
-        found = [list(rig.core.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))]
+        found = [
+            list(rig.broker.producers(topic, n)) for topic, n in (("t", 0), ("u", 0), ("u", 1))
+        ]
         assert found == expected
         assert sum(map(len, found)) <= 21
 

@@ -175,7 +175,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
     batch = zeros(100, 4_000)
     assert len(batch) < 2_000
     for _ in range(40):
-        rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+        rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
     if not hot_bytes:
         rig = rig.successor()
     written = watch_files(rig, monkeypatch, lambda batch: batch.nbytes)
@@ -195,8 +195,8 @@ def test_entries_of_unknown_size_make_bounded_files(
     rig = Rig(store, clock, options=options)
     rig.create()
     for _ in range(10):
-        append = rig.core.prepare_kafka("t", 0, zeros(100, 4_000))
-        rig.core.wait(rig.core.submit(dataclasses.replace(append, decoded_bytes=0)))
+        append = rig.broker.prepare_kafka("t", 0, zeros(100, 4_000))
+        rig.broker.wait(rig.broker.submit(dataclasses.replace(append, decoded_bytes=0)))
     written = watch_files(rig, monkeypatch, lambda batch: batch.num_rows)
     assert publish_once(rig)[0] == 1_000
     assert max(written) <= 300  # one batch more than is within the bound
@@ -516,7 +516,7 @@ def test_a_topic_that_is_deleted_takes_its_large_batch_along(
     rig = large(store, clock)
     for _ in range(4):
         publish_once(rig)
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     assert files(store) == []
 
 
@@ -527,7 +527,7 @@ def test_a_topic_is_deleted_although_files_of_its_large_batch_cannot_be(
     rig = large(store, clock)
     rig.publisher.publish(rig.partition_table.topic("t"))
     faulty(rig, Fault(operation="delete", error=errors.RootNotWritable(root="r", reason="403")))
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     assert TopicTable(store, "t", clock=clock).refresh().topic_id is None
     rig.create("t")
     assert rig.append(["a"]).base_offset == 0
@@ -559,7 +559,7 @@ def test_added_partitions_are_published(rig: Rig) -> None:
     """Records of a partition that the publisher's view of the table lacks are published."""
     rig.append(["a"])
     rig.publish()
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
     rig.append(["b"], partition=2)
     rig.append(["c"])
     assert publish_once(rig) == (2, 2)
@@ -886,7 +886,7 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
 
     def deleting(*args: object, **options: object) -> object:
         written = real(*args, **options)  # type: ignore[arg-type]
-        rig.core.topics.delete("t")
+        rig.broker.topics.delete("t")
         return written
 
     rig.publisher._write_file = deleting  # type: ignore[method-assign,assignment]

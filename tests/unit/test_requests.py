@@ -58,7 +58,7 @@ def test_an_append(store: DelayedStore, clock: ManualClock) -> None:
     with costs(store, put_new=1):
         pending = [rig.submit(["a"], topic=topic) for topic in ("t", "u")]
         for each in pending:
-            rig.core.wait(each)
+            rig.broker.wait(each)
 
 
 @pytest.mark.parametrize("partitions", [1, 4])

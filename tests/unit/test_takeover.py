@@ -93,7 +93,7 @@ def test_leader_epochs_rise(rig: Rig) -> None:
     second = rig.successor(broker=2)
     (partition,) = second.meta.current.topic("t").partitions
     assert (partition.leader, partition.leader_epoch) == (2, 1)
-    assert second.core.topics.describe("t").partitions[0].leader_epoch == 1
+    assert second.broker.topics.describe("t").partitions[0].leader_epoch == 1
 
 
 def test_a_replaced_broker_can_change_nothing(rig: Rig) -> None:
@@ -103,8 +103,8 @@ def test_a_replaced_broker_can_change_nothing(rig: Rig) -> None:
     for attempt in (
         lambda: rig.append(["b"]),
         lambda: rig.create("u"),
-        lambda: rig.core.topics.delete("t"),
-        rig.core.producer_ids.new,
+        lambda: rig.broker.topics.delete("t"),
+        rig.broker.producer_ids.new,
         lambda: takeover.close_epochs(rig.meta, rig.leadership, (Epoch(1, 2),)),
     ):
         with pytest.raises(errors.BrokerFenced):
@@ -235,7 +235,7 @@ def test_a_corrupt_entry_stops_its_partition_only(rig: Rig, store: MemoryStore) 
     flip(store, path, located.origin + located.entry.length - 20)
     successor = rig.successor()
     assert successor.read("u") == [(0, b"x")]
-    first = next(successor.core.read("t", 0, 0, 1))
+    first = next(successor.broker.read("t", 0, 0, 1))
     assert first.rows.column("value").to_pylist() == [b"a"]
     with pytest.raises(errors.CorruptObject) as corrupt:
         successor.read("t", start=1)
@@ -390,7 +390,7 @@ def test_partitions_that_came_after_the_last_checkpoint_are_found(rig: Rig) -> N
     """A partition that the last checkpoint does not name is recovered from the logs alone."""
     rig.append(["a"])
     rig.wal_cleaner.checkpoint()
-    rig.core.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+    rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
     rig.append(["b"], partition=1)
     successor = rig.successor()
     assert successor.read() == [(0, b"a")]
@@ -506,7 +506,7 @@ def test_a_foreign_table_does_not_stop_the_start(
 
 def rows_of_table_through(rig: Rig) -> None:
     """Reads records that exist only in the table, as a client does."""
-    for _ in rig.core.read("t", 0, 0, 1):
+    for _ in rig.broker.read("t", 0, 0, 1):
         pass
 
 

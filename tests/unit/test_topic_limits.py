@@ -30,13 +30,13 @@ def create(rig: Rig, **config: str) -> None:
 
 def create_bounded(rig: Rig) -> None:
     """Topic t, which takes times from two minutes ago to one ahead."""
-    rig.core.topics.create(flight_messages.CreateTopic(topic="t", partitions=1, config=BOUNDS))
+    rig.broker.topics.create(flight_messages.CreateTopic(topic="t", partitions=1, config=BOUNDS))
 
 
 def append_kafka(rig: Rig, *given: Record, codec: int = 0) -> int:
     """The base offset."""
-    pending = rig.core.submit(rig.core.prepare_kafka("t", 0, built(given, codec)))
-    return rig.core.wait(pending)[0].base_offset
+    pending = rig.broker.submit(rig.broker.prepare_kafka("t", 0, built(given, codec)))
+    return rig.broker.wait(pending)[0].base_offset
 
 
 # ------------------------------------------------------------------------------ times
@@ -63,17 +63,17 @@ def test_a_time_beyond_the_bounds_is_refused(rig: Rig, clock: ManualClock, off_m
     given = [Record(now_ms, b"k", b"v"), Record(now_ms + off_ms, b"k", b"v")]
     for call in (
         lambda: append_kafka(rig, *given),
-        lambda: rig.core.append("t", 0, rows),
-        lambda: rig.core.staged.append(append_staged),
+        lambda: rig.broker.append("t", 0, rows),
+        lambda: rig.broker.staged.append(append_staged),
     ):
         with pytest.raises(errors.BadTimestamp, match=str(now_ms + off_ms)):
             call()
     assert rig.end() == 0
     config: dict[str, str | None] = {"message.timestamp.type": "LogAppendTime"}
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="t", config=config))
     append_kafka(rig, *given)
-    rig.core.wait(rig.core.append("t", 0, rows))
-    rig.core.staged.append(append_staged)
+    rig.broker.wait(rig.broker.append("t", 0, rows))
+    rig.broker.staged.append(append_staged)
     assert rig.end() == 6
 
 
@@ -103,7 +103,7 @@ def test_times_beyond_an_int64_are_refused(rig: Rig, base_ms: int) -> None:
         [Record(1_000, b"k", b"v"), Record(1_000 + (9 if base_ms > 0 else -9), b"k", b"v")]
     )
     with pytest.raises(errors.BadTimestamp):
-        rig.core.prepare_kafka("t", 0, changed(batch, 27, ">q", base_ms))
+        rig.broker.prepare_kafka("t", 0, changed(batch, 27, ">q", base_ms))
     assert rig.end() == 0
 
 
@@ -124,11 +124,11 @@ def test_a_topic_may_take_less_than_its_broker(rig: Rig) -> None:
     one = Record(1, b"k", b"v" * 50)
     size = len(built([one]))
     create(rig, max_message_bytes=str(size))
-    assert rig.core.topics.describe("t").max_record_bytes == size
+    assert rig.broker.topics.describe("t").max_record_bytes == size
     assert append_kafka(rig, one) == 0
     for call, what in (
         (lambda: append_kafka(rig, one, one), "a batch"),
-        (lambda: rig.core.append("t", 0, payload([b"v" * (size + 1)])), "a record"),
+        (lambda: rig.broker.append("t", 0, payload([b"v" * (size + 1)])), "a record"),
     ):
         with pytest.raises(errors.MessageTooLarge, match=what) as refused:
             call()
@@ -142,9 +142,9 @@ def test_the_brokers_bounds_stand_above_the_topics(clock: ManualClock) -> None:
     bounds = WriterLimits(max_record_bytes=100, max_batch_bytes=500)
     rig = Rig(MemoryStore(clock), clock, options=RigOptions(writer=bounds))
     create(rig, max_message_bytes="100000")
-    assert rig.core.topics.describe("t").max_record_bytes == 100
+    assert rig.broker.topics.describe("t").max_record_bytes == 100
     with pytest.raises(errors.RecordTooLarge):
-        rig.core.append("t", 0, payload([b"v" * 101]))
+        rig.broker.append("t", 0, payload([b"v" * 101]))
     with pytest.raises(errors.BatchTooLarge):
         append_kafka(rig, *[Record(1, b"k", b"v" * 90)] * 6)
 
@@ -155,7 +155,7 @@ def test_a_batch_that_outgrows_its_topic_is_refused(rig: Rig) -> None:
     create(rig, max_message_bytes="1000", compression_type="uncompressed")
     with pytest.raises(errors.MessageTooLarge):
         append_kafka(rig, one, codec=1)
-    rig.core.topics.alter(
+    rig.broker.topics.alter(
         flight_messages.AlterTopic(topic="t", config={"compression.type": "zstd"})
     )
     assert append_kafka(rig, one, codec=1) == 0
@@ -167,11 +167,11 @@ def test_a_batch_in_another_codec_keeps_its_producer(rig: Rig) -> None:
     producer_sequence = {"producer_id": 7, "producer_epoch": 0, "base_sequence": 0}
     batch = built([Record(1, b"k", b"v")], 1, **producer_sequence)
     for _ in range(2):
-        (stands,) = rig.core.wait(rig.core.submit(rig.core.prepare_kafka("t", 0, batch)))
+        (stands,) = rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka("t", 0, batch)))
         assert stands.base_offset == 0
-    found = rig.core.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True)
+    found = rig.broker.fetch_kafka("t", 0, 0, limit_bytes=1 << 20, only_memory=True)
     assert found is not None
     codecs = [record_batch.read_header(each).codec for each in split(found.pieces)]
     assert codecs == [record_batch.Codec.LZ4]
-    (producer,) = rig.core.producers("t", 0)
+    (producer,) = rig.broker.producers("t", 0)
     assert (producer.producer_id, producer.last_sequence) == (7, 0)

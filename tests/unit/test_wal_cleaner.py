@@ -137,7 +137,7 @@ def test_an_unpublished_entry_keeps_its_object(rig: Rig) -> None:
     rig.create("u")
     pending_appends = [rig.submit(["a"]), rig.submit(["x"], topic="u")]
     for pending in pending_appends:
-        rig.core.wait(pending)
+        rig.broker.wait(pending)
     rig.append(["b"])
     rig.publisher.publish(rig.partition_table.topic("t"))
     rig.append(["c"])

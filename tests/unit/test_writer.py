@@ -60,7 +60,7 @@ def test_queued_appends_share_one_put(rig: Rig, store: MemoryStore) -> None:
     """Queued appends of any topic-partitions become one object, in the order of the queue."""
     before = len(paths(store, OURS))
     pending_appends = [rig.submit([f"{number}"], partition=number % 2) for number in range(6)]
-    results = [rig.core.wait(pending)[0] for pending in reversed(pending_appends)]
+    results = [rig.broker.wait(pending)[0] for pending in reversed(pending_appends)]
     assert [each.base_offset for each in reversed(results)] == [0, 0, 1, 1, 2, 2]
     assert len(paths(store, OURS)) == before + 1
     assert rig.read(partition=0) == [(0, b"0"), (1, b"2"), (2, b"4")]
@@ -93,7 +93,7 @@ def test_a_flush_is_bounded(
     rig = rig_with(store, clock, **bounds)
     before = len(paths(store, OURS))
     pending_appends = [rig.submit([f"{number}"]) for number in range(6)]
-    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == list(range(6))
+    assert [rig.broker.wait(each)[0].base_offset for each in pending_appends] == list(range(6))
     assert len(paths(store, OURS)) == before + objects
 
 
@@ -123,9 +123,9 @@ class SlowPuts(NoFaults):
 def is_flushed_by_a_loop(rig: Rig, rows: Sequence[str] = ("a",)) -> bool:
     """Returns whether a loop makes such an append durable; its thread does so afterwards."""
     pending = rig.submit(rows)
-    rig.core.flush_if_quick()
+    rig.broker.flush_if_quick()
     is_done = pending.done
-    rig.core.wait(pending)
+    rig.broker.wait(pending)
     return is_done
 
 
@@ -177,7 +177,7 @@ def test_a_loop_does_not_join_the_flush_of_a_thread(rig: Rig) -> None:
         def after(self, operation: Operation, path: str, /) -> None:
             if operation == "put_new" and not seen:
                 late = rig.submit(["late"])
-                rig.core.flush_if_quick()
+                rig.broker.flush_if_quick()
                 seen.append(late.done)
 
     faulty(rig, Looking())
@@ -193,9 +193,9 @@ def test_a_refused_flush_of_a_loop_answers(rig: Rig) -> None:
     rig.append(["a"])
     faulty(rig, failing(UNAVAILABLE))
     pending = rig.submit(["b"])
-    rig.core.flush_if_quick()
+    rig.broker.flush_if_quick()
     with pytest.raises(errors.StorageUnavailable):
-        rig.core.wait(pending)
+        rig.broker.wait(pending)
 
 
 # ------------------------------------------------------------------------------ refusals
@@ -208,7 +208,7 @@ def test_a_failed_flush_leaves_no_trace(rig: Rig) -> None:
     pending_appends = [rig.submit(["a"], **stamped), rig.submit(["b"], partition=1)]  # type: ignore[arg-type]
     for pending in pending_appends:
         with pytest.raises(errors.StorageUnavailable):
-            rig.core.wait(pending)
+            rig.broker.wait(pending)
     assert (rig.end(partition=0), rig.end(partition=1)) == (0, 0)
     assert not rig.append(["a"], **stamped).duplicate
     assert rig.append(["b"], partition=1).base_offset == 0
@@ -220,10 +220,10 @@ def test_a_poisoned_append_is_refused_alone(rig: Rig) -> None:
     first = rig.submit(["a"], producer_sequence=(1, 0, 0))
     poisoned = rig.submit(["gap"], producer_sequence=(1, 0, 5))
     third = rig.submit(["b"], producer_sequence=(1, 0, 1))
-    assert rig.core.wait(third)[0].base_offset == 1
+    assert rig.broker.wait(third)[0].base_offset == 1
     with pytest.raises(errors.OutOfOrderSequence):
-        rig.core.wait(poisoned)
-    assert rig.core.wait(first)[0].base_offset == 0
+        rig.broker.wait(poisoned)
+    assert rig.broker.wait(first)[0].base_offset == 0
     assert rig.read() == [(0, b"a"), (1, b"b")]
 
 
@@ -240,7 +240,7 @@ def test_appends_submitted_together_are_written_or_refused_together(rig: Rig) ->
     behind = rig.submit(["next"])
     with pytest.raises(errors.UnknownPartition):
         rig.writer.wait(refused)
-    assert rig.core.wait(behind)[0].base_offset == 0
+    assert rig.broker.wait(behind)[0].base_offset == 0
     assert (rig.end(partition=0), rig.end(partition=1)) == (1, 0)
 
 
@@ -255,9 +255,9 @@ def test_an_unknown_partition_is_named(rig: Rig) -> None:
 def test_a_topic_that_is_deleted_meanwhile_is_named(rig: Rig) -> None:
     """Appends that were queued for a topic when it was deleted are refused with its name."""
     pending = rig.submit(["a"])
-    rig.core.topics.delete("t")
+    rig.broker.topics.delete("t")
     with pytest.raises(errors.UnknownTopic) as refused:
-        rig.core.wait(pending)
+        rig.broker.wait(pending)
     assert refused.value.topic == "t"
 
 
@@ -280,7 +280,7 @@ def test_a_batch_that_cannot_be_taken(
     rig = rig_with(store, clock, max_record_bytes=10, max_batch_bytes=100)
     before = paths(store, OURS)
     with pytest.raises(error) as refused:
-        rig.core.append("t", 0, batch)
+        rig.broker.append("t", 0, batch)
     if error in (errors.RecordTooLarge, errors.BatchTooLarge):
         assert refused.value.bytes > refused.value.limit_bytes  # type: ignore[attr-defined]
     assert paths(store, OURS) == before
@@ -299,18 +299,18 @@ def test_a_compacted_topic_wants_keys(rig: Rig, batch: pa.RecordBatch, keyless: 
     """A record without a key is refused with its whole batch, naming the topic and the rule."""
     rig.create("c", 2, cleanup_policy="compact")
     with pytest.raises(errors.KeylessRecord, match=r"'c'.*cleanup\.policy=compact") as refused:
-        rig.core.append("c", 1, batch)
+        rig.broker.append("c", 1, batch)
     assert (refused.value.partition, refused.value.count) == (1, keyless)
     assert rig.append(["a", None], topic="c", partition=1, key=[b"k", b""]).base_offset == 0
-    rig.core.topics.alter(flight_messages.AlterTopic(topic="c", config={"cleanup.policy": None}))
-    assert rig.core.wait(rig.core.append("c", 1, batch))[0].base_offset == 2
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="c", config={"cleanup.policy": None}))
+    assert rig.broker.wait(rig.broker.append("c", 1, batch))[0].base_offset == 2
 
 
 def test_a_batch_of_too_many_records_is_refused(rig: Rig) -> None:
     """Records without any bytes count towards the limit of a batch."""
     many = pa.record_batch({"value": pa.nulls(limits.MAX_BATCH_ROWS + 1, pa.binary())})
     with pytest.raises(errors.BadRequest):
-        rig.core.append("t", 0, many)
+        rig.broker.append("t", 0, many)
 
 
 @pytest.mark.parametrize("producer_sequence", [(1, -1, 0), (1, 0, -1)])
@@ -365,7 +365,7 @@ def test_buffers_that_point_nowhere_are_refused(
 ) -> None:
     """A batch that would be read outside its memory is refused as a wrong schema."""
     with pytest.raises(errors.WrongSchema):
-        rig.core.append("t", 0, make())
+        rig.broker.append("t", 0, make())
 
 
 LARGE = b"x" * (1 << 20)
@@ -412,10 +412,10 @@ def test_values_that_rows_share_are_counted_for_each(
 
     before = pool.max_memory()
     with pytest.raises(errors.BatchTooLarge) as refused:
-        rig.core.append("t", 0, batch(1_000))
+        rig.broker.append("t", 0, batch(1_000))
     assert refused.value.bytes >= 999 * len(LARGE)
     assert pool.max_memory() - before < 64 << 20
-    rig.core.wait(rig.core.append("t", 0, batch(2)))
+    rig.broker.wait(rig.broker.append("t", 0, batch(2)))
     assert rig.end() == 2
 
 
@@ -423,7 +423,7 @@ def test_a_dictionary_that_cannot_be_decoded_is_a_wrong_schema(rig: Rig) -> None
     """A dictionary of string views, which Arrow cannot decode, is refused as a wrong schema."""
     views = pa.DictionaryArray.from_arrays(pa.array([0]), pa.array([b"x"], pa.binary_view()))
     with pytest.raises(errors.WrongSchema, match="dictionary"):
-        rig.core.append("t", 0, pa.record_batch({"value": views}))
+        rig.broker.append("t", 0, pa.record_batch({"value": views}))
 
 
 def test_runs_are_no_column_of_a_record(rig: Rig) -> None:
@@ -433,7 +433,7 @@ def test_runs_are_no_column_of_a_record(rig: Rig) -> None:
     headers = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), child)
     for columns in ({"value": runs}, {"value": pa.array([b"v"] * 2), "headers": headers}):
         with pytest.raises(errors.WrongSchema, match="run_end_encoded"):
-            rig.core.append("t", 0, pa.record_batch(columns))
+            rig.broker.append("t", 0, pa.record_batch(columns))
 
 
 def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
@@ -441,7 +441,7 @@ def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
     whole = payload([b"v", b"x" * 5_000_000])
     message = whole.serialize()
     part = pa.ipc.read_record_batch(message, whole.schema).slice(0, 1)
-    rig.core.wait(rig.core.append("t", 0, part))
+    rig.broker.wait(rig.broker.append("t", 0, part))
     (batch,) = rig.hot.run(rig.partition_table.topic("t").topic_id, 0, 0, rows=1, limit_bytes=1)
     (buffer,) = (each for each in batch.payload.column("value").buffers()[2:])
     while buffer.parent is not None:
@@ -453,7 +453,7 @@ def test_memory_holds_no_more_than_the_batch(rig: Rig) -> None:
 def test_the_size_limit_of_a_record_is_reported(store: MemoryStore, clock: ManualClock) -> None:
     """The writer exposes the limit that clients learn with the topic."""
     rig = rig_with(store, clock, max_record_bytes=10)
-    assert rig.core.topics.describe("t").max_record_bytes == 10
+    assert rig.broker.topics.describe("t").max_record_bytes == 10
 
 
 # ------------------------------------------------------------------------------ timestamps
@@ -463,7 +463,7 @@ def test_a_record_without_a_time_gets_its_arrivals(rig: Rig, clock: ManualClock)
     """Only records without a timestamp get the broker's time of the append."""
     result = rig.append(["a", "b"], timestamp=[5, None])
     assert result.arrival_us == clock.now_us()
-    (batch,) = rig.core.read("t", 0, 0, 2)
+    (batch,) = rig.broker.read("t", 0, 0, 2)
     assert batch.rows.column("timestamp").view(pa.int64()).to_pylist() == [5, clock.now_us()]
     assert batch.rows.column("timestampType").to_pylist() == [0, 0]
 
@@ -476,7 +476,7 @@ def test_log_append_time_is_the_brokers(rig: Rig, store: MemoryStore, clock: Man
     rig.append_staged([(0, ["b"])], batch=1, topic="l")
     rig.publish()
     for reader in (rig, rig.successor()):
-        (batch, *rest) = reader.core.read("l", 0, 0, 2)
+        (batch, *rest) = reader.broker.read("l", 0, 0, 2)
         rows = pa.Table.from_batches([batch.rows, *[each.rows for each in rest]])
         assert (
             rows.column("timestamp").to_pylist()
@@ -491,7 +491,7 @@ def test_log_append_time_is_the_brokers(rig: Rig, store: MemoryStore, clock: Man
 def test_a_retry_in_the_same_flush_waits_for_the_first(rig: Rig) -> None:
     """A batch that is sent again while in flight is written once, and both acks have its offset."""
     pending_appends = [rig.submit(["a", "b"], producer_sequence=(1, 0, 0)) for _ in range(3)]
-    results = [rig.core.wait(pending)[0] for pending in pending_appends]
+    results = [rig.broker.wait(pending)[0] for pending in pending_appends]
     assert [each.base_offset for each in results] == [0, 0, 0]
     assert [each.duplicate for each in results] == [False, True, True]
     assert rig.end() == 2
@@ -503,7 +503,7 @@ def test_a_retry_of_a_flush_that_fails_fails(rig: Rig) -> None:
     pending_appends = [rig.submit(["a"], producer_sequence=(1, 0, 0)) for _ in range(2)]
     for pending in pending_appends:
         with pytest.raises(errors.StorageUnavailable):
-            rig.core.wait(pending)
+            rig.broker.wait(pending)
     assert rig.end() == 0
 
 
@@ -600,12 +600,12 @@ def test_a_topic_may_be_deleted_while_its_records_are_flushed(
         blocked.go.set()
         leading.result(30)
         blocked.go.clear()
-        flushing = pool.submit(rig.core.wait, stays)
+        flushing = pool.submit(rig.broker.wait, stays)
         assert blocked.entered.wait(30)
         rig.partition_table.remove_topic(rig.partition_table.topic("t"))
         blocked.go.set()
         assert flushing.result(30)[0].base_offset == 0
-        rig.core.wait(gone)
+        rig.broker.wait(gone)
     assert rig.append(["y"], topic="u").base_offset == 1
 
 
@@ -623,7 +623,7 @@ def test_a_full_queue_refuses(store: MemoryStore, clock: ManualClock) -> None:
         assert full.value.setting == "writer.queue_bytes"
         blocked.go.set()
         assert leading.result().base_offset == 0
-    assert rig.core.wait(queued)[0].base_offset == 1
+    assert rig.broker.wait(queued)[0].base_offset == 1
     assert rig.append(["c"]).base_offset == 2
 
 
@@ -633,7 +633,7 @@ def test_a_caller_that_finds_the_queue_full_leads(store: MemoryStore, clock: Man
     rig = Rig(store, clock, options=options)
     rig.create("t", 2)
     pending_appends = [rig.submit([f"{number}"]) for number in range(20)]
-    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == list(range(20))
+    assert [rig.broker.wait(each)[0].base_offset for each in pending_appends] == list(range(20))
 
 
 def test_a_caller_without_a_timeout_does_no_io(store: MemoryStore, clock: ManualClock) -> None:
@@ -645,7 +645,7 @@ def test_a_caller_without_a_timeout_does_no_io(store: MemoryStore, clock: Manual
         rig.submit(["b"])
     assert len(paths(store, OURS)) == before
     assert not queued.done
-    assert rig.core.wait(queued)[0].base_offset == 0
+    assert rig.broker.wait(queued)[0].base_offset == 0
 
 
 @pytest.mark.parametrize("bound", ["queue_bytes", "unpublished_bytes"])
@@ -654,12 +654,12 @@ def test_an_unbounded_append_is_queued(store: MemoryStore, clock: ManualClock, b
     rig = rig_with(store, clock, **{bound: 1})
     first = rig.submit(["a"])
     if bound == "unpublished_bytes":
-        rig.core.wait(first)
+        rig.broker.wait(first)
     append = rig.writer.prepare(rig.partition_table.topic("t"), 1, payload(["b"]), None)
     with pytest.raises(errors.QueueFull):
         rig.writer.submit([append])
     pending = rig.writer.submit([append], is_bounded=False)
-    assert rig.core.wait(pending)[0].base_offset == 0
+    assert rig.broker.wait(pending)[0].base_offset == 0
 
 
 def test_too_much_that_is_not_published_refuses(store: MemoryStore, clock: ManualClock) -> None:
@@ -690,7 +690,7 @@ def test_a_caller_waits_asleep_for_space(store: MemoryStore, is_published: bool)
             pending = rig.submit(["b"])
         finally:
             assert time.thread_time() - began < 0.1
-        return rig.core.wait(pending)[0].base_offset
+        return rig.broker.wait(pending)[0].base_offset
 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(wait)
@@ -751,7 +751,7 @@ def test_a_bound_may_be_reached(clock: ManualClock, bound: str, error: type[Exce
         pending = rig.submit(["a"])
         if bound == "queue_bytes":
             return pending.bytes
-        rig.core.wait(pending)
+        rig.broker.wait(pending)
         return topic.unpublished_bytes
 
     def one_more(rig: Rig) -> None:
@@ -774,10 +774,10 @@ def test_a_batch_may_be_as_large_as_the_bound(clock: ManualClock) -> None:
     """The columns together may reach the limit; a byte more is refused."""
     batch = payload(["abc", None, "d"], key=[b"k", b"", None])
     exact = rig_with(MemoryStore(clock), clock, max_batch_bytes=batch.nbytes)
-    assert exact.core.wait(exact.core.append("t", 0, batch))[0].count == 3
+    assert exact.broker.wait(exact.broker.append("t", 0, batch))[0].count == 3
     less = rig_with(MemoryStore(clock), clock, max_batch_bytes=batch.nbytes - 1)
     with pytest.raises(errors.BatchTooLarge) as refused:
-        less.core.append("t", 0, batch)
+        less.broker.append("t", 0, batch)
     assert (refused.value.bytes, refused.value.limit_bytes) == (batch.nbytes, batch.nbytes - 1)
 
 
@@ -857,7 +857,7 @@ def test_a_failed_sync_ends_the_writer(rig: Rig) -> None:
     pending = rig.submit(["b"])
     for each in (behind, pending):
         with pytest.raises(errors.OutcomeUnknown):
-            rig.core.wait(each)
+            rig.broker.wait(each)
     assert isinstance(rig.writer.failure, SyncFailed)
     with pytest.raises(errors.StorageUnavailable, match="EIO"):
         rig.submit(["c"])  # it surely had no effect
@@ -887,13 +887,13 @@ def test_a_change_of_time_amid_an_append_leaves_it_whole(
         request = flight_messages.AlterTopic(
             topic="t", config={"message.timestamp.type": "LogAppendTime"}
         )
-        rig.core.topics.alter(request)
+        rig.broker.topics.alter(request)
         return conform_payload(batch, **bound)
 
     monkeypatch.setattr("sparklog.broker.log.writer.conform_payload", meanwhile)
     times = pa.array([1_000_000], TIMESTAMP)
     batch = pa.record_batch({"timestamp": times, "value": pa.array([b"a"], pa.binary())})
-    (append,) = rig.core.append("t", 0, batch).appends
+    (append,) = rig.broker.append("t", 0, batch).appends
     assert isinstance(append, Append)
     assert append.timestamp_type == CREATE_TIME
     assert isinstance(append.hot_records, pa.RecordBatch)
@@ -919,7 +919,7 @@ def test_failing_answers_every_caller(rig: Rig) -> None:
     rig.writer.fail(errors.BrokerFenced(broker=1, epoch=1))
     for pending in pending_appends:
         with pytest.raises(errors.BrokerClosing):
-            rig.core.wait(pending)
+            rig.broker.wait(pending)
     with pytest.raises(errors.BrokerClosing):
         rig.submit(["b"])
 
@@ -931,7 +931,7 @@ def test_closing_writes_queued_appends(rig: Rig) -> None:
     with pytest.raises(errors.BrokerClosing):
         rig.submit(["late"])
     assert rig.end() == 3
-    assert [rig.core.wait(each)[0].base_offset for each in pending_appends] == [0, 1, 2]
+    assert [rig.broker.wait(each)[0].base_offset for each in pending_appends] == [0, 1, 2]
 
 
 def test_closing_waits_for_the_flush_under_way(rig: Rig) -> None:
