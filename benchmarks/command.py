@@ -43,6 +43,10 @@ def main(
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the report as a Markdown table.")
     ] = False,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="File for the figures as JSON, which benchmarks.plots draws."),
+    ] = None,
 ) -> None:
     """Compare sparklog with a real Kafka and with Spark's Kafka connector on this machine.
 
@@ -53,4 +57,4 @@ def main(
     options = BenchOptions(
         folder=folder or Path(tempfile.gettempdir()), seconds=seconds, rows=rows, versions=versions
     )
-    run_measures(MEASURES, names or (), options, as_markdown=as_markdown)
+    run_measures(MEASURES, names or (), options, as_markdown=as_markdown, save=save)

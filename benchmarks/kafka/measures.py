@@ -65,8 +65,8 @@ def consume(setup: KafkaSetup) -> Iterator[Measurement]:
             four[side.name] = max(once(side.address, consumers=4) for _ in range(2))
             cold[side.name] = max(_cold(side, once) for _ in range(3))
     yield more("Java ConsumerPerformance, from the hot tail", hot, least=0.8)
-    yield more("four of them at once, together", four, least=0.8)
-    yield more("the same one after a restart, from the table", cold, least=0.4)
+    yield more("four Java ConsumerPerformance at once, from the hot tail", four, least=0.8)
+    yield more("Java ConsumerPerformance, from the table after a restart", cold, least=0.4)
 
 
 def _cold(side: Side, once: Callable[[str], float]) -> float:

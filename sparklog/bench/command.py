@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeAlias
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparklog.bench.report import BenchOptions, Measurement, machine, markdown
+from sparklog.bench.report import BenchOptions, Measurement, Report, machine, markdown
 
 Measure: TypeAlias = Callable[[BenchOptions], Iterable[Measurement]]
 """Yields its figures, each as soon as it is known."""
@@ -24,6 +26,7 @@ def run_measures(
     options: BenchOptions,
     *,
     as_markdown: bool = False,
+    save: Path | None = None,
 ) -> None:
     """Runs the named measures, or all of them where none is named, and prints their figures.
 
@@ -31,6 +34,7 @@ def run_measures(
 
     Args:
         names: of measures, or of groups of them, as in `select`.
+        save: a file for the figures, as JSON of a `Report`.
 
     Raises:
         typer.BadParameter: No measure has one of these names.
@@ -48,6 +52,10 @@ def run_measures(
             for figure in measures[name](options):
                 progress.print(_line(figure))
                 figures.append(figure)
+    if save is not None:
+        command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+        report = Report(machine=machine(), command=command, figures=tuple(figures))
+        save.write_bytes(report.to_json())
     if as_markdown:
         typer.echo(f"{machine()}\n\n{markdown(figures)}")
         return

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 
@@ -31,6 +32,22 @@ class Measurement:
     target: str = ""
     met: bool | None = None
     detail: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The figures of one run, as a file keeps them."""
+
+    machine: str
+    command: str
+    figures: tuple[Measurement, ...]
+
+    def to_json(self) -> bytes:
+        return msgspec.json.format(msgspec.json.encode(self), indent=2) + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Report:
+        return msgspec.json.decode(data, type=cls)
 
 
 @dataclass(slots=True)
