@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
+from structlog.testing import capture_logs
 
 from sparklog import limits
 from sparklog.clock import ManualClock
@@ -44,3 +45,10 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
     monkeypatch.setattr(limits, "READ_RUN_BYTES", 60 * SLICE_ROWS)
     with LiveBroker() as broker:
         yield broker
+
+
+@pytest.fixture
+def logged() -> Iterator[Callable[[], list[tuple[str, str | None]]]]:
+    """Returns a function that returns the logged events, each with its topic."""
+    with capture_logs() as lines:
+        yield lambda: [(line["event"], line.get("topic")) for line in lines]

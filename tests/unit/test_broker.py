@@ -456,21 +456,27 @@ def test_a_doubt_that_cannot_be_settled_stops_no_janitor(rig: Rig) -> None:
     assert rig.broker.topics.names() == []
 
 
+class FailingDisk(NoFaults):
+    """A disk that cannot flush new objects, from when a test says so."""
+
+    fails = False
+
+    def between(self, operation: Operation, path: str) -> None:
+        if self.fails and operation == "put_new":
+            raise SyncFailed(path, "EIO")
+
+
 def test_a_disk_that_fails_an_administrator_stops_the_broker(rig: Rig, store: MemoryStore) -> None:
     """After a failed flush of any caller, no more records are taken."""
-    failed = Fault(operation="put_new", error=SyncFailed("?", "EIO"), moment="between")
     changes: list[Callable[[Broker], object]] = [
         lambda broker: broker.topics.create(create_request("u")),
         lambda broker: broker.producer_ids.new(),
         lambda broker: broker.topics.delete("t"),
     ]
     for change in changes:
-        each = rig.successor()
-        faulty = store.view(ScriptedFaults(failed))
-        each.broker.topics._store, each.broker._metadata._store = (
-            faulty,
-            MetadataStore(faulty, clock=rig.clock),
-        )
+        disk = FailingDisk()
+        each = rig.successor(store=store.view(disk))
+        disk.fails = True
         with pytest.raises(errors.OutcomeUnknown):
             change(each.broker)
         assert isinstance(each.broker.failure, SyncFailed)

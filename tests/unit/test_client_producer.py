@@ -20,13 +20,12 @@ import pytest
 from sparklog import errors, limits, testing
 from sparklog.client.connection import Connection
 from sparklog.client.producer.batch import ProducerBatch, RecordFuture, RecordMetadata
-from sparklog.client.producer.partition_queue import PartitionQueue
 from sparklog.client.producer.producer import Producer
 from sparklog.client.producer.schedule import Route
 from sparklog.client.producer.sender import TopicSender
 from sparklog.client.producer.streams import ProducerStream
 from sparklog.client.serialize import json_serializer, string_serializer
-from sparklog.clock import ManualClock
+from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.formats.partitioner import murmur2, to_positive
 from tests.support.forks import said_in_child
@@ -989,55 +988,61 @@ def test_forked(broker: LiveBroker, connection: Connection) -> None:
     assert broker.values("t") == [b"x"]
 
 
-def test_fault_of_ours(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+class FailingClock(SystemClock):
+    """A clock that raises in the threads that send, on request: a fault of our own there."""
+
+    fails = False
+
+    def monotonic(self) -> float:
+        if self.fails and threading.current_thread().name.startswith("sparklog-send"):
+            raise ZeroDivisionError
+        return super().monotonic()
+
+
+@pytest.fixture(name="failing")
+def _failing(broker: LiveBroker) -> Iterator[tuple[FailingClock, Producer]]:
+    clock = FailingClock()
+    with Connection.to(broker.address, clock=clock) as connection, Producer(connection) as producer:
+        yield clock, producer
+
+
+def test_fault_of_ours(failing: tuple[FailingClock, Producer]) -> None:
     """A fault in the sender fails every record that waits, and stops the producer."""
-
-    def fail(_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(PartitionQueue, "send", fail)
-    with Producer(connection) as producer:
-        with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
-            producer.send("t", b"x").result(SECONDS)
-        with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
-            producer.send("t", b"y")
+    clock, producer = failing
+    clock.fails = True
+    with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
+        producer.send("t", b"x").result(SECONDS)
+    with pytest.raises(errors.SparklogError, match="ZeroDivisionError"):
+        producer.send("t", b"y")
 
 
-def test_fault_of_ours_calls_back(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fault_of_ours_calls_back(failing: tuple[FailingClock, Producer]) -> None:
     """Callbacks and coroutines get a fault of the sender."""
-
-    def fail(_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(PartitionQueue, "send", fail)
+    clock, producer = failing
+    clock.fails = True
     failures: list[Any] = []
 
-    async def send(producer: Producer) -> None:
+    async def send() -> None:
         both = [producer.send("t", b"x", on_delivery=on_delivery) for _ in range(2)]
         failures.extend(await asyncio.gather(*both, return_exceptions=True))
 
     def on_delivery(error: errors.SparklogError | None, _: RecordMetadata | None) -> None:
         failures.append(error)
 
-    with Producer(connection) as producer:
-        asyncio.run(asyncio.wait_for(send(producer), SECONDS))
-        producer.flush(SECONDS)
+    asyncio.run(asyncio.wait_for(send(), SECONDS))
+    producer.flush(SECONDS)
     assert [type(each) for each in failures] == [errors.SparklogError] * 4
 
 
 def test_fault_of_ours_amid_the_answers(
-    broker: LiveBroker, connection: Connection, monkeypatch: pytest.MonkeyPatch
+    broker: LiveBroker, failing: tuple[FailingClock, Producer]
 ) -> None:
     """After a fault the outcome of records in flight is unknown; later answers change nothing."""
+    clock, producer = failing
     broker.fault = gate = Gate()
-    producer = Producer(connection)
     sent = producer.send("t", b"x")
     assert gate.entered.wait(SECONDS)
-
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(TopicSender, "_attend_to_time", fail)
+    clock.fails = True
     assert isinstance(sent.exception(SECONDS), errors.OutcomeUnknown)
     gate.opened.set()
     producer.flush(SECONDS)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.log import confirmer
 from sparklog.clock import ManualClock
 from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
@@ -51,10 +50,13 @@ def vacuumed(rig: Rig, *, count: int = 1) -> Vacuum:
 
 
 class Down(NoFaults):
-    """Fails every request for the data files of topic t."""
+    """Fails every request for the data files of topic t, except their puts, while it is down."""
+
+    is_down = True
 
     def before(self, operation: Operation, path: str) -> None:
-        if operation in ("stat", "list_after") and path.startswith("topics/t/partition"):
+        asks = operation in ("stat", "list_after")
+        if self.is_down and asks and path.startswith("topics/t/partition"):
             raise errors.StorageUnavailable(operation=operation, path=path, reason="down")
 
 
@@ -147,17 +149,17 @@ def test_unconfirmed_entries_are_bounded(
 
 def test_nothing_is_trimmed_before_files_are_seen(store: MemoryStore, clock: ManualClock) -> None:
     """While data files cannot be checked, the WAL keeps their rows; other topics are trimmed."""
-    rig = Rig(store, clock, options=COLD)
+    down = Down()
+    rig = Rig(store.view(down), clock, options=COLD)
     rig.create("t")
     rig.create("u")
     rig.append(["a"])
     rig.append(["x"], topic="u")
     rig.publish()
 
-    rig.confirmer._store = store.view(Down())
     rig.wal_cleaner.checkpoint()
     assert rig.partition_table.needed(1, 1) == [1]
-    rig.confirmer._store = store
+    down.is_down = False
     rig.append(["b"])
     rig.publish()
     rig.wal_cleaner.checkpoint()
@@ -170,10 +172,10 @@ def test_an_epoch_that_was_closed_hides_no_record(store: MemoryStore, clock: Man
     rig.create()
     rig.append(["a"])
     rig.publish()
-    second = rig.successor()
-    second.confirmer._store = store.view(Down())
+    down = Down()
+    second = rig.successor(store=store.view(down))
     second.wal_cleaner.checkpoint()
-    second.confirmer._store = store
+    down.is_down = False
     second.confirmer.confirm()
     second.wal_cleaner._close_inherited()
     third = second.successor()
@@ -188,29 +190,20 @@ def test_an_epoch_that_was_closed_hides_no_record(store: MemoryStore, clock: Man
 
 
 def test_a_failing_check_is_logged_once(
-    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    store: MemoryStore, clock: ManualClock, logged: Callable[[], list[tuple[str, str | None]]]
 ) -> None:
     """The log has one line when the failure begins, and one when it is over."""
-    logged: list[str] = []
-
-    class Log:
-        def warning(self, event: str, **_facts: object) -> None:
-            logged.append(event)
-
-        info = warning
-
-    monkeypatch.setattr(confirmer, "_log", Log())
-    rig = Rig(store, clock, options=COLD)
+    down = Down()
+    rig = Rig(store.view(down), clock, options=COLD)
     rig.create()
     rig.append(["a"])
     rig.publish()
-    rig.confirmer._store = store.view(Down())
     for _ in range(3):
         rig.confirmer.confirm()
-    assert logged == ["cannot check data files"]
-    rig.confirmer._store = store
+    assert logged() == [("cannot check data files", "t")]
+    down.is_down = False
     rig.confirmer.confirm()
-    assert logged[1:] == ["data files of published records exist again"]
+    assert logged()[1:] == [("data files of published records exist again", "t")]
 
 
 @pytest.mark.parametrize("first", [0, 1])

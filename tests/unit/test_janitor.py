@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from sparklog import errors, limits
-from sparklog.broker.log import janitor as janitors
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
@@ -32,6 +31,7 @@ from sparklog.storage.table import TableChange, TopicTable, data_path
 from tests.support import engines
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
 
+Logged = Callable[[], list[tuple[str, str | None]]]
 GRACES = JanitorSettings(
     compact_files=3,
     removed_file_grace_seconds=60.0,
@@ -62,27 +62,7 @@ def faulty(rig: Rig, *script: Fault) -> None:
     rig.janitor._store = rig.store.view(faults)
 
 
-class LoggedEvents:
-    """Replaces the log, and records the events."""
-
-    def __init__(self) -> None:
-        self.events: list[tuple[str, object]] = []
-
-    def warning(self, event: str, **facts: object) -> None:
-        self.events.append((event, facts.get("topic")))
-
-    info = warning
-
-
-@pytest.fixture(autouse=True)
-def logged(monkeypatch: pytest.MonkeyPatch) -> LoggedEvents:
-    """The events that the janitor logs."""
-    found = LoggedEvents()
-    monkeypatch.setattr(janitors, "_log", found)
-    return found
-
-
-def test_small_files_are_merged(rig: Rig, clock: ManualClock, logged: LoggedEvents) -> None:
+def test_small_files_are_merged(rig: Rig, clock: ManualClock, logged: Logged) -> None:
     """Neighbours become one file, replaced files go after their grace, the records remain."""
     fill(rig, 3)
     rig.janitor.tick()
@@ -92,11 +72,11 @@ def test_small_files_are_merged(rig: Rig, clock: ManualClock, logged: LoggedEven
     rig.janitor.tick()
     assert files(rig) == 1
     assert rig.read() == rows_of_table(rig.store, clock) == [(0, b"0"), (1, b"1"), (2, b"2")]
-    assert logged.events == []
+    assert logged() == []
 
 
 def test_a_compacted_topic_keeps_the_last_of_each_key(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """Superseded records are removed when enough are dirty; other topics are not touched."""
     rig.create("c", cleanup_policy="compact")
@@ -119,11 +99,11 @@ def test_a_compacted_topic_keeps_the_last_of_each_key(
     found = TopicTable(rig.store, "c", clock=clock).refresh()
     assert len(found.files[0]) < 4
     assert found.ends == (9,)
-    assert logged.events == []
+    assert logged() == []
 
 
 def test_records_beyond_retention_ms_are_removed(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """`retention.ms` moves the log start, also for records in memory; files go after a grace."""
     rig.create("r", retention_ms="600000")
@@ -149,7 +129,7 @@ def test_records_beyond_retention_ms_are_removed(
     successor = rig.successor()
     assert successor.broker.partition_status("r", 0).start == 3
     assert successor.read("r", start=3) == [(3, b"3")]
-    assert logged.events == []
+    assert logged() == []
 
 
 def test_a_log_start_that_clients_have_seen_survives_a_power_cut(clock: ManualClock) -> None:
@@ -226,7 +206,7 @@ def test_little_that_is_dirty_is_compacted_when_it_is_old(rig: Rig, clock: Manua
 
 
 def test_keys_that_cannot_be_compacted_stop_no_maintenance(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """A damaged file is logged at intervals, and the topic has its checkpoints meanwhile."""
     rig.create("c", cleanup_policy="compact")
@@ -237,8 +217,8 @@ def test_keys_that_cannot_be_compacted_stop_no_maintenance(
     rig.store.put(data_path("c", file), b"PAR1")
     for _ in range(2):
         rig.janitor.tick()
-    assert logged.events[0] == ("maintenance failed", "c")
-    assert len(logged.events) <= 2
+    assert logged()[0] == ("maintenance failed", "c")
+    assert len(logged()) <= 2
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/c"))
 
 
@@ -259,7 +239,7 @@ def test_a_checkpoint_comes_after_so_many_commits(rig: Rig) -> None:
 
 
 def test_failing_maintenance_of_a_topic_affects_no_other(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """A topic whose maintenance fails is logged and left alone for a while; others continue."""
     fill(rig, 3)
@@ -268,7 +248,7 @@ def test_failing_maintenance_of_a_topic_affects_no_other(
     rig.store.put(torn, b'{"add"')
     rig.janitor.tick()
     assert (files(rig), files(rig, "u")) == (3, 4)
-    assert logged.events == [("maintenance failed", "t")]
+    assert logged() == [("maintenance failed", "t")]
     rig.store.delete([torn])
     rig.janitor.tick()
     assert files(rig) == 3
@@ -297,7 +277,7 @@ def test_a_lost_merge_is_undone_before_the_log_forgets_it(
 
 
 def test_repeated_failures_of_maintenance_are_logged_once(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """Attempts become rare, and the log has a line per changed reason, and one at the end."""
     fill(rig, 3)
@@ -316,15 +296,15 @@ def test_repeated_failures_of_maintenance_are_logged_once(
         rig.janitor.tick()
         clock.advance(10.0)
     assert 5 < len(attempts) < 15
-    assert logged.events == [("maintenance failed", "t")]
+    assert logged() == [("maintenance failed", "t")]
     rig.store.put(torn, b"")
     clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
     rig.janitor.tick()
-    assert logged.events[1:] == [("maintenance failed", "t")]
+    assert logged()[1:] == [("maintenance failed", "t")]
     rig.store.delete([torn])
     clock.advance(limits.UPKEEP_RETRY_MAX_SECONDS)
     rig.janitor.tick()
-    assert logged.events[2:] == [("maintenance works again", "t")]
+    assert logged()[2:] == [("maintenance works again", "t")]
 
 
 @pytest.mark.parametrize("operation", ["put", "get", "list_after", "put_new", "delete", "walk"])
@@ -373,9 +353,7 @@ def test_orphans_are_removed(rig: Rig, clock: ManualClock) -> None:
     assert rig.read() == [(0, b"0")]
 
 
-def test_an_unreadable_file_stops_no_janitor(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
-) -> None:
+def test_an_unreadable_file_stops_no_janitor(rig: Rig, clock: ManualClock, logged: Logged) -> None:
     """A file that cannot be merged is logged; its topic and the others are maintained."""
     fill(rig, 6)
     fill(rig, 3, "u")
@@ -390,7 +368,7 @@ def test_an_unreadable_file_stops_no_janitor(
     table.commit(lambda _: TableChange(adds=(odd,)))
     clock.advance(limits.UPKEEP_RETRY_SECONDS)
     rig.janitor.tick()
-    assert logged.events == [("maintenance failed", "t")]
+    assert logged() == [("maintenance failed", "t")]
     assert any(name.endswith("checkpoint.parquet") for name in paths(rig.store, "topics/t"))
     assert files(rig, "u") == 4
 
@@ -738,7 +716,7 @@ def test_a_batch_with_a_manifest_is_never_abandoned(rig: Rig, clock: ManualClock
 
 
 def test_a_damaged_batch_does_not_stop_the_sweep(
-    rig: Rig, clock: ManualClock, logged: LoggedEvents
+    rig: Rig, clock: ManualClock, logged: Logged
 ) -> None:
     """An unreadable file below the staging folder is logged, and the other batches are swept."""
     rig.store.put("staging/a/1/manifest.json", b"torn")
@@ -749,7 +727,7 @@ def test_a_damaged_batch_does_not_stop_the_sweep(
     clock.advance(SWEEP)
     rig.janitor.tick()
     assert paths(rig.store, "staging") == ["a/1/manifest.json", "a/notes/x"]
-    assert [event for event, _ in logged.events] == ["cannot sweep staged files"]
+    assert [event for event, _ in logged()] == ["cannot sweep staged files"]
 
 
 def test_unsorted_files_of_another_engine_are_sorted(rig: Rig, clock: ManualClock) -> None:
