@@ -23,7 +23,7 @@ from sparklog.bench.report import Measurement, Report
 
 FOLDER: Final = Path(__file__).resolve().parents[1] / "docs" / "benchmarks"
 
-_LABEL: Final = 42
+_LABEL: Final = 40
 """Characters in a line of a bar's name."""
 _RATIO: Final = re.compile(r"([\d.]+) ×")
 _GOAL: Final = re.compile(r"≥ ([\d.]+) × Kafka")
@@ -56,7 +56,7 @@ def bars(figures: Sequence[Measurement]) -> list[Bar]:
 
 
 def plot(report: Report) -> bytes:
-    """Returns an SVG with a bar for each of `bars`. Raises ValueError if there is none."""
+    """Returns an SVG with `bars`. Raises ValueError if there are none, or a text is too long."""
     shown = bars(report.figures)
     if not shown:
         raise ValueError("no figure is a speed relative to Kafka's")
@@ -77,7 +77,7 @@ def plot(report: Report) -> bytes:
         )
         figure = Figure(figsize=(8.0, 0.9 + 0.42 * len(shown)), facecolor=_PAGE)
         inch = 1.0 / figure.get_figheight()
-        axes = figure.add_axes((0.37, 0.5 * inch, 0.3, 1.0 - 0.6 * inch))
+        axes = figure.add_axes((0.36, 0.5 * inch, 0.28, 1.0 - 0.6 * inch))
         axes.set_facecolor(_PAGE)
         places = range(len(shown))
         colors = [_MET if each.ratio >= each.goal else _MISSED for each in shown]
@@ -95,6 +95,9 @@ def plot(report: Report) -> bytes:
         axes.set_xlabel("speed as a multiple of Kafka's (dashed line); the solid line is the goal")
         axes.tick_params(axis="y", length=0)
         axes.spines[["top", "right", "left"]].set_visible(False)
+        taken = figure.get_tightbbox()
+        if taken.x0 < 0.0 or taken.x1 > figure.get_figwidth():
+            raise ValueError("a text is too long for the plot: shorten the names or details")
         written = io.BytesIO()
         figure.savefig(written, format="svg", metadata={"Date": None, "Creator": None})
     return _follow_dark_mode(written.getvalue().decode()).encode()

@@ -65,6 +65,13 @@ def test_only_speeds_relative_to_kafka_are_drawn() -> None:
         plots.plot(Report(machine="m", command="c", figures=tuple(others)))
 
 
+def test_a_text_that_does_not_fit_is_refused() -> None:
+    """A plot never shows a part of a text."""
+    long = Measurement(name="n", value="1.50 ×", target="≥ 2 × Kafka", detail="more records " * 5)
+    with pytest.raises(ValueError, match="too long"):
+        plots.plot(Report(machine="m", command="c", figures=(long,)))
+
+
 def test_texts_and_dark_colors_are_in_the_plot() -> None:
     """Texts can be searched and selected, and a dark page gets colors of its own."""
     drawn = plots.plot(Report(machine="m", command="c", figures=(FIGURE,))).decode()
