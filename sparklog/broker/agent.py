@@ -1,8 +1,8 @@
 """The agent builds a broker in order, runs its threads, and stops it in reverse.
 
-Beside the threads of the listeners there are five: the publisher, which has a pool write its larger
-files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which also notices
-that a newer broker has taken over. An error that ends the writer ends the broker.
+Beside the threads of the listeners there are five: the publisher, which has pools for large topics
+and files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which also
+notices that a newer broker has taken over. An error that ends the writer ends the broker.
 """
 
 from __future__ import annotations
@@ -121,6 +121,10 @@ class Agent:
         self._pool = ThreadPoolExecutor(
             limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
             thread_name_prefix="sparklog-files",
+        )
+        self._publishers = ThreadPoolExecutor(
+            limits.PUBLISH_BESIDE if self._store.is_local else limits.PUBLISH_BESIDE_REMOTE,
+            thread_name_prefix="sparklog-publish",
         )
         self._broker: Broker | None = None
         self._flight_listener = ports.BoundPort("flight.listen", settings.flight.listen)
@@ -374,6 +378,7 @@ class Agent:
             on_published=self._writer.notify_published,
             clock=clock,
             retry_seconds=_RETRY_SECONDS,
+            workers=self._publishers,
         )
         broker.publishing.publish_now = self._publish_now.set
         self._janitor = Janitor(
@@ -627,7 +632,7 @@ class Agent:
             self.cut_connections()
             self._close_listeners()
             self._join_threads()
-            self._pool.shutdown()
+            self._close_pools()
             self._stopped.set()
 
     def cut_connections(self) -> None:
@@ -647,6 +652,10 @@ class Agent:
 
     def _close(self) -> None:
         self._close_listeners()
+        self._close_pools()
+
+    def _close_pools(self) -> None:
+        self._publishers.shutdown()  # their work uses the other pool
         self._pool.shutdown()
 
     def _close_listeners(self) -> None:
@@ -663,11 +672,7 @@ class Agent:
             each.close()
 
     def _publish_everything(self) -> None:
-        deadline = self._clock.monotonic() + limits.STOP_SECONDS
-        for topic in self._partition_table.topics():
-            while any(each.unpublished for each in topic.partitions):
-                if self._clock.monotonic() > deadline or not self._publishing.publish(topic):
-                    break
+        self._publishing.publish_everything(self._clock.monotonic() + limits.STOP_SECONDS)
 
     def __enter__(self) -> Self:
         self.start()

@@ -284,6 +284,7 @@ class _Future:
     def __init__(self, world: World, work: Callable[[], Any], name: str) -> None:
         self._result: Any = None
         self._failure: BaseException | None = None
+        self._is_done = False
         self._work = work
         self._thread = world.scheduler.threading.Thread(target=self._run, name=name)
         self._thread.start()
@@ -293,6 +294,10 @@ class _Future:
             self._result = self._work()
         except Exception as error:
             self._failure = error
+        self._is_done = True
+
+    def done(self) -> bool:
+        return self._is_done
 
     def exception(self) -> BaseException | None:
         self._thread.join()

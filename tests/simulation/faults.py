@@ -33,7 +33,8 @@ from tests.simulation.scheduler import Crashed, Process, Scheduler
 
 _PUTS = frozenset({"put_new", "put"})
 _BACKGROUND = frozenset(
-    f"sparklog-{name}" for name in ("publisher", "files", "wal-cleaner", "janitor", "heartbeat")
+    f"sparklog-{name}"
+    for name in ("publisher", "publish", "files", "wal-cleaner", "janitor", "heartbeat")
 )
 """Names of the broker's threads that work without being asked."""
 

@@ -22,8 +22,7 @@ from sparklog.broker.log import publisher as publishers
 from sparklog.broker.log import readers
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.confirmer import Confirmer
-from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot, Topic
-from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot
 from sparklog.broker.log.spark_batches import PartitionSparkBatches, TopicSparkBatches
 from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
@@ -31,12 +30,12 @@ from sparklog.sinks import options
 from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
-from sparklog.storage.objects import base
+from sparklog.storage.objects import Payload, SyncFailed, base
 from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
 from sparklog.storage.wal.base import WalObject
 from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
-from tests.simulation.faults import Rates
+from tests.simulation.faults import ProcessStore, Rates
 from tests.simulation.world import Profile
 
 
@@ -71,25 +70,34 @@ def _put_nothing(_appender: ObjectAppender, _path: str, _pieces: Any) -> None:
     """An ack that is not waited for: the object never comes."""
 
 
-def _commit_blindly(
-    publisher: Publisher, topic: Topic, runs: Sequence[Any], files: Sequence[TableFile]
-) -> TableSnapshot:
-    """Adds the written actions to any version it meets."""
-    return publisher.table(topic).commit(
-        lambda before: (
-            TableChange(
-                adds=tuple(files),
-                txns={
-                    end_app_id(topic.topic_id, run.partition.number): max(
-                        run.end, before.ends[run.partition.number]
-                    )
-                    for run in runs
-                },
-            )
-            if before.topic_id == topic.topic_id
-            else None
-        )
-    )
+def _commit_blindly(commit: Any, before: TableSnapshot) -> TableChange | None:
+    """Adds the written files to any version it meets."""
+    topic_id = commit._topic.topic_id
+    commit.landed = before.topic_id == topic_id
+    if not commit.landed:
+        return None
+    ends = {
+        end_app_id(topic_id, run.partition.number): max(run.end, before.ends[run.partition.number])
+        for run in commit._runs
+    }
+    return TableChange(adds=tuple(commit._pending.files), txns=ends)
+
+
+def _put_without_syncing(
+    store: ProcessStore, objects: Sequence[tuple[str, Payload]]
+) -> list[Exception | None]:
+    """Puts objects together, and returns before a flush."""
+    found: list[Exception | None] = []
+    for path, data in objects:
+        try:
+            store.put(path, data, durable=False)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            found.append(error)
+        else:
+            found.append(None)
+    return found
 
 
 def _needs_nothing(_partition_table: PartitionTable, _broker: int, _epoch: int) -> list[int]:
@@ -188,7 +196,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="the publisher takes no look at the table's ends",
-        patches=((publishers.Publisher, "_commit", _commit_blindly),),
+        patches=((publishers._Commit, "decide", _commit_blindly),),
         rates=_RIVALS,
         profile=(("brokers", 3),),
     ),
@@ -332,6 +340,12 @@ MUTATIONS = (
         rates=Rates(crash=0.03, power_cut=0.005),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="files and commits that are put together are not made durable",
+        patches=((ProcessStore, "put_all_new", _put_without_syncing),),
+        rates=Rates(power_cut=0.01),
+        profile=(("is_local", True), ("steps", 1_500)),
     ),
     Mutation(
         name="what another engine wrote is not made durable",

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
-from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.takeover import check_leadership
 from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings
@@ -37,7 +40,9 @@ class FailingPuts(NoFaults):
             raise self.error
 
 
-def publishing(rig: Rig, wake: Callable[[], None] = lambda: None) -> PublishLoop:
+def publishing(
+    rig: Rig, wake: Callable[[], None] = lambda: None, *, workers: Executor | None = None
+) -> PublishLoop:
     """A publish loop as the agent builds it."""
     return PublishLoop(
         rig.publisher,
@@ -47,6 +52,7 @@ def publishing(rig: Rig, wake: Callable[[], None] = lambda: None) -> PublishLoop
         on_published=wake,
         clock=rig.clock,
         retry_seconds=1.0,
+        workers=workers,
     )
 
 
@@ -216,3 +222,136 @@ def test_attempts_become_rarer_up_to_a_bound(clock: ManualClock) -> None:
     backoff.failed("t")
     backoff.retain({"u"})
     assert not backoff.is_waiting("t")
+
+
+# ------------------------------------------------------------------------------ many topics
+
+
+def test_topics_are_published_together(rig: Rig, store: MemoryStore, clock: ManualClock) -> None:
+    """One topic's failure is its own, and the files of all exist before the first commit."""
+    names = [f"v{number}" for number in range(4)]
+    for name in names:
+        rig.create(name, 2)
+        rig.append([name], topic=name)
+        rig.append([name], topic=name, partition=1)
+    order: list[str] = []
+
+    class Recorded(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put_new":
+                order.append("commit" if "_delta_log" in path else "file")
+                if path.startswith("topics/v1/"):
+                    raise errors.StorageUnavailable(operation="put", path=path, reason="down")
+
+    rig.publisher._store = store.view(Recorded())
+    topics = [rig.partition_table.topic(name) for name in names]
+    outcomes = rig.publisher.publish_together(topics)
+    assert [type(each) for each in outcomes] == [
+        type(None),
+        errors.StorageUnavailable,
+        type(None),
+        type(None),
+    ]
+    assert order == ["file"] * 8 + ["commit"] * 3
+    for name in names:
+        expected = [] if name == "v1" else [(0, name.encode())]
+        assert rows_of_table(store, clock, name) == expected
+
+
+class Workers(ThreadPoolExecutor):
+    """A pool that names what it runs."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.names: list[str] = []
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.names.append(args[0].name)
+        return super().submit(work, *args, **kwargs)
+
+
+def test_a_topic_with_much_is_published_beside_the_others(
+    rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow topic of many bytes delays no other, and is published only once at a time."""
+    monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", 2_000)
+    gate = threading.Event()
+
+    class Gate(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put_new" and path.startswith("topics/t/"):
+                assert gate.wait(30)
+
+    rig.publisher._store = store.view(Gate())
+    with Workers() as workers:
+        loop = publishing(rig, workers=workers)
+        rig.append(["x" * 4_000])
+        for number in range(3):
+            rig.append([str(number)], topic="u")
+            clock.advance(1.01)
+            loop.tick()
+            assert len(rows_of_table(store, clock, "u")) == number + 1
+        assert rows_of_table(store, clock) == []
+        gate.set()
+        loop.wait()
+        assert workers.names == ["t"]
+    assert len(rows_of_table(store, clock)) == 1
+
+
+def test_a_disk_that_fails_beside_the_others_ends_the_broker(
+    rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next tick raises the failure of a topic that is published beside the others."""
+    monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", 0)
+    rig.publisher._store = store.view(FailingPuts(SyncFailed("topics/t", "EIO")))
+    with Workers() as workers:
+        loop = publishing(rig, workers=workers)
+        rig.append(["a"])
+        clock.advance(1.01)
+        loop.tick()
+        with pytest.raises(SyncFailed):
+            loop.wait()
+        with pytest.raises(SyncFailed):
+            loop.tick()
+
+
+def test_everything_is_published_before_a_stop(rig: Rig, store: MemoryStore) -> None:
+    """What can be published is, without waiting for an interval; what fails ends nothing."""
+    faults = FailingPuts(errors.StorageUnavailable(operation="put", path="?", reason="down"))
+    rig.publisher._store = store.view(faults)
+    rig.append(["a"])
+    rig.append(["b"], topic="u")
+    publishing(rig).publish_everything(rig.clock.monotonic() + 30.0)
+    assert rows_of_table(store, rig.clock) == []
+    assert rows_of_table(store, rig.clock, "u") == [(0, b"b")]
+
+
+def test_the_interval_stretches_with_the_work() -> None:
+    """Few topics keep the interval; many stretch it until publishing has its share, to a bound."""
+    pace = PublishPace(1.0)
+    for _ in range(50):
+        pace.note(64, 64 * 0.002)
+    assert pace.interval_seconds(1) == 1.0
+    assert pace.interval_seconds(100) == 1.0
+    assert pace.interval_seconds(250) == pytest.approx(250 * 0.002 / limits.PUBLISH_SHARE)
+    assert pace.interval_seconds(10_000) == limits.PUBLISH_STRETCH
+    for _ in range(50):
+        pace.note(64, 64 * 0.0001)
+    assert pace.interval_seconds(1_000) == 1.0
+
+
+def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock) -> None:
+    """A topic's wait begins with its oldest record, and again when it is published."""
+    table = rig.partition_table
+    rig.append(["a"])
+    clock.advance(0.6)
+    rig.append(["b"], topic="u")
+    clock.advance(0.5)
+    assert [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["t"]
+    table.restart_wait(table.topic("t"))
+    clock.advance(0.6)
+    rig.append(["c"])
+    assert [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)] == ["u"]
+    clock.advance(0.5)
+    names = [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)]
+    assert names == ["u", "t"]

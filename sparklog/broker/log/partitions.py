@@ -8,10 +8,11 @@ publisher a commit after it is in the Delta log.
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -135,8 +136,11 @@ class Topic:
         "spark_batches",
         "staged_bytes",
         "topic_id",
+        "unconfirmed",
         "unpublished_bytes",
         "waiting",
+        "waiting_partitions",
+        "waiting_since",
     )
 
     def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
@@ -151,6 +155,15 @@ class Topic:
         """Bytes of the records that wait for the table in staged files."""
         self.waiting = 0
         """The number of unpublished entries."""
+        self.waiting_partitions: dict[int, Partition] = {}
+        """The partitions with unpublished entries, by number."""
+        self.waiting_since = -math.inf
+        """Since when its oldest unpublished entry waits, in monotonic seconds, or longer.
+
+        Entries of predecessors have waited for ever, because their clocks may have been wrong.
+        """
+        self.unconfirmed = 0
+        """The number of entries that are published and not confirmed."""
         self.held_back: str | None = None
         """Why the topic's table cannot be written at present."""
         self.in_doubt: str | None = None
@@ -367,7 +380,14 @@ class PartitionTable:
         self.unconfirmed_count = 0
         """The number of entries that are published and not confirmed."""
         self._waiting: dict[str, Topic] = {}
-        """Topics with an unpublished entry or a blocked partition, by id."""
+        """Topics with an unpublished entry or a blocked partition, by id.
+
+        In the order of `Topic.waiting_since`.
+        """
+        self._blocked: dict[str, Topic] = {}
+        """Topics with a blocked partition, by id."""
+        self._unconfirmed: dict[str, Topic] = {}
+        """Topics with entries that are published and not confirmed, by id."""
         self.unpublished_bytes = 0
         """Memory of the unpublished records and entries, without staged records.
 
@@ -424,7 +444,10 @@ class PartitionTable:
         with self.lock:
             self._topics.pop(topic.name, None)
             self._by_id.pop(topic.topic_id, None)
-            self._waiting.pop(topic.topic_id, None)
+            for of_topic in (self._waiting, self._blocked, self._unconfirmed):
+                of_topic.pop(topic.topic_id, None)
+            topic.waiting_partitions.clear()
+            topic.unconfirmed = 0
             for partition in topic.partitions:
                 self._release_unpublished(topic, partition.unpublished)
                 self._release_unconfirmed(partition.unconfirmed)
@@ -473,6 +496,7 @@ class PartitionTable:
                 partition.end = partition.inherited_end = each.entry.end
                 self._add_unpublished(topic, partition, each)
                 _record_spark_batch(topic, each.entry)
+            topic.waiting_since = -math.inf
 
     def advance_published(self, topic: Topic, ends: Iterable[int]) -> None:
         """Records that the table of `topic` holds everything below `ends`, one per partition."""
@@ -484,15 +508,19 @@ class PartitionTable:
                 count = bisect_right(partition.unpublished, end, key=_end)
                 done = partition.unpublished[:count]
                 del partition.unpublished[:count]
+                if done and not partition.unpublished:
+                    topic.waiting_partitions.pop(partition.number, None)
                 _drop_published_batches(partition, end)
-                self._add_unconfirmed(partition, done)
+                self._add_unconfirmed(topic, partition, done)
                 self._release_unpublished(topic, done)
             self._update_waiting(topic)
 
-    def restore_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+    def restore_unconfirmed(
+        self, topic: Topic, partition: Partition, entries: Iterable[Located]
+    ) -> None:
         """Adds the published entries that recovery found in the logs, in order."""
         with self.lock:
-            self._add_unconfirmed(partition, entries)
+            self._add_unconfirmed(topic, partition, entries)
 
     def advance_confirmed(self, topic: Topic, ends: Iterable[int]) -> None:
         """Records that the data files below `ends` have been seen; their WAL objects may go."""
@@ -502,15 +530,14 @@ class PartitionTable:
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
                 self.unconfirmed_count -= count
+                topic.unconfirmed -= count
+            if not topic.unconfirmed:
+                self._unconfirmed.pop(topic.topic_id, None)
 
     def unconfirmed(self) -> list[Topic]:
         """Returns the topics with entries that are published and not confirmed."""
         with self.lock:
-            return [
-                topic
-                for topic in self._topics.values()
-                if any(each.unconfirmed for each in topic.partitions)
-            ]
+            return list(self._unconfirmed.values())
 
     # -------------------------------------------------------------------------- blocked partitions
 
@@ -536,6 +563,7 @@ class PartitionTable:
             for each in stranded:
                 partition.stranded.append(each)
                 self._unconfirmed_references.add(each)
+            self._blocked[topic.topic_id] = topic
             self._update_waiting(topic)
 
     def reconnect(self, topic: Topic, partition: Partition, end: int) -> bool:
@@ -550,15 +578,18 @@ class PartitionTable:
             if reached < partition.end or (reached > partition.end and partition.is_end_known):
                 return False
             # These entries were published meanwhile, and their files have not been seen.
-            self._add_unconfirmed(partition, join_head(partition.published, end, entries))
+            self._add_unconfirmed(topic, partition, join_head(partition.published, end, entries))
             self._release_unpublished(topic, partition.unpublished)
             self._release_unconfirmed(partition.stranded)
             partition.unpublished, partition.stranded = [], []
+            topic.waiting_partitions.pop(partition.number, None)
             partition.unpublished_batches.clear()
             partition.published, partition.end = end, reached
             partition.blocked, partition.is_end_known = None, True
             for each in tail:
                 self._add_unpublished(topic, partition, each)
+            if not any(each.blocked is not None for each in topic.partitions):
+                self._blocked.pop(topic.topic_id, None)
             self._update_waiting(topic)
             self.appended.notify_all()
             return True
@@ -568,11 +599,53 @@ class PartitionTable:
         with self.lock:
             return list(self._waiting.values())
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of topics with an unpublished entry or a blocked partition."""
+        return len(self._waiting)
+
+    def due(
+        self, *, interval_seconds: float, publish_bytes: int, requested: Collection[str] = ()
+    ) -> list[Topic]:
+        """Returns the topics to publish now; looks at no others, unless much is unpublished.
+
+        These are topics whose oldest entry has waited for the interval, or whose unpublished
+        records exceed `publish_bytes`, the `requested` ones with an unpublished entry, by id, and
+        those with a blocked partition, whose table may be repaired by now.
+        """
+        with self.lock:
+            found = dict(self._blocked)
+            for topic_id in requested:
+                if topic_id in self._waiting:
+                    found[topic_id] = self._waiting[topic_id]
+            since = self._clock.monotonic() - interval_seconds
+            for topic_id, topic in self._waiting.items():
+                if topic.waiting_since > since:
+                    break
+                found[topic_id] = topic
+            if self.unpublished_bytes + self.staged_bytes >= publish_bytes:
+                found |= {
+                    topic_id: topic
+                    for topic_id, topic in self._waiting.items()
+                    if topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
+                }
+            return list(found.values())
+
+    def restart_wait(self, topic: Topic) -> None:
+        """Has the topic's wait begin now, because its present entries are being published."""
+        with self.lock:
+            if self._waiting.pop(topic.topic_id, None) is not None:
+                self._put_last(topic)
+
+    def _put_last(self, topic: Topic) -> None:
+        topic.waiting_since = self._clock.monotonic()
+        self._waiting[topic.topic_id] = topic
+
     def _update_waiting(self, topic: Topic) -> None:
-        if topic.waiting or any(each.blocked is not None for each in topic.partitions):
-            self._waiting[topic.topic_id] = topic
-        else:
+        if not topic.waiting and topic.topic_id not in self._blocked:
             self._waiting.pop(topic.topic_id, None)
+        elif topic.topic_id not in self._waiting:
+            self._put_last(topic)
 
     def bounds(self) -> dict[str, tuple[Bounds, ...]]:
         """Returns the bounds of each partition of each topic, by topic id, for a checkpoint."""
@@ -592,6 +665,8 @@ class PartitionTable:
                 partition.start = max(partition.start, min(start, partition.end))
 
     def _add_unpublished(self, topic: Topic, partition: Partition, located: Located) -> None:
+        if not partition.unpublished:
+            topic.waiting_partitions[partition.number] = partition
         partition.unpublished.append(located)
         self._unpublished_references.add(located)
         entry = located.entry
@@ -599,7 +674,8 @@ class PartitionTable:
             first, _ = partition.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
             partition.unpublished_batches[entry.batch_id] = first, entry.end
         topic.waiting += 1
-        self._waiting[topic.topic_id] = topic
+        if topic.topic_id not in self._waiting:
+            self._put_last(topic)
         self.written_bytes += payload_bytes(located.entry)
         self._count_bytes(topic, located.entry, 1)
 
@@ -625,11 +701,15 @@ class PartitionTable:
             each.unpublished_bytes += sign * size
             each.staged_bytes += sign * staged
 
-    def _add_unconfirmed(self, partition: Partition, entries: Iterable[Located]) -> None:
+    def _add_unconfirmed(
+        self, topic: Topic, partition: Partition, entries: Iterable[Located]
+    ) -> None:
         for each in entries:
             partition.unconfirmed.append(each)
             self._unconfirmed_references.add(each)
             self.unconfirmed_count += 1
+            topic.unconfirmed += 1
+            self._unconfirmed[topic.topic_id] = topic
 
     def _release_unconfirmed(self, done: Iterable[Located]) -> None:
         for each in done:

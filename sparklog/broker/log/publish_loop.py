@@ -7,22 +7,52 @@ that failed to flush, end the broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
 
 import structlog
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER, RetrySchedule
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
 from sparklog.clock import Clock
 from sparklog.settings import PublisherSettings
+from sparklog.storage.objects import PutUnresolved
 
 _log = structlog.get_logger("sparklog.broker")
 
 
+class PublishPace:
+    """The interval at which topics are published.
+
+    It is the given one while publishing takes little of the time. With many busy topics it
+    stretches, up to a bound: a topic then has fewer and larger files, and producers more of the
+    processor.
+    """
+
+    def __init__(self, interval_seconds: float) -> None:
+        self._interval_seconds = interval_seconds
+        self._seconds_per_topic = 0.0
+
+    def note(self, topics: int, seconds: float) -> None:
+        """Records that publishing so many topics together took so long."""
+        share = topics / limits.PUBLISH_TOPICS_TOGETHER
+        self._seconds_per_topic += (seconds / topics - self._seconds_per_topic) * share / 2
+
+    def interval_seconds(self, waiting: int) -> float:
+        """Returns the interval while so many topics wait."""
+        wanted = waiting * self._seconds_per_topic / limits.PUBLISH_SHARE
+        longest = self._interval_seconds * limits.PUBLISH_STRETCH
+        return min(max(wanted, self._interval_seconds), longest)
+
+
 class PublishLoop:
-    """Publishes the topics that are due. One caller at a time."""
+    """Publishes the topics that are due. One caller at a time.
+
+    Topics with few records are published together. One with many, or that has failed, is published
+    beside them, so that it holds up no other.
+    """
 
     def __init__(
         self,
@@ -34,63 +64,154 @@ class PublishLoop:
         on_published: Callable[[], None],
         clock: Clock,
         retry_seconds: float,
+        workers: Executor | None = None,
     ) -> None:
         """`check_leadership` raises `BrokerFenced` if a newer broker has taken over.
 
-        `on_published` is called after every commit.
+        `on_published` is called after every commit. `workers` publish the topics with many records;
+        without them the caller does.
         """
         self._publisher = publisher
         self._partition_table = partition_table
         self._on_published = on_published
         self._settings = settings
         self._check_leadership = check_leadership
+        self._clock = clock
+        self._workers = workers
         self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
+        self._pace = PublishPace(settings.interval_seconds)
+        self._beside: dict[str, Future[None]] = {}
+        """Topics that are published beside the others, by topic id."""
+        self._failure: BaseException | None = None
 
     def tick(self) -> None:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
+        waiting = self._partition_table.waiting_count
         due = self._publisher.due(
-            interval_seconds=self._settings.interval_seconds,
+            interval_seconds=self._pace.interval_seconds(waiting),
             publish_bytes=self._settings.publish_bytes,
         )
-        for topic in due:
-            if self._backoff.is_waiting(topic.topic_id):
+        self._publish_all(due)
+
+    def publish_everything(self, deadline: float) -> None:
+        """Publishes all topics, until nothing is left, or only what fails, or the deadline.
+
+        `deadline` is in monotonic seconds. Raises `BrokerFenced` and `SyncFailed`.
+        """
+        failed: set[str] = set()
+        while self._clock.monotonic() < deadline:
+            self.wait()
+            left = [
+                topic
+                for topic in self._partition_table.waiting()
+                if topic.waiting and topic.topic_id not in failed
+            ]
+            if not left:
+                return
+            for topic in left:
+                self._backoff.succeeded(topic.topic_id)
+            self._publish_all(left)
+            self.wait()
+            failed |= {topic.topic_id for topic in left if topic.held_back is not None}
+
+    def wait(self) -> None:
+        """Waits for the topics that are published beside the others. Raises what ended one."""
+        for each in list(self._beside.values()):
+            each.result()
+        self._forget_ended()
+        if self._failure is not None:
+            raise self._failure
+
+    def _publish_all(self, topics: Sequence[Topic]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        self._forget_ended()
+        light: list[Topic] = []
+        for topic in topics:
+            if topic.topic_id in self._beside or self._backoff.is_waiting(topic.topic_id):
                 continue
-            if not self.publish(topic):
-                self._backoff.failed(topic.topic_id)
-                self._backoff.retain({each.topic_id for each in self._partition_table.waiting()})
+            size = topic.unpublished_bytes + topic.staged_bytes
+            if size > limits.PUBLISH_LIGHT_BYTES or topic.held_back is not None:
+                self._publish_beside(topic)
+            else:
+                light.append(topic)
+        for first in range(0, len(light), limits.PUBLISH_TOPICS_TOGETHER):
+            self._publish_together(light[first : first + limits.PUBLISH_TOPICS_TOGETHER])
+
+    def _publish_together(self, topics: Sequence[Topic]) -> None:
+        began = self._clock.monotonic()
+        outcomes = self._publisher.publish_together(topics)
+        self._pace.note(len(topics), self._clock.monotonic() - began)
+        for topic, error in zip(topics, outcomes, strict=True):
+            if isinstance(error, PutUnresolved):
+                self._publish_beside(topic)
+            else:
+                self._conclude(topic, error)
+        self._on_published()
+
+    def _publish_beside(self, topic: Topic) -> None:
+        if self._workers is None:
+            self.publish(topic)
+            return
+
+        self._beside[topic.topic_id] = self._workers.submit(self._run_beside, topic)
+
+    def _run_beside(self, topic: Topic) -> None:
+        try:
+            self.publish(topic)
+        except ENDS_THE_BROKER as error:
+            self._failure = error
+
+    def _forget_ended(self) -> None:
+        for topic_id in [key for key, each in self._beside.items() if each.done()]:
+            del self._beside[topic_id]
 
     def publish(self, topic: Topic) -> bool:
         """Makes one commit. Returns False if it failed and should be tried again later."""
+        error: Exception | None = None
         try:
-            self._publish(topic)
+            self._publisher.publish(topic)
         except ENDS_THE_BROKER:
             raise
-        except Exception as error:
-            reason = str(error) or repr(error)
+        except Exception as found:
+            error = found
+        is_published = self._conclude(topic, error)
+        if is_published:
+            self._on_published()
+        return is_published
+
+    def _conclude(self, topic: Topic, error: Exception | None) -> bool:
+        """Records the outcome of a topic's turn, and returns whether it succeeded."""
+        try:
+            if error is not None:
+                self._explain(topic, error)
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as explained:
+            reason = str(explained) or repr(explained)
             if topic.held_back != reason:
                 _log.error("cannot publish", topic=topic.name, reason=reason)
             topic.held_back = reason
+            self._backoff.failed(topic.topic_id)
+            self._backoff.retain({each.topic_id for each in self._partition_table.waiting()})
             return False
         self._backoff.succeeded(topic.topic_id)
         if topic.held_back is not None:
             _log.info("the topic is published again", topic=topic.name)
             topic.held_back = None
-        self._on_published()
         return True
 
-    def _publish(self, topic: Topic) -> None:
-        try:
-            self._publisher.publish(topic)
-        except errors.PublisherFenced as ahead:
-            # A newer broker is in the metadata before it writes a table. If there is none, another
-            # engine has moved the table's `txn`, and new records would be lost below it.
-            self._check_leadership()
-            reason = (
-                f"partition {ahead.partition} ends at {ahead.found} in the table, and at"
-                f" {ahead.end} in the log: another engine has moved its txn"
-            )
-            moved = errors.ForeignTable(topic=topic.name, reason=reason)
-            self._partition_table.block(
-                topic, topic.partition(ahead.partition), moved, end=ahead.end
-            )
-            raise moved from ahead
+    def _explain(self, topic: Topic, error: Exception) -> None:
+        """Raises the error, or what it means for the topic or this broker."""
+        if not isinstance(error, errors.PublisherFenced):
+            raise error
+        # A newer broker is in the metadata before it writes a table. If there is none, another
+        # engine has moved the table's `txn`, and new records would be lost below it.
+        self._check_leadership()
+        reason = (
+            f"partition {error.partition} ends at {error.found} in the table, and at"
+            f" {error.end} in the log: another engine has moved its txn"
+        )
+        moved = errors.ForeignTable(topic=topic.name, reason=reason)
+        self._partition_table.block(topic, topic.partition(error.partition), moved, end=error.end)
+        raise moved from error

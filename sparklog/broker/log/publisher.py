@@ -5,6 +5,9 @@ a fenced predecessor that lands late is as good as ours. At the version right be
 must find the topic's id, and every partition's `txn` where its run of entries begins. Otherwise it
 is not made, and a new run is chosen from the table's present end.
 
+Several topics are published together: the files of all of them are encoded, then put with a few
+rounds of parallel flushes, then all commits likewise. A topic that fails affects no other.
+
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
 `storage/maintenance.py` says how the files of such a *preparation* are kept from the sweeper.
@@ -29,13 +32,14 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import restoring, wal
-from sparklog.storage.data_file import write_file
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.data_file import encode, new_file, write_file
+from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
     TopicTable,
+    commit_all,
     data_path,
     end_app_id,
     key_app_id,
@@ -67,6 +71,8 @@ class _WrittenRun:
     """The number of its entries that are in `files`."""
     files: list[TableFile] = field(default_factory=list)
     error: errors.SparklogError | None = None
+    encoded: list[tuple[str, pa.Buffer]] | None = None
+    """Paths and bytes of `files` that are put later, with those of other topics."""
 
     @property
     def readable_run(self) -> _Run:
@@ -133,6 +139,52 @@ class PublishResult:
     bytes: int = 0
 
 
+@dataclass(slots=True)
+class _Turn:
+    """A topic's part in publishing several topics together."""
+
+    topic: Topic
+    pending: _PendingCommit | None = None
+    """Its next commit; None if there is nothing to commit, or no more."""
+    error: Exception | None = None
+
+    @property
+    def encoded(self) -> list[tuple[str, pa.Buffer]]:
+        if self.pending is None:
+            return []
+        return [each for run in self.pending.written for each in run.encoded or ()]
+
+    def forget_encoded(self) -> None:
+        for run in self.pending.written if self.pending is not None else ():
+            run.encoded = None
+
+
+class _Commit:
+    """The change of a table that adds the files of a pending commit, if its runs still fit."""
+
+    def __init__(self, topic: Topic, table: TopicTable, pending: _PendingCommit) -> None:
+        self.table = table
+        self.landed = False
+        self._topic = topic
+        self._pending = pending
+        self._runs = [each.readable_run for each in pending.written if each.count]
+
+    def decide(self, before: TableSnapshot) -> TableChange | None:
+        topic, runs = self._topic, self._runs
+        self.landed = False
+        if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
+            return None
+        if any(before.ends[run.partition.number] != run.first for run in runs):
+            return None
+        self.landed = True
+        ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
+        return TableChange(
+            adds=tuple(self._pending.files),
+            txns={**ends, **_batch_txns(topic, runs, self.table)},
+            preparation=self._pending.preparation,
+        )
+
+
 class Publisher:
     """Publishes topics, one commit at a time. One caller at a time per topic."""
 
@@ -194,24 +246,13 @@ class Publisher:
         """Returns the topics whose oldest unpublished record or whose backlog exceeds the bounds.
 
         Also returns requested topics, and those with a blocked partition, whose table may be
-        repaired by now. A record with a future arrival time was accepted by a predecessor whose
-        clock is ahead of ours; it is due.
+        repaired by now. Records of a predecessor are due at once.
         """
-        now_us = self._clock.now_us()
-        horizon_us = now_us - round(interval_seconds * 1e6)
-        found = []
         with self._partition_table.lock:
-            for topic in self._partition_table.waiting():
-                waiting = [p.unpublished[0].entry for p in topic.partitions if p.unpublished]
-                if (
-                    topic.topic_id in self._requested
-                    or any(each.blocked is not None for each in topic.partitions)
-                    or topic.unpublished_bytes + topic.staged_bytes >= publish_bytes
-                    or any(not horizon_us < entry.arrival_us <= now_us for entry in waiting)
-                ):
-                    found.append(topic)
-            self._requested.clear()
-        return found
+            requested, self._requested = self._requested, set()
+        return self._partition_table.due(
+            interval_seconds=interval_seconds, publish_bytes=publish_bytes, requested=requested
+        )
 
     def publish(self, topic: Topic) -> PublishResult:
         """Commits the oldest entries of `topic`; does nothing if none are unpublished.
@@ -221,22 +262,141 @@ class Publisher:
         `CorruptObject` and the reason of a blocked partition (after the entries before it are
         published), and the errors of the store.
         """
-        refusal = self._refused.get(topic.topic_id)
-        if refusal is not None:
-            raise refusal.with_traceback(None)
+        self._begin_turn(topic)
         if topic.held_back is not None:
             # First check the table: a table that cannot be written costs no files and no long work.
             snapshot = self.table(topic).refresh()
             if any(each.blocked is not None for each in topic.partitions):
                 self._apply_snapshot(topic, snapshot)
-        published = self._publish_some(topic)
-        for each in topic.partitions:
-            if each.blocked is not None:
-                raise each.blocked.with_traceback(None)
+        return self._publish_alone(topic, self._resume(topic) or self._begin(topic))
+
+    def _begin_turn(self, topic: Topic) -> None:
+        """Raises why the topic is not published at present, if it is not."""
+        self._partition_table.restart_wait(topic)
+        refusal = self._refused.get(topic.topic_id)
+        if refusal is not None:
+            raise refusal.with_traceback(None)
+
+    def _publish_alone(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
+        published = self._publish_some(topic, pending)
+        _check_blocked(topic)
         return published
 
-    def _publish_some(self, topic: Topic) -> PublishResult:
-        pending = self._resume(topic) or self._begin(topic)
+    def publish_together(self, topics: Sequence[Topic]) -> list[Exception | None]:
+        """Makes one commit of each topic, as `publish` does, but all of them durable together.
+
+        Returns for each what `publish` would have raised, or None. `PutUnresolved`: a file was
+        refused, or got no answer; `publish` tries again. A topic whose commit is large, or
+        that was held back, is published by itself. Raises `SyncFailed`.
+        """
+        turns = [_Turn(topic) for topic in topics]
+        size = 0
+        begun: list[_Turn] = []
+        for turn in turns:
+            with _failing(turn):
+                self._encode(turn)
+            begun.append(turn)
+            size += sum(data.size for _, data in turn.encoded)
+            if size >= limits.PUBLISH_ENCODED_BYTES:  # these take memory until they are put
+                self._put_files(begun)
+                begun, size = [], 0
+        self._put_files(begun)
+        self._commit_all([turn for turn in turns if turn.pending is not None])
+        return [turn.error for turn in turns]
+
+    def _encode(self, turn: _Turn) -> None:
+        """Encodes the files of a topic's next commit; publishes a topic that needs more at once."""
+        topic = turn.topic
+        if topic.held_back is not None or topic.topic_id in self._pending:
+            self.publish(topic)
+            return
+        self._begin_turn(topic)
+        pending = self._begin(topic)
+        if pending is None:
+            _check_blocked(topic)
+            return
+        if pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
+            self._publish_alone(topic, pending)
+            return
+        for each in pending.written:
+            each.encoded = []
+            self._write(topic, each, None)
+        turn.pending = pending
+
+    def _put_files(self, turns: Sequence[_Turn]) -> None:
+        """Puts the encoded files of several topics."""
+        objects = [each for turn in turns for each in turn.encoded]
+        outcomes = iter(self._store.put_all_new(objects))
+        for turn in turns:
+            failed = [each for _ in turn.encoded if (each := next(outcomes)) is not None]
+            turn.forget_encoded()
+            if failed and turn.pending is not None:
+                # Reading back and trying again may take long, and the others would wait for it.
+                error = failed[0]
+                if isinstance(error, ObjectExists):
+                    error = PutUnresolved(error.path, "an object exists there")
+                with _failing(turn):
+                    self._discard(turn.topic, turn.pending)
+                turn.error, turn.pending = error, None
+
+    def _commit_all(self, turns: Sequence[_Turn]) -> None:
+        """Commits the files of several topics, which are in the store."""
+        commits: list[tuple[_Turn, _Commit]] = []
+        for turn in turns:
+            with _failing(turn):
+                found = self._commit_of(turn)
+                if found is not None:
+                    commits.append((turn, found))
+        outcomes = commit_all(
+            self._store, [(each.table, each.decide) for _, each in commits], clock=self._clock
+        )
+        for (turn, commit), outcome in zip(commits, outcomes, strict=True):
+            assert turn.pending is not None
+            with _failing(turn):
+                self._conclude(turn.topic, turn.pending, commit, outcome)
+                _check_blocked(turn.topic)
+
+    def _commit_of(self, turn: _Turn) -> _Commit | None:
+        """Returns the commit of a topic's files; None if no entry of it could be read."""
+        topic, pending = turn.topic, turn.pending
+        assert pending is not None
+        table = self.table(topic)
+        if not any(each.count for each in pending.written):
+            self._conclude(topic, pending, None, table.refresh())
+            return None
+        if table.snapshot.partitions < len(topic.partitions):
+            table.refresh()  # partitions were added
+        return _Commit(topic, table, pending)
+
+    def _conclude(
+        self,
+        topic: Topic,
+        pending: _PendingCommit,
+        commit: _Commit | None,
+        outcome: TableSnapshot | Exception,
+    ) -> None:
+        """Applies the outcome of a commit. Raises it, if it is an error."""
+        try:
+            if isinstance(outcome, Exception):
+                raise outcome
+            if commit is not None and not commit.landed:
+                # A commit of these files that got no answer may have landed.
+                unneeded = [
+                    file for file in pending.files if not commit.table.is_named(unquote(file.path))
+                ]
+                self._store.delete(data_path(topic.name, file) for file in unneeded)
+        except errors.SparklogError as error:
+            # After a `Retriable` no commit has the files. They are removed, because the next try
+            # writes others, and they would fill the disk.
+            pending.may_have_landed |= not isinstance(error, errors.Retriable)
+            if pending.survives(error) or isinstance(error, errors.Retriable):
+                self._suspend(topic, pending, keep=pending.survives(error))
+            raise
+        self._apply_snapshot(topic, outcome)
+        for each in pending.written:
+            each.check()
+
+    def _publish_some(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
         if pending is None:
             return PublishResult()
         try:
@@ -248,25 +408,20 @@ class Publisher:
             self._suspend(topic, pending, keep=True)
             return PublishResult()
         files = pending.files
-        readable = [each.readable_run for each in pending.written if each.count]
+        commit: _Commit | None = None
+        outcome: TableSnapshot | Exception
         try:
             if pending.preparation is not None and self._has_lost_files(topic, pending):
                 self._discard(topic, pending)
                 return PublishResult()
             # An unreadable object may be gone because a predecessor has published its entries.
-            snapshot = (
-                self._commit(topic, readable, pending) if readable else self.table(topic).refresh()
-            )
+            commit = self._commit_of(_Turn(topic, pending))
+            if commit is None:
+                return PublishResult()
+            outcome = commit.table.commit(commit.decide)
         except errors.SparklogError as error:
-            # After a `Retriable` no commit has the files. They are removed, because the next try
-            # writes others, and they would fill the disk.
-            pending.may_have_landed |= not isinstance(error, errors.Retriable)
-            if pending.survives(error) or isinstance(error, errors.Retriable):
-                self._suspend(topic, pending, keep=pending.survives(error))
-            raise
-        self._apply_snapshot(topic, snapshot)
-        for each in pending.written:
-            each.check()
+            outcome = error
+        self._conclude(topic, pending, commit, outcome)
         return PublishResult(
             rows=sum(file.rows or 0 for file in files),
             files=len(files),
@@ -367,7 +522,8 @@ class Publisher:
     def _choose(self, topic: Topic) -> list[_Run]:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole."""
         with self._partition_table.lock:
-            chosen = [each for each in topic.partitions if each.unpublished and not each.blocked]
+            waiting = sorted(topic.waiting_partitions.items())
+            chosen = [each for _, each in waiting if not each.blocked]
             firsts = [each.published for each in chosen]
             # Copies only the beginning of a long backlog.
             heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
@@ -451,7 +607,7 @@ class Publisher:
             nonlocal size, count
             if payloads:
                 batches = rows_of_run(payloads, partition=run.partition.number)
-                written.files.append(self._write_file(topic, run, batches, preparation))
+                written.files.append(self._write_file(topic, written, batches, preparation))
                 payloads.clear()
             written.count += count
             size = count = 0
@@ -494,19 +650,26 @@ class Publisher:
     def _write_file(
         self,
         topic: Topic,
-        run: _Run,
+        written: _WrittenRun,
         batches: Sequence[pa.RecordBatch],
         preparation: int | None,
     ) -> TableFile:
-        return write_file(
-            self._store,
-            topic=topic.name,
-            topic_id=topic.topic_id,
-            partition=run.partition.number,
-            batches=batches,
-            clock=self._clock,
-            preparation=preparation,
-        )
+        """Puts a file, or leaves that to `_put_files`."""
+        number = written.run.partition.number
+        if written.encoded is None:
+            return write_file(
+                self._store,
+                topic=topic.name,
+                topic_id=topic.topic_id,
+                partition=number,
+                batches=batches,
+                clock=self._clock,
+                preparation=preparation,
+            )
+        encoded = encode(batches)
+        file = new_file(encoded, topic_id=topic.topic_id, partition=number, clock=self._clock)
+        written.encoded.append((data_path(topic.name, file), encoded.data))
+        return file
 
     def _groups(
         self, entries: Sequence[Located]
@@ -559,35 +722,6 @@ class Publisher:
 
     # -------------------------------------------------------------------------- committing
 
-    def _commit(self, topic: Topic, runs: Sequence[_Run], pending: _PendingCommit) -> TableSnapshot:
-        landed = False
-        files = pending.files
-
-        def decide(before: TableSnapshot) -> TableChange | None:
-            nonlocal landed
-            landed = False
-            if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
-                return None
-            if any(before.ends[run.partition.number] != run.first for run in runs):
-                return None
-            landed = True
-            ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
-            return TableChange(
-                adds=tuple(files),
-                txns={**ends, **_batch_txns(topic, runs, table)},
-                preparation=pending.preparation,
-            )
-
-        table = self.table(topic)
-        if table.snapshot.partitions < len(topic.partitions):
-            table.refresh()  # partitions were added
-        snapshot = table.commit(decide)
-        if not landed:
-            # A commit of these files that got no answer may have landed.
-            unneeded = [file for file in files if not table.is_named(unquote(file.path))]
-            self._store.delete(data_path(topic.name, file) for file in unneeded)
-        return snapshot
-
     def _apply_snapshot(self, topic: Topic, snapshot: TableSnapshot) -> None:
         """Advances the partition table to the table's version, whichever broker committed it."""
         if self._partition_table.by_id(topic.topic_id) is not topic:
@@ -625,6 +759,24 @@ class Publisher:
         self.table(topic).sync()
         self._partition_table.advance_published(topic, snapshot.ends)
         self._partition_table.advance_start(topic, snapshot.starts)
+
+
+def _check_blocked(topic: Topic) -> None:
+    """Raises why a partition is blocked, if one is."""
+    for each in topic.partitions:
+        if each.blocked is not None:
+            raise each.blocked.with_traceback(None)
+
+
+@contextlib.contextmanager
+def _failing(turn: _Turn) -> Iterator[None]:
+    """Keeps an error as that of the topic. Its pending commit is then over."""
+    try:
+        yield
+    except SyncFailed:
+        raise
+    except Exception as error:
+        turn.error, turn.pending = error, None
 
 
 def _batch_txns(topic: Topic, runs: Iterable[_Run], table: TopicTable) -> dict[str, int]:

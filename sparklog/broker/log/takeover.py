@@ -336,7 +336,7 @@ def _connect(
     # A published file may be lost before it was confirmed; the logs still have its rows then. They
     # are needed from the checkpoint's offset on; older entries may be gone with their closed epoch.
     kept_from = checkpointed.published if checkpointed else 0
-    partition_table.restore_unconfirmed(partition, join_head(kept_from, published, found))
+    partition_table.restore_unconfirmed(topic, partition, join_head(kept_from, published, found))
 
 
 def _block_unknown_end(

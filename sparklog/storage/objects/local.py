@@ -25,7 +25,7 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -76,6 +76,8 @@ class LocalStore:
         self._has_hard_links = True
         # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
         self._durable_folders: set[str] = set()
+        self._flush_pool: tuple[int, ThreadPoolExecutor | None] = 0, None
+        """Threads that flush several files at once, and the process that they are of."""
 
     # -------------------------------------------------------------------------- writing
 
@@ -245,6 +247,15 @@ class LocalStore:
             return None
         return written
 
+    def _flushers(self) -> ThreadPoolExecutor:
+        """Returns the threads that flush; a process that was forked from ours has others."""
+        process, pool = self._flush_pool
+        if pool is None or process != os.getpid():
+            pool = ThreadPoolExecutor(limits.FLUSH_THREADS, thread_name_prefix="sparklog-flush")
+            # Two threads may do so at once: each then uses a pool of its own, the first time.
+            self._flush_pool = os.getpid(), pool
+        return pool
+
     def _in_parallel(self, work: Callable[[_Item], None], items: Sequence[_Item]) -> None:
         """Does the work for every item, and raises the first error once all is done."""
         count = min(limits.FLUSH_THREADS, len(items))
@@ -257,9 +268,9 @@ class LocalStore:
             for each in items[number::count]:
                 work(each)
 
-        # Threads of one call: a process that is forked from this one has no pool without threads.
-        with ThreadPoolExecutor(count, thread_name_prefix="sparklog-flush") as pool:
-            running = [pool.submit(run, number) for number in range(count)]
+        pool = self._flushers()
+        running = [pool.submit(run, number) for number in range(count)]
+        wait(running)
         for future in running:
             future.result()
 
