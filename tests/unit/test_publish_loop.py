@@ -316,7 +316,7 @@ def test_a_disk_that_fails_beside_the_others_ends_the_broker(
 
 
 def test_everything_is_published_before_a_stop(rig: Rig, store: MemoryStore) -> None:
-    """What can be published is, without waiting for an interval; what fails ends nothing."""
+    """A stop publishes without waiting for an interval; a topic that fails affects no other."""
     faults = FailingPuts(errors.StorageUnavailable(operation="put", path="?", reason="down"))
     rig.publisher._store = store.view(faults)
     rig.append(["a"])
