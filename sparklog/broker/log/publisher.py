@@ -489,6 +489,7 @@ class Publisher:
         """Keeps the written files for the next turn, or removes them."""
         if keep and self._partition_table.by_id(topic.topic_id) is topic:
             self._pending[topic.topic_id] = pending
+            self.request(topic)  # its next turn needs no interval
         else:
             self._discard(topic, pending)
 
