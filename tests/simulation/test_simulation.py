@@ -93,6 +93,7 @@ def test_another_reader_agrees(seed: int, tmp_path: Path) -> None:
     assert sum(compared) > 0
 
 
+@pytest.mark.timeout(480)  # a run in which little gets done takes long, and some need many runs
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_mistake_is_noticed(mutation: Mutation) -> None:
     """Each line of defence is needed: without it, some seed soon breaks a promise."""
