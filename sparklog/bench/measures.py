@@ -19,6 +19,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "memory": keeping.memory,
     "restart": keeping.restart,
     "objectstore": object_store.objectstore,
+    "objectstorewide": object_store.objectstore_wide,
     "compaction": keeping.flights,
 }
 """In the order in which they run."""

@@ -318,6 +318,7 @@ class Agent:
             bounds=WriterLimits(
                 flush_max_bytes=writer.flush_max_bytes,
                 linger_seconds=writer.linger_ms_on(local=store.is_local) / 1e3,
+                flushes_at_once=1 if store.is_local else limits.FLUSHES_AT_ONCE_REMOTE,
                 queue_bytes=writer.queue_bytes,
                 unpublished_bytes=settings.publisher.unpublished_bytes,
                 staged_bytes=settings.publisher.staged_bytes,

@@ -68,6 +68,7 @@ class Pace:
     wal_cleaner: dict[str, Any]
     publisher: dict[str, Any]
     flush_max_entries: int
+    flush_interval_seconds: float
 
     @classmethod
     def draw(cls, chance: random.Random) -> Pace:
@@ -107,6 +108,7 @@ class Pace:
                 "file_bytes": chance.choice([1_000, 1_000_000]),
             },
             flush_max_entries=chance.choice([1, 6, 4_096]),
+            flush_interval_seconds=0.0,
         )
 
 
@@ -374,7 +376,11 @@ def simulated(world: World) -> Iterator[None]:
         "this_process": _this_process,
         "WalCleanerLimits": functools.partial(WalCleanerLimits, **pace.wal_cleaner),
         "Publisher": functools.partial(Publisher, **publisher),
-        "WriterLimits": functools.partial(WriterLimits, flush_max_entries=pace.flush_max_entries),
+        "WriterLimits": functools.partial(
+            WriterLimits,
+            flush_max_entries=pace.flush_max_entries,
+            flush_interval_seconds=pace.flush_interval_seconds,
+        ),
         "_PUBLISH_TICK_SECONDS": 0.05,
         "_WAL_TICK_SECONDS": 0.2,
         "_RETRY_SECONDS": 0.2,

@@ -38,6 +38,8 @@ _BACKGROUND = frozenset(
 )
 """Names of the broker's threads that work without being asked."""
 
+_PUT_SECONDS = 0.1
+
 SKEW_SECONDS = 0.2
 """Largest clock error of a process in most runs: a part of the orphan grace period, as its rule
 requires.
@@ -202,6 +204,11 @@ class Faults:
     def is_late(self, process: Process) -> bool:
         """Returns true if a put gets no answer now and takes effect some time later."""
         return self.active and process.alive and self._hits("late", self._rates.late)
+
+    def delay_put(self, path: str) -> None:
+        """Delays a put of the log on an object store, so that a later one overtakes it."""
+        if self.active and path.startswith("wal/") and not self._disk.base.is_local:
+            self._scheduler.sleep(self._chance.random() * _PUT_SECONDS)
 
     def late_by_seconds(self) -> float:
         return self._duration_seconds()
@@ -400,6 +407,7 @@ class ProcessStore(MemoryStore):
         self._fate = faults
 
     def put_new(self, path: str, data: Payload) -> None:
+        self._fate.delay_put(path)
         if self._fate.is_late(self._process):
             whole = b"".join(pieces(data))
             self._disk.land_later(path, whole, self._fate.late_by_seconds())

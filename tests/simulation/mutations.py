@@ -66,8 +66,15 @@ def _fence_nothing(follower: ObjectFollower) -> list[WalObject]:
     return follower.poll(relist=True)
 
 
-def _put_nothing(_appender: ObjectAppender, _path: str, _pieces: Any) -> None:
+def _put_nothing(
+    _appender: ObjectAppender, _path: str, _pieces: Any, _gives_up: Callable[[], bool]
+) -> None:
     """An ack that is not waited for: the object never comes."""
+
+
+def _find_alone(flush: writers._Flush, look: Callable[[writers._Flush], Any]) -> Any:
+    """Judges a flush by the tables, without the flushes under way before it."""
+    return look(flush)
 
 
 def _commit_blindly(commit: Any, before: TableSnapshot) -> TableChange | None:
@@ -157,6 +164,7 @@ _state_of = liveness.state_of
 _entry = writers.Append.entry
 _check = record_batch.check
 _HEAVY = (("is_heavy", True), ("consumers", 1), ("steps", 1_500))
+_FLUSHES = (("is_local", False), ("simple", 3), ("idempotent", 3))
 _ENGINE = (("engines", 1), ("has_vacuum", False), ("is_local", True))
 _COPIES = (("clone", "other"), ("queries", 1), ("partitions", (2, 2)), ("steps", 1_500))
 _LARGE = (
@@ -389,6 +397,25 @@ MUTATIONS = (
         rates=Rates(stall=0.05, freeze=0.05),
         aim="after get heartbeats",
         profile=(("brokers", 3), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="an ack before the flushes before it are durable",
+        patches=((writers.Writer, "_wait_for_previous", _always(None)),),
+        rates=Rates(crash=0.01, freeze=0.005),
+        aim="put_new wal",
+        profile=_FLUSHES,
+    ),
+    Mutation(
+        name="a flush is refused although a later one needs it",
+        patches=((writers.Writer, "_gives_up", _always(True)),),
+        rates=Rates(unavailable=0.02, crash=0.002),
+        profile=_FLUSHES,
+    ),
+    Mutation(
+        name="a flush is judged without those under way",
+        patches=((writers._Flush, "_find", _find_alone),),
+        rates=Rates(),
+        profile=_FLUSHES,
     ),
     Mutation(
         name="a topic that cannot be published holds up the others",

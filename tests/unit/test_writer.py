@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +18,7 @@ from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, Writ
 from sparklog.clock import ManualClock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import CREATE_TIME, TIMESTAMP, conform_payload
+from sparklog.storage import wal
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -1022,3 +1025,200 @@ def test_a_result_has_the_offsets_of_an_append(rig: Rig) -> None:
     assert rig.append(["a", "b"]) == AppendResult(
         base_offset=0, count=2, arrival_us=rig.clock.now_us(), timestamp_type=0
     )
+
+
+# ------------------------------------------------------------------------------ several flushes
+
+
+class Landing(NoFaults):
+    """Puts of the log that take effect when a test says so, in any order."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.arrived: list[int] = []
+        """Sequences whose put was issued; each try counts."""
+        self._allowed: dict[int, BaseException | None] = {}
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if operation != "put_new" or not path.startswith(OURS):
+            return
+        sequence = int(path.rpartition("/")[2])
+        with self.changed:
+            self.arrived.append(sequence)
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: sequence in self._allowed, 10)
+            error = self._allowed[sequence]
+            if error is not None:
+                del self._allowed[sequence]  # the next try waits again
+                raise error
+
+    def allow(self, sequence: int, error: BaseException | None = None) -> None:
+        """Lets the put of that sequence take effect, or fail."""
+        with self.changed:
+            self._allowed[sequence] = error
+            self.changed.notify_all()
+
+    def wait_for_count(self, count: int) -> None:
+        """Waits until so many puts were issued."""
+        with self.changed:
+            assert self.changed.wait_for(lambda: len(self.arrived) >= count, 10)
+
+    def wait_for(self, *sequences: int) -> None:
+        """Waits until these puts, and no others, were issued, in any order."""
+        self.wait_for_count(len(sequences))
+        assert sorted(self.arrived) == list(sequences)
+
+
+class Flushes:
+    """A broker with several flushes of one append under way, each in a thread of its own."""
+
+    def __init__(self, store: MemoryStore, clock: ManualClock) -> None:
+        self.rig = rig_with(
+            store, clock, flush_max_entries=1, flushes_at_once=4, flush_interval_seconds=0.0
+        )
+        self.landing = Landing()
+        faulty(self.rig, self.landing)
+        self.pool = ThreadPoolExecutor(8)
+
+    def begin(self, *values: str, puts: bool = True, **where: Any) -> list[Future[AppendResult]]:
+        """Submits an append for each value, and waits until the flush of each was begun."""
+        landing, found = self.landing, []
+        for value in values:
+            count = len(landing.arrived) + puts
+            pending = self.rig.submit([value], **where)
+            found.append(self.pool.submit(self._wait, pending))
+            landing.wait_for_count(count)
+        return found
+
+    def _wait(self, pending: PendingAppend) -> AppendResult:
+        return self.rig.broker.wait(pending)[0]
+
+
+@pytest.fixture
+def flushes(store: MemoryStore, clock: ManualClock) -> Iterator[Flushes]:
+    """A broker whose puts of the log land when a test says so."""
+    found = Flushes(store, clock)
+    yield found
+    for sequence in range(1, 20):
+        found.landing.allow(sequence)
+    found.pool.shutdown()
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])), ids=str)
+def test_flushes_are_acked_in_order(flushes: Flushes, order: Sequence[int]) -> None:
+    """Flushes under way together are acked when all before them are durable."""
+    found = flushes.begin("a", "b", "c")
+    flushes.landing.wait_for(1, 2, 3)
+    landed: set[int] = set()
+    for sequence in order:
+        flushes.landing.allow(sequence)
+        landed.add(sequence)
+        prefix = next(number for number in range(4) if number + 1 not in landed)
+        for number in range(prefix):
+            assert found[number].result(10).base_offset == number
+        time.sleep(0.002)
+        assert [each.done() for each in found] == [number < prefix for number in range(3)]
+        assert flushes.rig.end() == prefix
+    assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"b"), (2, b"c")]
+
+
+def test_flushes_under_way_are_bounded(flushes: Flushes) -> None:
+    """No more flushes are begun than the setting allows; others wait in the queue."""
+    found = flushes.begin("a", "b", "c", "d")
+    pending = flushes.rig.submit(["e"])
+    last = flushes.pool.submit(flushes.rig.broker.wait, pending)
+    time.sleep(0.005)
+    flushes.landing.wait_for(1, 2, 3, 4)
+    for sequence in range(1, 6):
+        flushes.landing.allow(sequence)
+    assert [each.result(10).base_offset for each in found] == [0, 1, 2, 3]
+    assert last.result(10)[0].base_offset == 4
+
+
+@pytest.mark.parametrize("lands", [True, False])
+def test_a_fence_refuses_all_flushes_after_it(flushes: Flushes, *, lands: bool) -> None:
+    """A flush whose object is beyond a fence is refused, although its own put succeeded."""
+    found = flushes.begin("a", "b", "c")
+    store = flushes.rig.store
+    if lands:
+        flushes.landing.allow(3)
+        while f"{3:020d}" not in paths(store, OURS):
+            time.sleep(0.001)
+    flushes.landing.allow(1)
+    assert found[0].result(10).base_offset == 0
+    wal.of(store, flushes.rig.clock).follower(1, 1).fence()
+    flushes.landing.allow(2)
+    flushes.landing.allow(3)
+    for each in found[1:]:
+        with pytest.raises(errors.BrokerFenced):
+            each.result(10)
+    assert rows_of_root(store, flushes.rig.clock) == [(0, b"a")]
+    successor = flushes.rig.successor()
+    assert successor.read() == [(0, b"a")]
+    assert successor.append(["d"]).base_offset == 1
+
+
+def test_a_fence_is_kept_beneath_what_its_broker_put_beyond_it(flushes: Flushes) -> None:
+    """The last objects of a closed epoch go, and its fence stays."""
+    flushes.begin("a", "b", "c")
+    flushes.landing.allow(3)
+    store = flushes.rig.store
+    while f"{3:020d}" not in paths(store, OURS):
+        time.sleep(0.001)
+    log = wal.of(store, flushes.rig.clock)
+    log.follower(1, 1).fence()
+    gone = log.retired(set)
+    assert sorted(gone) == [f"{OURS}/{sequence:020d}" for sequence in (0, 3)]
+
+
+def test_a_refused_flush_is_put_again_if_another_needs_it(flushes: Flushes) -> None:
+    """The store refuses the first of two flushes: it is tried until it is durable."""
+    found = flushes.begin("a", "b")
+    flushes.landing.allow(2)
+    flushes.landing.allow(1, UNAVAILABLE)
+    with flushes.landing.changed:
+        assert flushes.landing.changed.wait_for(lambda: flushes.landing.arrived.count(1) == 2, 10)
+    assert not found[0].done()
+    flushes.landing.allow(1)
+    assert [each.result(10).base_offset for each in found] == [0, 1]
+    assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"b")]
+
+
+def test_the_last_flush_may_be_refused(flushes: Flushes) -> None:
+    """A refused flush that no other needs leaves its sequence and offsets to the next one."""
+    first, second = flushes.begin("a", "b")
+    flushes.landing.allow(2, UNAVAILABLE)
+    with pytest.raises(errors.StorageUnavailable):
+        second.result(10)
+    flushes.landing.allow(1)
+    (third,) = flushes.begin("c")
+    flushes.landing.allow(2)
+    assert (first.result(10).base_offset, third.result(10).base_offset) == (0, 1)
+    assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"c")]
+
+
+def test_a_duplicate_of_a_flush_under_way_waits_for_it(flushes: Flushes) -> None:
+    """A retry of a batch under way is acked with its offset, once the batch is durable."""
+    (first,) = flushes.begin("a", producer_sequence=(7, 0, 0))
+    (again,) = flushes.begin("a", puts=False, producer_sequence=(7, 0, 0))
+    (later,) = flushes.begin("b", producer_sequence=(7, 0, 1))
+    flushes.landing.wait_for(1, 2)
+    flushes.landing.allow(2)
+    time.sleep(0.002)
+    assert not again.done()
+    flushes.landing.allow(1)
+    assert [each.result(10).base_offset for each in (first, again, later)] == [0, 0, 1]
+    assert again.result().duplicate
+    assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"b")]
+
+
+def test_closing_waits_for_all_flushes(flushes: Flushes) -> None:
+    """A writer that is closed has answered all that was under way."""
+    found = flushes.begin("a", "b", "c")
+    closing = flushes.pool.submit(flushes.rig.writer.close, errors.BrokerClosing(broker=1))
+    time.sleep(0.002)
+    assert not closing.done()
+    for sequence in (3, 2, 1):
+        flushes.landing.allow(sequence)
+    closing.result(10)
+    assert [each.result(10).base_offset for each in found] == [0, 1, 2]

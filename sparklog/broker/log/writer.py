@@ -4,9 +4,13 @@ Appends queue while a flush is under way. The next flush takes the queued append
 puts one WAL object, and only then answers. If no flush is under way, the thread that waits for an
 append leads one itself, so a lone producer pays no hand-over between threads, and many share a put.
 
-- One flush at a time; offsets are assigned in the order of the queue.
+- Offsets are assigned in the order of the queue.
 - A flush is applied only after its object is durable. So a refused flush has no effect, and its
   appends may be sent again.
+- On an object store several flushes are under way at the same time. Each is judged on the state
+  that those before it leave, and is applied and answered after them, in order. Once a flush was
+  planned, the one before it is not refused any more: it is put until it is durable or fenced. If
+  it is fenced, so are all after it, whatever became of their objects.
 - A fenced put, or a failed local fsync, ends the writer for good.
 """
 
@@ -16,7 +20,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -57,6 +61,8 @@ from sparklog.storage.snapshot import (
 
 if TYPE_CHECKING:
     from sparklog.formats.record_batch import CheckedBatch
+
+_Found = TypeVar("_Found")
 
 NO_TIMESTAMP: Final = -1
 """In ms: the timestamp that Kafka clients give a record that has none."""
@@ -175,7 +181,16 @@ class _Flush:
         *,
         bounds: WriterLimits,
         now_seconds: float,
+        pending_appends: Sequence[PendingAppend] = (),
+        previous: _Flush | None = None,
     ) -> None:
+        """`previous`: the flush before it, if that is still under way."""
+        self.pending_appends = pending_appends
+        self.previous = previous
+        self.planned: wal.PlannedFlush | None = None
+        self.is_done = False
+        self.failure: BaseException | None = None
+        """The error of a flush that is done and does not count."""
         self._partition_table = partition_table
         self._refusals = refusals
         self._bounds = bounds
@@ -218,6 +233,16 @@ class _Flush:
             for topic_id, _, batch_id in batches:
                 self._newest[topic_id, batch_id.query] = batch_id.batch
 
+    def _find(self, look: Callable[[_Flush], _Found | None]) -> _Found | None:
+        """Returns the newest state in this flush and those under way before it."""
+        flush: _Flush | None = self
+        while flush is not None:
+            found = look(flush)
+            if found is not None:
+                return found
+            flush = flush.previous
+        return None
+
     def _carry(self, carry: CarriedEntry) -> None:
         self.entries.append(
             (msgspec.structs.replace(carry.located.entry, carried=True), carry.payload)
@@ -236,10 +261,13 @@ class _Flush:
         if partition.blocked is not None:
             raise errors.TopicHeldBack(topic=topic.name, reason=str(partition.blocked))
         key = append.topic_id, append.partition
-        base = self._ends.get(key, partition.end)
+        base = self._find(lambda flush: flush._ends.get(key))
+        if base is None:
+            base = partition.end
         if append.batch_id is not None:
-            batch = partition.batches.find(append.batch_id) or self._batches.get(
-                (*key, append.batch_id)
+            batch_key = *key, append.batch_id
+            batch = partition.batches.find(append.batch_id) or self._find(
+                lambda flush: flush._batches.get(batch_key)
             )
             if batch is not None:
                 return _duplicate(append, batch.base_offset, batch.arrival_us)
@@ -247,9 +275,9 @@ class _Flush:
         producer_sequence = append.producer_sequence
         if producer_sequence is not None:
             state_key = (*key, producer_sequence.producer_id)
-            state = self._states.get(
-                state_key, partition.producers.get(producer_sequence.producer_id)
-            )
+            state = self._find(lambda flush: flush._states.get(state_key))
+            if state is None:
+                state = partition.producers.get(producer_sequence.producer_id)
             written = find_duplicate(
                 state, producer_sequence, append.count, topic=topic.name, partition=append.partition
             )
@@ -280,9 +308,10 @@ class _Flush:
 
     def _check_newest(self, topic: Topic, batch_id: BatchId, kind: BatchKind) -> None:
         """Raises `BadRequest` for a batch that a newer commit of its query has overtaken."""
+        key = topic.topic_id, batch_id.query
+        under_way = self._find(lambda flush: flush._newest.get(key))
         newest = max(
-            topic.spark_batches.newest(batch_id.query),
-            self._newest.get((topic.topic_id, batch_id.query), -1),
+            topic.spark_batches.newest(batch_id.query), -1 if under_way is None else under_way
         )
         if kind is BatchKind.NUMBERED and batch_id.batch <= newest:
             reason = (
@@ -400,6 +429,10 @@ class WriterLimits:
     flush_max_bytes: int = limits.FLUSH_MAX_BYTES
     flush_max_entries: int = limits.FLUSH_MAX_ENTRIES
     linger_seconds: float = 0.0
+    flushes_at_once: int = 1
+    """More than 1 only if the appender can plan flushes."""
+    flush_interval_seconds: float = limits.FLUSH_INTERVAL_REMOTE_SECONDS
+    """The time between two flushes that are under way together."""
     queue_bytes: int = limits.QUEUE_BYTES
     unpublished_bytes: int = limits.UNPUBLISHED_BYTES
     staged_bytes: int = limits.STAGED_BYTES
@@ -436,7 +469,17 @@ class Writer:
         self._queue: deque[PendingAppend] = deque()
         self._queued_bytes = 0
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
-        self._flushing = False
+        self._planner = appender if isinstance(appender, wal.PlanningAppender) else None
+        self._at_once = bounds.flushes_at_once if self._planner is not None else 1
+        self._landed = threading.Condition(self._mutex)
+        """Notified when a flush is done, if several may be under way."""
+        self._leading = False
+        """True while a thread chooses the next flush."""
+        self._planning = False
+        self._under_way = 0
+        self._last: _Flush | None = None
+        """The flush that was planned last, until it is done."""
+        self._planned_at = -float("inf")
         self._pace = FlushPace()
         """Written by the leader of a flush only."""
         self._refusals = Refusals()
@@ -689,9 +732,9 @@ class Writer:
 
     def _takes_lead(self) -> bool:
         """Makes the caller, which holds the mutex, the leader of the next flush, if one is due."""
-        if self._flushing or not self._queue:
+        if self._leading or self._under_way >= self._at_once or not self._queue:
             return False
-        self._flushing = True
+        self._leading = True
         return True
 
     def notify_published(self) -> None:
@@ -722,6 +765,7 @@ class Writer:
         with self._mutex:
             if (
                 self._bounds.linger_seconds
+                or self._under_way
                 or self._queued_bytes > limits.QUICK_FLUSH_BYTES
                 or not self._pace.is_quick(self._clock.monotonic())
                 or not self._takes_lead()
@@ -730,15 +774,32 @@ class Writer:
         self._lead()
 
     def _lead(self) -> None:
-        """Runs one flush, then wakes the next waiting thread to lead."""
+        """Runs one flush, and wakes the next waiting thread to lead as soon as one may."""
+        is_leading = True
         try:
-            if self._bounds.linger_seconds:
-                self._clock.sleep(self._bounds.linger_seconds)
-            self.flush()
+            wait_seconds = self._bounds.linger_seconds
+            if self._under_way:
+                since_seconds = self._clock.monotonic() - self._planned_at
+                interval_seconds = self._bounds.flush_interval_seconds - since_seconds
+                wait_seconds = max(wait_seconds, interval_seconds)
+            if wait_seconds > 0:
+                self._clock.sleep(wait_seconds)
+            flush = self._plan()
+            if flush is not None:
+                if self._at_once > 1:
+                    is_leading = False
+                    self._end_lead(is_leading=True)
+                self._finish(flush)
         finally:
-            with self._not_full:
-                self._flushing = False
-                self._not_full.notify_all()
+            self._end_lead(is_leading=is_leading)
+
+    def _end_lead(self, *, is_leading: bool) -> None:
+        """Wakes a thread that waits for an append to lead the next flush, if it may."""
+        with self._not_full:
+            if is_leading:
+                self._leading = False
+            self._not_full.notify_all()
+            if self._under_way < self._at_once:
                 for pending in self._queue:
                     if pending.waiting:
                         _wake(pending)
@@ -752,14 +813,27 @@ class Writer:
         Returns the number of entries. Never raises: errors become the outcome of the appends. One
         caller at a time.
         """
+        flush = self._plan()
+        if flush is None:
+            return 0
+        self._finish(flush)
+        return len(flush.entries)
+
+    def _plan(self) -> _Flush | None:
+        """Chooses the next flush. Returns None if nothing is queued, or if all was refused."""
         pending_appends = self._take_queued()
         if not pending_appends:
-            return 0
+            return None
+        with self._mutex:
+            self._planning = True
+            previous = self._last
         flush = _Flush(
             self._partition_table,
             self._refusals,
             bounds=self._bounds,
             now_seconds=self._clock.monotonic(),
+            pending_appends=pending_appends,
+            previous=previous,
         )
         failure: BaseException | None = None
         try:
@@ -768,26 +842,91 @@ class Writer:
             with self._partition_table.lock:
                 for pending in pending_appends:
                     flush.add(pending)
-            if flush.entries:
-                began = self._clock.monotonic()
+            if flush.entries and self._planner is not None and self._at_once > 1:
+                flush.planned = self._planner.plan(flush.entries)
+        except BaseException as error:
+            failure = self._failure_of(error)
+        with self._mutex:
+            self._planning = False
+            if failure is None:
+                self._last = flush
+                self._under_way += 1
+                self._planned_at = self._clock.monotonic()
+        if failure is not None:
+            self._conclude(flush, failure)
+            return None
+        return flush
+
+    def _finish(self, flush: _Flush) -> None:
+        """Writes a flush, and applies and answers it after those before it."""
+        failure: BaseException | None = None
+        try:
+            began = self._clock.monotonic()
+            written: wal.WalObject | None = None
+            if flush.planned is not None:
+                written = flush.planned.write(gives_up=lambda: self._gives_up(flush))
+            elif flush.entries:
                 written = self._appender.append(flush.entries)
-                ended = self._clock.monotonic()
+            ended = self._clock.monotonic()
+            failure = self._wait_for_previous(flush)
+            if failure is not None:
+                # It was judged on a state that never was, refused appends too.
+                for pending in flush.pending_appends:
+                    pending.error = failure
+            elif written is not None:
                 self._pace.record(ended - began, ended)
                 self._apply(written, flush)
                 self._on_flush(written, ended - began)
-        except errors.Retriable as error:
-            failure = error
-        except errors.RootNotWritable as error:
-            # It surely had no effect, and may pass: a store's 403 can be temporary.
-            failure = errors.StorageUnavailable(operation="append", path="wal", reason=str(error))
         except BaseException as error:
-            failure = error
-            self.fail(error)
-        for pending in pending_appends:
+            failure = self._failure_of(error)
+        finally:
+            with self._mutex:
+                flush.is_done, flush.failure, flush.previous = True, failure, None
+                self._under_way -= 1
+                if self._last is flush:
+                    self._last = None
+                self._landed.notify_all()
+        self._conclude(flush, failure)
+
+    def _wait_for_previous(self, flush: _Flush) -> BaseException | None:
+        """Waits until the flush before this one is done. Returns its error, if it has one."""
+        previous = flush.previous
+        if previous is None:
+            return None
+        with self._landed:
+            self._landed.wait_for(lambda: previous.is_done)
+        return previous.failure
+
+    def _gives_up(self, flush: _Flush) -> bool:
+        """Returns whether a flush that surely was not put may be refused.
+
+        It may not once another flush was judged on its state. If it may, its sequence is free.
+        """
+        with self._mutex:
+            if self._planning or self._last is not flush:
+                return False
+            assert self._planner is not None
+            assert flush.planned is not None
+            self._planner.take_back(flush.planned)
+            previous = flush.previous
+            self._last = None if previous is None or previous.is_done else previous
+            return True
+
+    def _failure_of(self, error: BaseException) -> BaseException:
+        """Returns the outcome of the appends of a flush that failed; may end the writer."""
+        if isinstance(error, errors.Retriable):
+            return error
+        if isinstance(error, errors.RootNotWritable):
+            # It surely had no effect, and may pass: a store's 403 can be temporary.
+            return errors.StorageUnavailable(operation="append", path="wal", reason=str(error))
+        self.fail(error)
+        return error
+
+    def _conclude(self, flush: _Flush, failure: BaseException | None) -> None:
+        for pending in flush.pending_appends:
             if isinstance(pending.error or failure, errors.Retriable):
                 self._record_refusals(pending.appends)
-        self._answer(pending_appends, failure)
-        return len(flush.entries)
+        self._answer(flush.pending_appends, failure)
 
     def _record_refusals(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
         """Keeps back later batches of unknown producers whose refused batch will be retried."""
@@ -861,7 +1000,7 @@ class Writer:
         while True:
             with self._not_full:
                 leads = self._takes_lead()
-                if not leads and not self._flushing:
+                if not leads and not self._leading and not self._under_way:
                     return
                 if not leads:
                     self._not_full.wait()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final, Protocol, runtime_checkable
 
 import crc32c
 import pyarrow as pa
@@ -122,6 +122,35 @@ class Appender(Protocol):
         ...
 
 
+class PlannedFlush(Protocol):
+    """A flush that has a sequence, and that is written beside others."""
+
+    def write(self, *, gives_up: Callable[[], bool]) -> WalObject:
+        """Writes the flush, and returns it once it is durable. It counts only if all before it do.
+
+        Raises like `Appender.append`, but `StorageFull` and `StorageUnavailable` only if `gives_up`
+        returns true after such an error. Otherwise it tries again: a flush that was planned later
+        needs this one.
+        """
+        ...
+
+
+@runtime_checkable
+class PlanningAppender(Protocol):
+    """An appender whose flushes may be written at the same time."""
+
+    def plan(self, entries: Sequence[tuple[Entry, Payload]]) -> PlannedFlush:
+        """Gives a flush the next sequence, without writing it. One caller at a time."""
+        ...
+
+    def take_back(self, planned: PlannedFlush) -> None:
+        """Frees the sequence of the flush that was planned last, and that surely does not count.
+
+        Not beside `plan`.
+        """
+        ...
+
+
 class Follower(Protocol):
     """Reads one epoch of a broker's WAL in order, from its newest checkpoint on."""
 
@@ -209,8 +238,15 @@ def read_payload(store: Store, located: Located) -> pa.Buffer:
     return data
 
 
-def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
-    """See `Wal.retired`. Of an epoch of objects, the fence stays for ever."""
+def retired(
+    store: Store,
+    open_epochs: Callable[[], Container[tuple[int, int]]],
+    fence_of: Callable[[int, int, Sequence[str]], Container[str]],
+) -> list[str]:
+    """See `Wal.retired`. Of an epoch of objects, the fence stays for ever.
+
+    `fence_of` returns its name, or several that may be it, by broker, epoch and the sorted names.
+    """
     found: dict[tuple[int, int], list[str]] = {}
     for stat in store.walk(FOLDER):
         named = _NAMED.fullmatch(stat.name)
@@ -220,6 +256,6 @@ def retired(store: Store, open_epochs: Callable[[], Container[tuple[int, int]]])
     paths = []
     for epoch, names in found.items():
         if epoch not in are_open:
-            fence = max(filter(str.isdigit, names), default=None)
-            paths += [f"{folder(*epoch)}/{name}" for name in names if name != fence]
+            kept = fence_of(*epoch, sorted(filter(str.isdigit, names)))
+            paths += [f"{folder(*epoch)}/{name}" for name in names if name not in kept]
     return paths

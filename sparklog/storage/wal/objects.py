@@ -17,20 +17,23 @@ needed and the bounds of each partition; its state is opaque here, and is encode
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, claim, in_parallel
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal.base import (
     CHECKPOINT,
     Checkpoint,
+    PlannedFlush,
     WalObject,
     checkpoint_path,
     folder,
@@ -83,7 +86,18 @@ class ObjectWal:
         return ObjectFollower(self._store, broker, epoch, clock=self._clock)
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
-        return retired(self._store, open_epochs)
+        return retired(self._store, open_epochs, self._fence_of)
+
+    def _fence_of(self, broker: int, epoch: int, names: Sequence[str]) -> Sequence[str]:
+        """Finds the fence of a closed epoch. Its broker may have put some objects beyond it."""
+        last = names[-limits.FLUSHES_AT_ONCE_MAX :]
+        if len(names) > 1:
+            for name in reversed(last):
+                with contextlib.suppress(ObjectMissing, errors.Corrupt):
+                    at = WalPosition(broker, epoch, int(name))
+                    if read_object(self._store, at).is_fence:
+                        return (name,)
+        return last
 
 
 def read_object(store: Store, at: WalPosition) -> WalObject:
@@ -107,8 +121,22 @@ def read_object(store: Store, at: WalPosition) -> WalObject:
 # ------------------------------------------------------------------------------ writing
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedObject:
+    """Implements `PlannedFlush`: an object that is not put yet, or whose put is under way."""
+
+    written: WalObject
+    """The object as it will be."""
+    pieces: Sequence[bytes | pa.Buffer]
+    put: Callable[[str, Sequence[bytes | pa.Buffer], Callable[[], bool]], None]
+
+    def write(self, *, gives_up: Callable[[], bool]) -> WalObject:
+        self.put(object_path(self.written.at), self.pieces, gives_up)
+        return self.written
+
+
 class ObjectAppender:
-    """Implements `Appender`. Not thread-safe: one flush at a time."""
+    """Implements `Appender` and `PlanningAppender`."""
 
     def __init__(
         self,
@@ -133,6 +161,19 @@ class ObjectAppender:
         `StorageUnavailable` if surely nothing was written, so that another object may be tried;
         `OutcomeUnknown` only if `stopping` ends the tries before the outcome is known.
         """
+        planned = self.plan(entries)
+        try:
+            return planned.write(gives_up=lambda: True)
+        except BaseException:
+            self.take_back(planned)
+            raise
+
+    def take_back(self, planned: PlannedFlush) -> None:
+        assert isinstance(planned, PlannedObject)
+        assert planned.written.at.sequence == self.next_sequence - 1, "a later flush needs it"
+        self.next_sequence -= 1
+
+    def plan(self, entries: Sequence[tuple[Entry, Payload]]) -> PlannedObject:
         at = WalPosition(self._broker, self._epoch, self.next_sequence)
         with_ranges: list[Entry] = []
         pieces: list[bytes | pa.Buffer] = []
@@ -150,13 +191,13 @@ class ObjectAppender:
             os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(with_ranges)
         )
         head = frame(_MAGIC, _encoder.encode(index))
-        self._claim(object_path(at), [head, *pieces])
-        self.next_sequence += 1
-        return WalObject(
+        written = WalObject(
             at=at,
             written_us=written_us,
             located=tuple(Located(entry, at, len(head)) for entry in with_ranges),
         )
+        self.next_sequence += 1
+        return PlannedObject(written=written, pieces=[head, *pieces], put=self._claim)
 
     def checkpoint(
         self,
@@ -175,7 +216,7 @@ class ObjectAppender:
         by_topic = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
         index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
         path = checkpoint_path(self._broker, self._epoch, sequence)
-        self._claim(path, [frame(_MAGIC, _encoder.encode(index))])
+        self._claim(path, [frame(_MAGIC, _encoder.encode(index))], lambda: True)
 
     def read(self, sequence: int) -> WalObject:
         return read_object(self._store, WalPosition(self._broker, self._epoch, sequence))
@@ -195,7 +236,10 @@ class ObjectAppender:
     def close(self) -> None:
         """Does nothing: a put leaves nothing open."""
 
-    def _claim(self, path: str, pieces: list[bytes | pa.Buffer]) -> None:
+    def _claim(
+        self, path: str, pieces: Sequence[bytes | pa.Buffer], gives_up: Callable[[], bool]
+    ) -> None:
+        """Puts an object until it is known whose it is, or until it surely is not put."""
         doubtful = False
         while True:
             try:
@@ -205,6 +249,12 @@ class ObjectAppender:
                 if self._stopping():
                     raise
                 doubtful = True  # a later refusal says nothing about the earlier tries
+            except (errors.Retriable, errors.RootNotWritable) as error:
+                if gives_up():
+                    raise
+                if self._stopping():
+                    raise errors.OutcomeUnknown(what=f"put of {path}", reason=str(error)) from error
+                self._clock.sleep(limits.CLAIM_BACKOFF_MAX_SECONDS)
         if not ours:
             raise errors.BrokerFenced(broker=self._broker, epoch=self._epoch)
 
