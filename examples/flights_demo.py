@@ -42,7 +42,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.errors import SparklogError
 
 if TYPE_CHECKING:

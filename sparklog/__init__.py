@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from sparklog import errors as errors
     from sparklog import testing as testing
     from sparklog.client.consumer.consumer import Consumer as Consumer
-    from sparklog.client.consumer.reading import OffsetAndMetadata as OffsetAndMetadata
     from sparklog.client.consumer.reading import Record as Record
     from sparklog.client.consumer.statistics import ConsumerStatistics as ConsumerStatistics
     from sparklog.client.lag import GroupLag as GroupLag
     from sparklog.client.lag import PartitionLag as PartitionLag
     from sparklog.client.log import Log as Log
+    from sparklog.client.offsets import OffsetAndMetadata as OffsetAndMetadata
     from sparklog.client.producer.batch import AppendedRange as AppendedRange
     from sparklog.client.producer.batch import RecordFuture as RecordFuture
     from sparklog.client.producer.batch import RecordMetadata as RecordMetadata
@@ -81,7 +81,7 @@ _MODULE_OF: Final = {
     "ConsumerStatistics": "sparklog.client.consumer.statistics",
     "GroupLag": "sparklog.client.lag",
     "Log": "sparklog.client.log",
-    "OffsetAndMetadata": "sparklog.client.consumer.reading",
+    "OffsetAndMetadata": "sparklog.client.offsets",
     "PartitionLag": "sparklog.client.lag",
     "Producer": "sparklog.client.producer.producer",
     "ProducerStatistics": "sparklog.client.producer.statistics",

@@ -49,17 +49,15 @@ from os import PathLike
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
-from sparklog import client, connecting, errors
+from sparklog import connecting, errors
 from sparklog.client import arguments
-from sparklog.client.consumer.reading import (
-    OffsetAndMetadata,
-    Point,
-    Record,
-    Start,
-    TopicPartition,
-)
+from sparklog.client.consumer.consumer import Consumer as BlockingConsumer
+from sparklog.client.consumer.reading import Record
 from sparklog.client.consumer.statistics import ConsumerStatistics
+from sparklog.client.log import Log as BlockingLog
+from sparklog.client.offsets import OffsetAndMetadata, Point, Start, TopicPartition
 from sparklog.client.producer.batch import AppendedRange, RecordFuture, RecordMetadata
+from sparklog.client.producer.producer import Producer as BlockingProducer
 from sparklog.client.producer.statistics import ProducerStatistics
 
 __all__ = ["Consumer", "Log", "Producer", "connect"]
@@ -134,7 +132,7 @@ def connect(
     return Opening(open_log)
 
 
-def _close_unused(opening: Future[client.Log], threads: ThreadPoolExecutor) -> None:
+def _close_unused(opening: Future[BlockingLog], threads: ThreadPoolExecutor) -> None:
     if opening.exception() is None:
         threads.submit(opening.result().close)
     threads.shutdown(wait=False)
@@ -160,9 +158,9 @@ _running: set[asyncio.Task[None]] = set()
 
 
 def _awaited(
-    method: Callable[Concatenate[client.Log, P], R],
+    method: Callable[Concatenate[BlockingLog, P], R],
 ) -> Callable[Concatenate[Log, P], Coroutine[Any, Any, R]]:
-    """The method of `client.Log`, run in a thread of the log."""
+    """The method of `BlockingLog`, run in a thread of the log."""
 
     @functools.wraps(method)
     async def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -172,7 +170,7 @@ def _awaited(
 
 
 def _opens_producer(
-    method: Callable[Concatenate[client.Log, P], client.Producer],
+    method: Callable[Concatenate[BlockingLog, P], BlockingProducer],
 ) -> Callable[Concatenate[Log, P], Producer]:
     @functools.wraps(method)
     def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> Producer:
@@ -184,7 +182,7 @@ def _opens_producer(
 
 
 def _opens_consumer(
-    method: Callable[Concatenate[client.Log, P], client.Consumer],
+    method: Callable[Concatenate[BlockingLog, P], BlockingConsumer],
 ) -> Callable[Concatenate[Log, P], Consumer]:
     @functools.wraps(method)
     def call(self: Log, /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
@@ -202,7 +200,7 @@ class Log:
     once. A consumer connects at its first use, which raises the errors of opening it.
     """
 
-    def __init__(self, log: client.Log, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, log: BlockingLog, threads: ThreadPoolExecutor) -> None:
         self._log = log
         self._threads = threads
         self._producers: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -214,32 +212,32 @@ class Log:
         """The root or address that was given to `connect`."""
         return self._log.root
 
-    producer = _opens_producer(client.Log.producer)
-    consumer = _opens_consumer(client.Log.consumer)
+    producer = _opens_producer(BlockingLog.producer)
+    consumer = _opens_consumer(BlockingLog.consumer)
 
-    read = _awaited(client.Log.read)
-    offsets_for_times = _awaited(client.Log.offsets_for_times)
-    flush_to_table = _awaited(client.Log.flush_to_table)
+    read = _awaited(BlockingLog.read)
+    offsets_for_times = _awaited(BlockingLog.offsets_for_times)
+    flush_to_table = _awaited(BlockingLog.flush_to_table)
 
-    create_topic = _awaited(client.Log.create_topic)
-    topics = _awaited(client.Log.topics)
-    describe = _awaited(client.Log.describe)
-    alter = _awaited(client.Log.alter)
-    add_partitions = _awaited(client.Log.add_partitions)
-    compact = _awaited(client.Log.compact)
-    delete_records = _awaited(client.Log.delete_records)
-    delete_topic = _awaited(client.Log.delete_topic)
+    create_topic = _awaited(BlockingLog.create_topic)
+    topics = _awaited(BlockingLog.topics)
+    describe = _awaited(BlockingLog.describe)
+    alter = _awaited(BlockingLog.alter)
+    add_partitions = _awaited(BlockingLog.add_partitions)
+    compact = _awaited(BlockingLog.compact)
+    delete_records = _awaited(BlockingLog.delete_records)
+    delete_topic = _awaited(BlockingLog.delete_topic)
 
-    groups = _awaited(client.Log.groups)
-    describe_group = _awaited(client.Log.describe_group)
-    group_offsets = _awaited(client.Log.group_offsets)
-    lag = _awaited(client.Log.lag)
-    commit_group_offsets = _awaited(client.Log.commit_group_offsets)
-    forget_group_offsets = _awaited(client.Log.forget_group_offsets)
-    delete_group = _awaited(client.Log.delete_group)
+    groups = _awaited(BlockingLog.groups)
+    describe_group = _awaited(BlockingLog.describe_group)
+    group_offsets = _awaited(BlockingLog.group_offsets)
+    lag = _awaited(BlockingLog.lag)
+    commit_group_offsets = _awaited(BlockingLog.commit_group_offsets)
+    forget_group_offsets = _awaited(BlockingLog.forget_group_offsets)
+    delete_group = _awaited(BlockingLog.delete_group)
 
-    cluster = _awaited(client.Log.cluster)
-    status = _awaited(client.Log.status)
+    cluster = _awaited(BlockingLog.cluster)
+    status = _awaited(BlockingLog.status)
 
     async def close(self) -> None:
         """Closes the consumers, flushes and closes the producers, and closes the connection."""
@@ -276,9 +274,9 @@ class Log:
 
 
 def _sends(
-    method: Callable[Concatenate[client.Producer, P], RecordFuture],
+    method: Callable[Concatenate[BlockingProducer, P], RecordFuture],
 ) -> Callable[Concatenate[Producer, P], Coroutine[Any, Any, RecordMetadata]]:
-    """`client.Producer.send`, and its ack."""
+    """`BlockingProducer.send`, and its ack."""
 
     @functools.wraps(method)
     async def send(self: Producer, /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
@@ -296,12 +294,12 @@ class Producer:
     calls.
     """
 
-    def __init__(self, producer: client.Producer) -> None:
+    def __init__(self, producer: BlockingProducer) -> None:
         self._producer = producer
         self._thread = ThreadPoolExecutor(1, "sparklog-aio-producer")
         self._is_closed = False
 
-    send = _sends(client.Producer.send)
+    send = _sends(BlockingProducer.send)
 
     async def send_table(
         self, topic: str, data: Any, *, as_json: bool = False, key: str | None = None
@@ -361,10 +359,10 @@ class Consumer:
     One task uses it at a time; calls of others wait for their turn.
     """
 
-    def __init__(self, open_consumer: Callable[[], client.Consumer]) -> None:
+    def __init__(self, open_consumer: Callable[[], BlockingConsumer]) -> None:
         self._open = open_consumer
         self._thread = ThreadPoolExecutor(1, "sparklog-aio-consumer")
-        self._consumer: client.Consumer | None = None
+        self._consumer: BlockingConsumer | None = None
         self._turn = asyncio.Lock()
         self._records: deque[Record] = deque()
         """Polled, and not returned to the caller yet."""
@@ -458,7 +456,7 @@ class Consumer:
         async with self._turn:
             await self._finish_polling()
 
-            def pause(consumer: client.Consumer) -> None:
+            def pause(consumer: BlockingConsumer) -> None:
                 self._give_back(consumer)
                 consumer.pause(topic, *partitions)
 
@@ -470,11 +468,11 @@ class Consumer:
 
     async def beginning_offsets(self) -> dict[TopicPartition, int]:
         """Returns the log start offset of each partition."""
-        return await self._in_turn(client.Consumer.beginning_offsets)
+        return await self._in_turn(BlockingConsumer.beginning_offsets)
 
     async def end_offsets(self) -> dict[TopicPartition, int]:
         """Returns the high watermark of each partition."""
-        return await self._in_turn(client.Consumer.end_offsets)
+        return await self._in_turn(BlockingConsumer.end_offsets)
 
     async def offsets_for_times(self, when: datetime | str) -> dict[TopicPartition, int]:
         """Returns by partition the offset of the first record not older than `when`, or the end."""
@@ -496,7 +494,7 @@ class Consumer:
         async with self._turn:
             await self._finish_polling()
 
-            def assign(consumer: client.Consumer) -> None:
+            def assign(consumer: BlockingConsumer) -> None:
                 self._give_back(consumer)
                 consumer.assign(partitions, start)
 
@@ -518,7 +516,7 @@ class Consumer:
             await self._finish_polling()
             waiting = self._first_waiting()
 
-            def commit(consumer: client.Consumer) -> None:
+            def commit(consumer: BlockingConsumer) -> None:
                 if offsets is None and waiting:
                     positions = {each: consumer.position(*each) for each in consumer.assignment}
                     consumer.commit(positions | waiting)
@@ -529,15 +527,15 @@ class Consumer:
 
     async def committed(self) -> dict[TopicPartition, int]:
         """Returns the offsets that the group has committed, by (topic, partition)."""
-        return await self._in_turn(client.Consumer.committed)
+        return await self._in_turn(BlockingConsumer.committed)
 
     async def committed_metadata(self) -> dict[TopicPartition, OffsetAndMetadata]:
         """Returns the offsets that the group has committed, with their texts."""
-        return await self._in_turn(client.Consumer.committed_metadata)
+        return await self._in_turn(BlockingConsumer.committed_metadata)
 
     async def statistics(self) -> ConsumerStatistics:
         """Returns counts of its work. Records that wait for the next `poll` count as returned."""
-        return await self._in_turn(client.Consumer.statistics)
+        return await self._in_turn(BlockingConsumer.statistics)
 
     # -------------------------------------------------------------------------- closing
 
@@ -581,11 +579,11 @@ class Consumer:
 
     # -------------------------------------------------------------------------- the thread
 
-    async def _in_turn(self, call: Callable[[client.Consumer], R]) -> R:
+    async def _in_turn(self, call: Callable[[BlockingConsumer], R]) -> R:
         async with self._turn:
             return await self._call(call)
 
-    def _call(self, call: Callable[[client.Consumer], R]) -> asyncio.Future[R]:
+    def _call(self, call: Callable[[BlockingConsumer], R]) -> asyncio.Future[R]:
         def run() -> R:
             if self._consumer is None:
                 self._consumer = self._open()
@@ -609,7 +607,7 @@ class Consumer:
             found.setdefault((each.topic, each.partition), each.offset)
         return found
 
-    def _give_back(self, consumer: client.Consumer) -> None:
+    def _give_back(self, consumer: BlockingConsumer) -> None:
         """Moves the positions back to the records that were not returned, and drops these."""
         for (topic, partition), offset in self._first_waiting().items():
             with contextlib.suppress(errors.BadOption):  # it is not assigned any more
@@ -617,7 +615,7 @@ class Consumer:
         self._records.clear()
 
 
-def _poll(consumer: client.Consumer, *, seconds: float) -> tuple[list[Record], bool]:
+def _poll(consumer: BlockingConsumer, *, seconds: float) -> tuple[list[Record], bool]:
     """Returns records, and True if the consumer has reached its end."""
     deadline = time.monotonic() + seconds
     records = consumer.poll(seconds)

@@ -45,13 +45,14 @@ from typing import Final, Literal, Self, TypeAlias
 import msgspec
 import structlog
 
-from sparklog import client, connecting, errors
+from sparklog import connecting, errors
 from sparklog.broker.agent import Agent
 from sparklog.broker.flight.grpc.status import PeerGone
 from sparklog.broker.flight.hooks import Request
 from sparklog.broker.log.producer_state import ProducerSequence, Refusals
 from sparklog.broker.logging import configure
 from sparklog.client import arguments
+from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.flight_messages import AppendHeader
 from sparklog.settings import load_settings
@@ -127,7 +128,7 @@ class Broker:
     def __init__(self, *, kafka: bool, settings: Mapping[str, str | int | float | bool]) -> None:
         self._lock = threading.Lock()
         self._agent: Agent | None = None
-        self._logs: list[client.Log] = []
+        self._logs: list[Log] = []
         self._faults = _Faults()
         name = f"sparklog-testing-{next(_numbers)}"
         self._store = MemoryStore(SystemClock(), name=name).view(self._faults)
@@ -159,7 +160,7 @@ class Broker:
         agent = self._agent
         return agent is not None and agent.failure is None
 
-    def connect(self) -> client.Log:
+    def connect(self) -> Log:
         """Opens a log at the broker's address; it is closed with the broker at the latest."""
         log = connecting.connect(self.address)
         self._logs.append(log)

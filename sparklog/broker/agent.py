@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Final, Self
 
 import structlog
 
-from sparklog import errors, limits
-from sparklog.broker import pandas_import, ports
+from sparklog import errors, limits, pandas_import
+from sparklog.broker import ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
 from sparklog.broker.flight.hooks import RequestHooks

@@ -40,7 +40,7 @@ from sparklog.formats.flight_messages import (
     PartitionInfo,
     TopicInfo,
 )
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import file_compaction, log_compaction, retention
 from sparklog.storage.metadata import PartitionMetadata, TopicMetadata

@@ -22,8 +22,9 @@ from sparklog.cli.shared import BootstrapOption, RootOption, TopicArgument, Wait
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sparklog.client import Consumer, Log
-    from sparklog.client.consumer.reading import Point
+    from sparklog.client.consumer.consumer import Consumer
+    from sparklog.client.log import Log
+    from sparklog.client.offsets import Point
 
 
 def consume(

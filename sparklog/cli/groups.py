@@ -27,9 +27,9 @@ from sparklog.cli.shared import (
 )
 
 if TYPE_CHECKING:
-    from sparklog.client import Log
-    from sparklog.client.consumer.reading import Point
     from sparklog.client.lag import GroupLag, PartitionLag
+    from sparklog.client.log import Log
+    from sparklog.client.offsets import Point
     from sparklog.formats import flight_messages
 
 app = typer.Typer(
@@ -430,7 +430,7 @@ def _point(point: Point) -> _Target:
         _committed: Mapping[_TopicPartition, int],
         topics: _Topics,
     ) -> dict[_TopicPartition, int | None]:
-        from sparklog.client.consumer.reading import offsets_of
+        from sparklog.client.offsets import offsets_of
 
         points: dict[str, dict[int, Point]] = defaultdict(dict)
         for topic, partition in wanted:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Final, TypeAlias, cast
 
 import typer
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from sparklog.cli.meter import Meter
     from sparklog.cli.reading import Lines
-    from sparklog.client import Producer, TableFuture
+    from sparklog.client.producer.batch import TableFuture
+    from sparklog.client.producer.producer import Producer
 
 _STDIN: Final = Path("-")
 _LINE_FORMATS: Final = (InputFormat.JSONL, InputFormat.TEXT)
@@ -117,7 +119,9 @@ def produce(
         log = stack.enter_context(open_log(root, bootstrap, wait))
         log.describe(topic)  # report a wrong name before reading anything
         producer = stack.enter_context(log.producer())
-        meter = stack.enter_context(_Meter(inputs))
+        meter = _meter(inputs)
+        if meter is not None:
+            stack.enter_context(meter)
         acks = _Acks()
         reader = _Reader(inputs, fields, lines)
         try:
@@ -246,7 +250,7 @@ class _Reader:
         """The start of the last batch."""
         return self._current, self._lines.at
 
-    def batches(self, meter: _Meter) -> Iterator[pa.RecordBatch]:
+    def batches(self, meter: Meter | None) -> Iterator[pa.RecordBatch]:
         from sparklog.cli.reading import read
 
         for each in self._inputs:
@@ -262,8 +266,10 @@ class _Reader:
                     lines=self._lines,
                 ):
                     yield batch
-                    meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
-            meter.next_input()
+                    if meter is not None:
+                        meter.advance(batch.num_rows, stream.tell() if each.size_bytes else 0)
+            if meter is not None:
+                meter.next_input()
 
     def summary(self, acks: _Acks, error: BaseException | None) -> str:
         """Returns how many records are acked, and how to continue without duplicates."""
@@ -311,6 +317,16 @@ def _placed(batch: pa.RecordBatch, partition: int) -> pa.RecordBatch:
 # ------------------------------------------------------------------------------ out
 
 
+def _meter(inputs: list[_Input]) -> Meter | None:
+    """Returns a progress bar if standard error is a terminal and no person types the input."""
+    is_typed = any(each.path == _STDIN for each in inputs) and sys.stdin.isatty()
+    if is_typed or not sys.stderr.isatty():
+        return None
+    from sparklog.cli.meter import Meter
+
+    return Meter([each.size_bytes for each in inputs])
+
+
 class _Acks:
     """Batches in flight, in order; a failure is raised when its batch is the first of them."""
 
@@ -354,50 +370,3 @@ class _Acks:
             self.unacked = self.unacked or position
             raise
         self.records += rows
-
-
-class _Meter:
-    """A progress bar on standard error, if it is a terminal and no person types the input."""
-
-    def __init__(self, inputs: list[_Input]) -> None:
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TransferSpeedColumn,
-        )
-
-        console = Console(stderr=True)
-        is_typed = any(each.path == _STDIN for each in inputs) and sys.stdin.isatty()
-        sizes = [each.size_bytes for each in inputs]
-        self._sizes = iter(sizes)
-        self._before_bytes = 0
-        self._records = 0
-        self._progress: Any = Progress(
-            BarColumn(),
-            TextColumn("{task.fields[records]:,} records"),
-            TransferSpeedColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            disable=is_typed or not console.is_terminal,
-            transient=True,
-        )
-        total = None if None in sizes else sum(size or 0 for size in sizes)
-        self._task = self._progress.add_task("", total=total, records=0)
-
-    def advance(self, records: int, position_bytes: int) -> None:
-        self._records += records
-        done = self._before_bytes + position_bytes
-        self._progress.update(self._task, completed=done, records=self._records)
-
-    def next_input(self) -> None:
-        self._before_bytes += next(self._sizes) or 0
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()

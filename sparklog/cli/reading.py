@@ -26,8 +26,6 @@ from typing import Any, BinaryIO, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.parquet as pq
 
 from sparklog import errors, limits
 from sparklog.cli.formats import Fields, InputFormat
@@ -341,6 +339,8 @@ def _moment_us(moment: str | int | None) -> int | None:
 
 
 def _read_csv(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch]:
+    import pyarrow.csv
+
     reader = pyarrow.csv.open_csv(
         stream,
         read_options=pyarrow.csv.ReadOptions(block_size=_READ_BYTES),
@@ -359,6 +359,8 @@ def _read_csv(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch
 
 
 def _read_parquet(stream: BufferedIOBase, fields: Fields) -> Iterator[pa.RecordBatch]:
+    import pyarrow.parquet as pq
+
     source = stream if stream.seekable() else pa.BufferReader(stream.read())
     with pq.ParquetFile(source) as file:
         schema = file.schema_arrow

@@ -37,6 +37,7 @@ from sparklog.options import (
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
+    from sparklog.storage.metadata import MetadataStore
 
 
 class ExitCode(enum.IntEnum):
@@ -238,11 +239,7 @@ def open_log(
         errors.SparklogError: connecting failed. An `UnknownTopic` that the caller raises gets a
             note with the most similar topic.
     """
-    root, bootstrap = log_target(root, bootstrap)
-    if bootstrap is None and wait_seconds is not None:
-        raise typer.BadParameter(
-            f"{_WAIT} needs --bootstrap: with --root, the command starts a broker if none runs"
-        )
+    root, bootstrap = log_target(root, bootstrap, wait_seconds)
     if bootstrap is not None:
         from sparklog.client.connection import Connection
         from sparklog.client.log import Log
@@ -252,13 +249,9 @@ def open_log(
     else:
         assert root is not None
         if not create:
-            _check_root(root)
-        from sparklog.broker.logging import configure
+            root_metadata(root)
         from sparklog.connecting import connect
-        from sparklog.settings import LogSettings
 
-        # The log lines of an embedded broker must not mix with the results.
-        configure(LogSettings(level="warning"))
         log = connect(root)
     with log:
         try:
@@ -297,8 +290,13 @@ def _reach(log: Log, bootstrap: str, wait_seconds: float) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str | None]:
-    """Returns the one of root and bootstrap to use; the command line overrides the environment."""
+def log_target(
+    root: str | None, bootstrap: str | None, wait_seconds: float | None = None
+) -> tuple[str | None, str | None]:
+    """Returns the one of root and bootstrap to use; the command line overrides the environment.
+
+    Raises `typer.BadParameter` if no log is named, or two are, or `--wait` is given with a root.
+    """
     if root and bootstrap:
         raise typer.BadParameter("give --root or --bootstrap, not both")
     if not root and not bootstrap:
@@ -311,15 +309,20 @@ def log_target(root: str | None, bootstrap: str | None) -> tuple[str | None, str
         )
     if root:
         check_root("--root", root, f" Did you mean --bootstrap {root}?")
+        if wait_seconds is not None:
+            raise typer.BadParameter(f"{_WAIT} needs --bootstrap: a root needs no running broker")
     return root or None, bootstrap or None
 
 
-def _check_root(root: str) -> None:
+def root_metadata(root: str) -> MetadataStore:
+    """Opens the metadata of a root. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`."""
     from sparklog.clock import SystemClock
     from sparklog.storage.metadata import MetadataStore
     from sparklog.storage.objects import open_store
 
-    MetadataStore(open_store(root, storage_options(root)), clock=SystemClock()).open(create=False)
+    metadata = MetadataStore(open_store(root, storage_options(root)), clock=SystemClock())
+    metadata.open(create=False)
+    return metadata
 
 
 # ------------------------------------------------------------------------------ words

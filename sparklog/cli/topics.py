@@ -21,12 +21,14 @@ from sparklog.cli.shared import (
     WaitOption,
     YesOption,
     config_pairs,
+    log_target,
     open_log,
     print_columns,
+    root_metadata,
 )
 
 if TYPE_CHECKING:
-    from sparklog.client import Log
+    from sparklog.client.log import Log
     from sparklog.formats import flight_messages
 
 app = typer.Typer(
@@ -105,10 +107,20 @@ def list_topics(
 ) -> None:
     """List the names of all topics, one per line.
 
+    With --root, the command reads the metadata of the root and needs no broker.
+
     Example: sparklog topics list --root ./data
     """
-    with open_log(root, bootstrap, wait) as log:
-        names = log.topics(internal=internal)
+    from sparklog.formats.topic_names import INTERNAL_TOPICS
+
+    root, bootstrap = log_target(root, bootstrap, wait)
+    if root is not None:
+        names = sorted(root_metadata(root).reload().topics)
+    else:
+        with open_log(root, bootstrap, wait) as log:
+            names = log.topics(internal=True)
+    if not internal:
+        names = [name for name in names if name not in INTERNAL_TOPICS]
     if as_json:
         import msgspec
 
@@ -368,7 +380,7 @@ def _starts(
 
     Raises `UnknownPartition`, and `OffsetOutOfRange` for an offset beyond the end.
     """
-    from sparklog.client.consumer.reading import offsets_of
+    from sparklog.client.offsets import offsets_of
 
     found = offsets_of(log.connection, info, dict.fromkeys(partitions, point))
     for number, offset in found.items():

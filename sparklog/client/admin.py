@@ -9,10 +9,10 @@ from typing import Any, Final
 from sparklog import errors
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
-from sparklog.client.consumer.reading import TopicPartition, check_offsets
 from sparklog.client.lag import GroupLag, group_lag, partitions_of
+from sparklog.client.offsets import TopicPartition, check_offsets
 from sparklog.formats import flight_messages
-from sparklog.formats.record import INTERNAL_TOPICS
+from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 _ALL_RECORDS: Final = -1
 """As Kafka's DeleteRecords has it."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from sparklog import errors
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

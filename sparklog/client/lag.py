@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from sparklog import errors
 from sparklog.client.consumer.assignors import decode_assignment
-from sparklog.client.consumer.reading import TopicPartition
+from sparklog.client.offsets import TopicPartition
 from sparklog.display import html_table
 from sparklog.formats import flight_messages
 

@@ -1,6 +1,8 @@
 """The log that `sparklog.connect` returns: topics, groups, producers, consumers and tables.
 
 All calls block and use plain threads, so they work in a notebook, where an event loop runs already.
+The modules of producers, consumers and tables are loaded by the calls that need them, because a
+program that only administers topics starts in half the time without them.
 """
 
 from __future__ import annotations
@@ -9,38 +11,28 @@ import contextlib
 import html
 import re
 import weakref
-from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from datetime import datetime
-from typing import Any, Self
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Self
 
 from sparklog import errors, limits
 from sparklog.client import arguments
 from sparklog.client.admin import Admin
 from sparklog.client.connection import Connection
-from sparklog.client.consumer.consumer import Consumer
-from sparklog.client.consumer.group_fetcher import OnPartitions
-from sparklog.client.consumer.reading import (
-    Point,
-    Start,
-    check_time,
-    describe,
-    offsets_of,
-    read_range,
-    wire_columns,
-)
-from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
-from sparklog.client.producer.batch import OnDelivery
-from sparklog.client.producer.producer import Partitioner, Producer
+from sparklog.client.offsets import Points, Start, check_time, describe, offsets_of
 from sparklog.client.serialize import Deserializer, Serializer
 from sparklog.display import html_table
 from sparklog.formats import flight_messages
-from sparklog.formats.record import INTERNAL_TOPICS, ROW_SCHEMA
+from sparklog.formats.topic_names import INTERNAL_TOPICS
 
-Points = Point | Mapping[int, Point]
-"""A point for all partitions, or one for each of some."""
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sparklog.client.consumer.consumer import Consumer
+    from sparklog.client.consumer.group_fetcher import OnPartitions
+    from sparklog.client.json_frames import ValueFormat
+    from sparklog.client.producer.batch import OnDelivery
+    from sparklog.client.producer.producer import Partitioner, Producer
 
 _REPR_SECONDS = 1.0
 """Limit of all requests that one display in a notebook makes."""
@@ -111,6 +103,8 @@ class Log(Admin):
             errors.BadOption: an argument has the wrong type or is out of range.
             TypeError: an unknown keyword; the message names the nearest parameter.
         """
+        from sparklog.client.producer.producer import Producer
+
         producer = Producer(
             self.connection,
             linger_ms=linger_ms,
@@ -204,6 +198,8 @@ class Log(Admin):
                 of a group and `group` is None.
             TypeError: an unknown keyword; the message names the nearest parameter.
         """
+        from sparklog.client.consumer.consumer import Consumer
+
         consumer = Consumer(
             self.connection,
             topics,
@@ -261,46 +257,18 @@ class Log(Admin):
             errors.OffsetOutOfRange: start or end is outside a partition's offsets.
             errors.BadOption: a start after the end.
         """
-        names = ROW_SCHEMA.names if columns is None else arguments.texts("columns", columns)
-        fetched = wire_columns(names)
-        if values not in VALUE_FORMATS:
-            reason = f"expected one of {', '.join(map(repr, VALUE_FORMATS))}"
-            raise errors.BadOption(option="values", value=repr(values), reason=reason)
-        decodes = values != "bytes" and "value" in names
-        reader = ValueReader(topic, values)
-        if partitions is not None:
-            what = "the numbers of partitions, as a list"
-            partitions = arguments.each("partitions", partitions, arguments.partition, what)
-        info = describe(self.connection, arguments.topic(topic))
-        wanted = range(len(info.partitions)) if partitions is None else sorted(set(partitions))
-        starts = _bounds(self.connection, info, wanted, start, "earliest")
-        ends = _bounds(self.connection, info, wanted, end, "latest")
-        for partition in wanted:
-            _check_range(info, partition, starts[partition], ends[partition])
+        # pyarrow.compute and JSON, which no other method needs.
+        from sparklog.client.table_reading import read_table
 
-        def read_partition(partition: int) -> tuple[list[pa.RecordBatch], list[Any]]:
-            batches, decoded = [], []
-            for batch in read_range(
-                self.connection,
-                info,
-                partition,
-                start=starts[partition],
-                end=ends[partition],
-                columns=fetched,
-            ):
-                if decodes:
-                    decoded += reader.decode(partition, batch)
-                batches.append(batch.select(names))
-            return batches, decoded
-
-        with ThreadPoolExecutor(limits.READ_THREADS, "sparklog-read") as threads:
-            read = list(threads.map(read_partition, wanted))
-        schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
-        table = pa.Table.from_batches([batch for part, _ in read for batch in part], schema)
-        if not decodes:
-            return table
-        column = reader.column([value for _, part in read for value in part])
-        return table.set_column(names.index("value"), "value", column)
+        return read_table(
+            self.connection,
+            topic,
+            start=start,
+            end=end,
+            columns=columns,
+            partitions=partitions,
+            values=values,
+        )
 
     def offsets_for_times(self, topic: str, when: datetime | str) -> dict[int, int]:
         """Returns by partition the offset of the first record not older than `when`, or the end.
@@ -378,32 +346,3 @@ class Log(Admin):
         if len(rows) < len(names):
             rows.append((f"… and {len(names) - len(rows):,} more", None, None))
         return html_table(repr(self), ("topic", "partitions", "offsets"), rows)
-
-
-def _bounds(
-    connection: Connection,
-    info: flight_messages.TopicInfo,
-    partitions: Iterable[int],
-    given: Points | None,
-    otherwise: Point,
-) -> dict[int, int]:
-    point = otherwise if given is None else given
-    points = point if isinstance(point, Mapping) else dict.fromkeys(partitions, point)
-    return offsets_of(connection, info, dict.fromkeys(partitions, otherwise) | dict(points))
-
-
-def _check_range(info: flight_messages.TopicInfo, partition: int, start: int, end: int) -> None:
-    known = info.partitions[partition]
-    for offset in (start, end):
-        if not known.start <= offset <= known.end:
-            raise errors.OffsetOutOfRange(
-                topic=info.topic,
-                partition=partition,
-                offset=offset,
-                start=known.start,
-                end=known.end,
-            )
-    if start > end:
-        raise errors.BadOption(
-            option="start", value=start, reason=f"it is after the end, {end}, of {partition}"
-        )

@@ -8,7 +8,6 @@ costs nothing. Offset, partition and timestamp type are kept once per batch, bes
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -49,20 +48,6 @@ FILE_SCHEMA: Final = pa.schema([field for field in ROW_SCHEMA if field.name != "
 
 CREATE_TIME: Final = 0
 LOG_APPEND_TIME: Final = 1
-
-_TOPIC_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{limits.TOPIC_NAME_LENGTH}}}")
-
-
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state"})
-"""Topics that a broker writes for itself, under Kafka's names."""
-
-
-def check_topic_name(topic: object) -> str:
-    """The name itself. Raises `BadTopicName`; the rule is Kafka's (`Topic.validate`)."""
-    if not isinstance(topic, str) or not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
-        shown = topic if isinstance(topic, str | int | float | None) else repr(topic)
-        raise errors.BadTopicName(topic=shown)
-    return topic
 
 
 def conform_payload(batch: pa.RecordBatch, *, limit_bytes: int | None = None) -> pa.RecordBatch:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 from sparklog.options import ConnectorOptions
 from sparklog.storage.snapshot import BatchKind
 

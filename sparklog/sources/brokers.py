@@ -9,7 +9,8 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.client.connection import Connection
-from sparklog.client.consumer.reading import describe, read_range
+from sparklog.client.consumer.reading import read_range
+from sparklog.client.offsets import describe
 from sparklog.formats import flight_messages
 from sparklog.sources.views import Choose, Committed, GroupOffsets, TopicView
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice

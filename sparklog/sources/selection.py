@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from sparklog import errors
-from sparklog.formats.record import INTERNAL_TOPICS, check_topic_name
+from sparklog.formats.topic_names import INTERNAL_TOPICS, check_topic_name
 from sparklog.options import ConnectorOptions
 
 _OPTIONS: Final = ("subscribe", "subscribePattern", "assign")

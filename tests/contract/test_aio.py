@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import sparklog
-from sparklog import aio, client, errors
+from sparklog import aio, errors
 from tests.support.waiting import wait_until
 
 Test = Callable[[aio.Log], Coroutine[Any, Any, None]]
@@ -47,9 +47,13 @@ def offsets(records: list[sparklog.Record]) -> list[int]:
     return [each.offset for each in records]
 
 
-def has_no_threads() -> bool:
-    """No thread of a log or a broker runs in this process."""
-    return not any("sparklog" in each.name for each in threading.enumerate())
+@pytest.fixture
+def has_no_threads() -> Callable[[], bool]:
+    """Returns a check that all threads of logs and brokers that the test started have ended."""
+    before = set(threading.enumerate())
+    return lambda: (
+        not any("sparklog" in each.name for each in threading.enumerate() if each not in before)
+    )
 
 
 # ------------------------------------------------------------------------------ records
@@ -209,7 +213,7 @@ def test_seek_and_pause_within_an_iteration(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_cancelled_opening_is_closed(tmp_path: Path) -> None:
+def test_cancelled_opening_is_closed(tmp_path: Path, has_no_threads: Callable[[], bool]) -> None:
     """A log whose opening is cancelled leaves no broker behind."""
 
     async def main() -> None:
@@ -277,7 +281,9 @@ def test_a_close_ends_a_poll_of_another_task(tmp_path: Path) -> None:
     run(tmp_path, test)
 
 
-def test_a_log_closes_its_producers_and_consumers(tmp_path: Path) -> None:
+def test_a_log_closes_its_producers_and_consumers(
+    tmp_path: Path, has_no_threads: Callable[[], bool]
+) -> None:
     """Closing the log delivers what its producers hold and ends its threads."""
 
     async def main() -> None:
@@ -331,9 +337,9 @@ def test_assigned_partitions_and_statistics(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrapped", "wrapper", "without"),
     [
-        (client.Log, aio.Log, set()),
-        (client.Producer, aio.Producer, set()),
-        (client.Consumer, aio.Consumer, {"batches"}),
+        (sparklog.Log, aio.Log, set()),
+        (sparklog.Producer, aio.Producer, set()),
+        (sparklog.Consumer, aio.Consumer, {"batches"}),
     ],
 )
 def test_every_method_has_a_counterpart(wrapped: type, wrapper: type, without: set[str]) -> None:

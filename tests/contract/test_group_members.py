@@ -24,8 +24,8 @@ from sparklog.broker.agent import Agent
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.assignors import decode_assignment
 from sparklog.client.consumer.consumer import Consumer, Record
-from sparklog.client.consumer.reading import OffsetAndMetadata
 from sparklog.client.log import Log
+from sparklog.client.offsets import OffsetAndMetadata
 from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,

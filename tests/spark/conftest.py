@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 
 
 @pytest.fixture(name="root")

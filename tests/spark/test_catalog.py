@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 import sparklog
 from sparklog.cli import app
-from sparklog.client import Log
+from sparklog.client.log import Log
 
 pytestmark = pytest.mark.spark
 

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from tests.support.harvest import AT, Collected, send, sent, start, values
 
 pytestmark = pytest.mark.spark

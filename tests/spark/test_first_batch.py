@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from tests.support.harvest import Collected, send, sent, start
 
 if TYPE_CHECKING:

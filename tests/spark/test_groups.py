@@ -11,7 +11,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.sources import dataframe
 from tests.support.harvest import Collected, send, sent, start, values
 from tests.support.kafkas import broker

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 
 pytestmark = pytest.mark.spark
 

@@ -11,7 +11,7 @@ from chispa import assert_df_equality
 from pyspark.sql import DataFrame, SparkSession
 
 from sparklog import errors
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.sources import dataframe, native
 from tests.support.harvest import AT, send, sent, values
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from tests.support.harvest import start
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,7 @@ from chispa import assert_df_equality
 from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
-from sparklog.client import Log
+from sparklog.client.log import Log
 from tests.support.harvest import AT, Collected, send, sent, start, values
 
 pytestmark = pytest.mark.spark

@@ -18,7 +18,7 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.sinks import foreach_batch, write_batch

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sparklog.client import Log
+from sparklog.client.log import Log
 
 AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
 

@@ -13,7 +13,7 @@ import pytest
 
 import sparklog
 from sparklog import errors
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.client.times import moment
 from tests.support.live import LiveBroker
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, testing
-from sparklog.client import Log
+from sparklog.client.log import Log
 
 
 @pytest.fixture(name="broker", scope="module")

@@ -17,8 +17,11 @@ import pytest
 
 import sparklog
 from sparklog import errors, testing
-from sparklog.client import Connection, Consumer, Log, Producer
+from sparklog.client.connection import Connection
+from sparklog.client.consumer.consumer import Consumer
 from sparklog.client.lag import PartitionLag
+from sparklog.client.log import Log
+from sparklog.client.producer.producer import Producer
 from sparklog.formats import record
 from tests.support.groups import join
 from tests.support.live import SLICE_ROWS, LiveBroker
@@ -264,8 +267,8 @@ def test_parameters_of_clients(method: Callable[..., Any], client: type) -> None
 def test_parameters_reach_clients(broker: LiveBroker, log: Log) -> None:
     """Each argument of `Log.producer` and `Log.consumer` is passed on under its name."""
     for method, client, name in (
-        (log.producer, Producer, "sparklog.client.log.Producer"),
-        (partial(log.consumer, "t"), Consumer, "sparklog.client.log.Consumer"),
+        (log.producer, Producer, "sparklog.client.producer.producer.Producer"),
+        (partial(log.consumer, "t"), Consumer, "sparklog.client.consumer.consumer.Consumer"),
     ):
         given: dict[str, Any] = {
             each.name: object()

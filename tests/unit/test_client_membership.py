@@ -20,7 +20,7 @@ from sparklog.client.consumer.assignors import (
     encode_assignment,
 )
 from sparklog.client.consumer.membership import GroupOptions, Membership, Step, Topics
-from sparklog.client.consumer.reading import OffsetAndMetadata
+from sparklog.client.offsets import OffsetAndMetadata
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 

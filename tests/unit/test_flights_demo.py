@@ -12,7 +12,7 @@ import pytest
 
 from examples import flights_demo as demo
 from examples.flights_demo import Delays, Disk, Flights
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.formats.record import ROW_SCHEMA
 
 CARRIERS = ["UA", "AA", "UA", "B6", "AA", "UA"]

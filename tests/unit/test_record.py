@@ -18,13 +18,13 @@ from sparklog.formats.record import (
     ROW_SCHEMA,
     TIMESTAMP,
     check_record_sizes,
-    check_topic_name,
     conform_payload,
     largest_record_bytes,
     rows,
     rows_of_run,
     timestamp_range_us,
 )
+from sparklog.formats.topic_names import check_topic_name
 from tests.support.brokers import payload
 
 VALUE = pa.array([b"v"], pa.binary())

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
 
 import sparklog
 from sparklog import errors, limits
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
 from sparklog.formats.record import HEADERS

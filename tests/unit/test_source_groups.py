@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 
 import sparklog
 from sparklog import errors, limits
-from sparklog.client import Log
+from sparklog.client.log import Log
 from sparklog.formats import consumer_offsets, flight_messages
 from sparklog.settings import GroupSettings
 from sparklog.sources import groups, offsets, stream, views

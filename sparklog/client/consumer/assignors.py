@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from sparklog import errors
-from sparklog.client.consumer.reading import TopicPartition
+from sparklog.client.offsets import TopicPartition
 
 PROTOCOL_TYPE: Final = "consumer"
 COOPERATIVE: Final = frozenset({"cooperative-sticky"})

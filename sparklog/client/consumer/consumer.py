@@ -24,10 +24,11 @@ from sparklog.client.connection import Connection
 from sparklog.client.consumer.fetcher import Chunk, Fetcher, FetchPosition
 from sparklog.client.consumer.group_fetcher import GroupFetcher, OnPartitions
 from sparklog.client.consumer.membership import GroupOptions, Membership, Topics
-from sparklog.client.consumer.reading import (
+from sparklog.client.consumer.reading import Record, records_of, wire_columns
+from sparklog.client.consumer.statistics import ConsumerStatistics
+from sparklog.client.offsets import (
     OffsetAndMetadata,
     Point,
-    Record,
     Start,
     TopicPartition,
     check_offsets,
@@ -37,10 +38,7 @@ from sparklog.client.consumer.reading import (
     describe,
     offsets_of,
     points_by_partition,
-    records_of,
-    wire_columns,
 )
-from sparklog.client.consumer.statistics import ConsumerStatistics
 from sparklog.client.serialize import Deserializer
 from sparklog.client.times import utc
 from sparklog.display import html_table

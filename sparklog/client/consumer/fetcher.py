@@ -27,7 +27,8 @@ import pyarrow.compute as pc
 
 from sparklog import errors, limits
 from sparklog.client.connection import Backoff, Connection, failure_of, is_of_the_broker, may_pass
-from sparklog.client.consumer.reading import TopicPartition, describe, read_range
+from sparklog.client.consumer.reading import read_range
+from sparklog.client.offsets import TopicPartition, describe
 from sparklog.formats import flight_messages
 
 _log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from sparklog import errors, limits
 from sparklog.client.connection import Connection
 from sparklog.client.consumer.fetcher import Chunk, Fetcher, FetchPosition
 from sparklog.client.consumer.membership import Assigned, Membership, Step
-from sparklog.client.consumer.reading import (
+from sparklog.client.offsets import (
     Point,
     Start,
     TopicPartition,

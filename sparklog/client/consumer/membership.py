@@ -30,9 +30,9 @@ from sparklog import errors, limits
 from sparklog.client import arguments
 from sparklog.client.connection import Backoff, Connection, may_pass
 from sparklog.client.consumer import assignors
-from sparklog.client.consumer.reading import OffsetAndMetadata, TopicPartition, describe
+from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, describe
 from sparklog.formats import flight_messages
-from sparklog.formats.record import INTERNAL_TOPICS
+from sparklog.formats.topic_names import INTERNAL_TOPICS
 
 _log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ acks parts. A `RecordFuture` is a batch and a row: the metadata of a record are 
 
 from __future__ import annotations
 
-import asyncio
 import html
 import threading
 from collections.abc import Callable, Generator, Iterable
@@ -424,6 +423,8 @@ class RecordFuture:
         return f"<code>{html.escape(repr(self))}</code>"
 
     def __await__(self) -> Generator[Any, None, RecordMetadata]:
+        import asyncio  # most programs wait in threads, and start faster without it
+
         loop = asyncio.get_running_loop()
         decided: asyncio.Future[None] = loop.create_future()
 

@@ -42,7 +42,8 @@ from sparklog.client.times import Timestamp, timestamp_us
 from sparklog.display import html_table
 from sparklog.formats import flight_messages
 from sparklog.formats.partitioner import NO_KEY
-from sparklog.formats.record import check_record_sizes, check_topic_name, conform_payload
+from sparklog.formats.record import check_record_sizes, conform_payload
+from sparklog.formats.topic_names import check_topic_name
 
 Headers = Mapping[str, bytes | None] | Sequence[Header]
 Partitioner = Callable[[str, bytes | None, int], int]

@@ -18,7 +18,7 @@ from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.resources import ResourceType, config_fields, is_this_broker
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 
 
 @serves(32, "describe_configs", max_version=4)

@@ -13,7 +13,7 @@ from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_TOPIC
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import topic_fields
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 
 _MOST_PARTITIONS: Final = 2_000
 """Kafka's `max.request.partition.size.limit`."""

@@ -19,7 +19,7 @@ from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_CLUSTER, ON_TOPIC
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import topic_fields, topic_name_of_id
-from sparklog.formats.record import check_topic_name
+from sparklog.formats.topic_names import check_topic_name
 from sparklog.limits import KAFKA_CREATED_TOPICS
 
 _CLIENT_ID_SHOWN: Final = 100

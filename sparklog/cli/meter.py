@@ -1,0 +1,46 @@
+"""The progress bar of `sparklog produce`, on standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+
+
+class Meter:
+    """A progress bar over the bytes of several inputs, and the number of their records."""
+
+    def __init__(self, sizes_bytes: Sequence[int | None]) -> None:
+        """Takes the size of each input, in order; None: it is unknown."""
+        self._sizes_bytes = iter(sizes_bytes)
+        self._before_bytes = 0
+        self._records = 0
+        self._progress = Progress(
+            BarColumn(),
+            TextColumn("{task.fields[records]:,} records"),
+            TransferSpeedColumn(),
+            TimeElapsedColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        total_bytes = None if None in sizes_bytes else sum(size or 0 for size in sizes_bytes)
+        self._task = self._progress.add_task("", total=total_bytes, records=0)
+
+    def advance(self, records: int, position_bytes: int) -> None:
+        """Counts records, read up to a position in the present input."""
+        self._records += records
+        done_bytes = self._before_bytes + position_bytes
+        self._progress.update(self._task, completed=done_bytes, records=self._records)
+
+    def next_input(self) -> None:
+        """Continues with the input after the present one."""
+        self._before_bytes += next(self._sizes_bytes) or 0
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()

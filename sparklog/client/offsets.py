@@ -1,0 +1,175 @@
+"""Offsets as programs name them: by number, as a point or time, and committed by a group."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from sparklog import errors
+from sparklog.client import arguments
+from sparklog.client.connection import Connection
+from sparklog.client.times import datetime_us, moment
+from sparklog.formats import flight_messages
+
+TopicPartition = tuple[str, int]
+
+
+class OffsetAndMetadata(NamedTuple):
+    """The next offset that a group reads of a partition, and a text that is kept with it."""
+
+    offset: int
+    metadata: str = ""
+    """Up to 4,096 characters, as in Kafka (`offset.metadata.max.bytes`)."""
+
+
+Point = int | str | datetime
+"""An offset, "earliest", "latest", or a time, which means the first record that is not older: a
+datetime with a zone, or ISO 8601, which is UTC if it names no zone."""
+
+Points = Point | Mapping[int, Point]
+"""A point for all partitions, or one for each of some."""
+
+Start = Point | Mapping[TopicPartition, Point] | Mapping[str, Mapping[int, Point]]
+"""A point for all partitions, or one for some: `{("t", 0): 12}` or `{"t": {0: 12}}`."""
+
+
+# ------------------------------------------------------------------------------ at the broker
+
+
+def describe(connection: Connection, topic: str) -> flight_messages.TopicInfo:
+    """Describes a topic; the connection knows the addresses of its leaders afterwards."""
+    info: flight_messages.TopicInfo = connection.action(
+        "topics.describe", flight_messages.TopicName(topic=topic)
+    )
+    connection.learn_leaders(info)
+    return info
+
+
+def offsets_of(
+    connection: Connection, info: flight_messages.TopicInfo, points: Mapping[int, Point]
+) -> dict[int, int]:
+    """Returns the offset of each partition's point.
+
+    Raises `UnknownPartition`, and `BadOption` for a value that is no point. Whether an offset
+    exists is not checked: reading does that.
+    """
+    offsets, timestamps_us = {}, {}
+    for number, given in points.items():
+        partition = arguments.whole("partition", number)
+        point = check_point("offset", given)
+        if not 0 <= partition < len(info.partitions):
+            raise errors.UnknownPartition(
+                topic=info.topic, partition=partition, last=len(info.partitions) - 1
+            )
+        known = info.partitions[partition]
+        match point:
+            case "earliest":
+                offsets[partition] = known.start
+            case "latest":
+                offsets[partition] = known.end
+            case datetime():
+                timestamps_us[partition] = datetime_us(point)
+            case int():
+                offsets[partition] = point
+    if timestamps_us:
+        request = flight_messages.OffsetsForTimes(topic=info.topic, timestamps_us=timestamps_us)
+        found: flight_messages.Offsets = connection.action("offsets.for_times", request)
+        for partition, offset in found.offsets.items():
+            offsets[partition] = info.partitions[partition].end if offset < 0 else offset
+    return offsets
+
+
+# ------------------------------------------------------------------------------ checks
+
+
+def check_point(option: str, point: Any, *, others: tuple[str, ...] = ()) -> Point:
+    """Returns `point` as an int, "earliest", "latest", one of `others`, or a datetime with a zone.
+
+    Raises `BadOption`, with the name `option`.
+    """
+    words = ("earliest", "latest", *others)
+    hint = ""
+    if isinstance(point, datetime):
+        datetime_us(point)
+        return point
+    if isinstance(point, str):
+        if point in words:
+            return point
+        try:
+            return moment(point)
+        except ValueError:
+            nearest = difflib.get_close_matches(point.lower(), words, n=1)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    elif not isinstance(point, bool):
+        try:
+            return operator.index(point)
+        except TypeError:
+            pass
+    listed = ", ".join(map(repr, words))
+    raise errors.BadOption(
+        option=option,
+        value=point if isinstance(point, str | int | float | bool | None) else repr(point),
+        reason=f"expected an offset, {listed}, a datetime, or a time in ISO 8601{hint}",
+    )
+
+
+def check_start(start: Any, *, others: tuple[str, ...] = ()) -> Start:
+    """Returns `start` with each of its points checked. Raises `BadOption`."""
+    if not isinstance(start, Mapping):
+        return check_point("start", start, others=others)
+    return {key: check_point("start", point) for key, point in points_by_partition(start).items()}
+
+
+def check_time(option: str, when: Any) -> datetime:
+    """Returns a datetime with a zone. Raises `BadOption` for any other value but ISO 8601."""
+    found = when
+    if isinstance(when, str):
+        try:
+            found = moment(when)
+        except ValueError:
+            found = None
+    if not isinstance(found, datetime):
+        raise errors.BadOption(
+            option=option,
+            value=when if isinstance(when, str) else repr(when),
+            reason="expected a datetime with a zone, or a time in ISO 8601",
+        )
+    datetime_us(found)
+    return found
+
+
+def check_offsets(offsets: Any) -> dict[TopicPartition, OffsetAndMetadata]:
+    """Returns offsets to commit, by (topic, partition). Raises `BadOption`."""
+    given = arguments.mapping("offsets", offsets, "{(topic, partition): offset}")
+    found = {}
+    for key, value in given.items():
+        topic, partition = arguments.topic_partition("offsets", key)
+        option = f"offset of {topic}-{partition}"
+        offset, metadata = value if isinstance(value, tuple) and len(value) == 2 else (value, "")
+        if not isinstance(metadata, str):
+            raise errors.BadOption(
+                option=option, value=repr(value), reason="expected an offset, or (offset, text)"
+            )
+        offset = arguments.whole(option, offset, least=0)
+        found[topic, partition] = OffsetAndMetadata(offset, metadata)
+    return found
+
+
+def points_by_partition(points: Mapping[Any, Any]) -> dict[TopicPartition, Point]:
+    """Returns the points of a start that names partitions, in either form. Raises `BadOption`."""
+    found: dict[TopicPartition, Point] = {}
+    for key, value in points.items():
+        if isinstance(key, tuple):
+            found[arguments.topic_partition("start", key)] = value
+        elif isinstance(key, str) and isinstance(value, Mapping):
+            found |= {
+                (key, arguments.partition("start", partition)): point
+                for partition, point in value.items()
+            }
+        else:
+            reason = "expected offsets by partition: {topic: {partition: offset}}"
+            raise errors.BadOption(option="start", value=repr(points), reason=reason)
+    return found

@@ -1,0 +1,100 @@
+"""Reads records of a topic into a table, its partitions beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.client import arguments
+from sparklog.client.connection import Connection
+from sparklog.client.consumer.reading import read_range, wire_columns
+from sparklog.client.json_frames import VALUE_FORMATS, ValueFormat, ValueReader
+from sparklog.client.offsets import Point, Points, describe, offsets_of
+from sparklog.formats import flight_messages
+from sparklog.formats.record import ROW_SCHEMA
+
+
+def read_table(
+    connection: Connection,
+    topic: str,
+    *,
+    start: Points | None,
+    end: Points | None,
+    columns: Iterable[str] | None,
+    partitions: Iterable[int] | None,
+    values: ValueFormat,
+) -> pa.Table:
+    """Returns the records of a topic; arguments and errors are those of `Log.read`."""
+    names = ROW_SCHEMA.names if columns is None else arguments.texts("columns", columns)
+    fetched = wire_columns(names)
+    if values not in VALUE_FORMATS:
+        reason = f"expected one of {', '.join(map(repr, VALUE_FORMATS))}"
+        raise errors.BadOption(option="values", value=repr(values), reason=reason)
+    decodes = values != "bytes" and "value" in names
+    reader = ValueReader(topic, values)
+    if partitions is not None:
+        what = "the numbers of partitions, as a list"
+        partitions = arguments.each("partitions", partitions, arguments.partition, what)
+    info = describe(connection, arguments.topic(topic))
+    wanted = range(len(info.partitions)) if partitions is None else sorted(set(partitions))
+    starts = _bounds(connection, info, wanted, start, "earliest")
+    ends = _bounds(connection, info, wanted, end, "latest")
+    for partition in wanted:
+        _check_range(info, partition, starts[partition], ends[partition])
+
+    def read_partition(partition: int) -> tuple[list[pa.RecordBatch], list[Any]]:
+        batches, decoded = [], []
+        for batch in read_range(
+            connection,
+            info,
+            partition,
+            start=starts[partition],
+            end=ends[partition],
+            columns=fetched,
+        ):
+            if decodes:
+                decoded += reader.decode(partition, batch)
+            batches.append(batch.select(names))
+        return batches, decoded
+
+    with ThreadPoolExecutor(limits.READ_THREADS, "sparklog-read") as threads:
+        read = list(threads.map(read_partition, wanted))
+    schema = pa.schema([ROW_SCHEMA.field(name) for name in names])
+    table = pa.Table.from_batches([batch for part, _ in read for batch in part], schema)
+    if not decodes:
+        return table
+    column = reader.column([value for _, part in read for value in part])
+    return table.set_column(names.index("value"), "value", column)
+
+
+def _bounds(
+    connection: Connection,
+    info: flight_messages.TopicInfo,
+    partitions: Iterable[int],
+    given: Points | None,
+    otherwise: Point,
+) -> dict[int, int]:
+    point = otherwise if given is None else given
+    points = point if isinstance(point, Mapping) else dict.fromkeys(partitions, point)
+    return offsets_of(connection, info, dict.fromkeys(partitions, otherwise) | dict(points))
+
+
+def _check_range(info: flight_messages.TopicInfo, partition: int, start: int, end: int) -> None:
+    known = info.partitions[partition]
+    for offset in (start, end):
+        if not known.start <= offset <= known.end:
+            raise errors.OffsetOutOfRange(
+                topic=info.topic,
+                partition=partition,
+                offset=offset,
+                start=known.start,
+                end=known.end,
+            )
+    if start > end:
+        raise errors.BadOption(
+            option="start", value=start, reason=f"it is after the end, {end}, of {partition}"
+        )
