@@ -39,6 +39,7 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
+from sparklog.storage.wal.choice import AUTO, choose
 
 _PYTHON_NEEDED: Final = (3, 11)
 _JAVA_NEEDED: Final = 17
@@ -99,6 +100,7 @@ def examine_root(store: Store, clock: Clock) -> Iterator[CheckResult]:
             return
         yield check_exclusive(store, folder)
         yield check_put_price(store, folder, clock)
+        yield check_log(store, folder)
         yield check_space(store)
         yield check_clock(store, folder, clock)
         yield from check_broker(store, clock)
@@ -326,6 +328,15 @@ def check_put_price(store: Store, folder: str, clock: Clock) -> CheckResult:
             advice = "every ack waits for one: run the broker in the store's region"
         return _warn("durable put", found, advice)
     return _ok("durable put", found)
+
+
+def check_log(store: Store, folder: str) -> CheckResult:
+    """Which storage a broker with `writer.log = "auto"` gives the write-ahead log here, and why."""
+    try:
+        chosen = choose(store, AUTO, folder)
+    except _STORE_ERRORS as error:
+        return _fail("write-ahead log", _message(error), "see the check of the root")
+    return _ok("write-ahead log", f"{chosen.kind} (auto): {chosen.reason}")
 
 
 def check_space(store: Store) -> CheckResult:

@@ -6,7 +6,8 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # the newest that this release reads
+FORMAT_VERSION_OBJECTS = 1  # of a root whose logs are all in objects
 
 # ---- names and records
 TOPIC_NAME_LENGTH = 249
@@ -45,6 +46,9 @@ TOPIC_HELD_STAGED_BYTES = 8 * GIB
 FREE_SPACE_RESERVE_BYTES = 256 * MIB
 CHECKPOINT_EVERY_OBJECTS = 1_000
 CHECKPOINT_EVERY_SECONDS = 10.0
+SEGMENT_BYTES = 64 * MIB  # of the write-ahead log of a local root; also between two checkpoints
+SEGMENT_ALLOCATED_BYTES = 4 * MIB  # that are reserved at a time ahead of the log's end
+FENCE_ATTEMPTS = 100  # while a living broker ends its segments
 CONFIRM_AFTER_SECONDS = 10.0  # after its commit a file is checked, and the WAL drops its rows
 TRIM_GRACE_SECONDS = 10.0  # the minimum; readers look again within it
 CARRY_AFTER_SECONDS = 300.0

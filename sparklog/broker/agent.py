@@ -50,7 +50,9 @@ from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write
 from sparklog.storage.metadata import BrokerKind, MetadataStore
 from sparklog.storage.objects import PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
+from sparklog.storage.snapshot import WalKind
 from sparklog.storage.table import TopicTable
+from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 
 if TYPE_CHECKING:
@@ -170,6 +172,7 @@ class Agent:
                 take_over=self._take_over,
                 allow_non_empty=self._allow_non_empty,
                 watch=self._watch,
+                choose_log=self._choose_log,
             )
         except BaseException:
             self._close_ports()
@@ -204,6 +207,11 @@ class Agent:
             took_seconds=round(clock.monotonic() - began, 3),
             recovery_seconds=round(clock.monotonic() - leading_since, 3),
         )
+
+    def _choose_log(self) -> WalKind:
+        chosen = choose(self._store, self.settings.writer.log)
+        _log.info("storage of the write-ahead log", kind=chosen.kind.value, reason=chosen.reason)
+        return chosen.kind
 
     def _ports(self) -> list[ports.BoundPort]:
         found = (self._flight_listener, self._kafka_listener)
@@ -260,6 +268,7 @@ class Agent:
                 _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
         broker = self._build_broker(partition_table, tables)
         self._writer.open()
+        takeover.check_opened(self._meta, self._leadership)
         # A broker that has just been replaced needs a moment to close its ports.
         patience_seconds = self.settings.liveness.dead_after_seconds
         for each in self._ports():
@@ -305,7 +314,7 @@ class Agent:
         settings, store, clock = self.settings, self._store, self._clock
         writer = settings.writer
         self._partition_table = partition_table
-        self._appender = wal.of(store, clock).appender(
+        self._appender = wal.of(store, clock, self._leadership.log).appender(
             self._leadership.broker, self._leadership.epoch, stopping=self._stopping.is_set
         )
         self._hot = HotTail(limit_bytes=settings.hot_tail.bytes)

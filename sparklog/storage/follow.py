@@ -29,7 +29,6 @@ class RootFollower:
     def __init__(self, store: Store, *, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._wal = wal.of(store, clock)
         self._meta = MetadataStore(store, clock=clock)
         self.cluster = self._meta.open(create=False)
         self._meta.reload()
@@ -95,7 +94,9 @@ class RootFollower:
         for epoch in metadata.open_epochs:
             follower = self._epochs.get(epoch)
             if follower is None:
-                follower = self._wal.follower(epoch.broker, epoch.epoch)
+                follower = wal.of(self._store, self._clock, epoch.log).follower(
+                    epoch.broker, epoch.epoch
+                )
                 self._epochs[epoch] = follower
             for each in follower.poll(relist=relist):
                 for located in each.located:

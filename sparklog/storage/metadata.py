@@ -3,7 +3,8 @@
 `meta/<version>.json` is created only if absent. Old versions are pruned. A process that was
 suspended during the pruning may therefore succeed in putting a version v that existed before; its
 put counts only if, afterwards, v-1 exists and no newer version does. `cluster.json` is created once
-and identifies the root. Fields that a newer release has added are ignored.
+and identifies the root; only its format version changes. Fields that a newer release has added are
+ignored.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.processes import Process
+from sparklog.storage.snapshot import WalKind
 
 _CLUSTER: Final = "cluster.json"
 _FOLDER: Final = "meta"
@@ -37,7 +39,7 @@ _LOST: Final = (
 
 
 class Cluster(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of `cluster.json`."""
+    """Content of `cluster.json`. The format version rises with the first log in segments."""
 
     cluster_id: Annotated[str, msgspec.Meta(min_length=1)]
     format_version: Annotated[int, msgspec.Meta(ge=1)]
@@ -83,6 +85,8 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     broker: int
     epoch: int
+    log: WalKind = WalKind.OBJECTS
+    """Storage of its write-ahead log; a root changes from one kind to another epoch by epoch."""
 
 
 class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,7 +137,7 @@ class MetadataStore:
             if not allow_non_empty:
                 self.check_empty()
             cluster = Cluster(
-                cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION
+                cluster_id=secrets.token_urlsafe(16), format_version=limits.FORMAT_VERSION_OBJECTS
             )
             claim(self._store, _CLUSTER, msgspec.json.encode(cluster), clock=self._clock)
         try:
@@ -145,6 +149,18 @@ class MetadataStore:
             raise errors.FormatTooNew(
                 root=self._store.uri, found=cluster.format_version, known=limits.FORMAT_VERSION
             )
+        return cluster
+
+    def raise_format(self) -> Cluster:
+        """Makes releases that cannot read logs in segments refuse the root.
+
+        Durable when this returns, so call it before the metadata names such a log. The content is
+        the same whoever writes it, so several brokers may do so at once. Raises as `open`.
+        """
+        cluster = self.open(create=False)
+        if cluster.format_version < limits.FORMAT_VERSION:
+            cluster = msgspec.structs.replace(cluster, format_version=limits.FORMAT_VERSION)
+            self._store.put(_CLUSTER, msgspec.json.encode(cluster))
         return cluster
 
     def _decode(self, data: pa.Buffer) -> Cluster:

@@ -91,6 +91,8 @@ class WalKind(enum.StrEnum):
 
     OBJECTS = "objects"
     """One object per flush."""
+    SEGMENTS = "segments"
+    """One append per flush, to files of a local root."""
 
 
 class EntryKind(enum.IntEnum):
@@ -189,7 +191,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, order=True)
 class WalPosition:
-    """The position of a WAL object: `wal/<broker>/<epoch>/<sequence>`."""
+    """The position of a flush in the write-ahead logs."""
 
     broker: int
     epoch: int
@@ -198,12 +200,14 @@ class WalPosition:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """An entry and the object that holds it."""
+    """An entry, its flush, and the bytes of it."""
 
     entry: Entry
     at: WalPosition
     origin: int
-    """The end of the object's index, from which `entry.start` counts."""
+    """The end of the index, from which `entry.start` counts."""
+    ordinal: int = -1
+    """The segment that holds the entry; -1: the object of its flush does."""
 
 
 class Bounds(msgspec.Struct, frozen=True, array_like=True):

@@ -435,7 +435,7 @@ def test_a_root_that_cannot_be_written_is_named() -> None:
 def test_a_newer_root_is_refused() -> None:
     """A root whose format this version does not know is left unchanged."""
     store = MemoryStore(CLOCK)
-    store.put("cluster.json", b'{"cluster_id":"c","format_version":2}')
+    store.put("cluster.json", b'{"cluster_id":"c","format_version":3}')
     with pytest.raises(errors.FormatTooNew):
         Agent(settings(), store=store).start()
     assert [stat.name for stat in store.walk("")] == ["cluster.json"]

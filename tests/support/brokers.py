@@ -33,7 +33,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
-from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot
+from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot, WalKind
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.objects import ObjectAppender
 
@@ -74,6 +74,7 @@ class RigOptions:
     pool: Executor | None = None
     submit_timeout_seconds: float = 0.0
     confirm_after_seconds: float = 0.0
+    log: WalKind = WalKind.OBJECTS
 
 
 class Rig:
@@ -100,13 +101,16 @@ class Rig:
             clock=clock,
             dead_after_seconds=5.0,
             check_alive=check_alive,
+            choose_log=lambda: options.log,
         )
         tables: dict[str, TopicTable] = {}
         self.partition_table = takeover.recover(
             store, self.meta.current, self.leadership, tables, clock=clock
         )
         self.hot = HotTail(limit_bytes=options.hot_bytes)
-        self.appender = wal.of(store, clock).appender(broker, self.leadership.epoch)
+        self.appender = wal.of(store, clock, self.leadership.log).appender(
+            broker, self.leadership.epoch
+        )
         self.writer = Writer(
             store, self.appender, self.partition_table, self.hot, clock=clock, bounds=options.writer
         )
@@ -160,6 +164,7 @@ class Rig:
         )
         self.broker.publishing.publish_now = self.publish
         self.writer.open()
+        takeover.check_opened(self.meta, self.leadership)
 
     def successor(
         self, *, broker: int | None = None, store: Store | None = None, **options: Any

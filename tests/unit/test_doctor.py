@@ -170,6 +170,7 @@ def test_sound_root(tmp_path: Path) -> None:
             "root",
             "put-if-absent",
             "durable put",
+            "write-ahead log",
             "free space",
             "clock",
             "broker",

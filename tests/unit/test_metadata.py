@@ -52,7 +52,7 @@ def test_a_root_is_made_once(store: MemoryStore, clock: ManualClock) -> None:
     first = MetadataStore(store, clock=clock).open(create=True)
     assert MetadataStore(store, clock=clock).open(create=True) == first
     assert MetadataStore(store, clock=clock).open(create=False) == first
-    assert first.format_version == limits.FORMAT_VERSION
+    assert first.format_version == limits.FORMAT_VERSION_OBJECTS
 
 
 def test_an_empty_place_is_no_root(store: MemoryStore, clock: ManualClock) -> None:

@@ -171,7 +171,7 @@ def test_unknown_key_of_the_file_is_named_with_the_nearest(
 
 def test_unknown_key_like_nothing_else_comes_without_a_hint(tmp_path: Path) -> None:
     """No nearest key is made up."""
-    file = file_of(tmp_path, "[writer]\nzzz = 1")
+    file = file_of(tmp_path, "[writer]\nzzzzzzzz = 1")
     with pytest.raises(errors.UnknownOption) as caught:
         load_settings(file, {}, ROOT)
     assert caught.value.facts["hint"] == ""

@@ -10,7 +10,8 @@ leader. The steps are:
 1. Register the new epoch in the metadata, as leader of every partition.
 2. Fence every other open epoch, in the order in which they were opened, and read their WALs.
 3. Connect each partition's WAL entries to its table, and take over the producers' states.
-4. Put the *open* object of the new epoch. From then on the broker may serve.
+4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
+   broker may serve.
 
 The older epochs are closed later, when all their entries are published and the new WAL has a
 checkpoint of the states that were taken over.
@@ -19,7 +20,7 @@ checkpoint of the states that were taken over.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,7 +45,7 @@ from sparklog.storage.metadata import (
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.processes import Process
-from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot
+from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot, WalKind
 from sparklog.storage.table import TopicTable
 
 _log = structlog.get_logger("sparklog.takeover")
@@ -61,6 +62,8 @@ class Leadership:
     epoch: int
     inherited: tuple[Epoch, ...]
     """Epochs that are fenced and not closed yet."""
+    log: WalKind = WalKind.OBJECTS
+    """Storage of the epoch's write-ahead log."""
 
 
 def acquire(
@@ -77,6 +80,7 @@ def acquire(
     allow_non_empty: bool = False,
     watch: LeaderWatch | None = None,
     check_alive: bool = True,
+    choose_log: Callable[[], WalKind] = lambda: WalKind.OBJECTS,
 ) -> Leadership:
     """Registers the next epoch of `broker`.
 
@@ -96,8 +100,12 @@ def acquire(
         allow_non_empty: create a root even in a folder that holds other programs' files.
         watch: earlier observations of the leader; None starts without any.
         check_alive: False skips the check whether the leader is alive.
+        choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
     cluster = meta.open(create=True, allow_non_empty=allow_non_empty)
+    log = choose_log()
+    if log is WalKind.SEGMENTS:
+        cluster = meta.raise_format()
     watch = watch or LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata:
@@ -118,7 +126,7 @@ def acquire(
                     dead_after_seconds=dead_after_seconds,
                 ),
             },
-            open_epochs=(*metadata.open_epochs, Epoch(broker, epoch)),
+            open_epochs=(*metadata.open_epochs, Epoch(broker, epoch, log)),
             controller=broker,
             topics={
                 name: msgspec.structs.replace(
@@ -138,7 +146,8 @@ def acquire(
         cluster=cluster,
         broker=broker,
         epoch=epoch,
-        inherited=tuple(each for each in metadata.open_epochs if each != Epoch(broker, epoch)),
+        inherited=tuple(each for each in metadata.open_epochs if each != Epoch(broker, epoch, log)),
+        log=log,
     )
 
 
@@ -195,7 +204,7 @@ def recover(
     histories = []
     entries: dict[tuple[str, int], list[Located]] = {}
     for epoch in leadership.inherited:
-        follower = wal.of(store, clock).follower(epoch.broker, epoch.epoch)
+        follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
         objects = follower.fence()
         histories.append((follower.checkpoint, objects))
         for located in _all_entries(objects):
@@ -366,6 +375,20 @@ def check_leadership(metadata: ClusterMetadata, leadership: Leadership) -> None:
             epoch=leadership.epoch,
             successor=describe_broker(metadata.controller, known),
         )
+
+
+def check_opened(meta: MetadataStore, leadership: Leadership) -> None:
+    """Checks, after the first flush of our epoch, that no successor has closed it before.
+
+    The folder of a closed epoch in segments is removed, with its fence. So a broker that was
+    suspended before its first flush could begin the log again. A successor that takes over from now
+    on finds our segment, and puts its fence there. Raises `BrokerFenced`.
+    """
+    if leadership.log is WalKind.SEGMENTS:
+        metadata = meta.reload()
+        check_leadership(metadata, leadership)
+        if Epoch(leadership.broker, leadership.epoch, leadership.log) not in metadata.open_epochs:
+            raise errors.BrokerFenced(broker=leadership.broker, epoch=leadership.epoch)
 
 
 def close_epochs(meta: MetadataStore, leadership: Leadership, epochs: tuple[Epoch, ...]) -> None:

@@ -86,7 +86,7 @@ class WalCleaner:
         self._store = store
         self._meta = meta
         self._leadership = leadership
-        self._wal = wal.of(store, clock)
+        self._wal = wal.of(store, clock, leadership.log)
         self._appender = appender
         self._partition_table = partition_table
         self._writer = writer
@@ -175,7 +175,10 @@ class WalCleaner:
 
     def _delete_closed(self) -> None:
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:
-            self._store.delete(self._wal.retired(self._open_epochs))
+            paths = self._wal.retired(self._open_epochs)
+            self._store.delete(paths)
+            for folder in sorted({path.rpartition("/")[0] for path in paths}):
+                self._store.remove_folder(folder)
             self._delete_closed_at = None
 
     def _open_epochs(self) -> set[tuple[int, int]]:

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
@@ -35,6 +36,7 @@ from sparklog.storage.objects.base import (
     pieces,
 )
 from sparklog.storage.objects.parallel import in_parallel
+from sparklog.storage.objects.memory_files import MemoryFiles, cut_power
 
 Operation: TypeAlias = Literal[
     "put_new",
@@ -49,6 +51,8 @@ Operation: TypeAlias = Literal[
     "delete",
     "sync_folder",
     "sync_files",
+    "append",
+    "sync",
 ]
 Moment: TypeAlias = Literal["before", "between", "after"]
 _Listed = TypeVar("_Listed")
@@ -138,13 +142,21 @@ class ScriptedFaults:
 
 
 @dataclass(slots=True)
-class _Object:
+class MemoryObject:
+    """An object of a `MemoryStore`."""
+
     data: pa.Buffer
     modified_us: int
     durable: bool = False
     flushed: bool = True
     """True if its bytes are durable; otherwise a power cut may leave it empty."""
-    replaced: _Object | None = None
+    replaced: MemoryObject | None = None
+    number: int = field(default_factory=itertools.count().__next__)
+    """Its identity, as the number of an inode."""
+    durable_bytes: bytes | None = None
+    """The durable content of a file that has grown since the last power cut; None: all."""
+    lost: list[tuple[int, int]] = field(default_factory=list)
+    """Ranges of bytes that a failed sync has lost, and that are still visible."""
     """The durable object that a power cut restores."""
 
     def make_durable(self) -> None:
@@ -163,18 +175,32 @@ class MemoryStore:
         name: str = "store",
         is_local: bool = False,
         faults: Faults | None = None,
+        has_files: bool = False,
     ) -> None:
+        """Creates an empty store. `has_files`: it also has files that grow, as a folder has."""
         self.uri = f"memory://{name}"
         self.is_local = is_local
         self._name = name
         self._clock = clock
         self._faults = faults or NoFaults()
         # Threads share the dict without a lock, because its operations are atomic in CPython.
-        self._objects: dict[str, _Object] = {}
+        self._objects: dict[str, MemoryObject] = {}
+        self.files: MemoryFiles | None = (
+            MemoryFiles(self._find_object, self._faults) if has_files else None
+        )
+
+    def _find_object(self, path: str) -> MemoryObject | None:
+        return self._objects.get(path)
 
     def view(self, faults: Faults) -> MemoryStore:
         """Returns the same objects as another process sees them, with its own faults."""
-        other = MemoryStore(self._clock, name=self._name, is_local=self.is_local, faults=faults)
+        other = MemoryStore(
+            self._clock,
+            name=self._name,
+            is_local=self.is_local,
+            faults=faults,
+            has_files=self.files is not None,
+        )
         other._objects = self._objects
         return other
 
@@ -193,6 +219,7 @@ class MemoryStore:
             if not found.flushed and choose(path):
                 found.data = pa.py_buffer(b"")
             found.flushed = True
+            cut_power(found, path, choose)
             found.make_durable()
 
     # -------------------------------------------------------------------------- writing
@@ -261,8 +288,8 @@ class MemoryStore:
             created.make_durable()
         self._faults.after("put", path)
 
-    def _new_object(self, data: Payload) -> _Object:
-        return _Object(pa.py_buffer(b"".join(pieces(data))), self._clock.now_us())
+    def _new_object(self, data: Payload) -> MemoryObject:
+        return MemoryObject(pa.py_buffer(b"".join(pieces(data))), self._clock.now_us())
 
     # -------------------------------------------------------------------------- reading
 
@@ -280,7 +307,7 @@ class MemoryStore:
     def stat(self, path: str) -> Stat:
         return _stat(path, self._find("stat", path))
 
-    def _find(self, operation: Operation, path: str) -> _Object:
+    def _find(self, operation: Operation, path: str) -> MemoryObject:
         self._faults.before(operation, checked_path(path))
         found = self._objects.get(path)
         if found is None:
@@ -302,13 +329,13 @@ class MemoryStore:
     def walk(self, folder: str) -> Iterator[Stat]:
         return iter([_stat(name, found) for name, found in self._below("walk", folder)])
 
-    def _below(self, operation: Operation, folder: str) -> list[tuple[str, _Object]]:
+    def _below(self, operation: Operation, folder: str) -> list[tuple[str, MemoryObject]]:
         self._faults.before(operation, checked_folder(folder))
         found = self._inside(folder)
         self._faults.after(operation, folder)
         return found
 
-    def _inside(self, folder: str) -> list[tuple[str, _Object]]:
+    def _inside(self, folder: str) -> list[tuple[str, MemoryObject]]:
         within = f"{folder}/" if folder else ""
         return sorted(
             (path.removeprefix(within), found)
@@ -355,7 +382,7 @@ class MemoryStore:
         return None
 
 
-def _stat(name: str, found: _Object) -> Stat:
+def _stat(name: str, found: MemoryObject) -> Stat:
     return Stat(name=name, size_bytes=found.data.size, modified_us=found.modified_us)
 
 

@@ -6,8 +6,10 @@ exports, and do not know the kind.
 
 from __future__ import annotations
 
+from sparklog import errors
 from sparklog.clock import Clock
 from sparklog.storage.objects import Store
+from sparklog.storage.objects.files import files_of
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import (
     Appender,
@@ -30,6 +32,7 @@ from sparklog.storage.wal.payloads import (
     encode_kafka,
     encode_payload,
 )
+from sparklog.storage.wal.segments import SegmentWal
 
 __all__ = [
     "EMPTY",
@@ -54,5 +57,12 @@ __all__ = [
 
 def of(store: Store, clock: Clock, kind: WalKind = WalKind.OBJECTS) -> Wal:
     """Returns the write-ahead logs of a root that have this kind."""
-    assert kind is WalKind.OBJECTS
-    return ObjectWal(store, clock)
+    if kind is WalKind.OBJECTS:
+        return ObjectWal(store, clock)
+    files = files_of(store)
+    if files is None:
+        raise errors.NotARoot(
+            root=store.uri,
+            reason="a broker has written its log in segments, which are files of a local root",
+        )
+    return SegmentWal(store, files, clock)

@@ -22,7 +22,8 @@ from sparklog.storage.wal.payloads import Payload, offsets_of
 
 FOLDER: Final = "wal"
 CHECKPOINT: Final = "checkpoint-"
-_NAMED: Final = re.compile(r"(\d+)/(\d{10})/((?:checkpoint-)?\d{20})")
+SEGMENT: Final = ".seg"
+_NAMED: Final = re.compile(r"(\d+)/(\d{10})/((?:checkpoint-)?\d{20}|\d{8,}\.seg)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,6 +221,11 @@ def object_path(at: WalPosition) -> str:
     return f"{folder(at.broker, at.epoch)}/{at.sequence:020d}"
 
 
+def segment_path(broker: int, epoch: int, ordinal: int) -> str:
+    """Returns the path of a segment; names sort like ordinals."""
+    return f"{folder(broker, epoch)}/{ordinal:08d}{SEGMENT}"
+
+
 def read_payload(store: Store, located: Located) -> pa.Buffer:
     """Reads and checks the bytes of one entry. Raises `ObjectMissing`, `CorruptObject`."""
     entry = located.entry
@@ -227,7 +233,9 @@ def read_payload(store: Store, located: Located) -> pa.Buffer:
         ref = entry.staged
         path, first, length, crc = ref.path, ref.start, ref.length, ref.crc32c
     else:
-        path = object_path(located.at)
+        at = located.at
+        in_segment = located.ordinal >= 0
+        path = segment_path(at.broker, at.epoch, located.ordinal) if in_segment else object_path(at)
         first, length, crc = located.origin + entry.start, entry.length, entry.crc32c
     data = store.get_range(path, first, length)
     if data.size != length or crc32c.crc32c(data) != crc:
@@ -244,6 +252,9 @@ def retired(
     fence_of: Callable[[int, int, Sequence[str]], Container[str]],
 ) -> list[str]:
     """See `Wal.retired`. Of an epoch of objects, the fence stays for ever.
+
+    An epoch of segments goes as a whole. A broker that was suspended still has the file with the
+    fence open, and one that had not begun yet looks at the metadata after it has.
 
     `fence_of` returns its name, or several that may be it, by broker, epoch and the sorted names.
     """

@@ -1,0 +1,157 @@
+"""Files that grow in a `MemoryStore`, with every failure of `files`. For tests.
+
+An append is visible at once, and durable after a sync. Hooks run as in `memory`: operation `append`
+before its effect, between visible and durable, and after; `sync` before and after. An OSError of
+`between` is a failed sync: its bytes stay visible until `drop_cached`, and no sync saves them.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from sparklog.storage.objects.base import ObjectMissing, SyncFailed, checked_path
+from sparklog.storage.objects.files import BLOCK_BYTES, Access, Appended, FileId
+
+if TYPE_CHECKING:
+    from sparklog.storage.objects.memory import Faults, MemoryObject
+
+
+class MemoryFiles:
+    """Implements `LogFiles`."""
+
+    def __init__(self, find: Callable[[str], MemoryObject | None], faults: Faults) -> None:
+        """`find`: returns the object of a path. `faults`: the hooks of its store."""
+        self._find = find
+        self.faults = faults
+        self.space_bytes: int | None = None
+        """Space for appends; None: as much as wanted."""
+        self.can_sync = True
+        """False: this process may not sync files."""
+
+    def open(self, path: str, access: Access) -> MemoryFile:
+        self.faults.before("open", checked_path(path))
+        found = self._find(path)
+        if found is None:
+            raise ObjectMissing(path)
+        self.faults.after("open", path)
+        return MemoryFile(self, path, found, access)
+
+    def identity(self, path: str) -> FileId | None:
+        found = self._find(path)
+        return None if found is None else FileId(0, found.number)
+
+
+class MemoryFile:
+    """Implements `LogFile`."""
+
+    def __init__(self, files: MemoryFiles, path: str, found: MemoryObject, access: Access) -> None:
+        self._files = files
+        self._path = path
+        self._object = found
+        self._access = access
+        self.identity = FileId(0, found.number)
+
+    def size_bytes(self) -> int:
+        return self._object.data.size
+
+    def read(self, start: int, length: int) -> bytes:
+        data = self._object.data
+        start = min(start, data.size)
+        return data.slice(start, min(length, data.size - start)).to_pybytes()
+
+    def append(self, pieces: Sequence[memoryview]) -> Appended:
+        assert self._access is not Access.READ
+        return self._append(pieces, durable=self._access is Access.WRITE)
+
+    def append_part(self, pieces: Sequence[memoryview]) -> Appended:
+        assert self._access is Access.WRITE
+        assert sum(map(len, pieces)) % BLOCK_BYTES == 0
+        return self._append(pieces, durable=False)
+
+    def _append(self, pieces: Sequence[memoryview], *, durable: bool) -> Appended:
+        faults, given = self._files.faults, b"".join(pieces)
+        faults.before("append", self._path)
+        room = self._files.space_bytes
+        if room is not None:
+            if given and not room:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+            given = given[:room]
+            self._files.space_bytes = room - len(given)
+        found = self._object
+        before = found.data.to_pybytes()
+        if found.durable_bytes is None:
+            found.durable_bytes = before
+        found.data = pa.py_buffer(before + given)
+        try:
+            faults.between("append", self._path)
+        except OSError:
+            found.lost.append((len(before), len(before) + len(given)))
+            raise
+        if durable:
+            self._make_durable()
+        faults.after("append", self._path)
+        return Appended(len(given), len(before) + len(given))
+
+    def sync(self) -> bool:
+        if not self._files.can_sync:
+            return False
+        faults = self._files.faults
+        try:
+            faults.before("sync", self._path)
+        except OSError as error:
+            durable = self._object.durable_bytes
+            if durable is not None:
+                self._object.lost.append((len(durable), self._object.data.size))
+            raise SyncFailed(self._path, str(error)) from error
+        self._make_durable()
+        faults.after("sync", self._path)
+        return True
+
+    def _make_durable(self) -> None:
+        self._object.durable_bytes = _zeroed(self._object)
+
+    def drop_cached(self) -> None:
+        self._object.data = pa.py_buffer(_zeroed(self._object))
+        self._object.lost.clear()
+
+    def allocate(self, end: int) -> None:
+        room = self._files.space_bytes
+        if room is not None and end - self._object.data.size > room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def close(self) -> None:
+        """Does nothing: an open file holds only its object."""
+
+
+def cut_power(found: MemoryObject, path: str, choose: Callable[[str], bool]) -> None:
+    """Loses the pages of a file that are not durable and chosen; all others become durable.
+
+    A page that is lost before one that is kept has zeros.
+    """
+    durable = found.durable_bytes
+    if durable is None:
+        return
+    content, kept = bytearray(_zeroed(found)), len(durable)
+    start = len(durable)
+    while start < len(content):
+        end = min(start // BLOCK_BYTES * BLOCK_BYTES + BLOCK_BYTES, len(content))
+        if choose(path):
+            content[start:end] = bytes(end - start)
+        else:
+            kept = end
+        start = end
+    found.data, found.durable_bytes = pa.py_buffer(bytes(content[:kept])), None
+    found.lost.clear()
+
+
+def _zeroed(found: MemoryObject) -> bytes:
+    """Returns the content without the bytes that a failed sync has lost."""
+    content = bytearray(found.data.to_pybytes())
+    for start, end in found.lost:
+        content[start:end] = bytes(end - start)
+    return bytes(content)

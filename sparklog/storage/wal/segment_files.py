@@ -1,0 +1,211 @@
+"""Segments and checkpoints of an epoch, as files and objects. `segments` has the protocol."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from sparklog import errors
+from sparklog.clock import Clock
+from sparklog.storage.objects import ObjectMissing, Store, claim
+from sparklog.storage.objects.files import Access, LogFile, LogFiles
+from sparklog.storage.snapshot import Bounds, Located, WalPosition
+from sparklog.storage.wal import frames
+from sparklog.storage.wal.base import (
+    CHECKPOINT,
+    WalObject,
+    folder,
+    segment_path,
+)
+from sparklog.storage.wal.indexed import read_index
+
+CHECKPOINT_MAGIC: Final = b"SLWAL002"
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_FORBIDDEN: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A place where reading continues."""
+
+    ordinal: int
+    offset: int
+    previous: int
+    """Offset of the frame before it in this segment, or `frames.NONE`."""
+
+
+BEGINNING: Final = Place(0, frames.FIRST, frames.NONE)
+
+
+class Needed(msgspec.Struct, frozen=True, array_like=True):
+    sequence: int
+    ordinal: int
+    offset: int
+
+
+class CheckpointIndex(msgspec.Struct, frozen=True, array_like=True):
+    flush_id: bytes
+    sequence: int
+    place: Place
+    """The place after the frame of `sequence`."""
+    needed: tuple[Needed, ...]
+    state: bytes
+    bounds: dict[str, tuple[Bounds, ...]] | None = None
+
+
+_encoder = msgspec.msgpack.Encoder()
+_checkpoint_decoder = msgspec.msgpack.Decoder(CheckpointIndex)
+
+
+class _ClusterId(msgspec.Struct, frozen=True):
+    cluster_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """An open segment."""
+
+    path: str
+    ordinal: int
+    salt: bytes
+    file: LogFile
+
+    def event(self, size: int, place: Place, sequence: int) -> frames.Event:
+        """Returns the next event at `place` in the first `size` bytes."""
+        return frames.next_event(
+            self.path,
+            self.file.read,
+            size,
+            salt=self.salt,
+            offset=place.offset,
+            sequence=sequence,
+            previous=place.previous,
+        )
+
+
+class EpochFiles:
+    """The segments and checkpoints of one epoch."""
+
+    def __init__(
+        self, store: Store, files: LogFiles, clock: Clock, broker: int, epoch: int
+    ) -> None:
+        self.store = store
+        self.files = files
+        self.clock = clock
+        self.broker = broker
+        self.epoch = epoch
+
+    def path(self, ordinal: int) -> str:
+        return segment_path(self.broker, self.epoch, ordinal)
+
+    def cluster_id(self) -> str:
+        """Returns the id of the root; empty for a root made by hand."""
+        try:
+            return msgspec.json.decode(self.store.get("cluster.json"), type=_ClusterId).cluster_id
+        except ObjectMissing:
+            return ""
+
+    def create(
+        self, ordinal: int, content: Callable[[bytes], bytes], *, stopping: Callable[[], bool]
+    ) -> bool:
+        """Creates a segment with `content` (of its salt) after block 0. Returns whether it is ours.
+
+        It is whole and durable, with its name. Raises the errors of `claim`.
+        """
+        salt = os.urandom(frames.SALT_BYTES)
+        block = frames.describe(
+            cluster_id=self.cluster_id(),
+            broker=self.broker,
+            epoch=self.epoch,
+            ordinal=ordinal,
+            salt=salt,
+        )
+        return claimed(self.store, self.clock, self.path(ordinal), block + content(salt), stopping)
+
+    def open(self, ordinal: int, access: Access) -> Segment:
+        """Opens a segment. Raises `ObjectMissing`, `CorruptObject` and the errors of the store."""
+        path = self.path(ordinal)
+        try:
+            file = self.files.open(path, access)
+            found = frames.read_description(path, file.read(0, frames.FIRST))
+        except OSError as error:
+            raise self.refusal("open", path, error) from error
+        if (found.broker, found.epoch, found.ordinal) != (self.broker, self.epoch, ordinal):
+            said = segment_path(found.broker, found.epoch, found.ordinal)
+            raise errors.CorruptObject(path=path, check=f"it says that it is {said}")
+        return Segment(path=path, ordinal=ordinal, salt=found.salt, file=file)
+
+    def wal_object(self, ordinal: int, frame: frames.Frame) -> WalObject:
+        """Returns the flush of a frame."""
+        at = WalPosition(self.broker, self.epoch, frame.header.sequence)
+        origin = frame.origin
+        return WalObject(
+            at=at,
+            written_us=frame.index.written_us,
+            located=tuple(Located(each, at, origin, ordinal) for each in frame.index.entries),
+        )
+
+    def read(self, needed: Needed) -> WalObject:
+        """Reads the index of a durable frame. Raises `ObjectMissing`, `CorruptObject`."""
+        segment = self.open(needed.ordinal, Access.READ)
+        try:
+            frame = frames.frame_at(
+                segment.path,
+                segment.file.read,
+                salt=segment.salt,
+                offset=needed.offset,
+                sequence=needed.sequence,
+            )
+        except OSError as error:
+            raise self.refusal("read", segment.path, error) from error
+        finally:
+            segment.file.close()
+        return self.wal_object(needed.ordinal, frame)
+
+    def newest_checkpoint(self) -> CheckpointIndex | None:
+        """Returns the checkpoint of the highest sequence, or None. Raises `CorruptObject`."""
+        base = folder(self.broker, self.epoch)
+        while True:
+            names = [stat.name for stat in self.store.list_after(base, after=CHECKPOINT)]
+            if not names:
+                return None
+            path = f"{base}/{names[-1]}"
+            try:
+                raw, _ = read_index(self.store, path, CHECKPOINT_MAGIC)
+            except ObjectMissing:
+                continue  # deleted meanwhile, after a newer checkpoint
+            try:
+                return _checkpoint_decoder.decode(raw)
+            except msgspec.MsgspecError as error:
+                raise errors.CorruptObject(path=path, check=f"it is unreadable: {error}") from error
+
+    def refusal(self, operation: str, path: str, error: OSError) -> errors.SparklogError:
+        """Returns the error to raise for a system call that surely had no effect."""
+        if error.errno in FULL:
+            return self.full()
+        if error.errno in _FORBIDDEN:
+            reason = f"{operation} of {path}: {error}"
+            return errors.RootNotWritable(root=self.store.uri, reason=reason)
+        return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
+
+    def full(self) -> errors.StorageFull:
+        free_bytes = self.store.free_bytes()
+        return errors.StorageFull(root=self.store.uri, free_bytes=free_bytes or 0, reserve_bytes=0)
+
+
+def claimed(
+    store: Store, clock: Clock, path: str, data: bytes, stopping: Callable[[], bool]
+) -> bool:
+    """Puts `data` if the path is free, until the outcome is known or `stopping` returns True."""
+    doubtful = False
+    while True:
+        try:
+            return claim(store, path, data, clock=clock, doubtful=doubtful)
+        except errors.OutcomeUnknown:
+            if stopping():
+                raise
+            doubtful = True

@@ -1,0 +1,284 @@
+"""Follower of an epoch in segments, and its fence. `segments` has the protocol."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from sparklog import errors, limits
+from sparklog.storage.objects import ObjectMissing, SyncFailed
+from sparklog.storage.objects.base import pieces as views_of
+from sparklog.storage.objects.files import BLOCK_BYTES, Access
+from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
+from sparklog.storage.wal import frames
+from sparklog.storage.wal.base import (
+    Checkpoint,
+    WalObject,
+)
+from sparklog.storage.wal.segment_files import BEGINNING, EpochFiles, Place, Segment
+
+
+class SegmentFollower:
+    """Implements `Follower`."""
+
+    def __init__(self, epoch: EpochFiles) -> None:
+        self._epoch = epoch
+        self.broker = epoch.broker
+        self.epoch = epoch.epoch
+        self.checkpoint: Checkpoint | None = None
+        self.next_sequence = 0
+        self.fenced = False
+        self._started = False
+        self._place = BEGINNING
+        self._segment: Segment | None = None
+        self._ready: list[WalObject] = []
+        """Flushes that were read and not returned yet, so that a failing poll loses none."""
+        self._doubtful: dict[int, Segment] = {}
+        """By ordinal: segments with something that was read and may not be durable."""
+        self._failure: SyncFailed | None = None
+        """Set once: no later sync can be trusted."""
+
+    def poll(self, *, relist: bool = False) -> list[WalObject]:
+        if self._failure is not None:
+            raise self._failure
+        if not self.fenced:
+            try:
+                self._read_next(relist=relist)
+            except errors.Corrupt:
+                if not self._ready:
+                    raise
+        held = self._held_back()
+        found, self._ready = self._ready[: len(self._ready) - held], self._ready[-held:]
+        if not held:
+            self._ready = []
+        return found
+
+    def _held_back(self) -> int:
+        """Makes durable what was read. Returns how many at the end are not known to be durable.
+
+        Only if this process cannot sync the file, the newest flush is not, and a fence after it:
+        each flush is written after the one before it was durable.
+        """
+        for ordinal, segment in list(self._doubtful.items()):
+            try:
+                if not segment.file.sync():
+                    return self._unconfirmed()
+            except SyncFailed as error:
+                self._failure = error
+                raise
+            del self._doubtful[ordinal]
+            if segment is not self._segment:
+                segment.file.close()
+        return 0
+
+    def _unconfirmed(self) -> int:
+        """Returns how many of what was read no heartbeat of the broker confirms."""
+        newest = self._ready[-1:] + self._ready[-2:-1] * self.fenced
+        if not newest:
+            return 0
+        try:
+            data = self._epoch.store.get(f"heartbeats/{self.broker}.json")
+            beat = msgspec.json.decode(data, type=_Beat)
+        except (ObjectMissing, msgspec.MsgspecError):
+            return len(newest)
+        is_confirmed = beat.epoch == self.epoch and beat.newest_sequence >= newest[-1].at.sequence
+        return 0 if is_confirmed else len(newest)
+
+    def _read_next(self, *, relist: bool) -> None:
+        if not self._started:
+            self._jump_to_checkpoint()
+            self._started = True
+        before = self.next_sequence
+        try:
+            while not self.fenced and self._take_one():
+                pass
+        except OSError as error:
+            raise self._epoch.refusal("read", self._path, error) from error
+        if relist and self.next_sequence == before and not self.fenced:
+            self._check_name()
+
+    @property
+    def _path(self) -> str:
+        return self._epoch.path(self._place.ordinal)
+
+    def _check_name(self) -> None:
+        """Reads the epoch again from its newest checkpoint if the file has another name now."""
+        segment = self._segment
+        if segment is not None and (
+            self._epoch.files.identity(segment.path) != segment.file.identity
+        ):
+            self._jump_to_checkpoint()
+
+    def _take_one(self) -> bool:
+        """Reads the next frame or the fence. Returns whether there is more to read."""
+        if self._segment is None:
+            try:
+                self._segment = self._epoch.open(self._place.ordinal, Access.READ)
+            except ObjectMissing as missing:
+                if self._jump_to_checkpoint():
+                    return True
+                if self._place.ordinal == 0:
+                    return False  # not created yet
+                reason = "the segment before it has ended, and no checkpoint is after it"
+                raise errors.MissingObject(path=missing.path, reason=reason) from None
+        segment = self._segment
+        event = segment.event(segment.file.size_bytes(), self._place, self.next_sequence)
+        if isinstance(event, frames.Nothing) and event.unfinished is not None:
+            event = self._vouched_by_next(segment, event.unfinished) or event
+        if isinstance(event, frames.Nothing):
+            return False
+        if isinstance(event, frames.Fence):
+            if self._jump_to_checkpoint():
+                return True  # created by a fencer for an epoch whose first segments are gone
+            self._doubtful[segment.ordinal] = segment
+            self._add_fence(event)
+            return False
+        if not event.is_vouched:
+            self._doubtful[segment.ordinal] = segment
+        self._ready.append(self._epoch.wal_object(segment.ordinal, event))
+        self.next_sequence += 1
+        header = event.header
+        if not header.is_last:
+            self._place = Place(segment.ordinal, header.end, header.offset)
+        else:
+            self._place = Place(segment.ordinal + 1, frames.FIRST, frames.NONE)
+            self._leave_segment()
+        return True
+
+    def _vouched_by_next(self, segment: Segment, header: frames.Header) -> frames.Frame | None:
+        """Returns a damaged last frame of a segment if the next segment continues it."""
+        try:
+            following = self._epoch.open(segment.ordinal + 1, Access.READ)
+        except ObjectMissing:
+            return None
+        try:
+            first = frames.first_header(following.file.read, following.salt)
+        finally:
+            following.file.close()
+        if first is None or first.sequence != header.sequence + 1:
+            return None
+        return frames.vouched(segment.path, segment.file.read, header)
+
+    def _add_fence(self, fence: frames.Fence) -> None:
+        at = WalPosition(self.broker, self.epoch, self.next_sequence)
+        entry = Located(Entry(kind=EntryKind.FENCE), at, fence.offset, self._place.ordinal)
+        self._ready.append(WalObject(at=at, written_us=0, located=(entry,)))
+        self.next_sequence += 1
+        self.fenced = True
+
+    def _leave_segment(self) -> None:
+        segment, self._segment = self._segment, None
+        if segment is not None and segment.ordinal not in self._doubtful:
+            segment.file.close()
+
+    def _jump_to_checkpoint(self) -> bool:
+        """Continues after the newest checkpoint, if it is ahead, and reads the flushes it needs.
+
+        Returns whether it was ahead.
+        """
+        while True:
+            newest = self._epoch.newest_checkpoint()
+            if newest is None or newest.sequence < self.next_sequence:
+                return False
+            wanted = [each for each in newest.needed if each.sequence >= self.next_sequence]
+            found: list[WalObject] = []
+            try:
+                found += [self._epoch.read(each) for each in wanted]
+            except ObjectMissing as missing:
+                again = self._epoch.newest_checkpoint()
+                if again is None or again.sequence <= newest.sequence:
+                    reason = f"checkpoint {newest.sequence} needs it"
+                    raise errors.MissingObject(path=missing.path, reason=reason) from None
+                continue
+            self._ready += found
+            self._leave_segment()
+            self.checkpoint = Checkpoint(
+                sequence=newest.sequence,
+                needed=tuple(each.sequence for each in newest.needed),
+                state=newest.state,
+                bounds=newest.bounds,
+            )
+            self.next_sequence, self._place = newest.sequence + 1, newest.place
+            return True
+
+    # -------------------------------------------------------------------------- fencing
+
+    def fence(self) -> list[WalObject]:
+        """Ends the epoch. Returns the flushes that were not returned before, and the fence.
+
+        The end of the log is found by reading it; then a fence is appended, every segment since the
+        checkpoint is synced and read from the disk again, and what stands before the fence is the
+        epoch. If the segment ended meanwhile, the fence does not count, and the next one is tried.
+        """
+        found: list[WalObject] = []
+        if self.fenced:
+            return self.poll()
+        for _ in range(limits.FENCE_ATTEMPTS):
+            probe = SegmentFollower(self._epoch)
+            probe._place, probe.next_sequence = self._place, self.next_sequence
+            first_ordinal = probe._seek_end()
+            if not probe.fenced:
+                probe._put_fence()
+            for ordinal in range(first_ordinal, probe._place.ordinal + 1):
+                self._sync_whole(ordinal)
+            found += self.poll(relist=True)
+            if self.fenced and not self._ready:
+                return found
+        raise errors.StorageUnavailable(
+            operation="fence", path=self._path, reason="the broker continues to append to it"
+        )
+
+    def _seek_end(self) -> int:
+        """Reads to the end without returning anything. Returns the ordinal it began with."""
+        self._jump_to_checkpoint()
+        self._started = True
+        first_ordinal = self._place.ordinal
+        self._read_next(relist=False)
+        self._ready.clear()
+        return first_ordinal
+
+    def _put_fence(self) -> None:
+        """Appends a fence where reading ended; it may turn out not to count."""
+        epoch = self._epoch
+        nonce = int.from_bytes(os.urandom(8), "little")
+        if self._segment is None:
+            epoch.create(
+                0, lambda salt: frames.encode_fence(salt=salt, nonce=nonce), stopping=lambda: True
+            )
+            return
+        try:
+            segment = epoch.open(self._segment.ordinal, Access.FENCE)
+        except ObjectMissing:
+            return  # trimmed meanwhile
+        try:
+            padding = bytes(-segment.file.size_bytes() % BLOCK_BYTES)
+            block = frames.encode_fence(salt=segment.salt, nonce=nonce)
+            wanted_bytes = len(padding) + len(block)
+            done = segment.file.append(views_of([padding, block]))
+        except OSError as error:
+            raise epoch.refusal("append", segment.path, error) from error
+        finally:
+            segment.file.close()
+        if done.written_bytes < wanted_bytes:
+            raise epoch.full()
+
+    def _sync_whole(self, ordinal: int) -> None:
+        """Makes a segment durable, and has it read from the disk again."""
+        try:
+            segment = self._epoch.open(ordinal, Access.READ)
+        except ObjectMissing:
+            return  # trimmed meanwhile
+        try:
+            if not segment.file.sync():
+                raise SyncFailed(segment.path, "this process cannot flush its bytes")
+            segment.file.drop_cached()
+        finally:
+            segment.file.close()
+
+
+class _Beat(msgspec.Struct, frozen=True):
+    """The part of a heartbeat that confirms a flush."""
+
+    epoch: int = -1
+    newest_sequence: int = -1

@@ -1,0 +1,63 @@
+"""Write-ahead log in segments: one append per flush, to a file that several processes append to.
+
+`frames` has the format and the rule by which frames count. The protocol around it:
+
+- A flush is one append, durable before it is acked. Its frame states the offset at which the
+  writer expects it; if it landed elsewhere, it does not count for anybody, and the writer reads
+  what is there: a fence, or only junk. Nothing is ever cut off or overwritten.
+- A fencer reads to the end, appends a fence, syncs the segments, and reads again. The next append
+  of the writer lands behind the fence, so exactly one of the two counts at each offset.
+- The frame flagged *last* ends its segment. The next one is durable before that frame is written.
+- The first segment is created by the broker, or by a fencer, with a fence in it. The name decides.
+- A reader syncs a frame before it returns it, so that a power cut takes nothing back.
+- Segments are deleted whole, after a checkpoint that needs none of their frames. Checkpoints are
+  objects; they hold the place where reading continues.
+- After a failed sync the appender ends: lost pages may still be visible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+
+from sparklog import limits
+from sparklog.clock import Clock
+from sparklog.storage.objects import Store
+from sparklog.storage.objects.files import LogFiles
+from sparklog.storage.wal.base import (
+    retired,
+)
+from sparklog.storage.wal.segment_appender import SegmentAppender
+from sparklog.storage.wal.segment_files import EpochFiles
+from sparklog.storage.wal.segment_follower import SegmentFollower
+
+
+class SegmentWal:
+    """Implements `Wal` on files that grow."""
+
+    def __init__(
+        self,
+        store: Store,
+        files: LogFiles,
+        clock: Clock,
+        *,
+        segment_bytes: int | None = None,
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._clock = clock
+        self._segment_bytes = segment_bytes or limits.SEGMENT_BYTES
+
+    def appender(
+        self, broker: int, epoch: int, *, stopping: Callable[[], bool] = lambda: False
+    ) -> SegmentAppender:
+        return SegmentAppender(
+            EpochFiles(self._store, self._files, self._clock, broker, epoch),
+            stopping=stopping,
+            segment_bytes=self._segment_bytes,
+        )
+
+    def follower(self, broker: int, epoch: int) -> SegmentFollower:
+        return SegmentFollower(EpochFiles(self._store, self._files, self._clock, broker, epoch))
+
+    def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
+        return retired(self._store, open_epochs)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparklog import errors
+from sparklog.clock import ManualClock
+from sparklog.storage.objects import Fault, LocalStore, MemoryStore, ScriptedFaults
+from sparklog.storage.snapshot import WalKind
+from sparklog.storage.wal import choice
+
+MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - ext4 /dev/vda rw
+23 22 0:21 / /srv rw - nfs4 server:/srv rw,vers=4.2
+24 23 0:22 / /srv/with\040space rw shared:2 master:1 - xfs /dev/vdb rw
+25 22 0:23 / /tmp rw - tmpfs tmpfs rw
+26 25 0:24 / /tmp rw - fuse.sshfs host:/ rw
+bad line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/", "ext4"),
+        ("/home/logs", "ext4"),
+        ("/srv", "nfs4"),
+        ("/srv/logs", "nfs4"),
+        ("/srv2", "ext4"),
+        ("/srv/with space/logs", "xfs"),
+        ("/tmp/logs", "fuse.sshfs"),
+    ],
+)
+def test_the_longest_mount_point_counts(path: str, expected: str) -> None:
+    """A root is on the file system of the deepest mount above it; a later mount hides another."""
+    assert choice.type_at(path, choice.mounts_of_linux(MOUNTS)) == expected
+
+
+def test_mounts_of_macos() -> None:
+    """The output of mount(8) on macOS has the type first in the parentheses."""
+    text = (
+        "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
+        "/dev/disk3s5 on /System/Volumes/Data (apfs, local)\nmap auto on /home (autofs, x)\n"
+    )
+    mounts = choice.mounts_of_macos(text)
+    assert choice.type_at("/System/Volumes/Data/x", mounts) == "apfs"
+    assert choice.type_at("/home/x", mounts) == "autofs"
+
+
+@pytest.mark.parametrize(
+    ("found", "auto", "forced"),
+    [
+        ("ext4", "segments", "segments"),
+        ("fuse.sshfs", "objects", None),
+        ("nfs4", "objects", None),
+        ("9p", "objects", None),
+        ("newfs", "objects", "segments"),
+        ("", "objects", "segments"),
+    ],
+)
+def test_the_file_system_decides(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    found: str,
+    auto: str,
+    forced: str | None,
+) -> None:
+    """Segments need a file system that was tried; the setting may insist, except on bad ones."""
+    monkeypatch.setattr(choice, "file_system", lambda _root: found)
+    store = LocalStore(tmp_path)
+    assert choice.choose(store, "objects").kind is WalKind.OBJECTS
+    chosen = choice.choose(store, "auto")
+    assert (chosen.kind, found in chosen.reason) == (auto, True)
+    if forced is None:
+        with pytest.raises(errors.BadOption, match="file system"):
+            choice.choose(store, "segments")
+    else:
+        assert choice.choose(store, "segments").kind == forced
+    assert list(store.walk("")) == []
+
+
+def test_this_machine_is_known(tmp_path: Path) -> None:
+    """The type of a root that does not exist yet is that of the folder above it."""
+    assert choice.file_system(str(tmp_path / "a" / "b")) == choice.file_system(str(tmp_path)) != ""
+
+
+def test_stores_without_files_have_objects(clock: ManualClock) -> None:
+    """Object stores keep one object per flush."""
+    store = MemoryStore(clock)
+    assert choice.choose(store, "auto").kind is WalKind.OBJECTS
+    with pytest.raises(errors.BadOption, match="no files"):
+        choice.choose(store, "segments")
+
+
+def test_a_failing_probe_means_objects(clock: ManualClock) -> None:
+    """Files on which appends fail, or overlap, are not used."""
+    base = MemoryStore(clock, is_local=True, has_files=True)
+    assert choice.choose(base, "auto").kind is WalKind.SEGMENTS
+    faults = ScriptedFaults(Fault(operation="append", error=OSError(5, "injected"), count=3))
+    assert choice.choose(base.view(faults), "auto").kind is WalKind.OBJECTS
+    unsynced = base.view(ScriptedFaults())
+    assert unsynced.files is not None
+    unsynced.files.can_sync = False
+    assert "synced" in choice.choose(unsynced, "auto").reason
+    assert list(base.walk("")) == []
