@@ -154,8 +154,8 @@ class MetadataStore:
     def raise_format(self) -> Cluster:
         """Makes releases that cannot read logs in segments refuse the root.
 
-        Durable when this returns, so call it before the metadata names such a log. The content is
-        the same whoever writes it, so several brokers may do so at once. Raises as `open`.
+        Durable when this returns, so call it before the metadata names such a log. Several
+        brokers may do so at once, because all of them write the same content. Raises as `open`.
         """
         cluster = self.open(create=False)
         if cluster.format_version < limits.FORMAT_VERSION:

@@ -588,7 +588,7 @@ def test_no_upkeep_changes_the_log(kinds: list[str], taken: list[tuple[str, int,
 
 
 def run_steps(kinds: Sequence[WalKind], taken: list[tuple[str, int, int]]) -> None:
-    """Takes the steps, then everything that can go goes."""
+    """Takes the steps, and then removes all that can be removed."""
     model = Model(kinds)
     for step in taken:
         model.step(*step)

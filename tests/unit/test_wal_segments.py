@@ -168,7 +168,7 @@ def test_a_checkpoint_shortens_the_log(any_log: tuple[Store, wal.Wal]) -> None:
 
 
 def test_closed_epochs_of_every_kind_are_removed(any_log: tuple[Store, wal.Wal]) -> None:
-    """Of closed epochs, at most one fence of objects remains; open ones stay as they are."""
+    """At most a fence of objects remains of a closed epoch; open ones stay as they are."""
     store, log = any_log
     for epoch in (1, 2):
         ours = log.appender(1, epoch)
@@ -215,7 +215,7 @@ def test_a_frame_copied_elsewhere_does_not_count(store: MemoryStore, clock: Manu
 
 
 def test_a_fence_between_two_parts_ends_the_epoch(store: MemoryStore, clock: ManualClock) -> None:
-    """A large flush whose parts are torn apart by a fence is refused, and nobody reads it."""
+    """A large flush whose parts are torn apart by a fence is refused, and no reader returns it."""
     log = log_of(store, clock, 64 << 20)
     found: list[wal.WalObject] = []
 
@@ -267,7 +267,7 @@ def moments(run: Callable[[int], bool]) -> int:
 
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 3 * BLOCK_BYTES])
 def test_a_fence_at_any_moment_of_appends(segment_bytes: int) -> None:
-    """What was acked is read by the fencer, and what was refused by nobody."""
+    """A fencer reads the flushes that were acked, and no reader returns a refused one."""
 
     def run(number: int) -> bool:
         clock = ManualClock()
@@ -433,7 +433,7 @@ def test_a_failed_sync_of_parts_ends_the_appender(store: MemoryStore, clock: Man
 def test_what_a_reader_returned_survives_a_power_cut(
     store: MemoryStore, clock: ManualClock
 ) -> None:
-    """A reader makes a frame durable before it returns it, also one that nobody acked."""
+    """A reader makes a frame durable before it returns it, also one that was not acked."""
     read: list[str] = []
 
     class Reading(NoFaults):
@@ -452,7 +452,7 @@ def test_what_a_reader_returned_survives_a_power_cut(
 
 @pytest.mark.parametrize("seed", range(20))
 def test_any_power_cut_keeps_what_was_acked(seed: int, clock: ManualClock) -> None:
-    """Whatever pages are lost, acked flushes remain, and the one under way is whole or absent."""
+    """Acked flushes remain whatever pages are lost, and the one under way is whole or absent."""
     chance = Random(seed)
     store = MemoryStore(clock, is_local=True, has_files=True)
     faulty = store.view(ScriptedFaults(_dying("between", chance.randint(1, 6))))
@@ -675,7 +675,7 @@ def test_upkeep_prepares_the_next_segment(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_does_not_stop_upkeep(store: MemoryStore, clock: ManualClock) -> None:
-    """Trimming, which frees space, goes on although the next segment cannot be prepared."""
+    """Trimming, which frees space, continues although the next segment cannot be prepared."""
     full = errors.StorageFull(root="", free_bytes=0, reserve_bytes=0)
     faults = ScriptedFaults(Fault(operation="put_new", error=full, count=2))
     ours = log_of(store.view(faults), clock, 4 * BLOCK_BYTES).appender(1, 1)

@@ -35,8 +35,8 @@ from sparklog.storage.objects.base import (
     open_by_ranges,
     pieces,
 )
-from sparklog.storage.objects.parallel import in_parallel
 from sparklog.storage.objects.memory_files import MemoryFiles, cut_power
+from sparklog.storage.objects.parallel import in_parallel
 
 Operation: TypeAlias = Literal[
     "put_new",
@@ -235,7 +235,7 @@ class MemoryStore:
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         """As on a disk: all become visible, one after another, and then durable together."""
-        created: dict[int, _Object] = {}
+        created: dict[int, MemoryObject] = {}
         found: list[Exception | None] = [None] * len(objects)
 
         def attempt(number: int, step: Callable[[], None]) -> None:
@@ -260,7 +260,9 @@ class MemoryStore:
                 attempt(number, functools.partial(self._faults.after, "put_new", path))
         return found
 
-    def _show(self, number: int, path: str, data: Payload, created: dict[int, _Object]) -> None:
+    def _show(
+        self, number: int, path: str, data: Payload, created: dict[int, MemoryObject]
+    ) -> None:
         """Makes an object of a joint put visible."""
         new = self._new_object(data)
         self._faults.before("put_new", checked_path(path))

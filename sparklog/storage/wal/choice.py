@@ -132,7 +132,7 @@ def type_at(path: str, mounts: list[tuple[str, str]]) -> str:
 
 
 def probe(store: Store, files: LogFiles, folder: str) -> str:
-    """Appends to one file in turn as a broker and a fencer do. Returns what is wrong, or nothing.
+    """Appends to one file in turn as a broker and a fencer do. Returns the fault, or nothing.
 
     Raises the errors of the store.
     """

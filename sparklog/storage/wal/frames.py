@@ -1,4 +1,4 @@
-"""Format of a segment, and the rule by which everybody reads it: bytes in, events out.
+"""Format of a segment, and the one rule by which it is read: bytes in, events out.
 
 A segment is a file of blocks of 4,096 bytes that several processes append to. Block 0 describes it,
 with a random salt. Then frames follow, one per flush, each of whole blocks: a header, the index of
@@ -6,14 +6,14 @@ the entries, their payloads, zeros, and a trailer at the very end. A *fence* is 
 that ends the epoch.
 
 A header states its own offset in the file. The kernel decides where an append lands, so a frame
-counts only if it lies where it says: an append becomes a put-if-absent. Bytes that do not count,
+counts only if it lies at that offset: an append becomes a put-if-absent. Bytes that do not count,
 of a frame that landed elsewhere, of a full disk, or of a killed process, remain where they are.
 
 The rule, at an offset where sequence n is expected after the frame at `previous`: a header counts
 if its CRC, the salt, its own offset, n and `previous` fit. Its frame is taken if it is *vouched*,
-as the header of n+1 stands at its end, which is written only after n was durable; or if it is
+as the header of n+1 is at its end, which is written only after n was durable; or if it is
 *whole*, with its trailer and all checksums. Otherwise the next block is looked at in the same way.
-The first fence, at any block, ends the epoch. So everybody who reads the same bytes takes the same
+The first fence, at any block, ends the epoch. So all readers of the same bytes take the same
 frames, and only the last frame must be read whole.
 """
 

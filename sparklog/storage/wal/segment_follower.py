@@ -55,7 +55,7 @@ class SegmentFollower:
         return found
 
     def _held_back(self) -> int:
-        """Makes durable what was read. Returns how many at the end are not known to be durable.
+        """Makes the flushes durable that were read. Returns how many of the newest may not be.
 
         Only if this process cannot sync the file, the newest flush is not, and a fence after it:
         each flush is written after the one before it was durable.
@@ -73,7 +73,7 @@ class SegmentFollower:
         return 0
 
     def _unconfirmed(self) -> int:
-        """Returns how many of what was read no heartbeat of the broker confirms."""
+        """Returns how many of the newest flushes no heartbeat of the broker confirms."""
         newest = self._ready[-1:] + self._ready[-2:-1] * self.fenced
         if not newest:
             return 0
@@ -208,7 +208,7 @@ class SegmentFollower:
         """Ends the epoch. Returns the flushes that were not returned before, and the fence.
 
         The end of the log is found by reading it; then a fence is appended, every segment since the
-        checkpoint is synced and read from the disk again, and what stands before the fence is the
+        checkpoint is synced and read from the disk again, and the frames before the fence are the
         epoch. If the segment ended meanwhile, the fence does not count, and the next one is tried.
         """
         found: list[WalObject] = []

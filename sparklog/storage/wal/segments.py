@@ -3,8 +3,8 @@
 `frames` has the format and the rule by which frames count. The protocol around it:
 
 - A flush is one append, durable before it is acked. Its frame states the offset at which the
-  writer expects it; if it landed elsewhere, it does not count for anybody, and the writer reads
-  what is there: a fence, or only junk. Nothing is ever cut off or overwritten.
+  writer expects it; if it landed elsewhere, it does not count, and the writer reads
+  the bytes before it: a fence, or only junk. Nothing is ever cut off or overwritten.
 - A fencer reads to the end, appends a fence, syncs the segments, and reads again. The next append
   of the writer lands behind the fence, so exactly one of the two counts at each offset.
 - The frame flagged *last* ends its segment. The next one is durable before that frame is written.

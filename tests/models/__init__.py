@@ -1,0 +1,1 @@
+"""Exhaustive models of protocols, and tests that the code does as they do."""
