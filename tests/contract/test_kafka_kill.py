@@ -15,8 +15,12 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.slow
-def test_nothing_acked_to_kafkas_clients_is_lost_doubled_or_taken_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("log", ["objects", "segments"])
+def test_nothing_acked_to_kafkas_clients_is_lost_doubled_or_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: str
+) -> None:
     """Through three kills: records of idempotent producers, and what a group has committed."""
+    monkeypatch.setenv("SPARKLOG_WRITER_LOG", log)
     survive(tmp_path, kills=3, minutes=0.0, seed=5)
 
 
