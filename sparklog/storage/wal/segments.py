@@ -23,9 +23,7 @@ from sparklog import limits
 from sparklog.clock import Clock
 from sparklog.storage.objects import Store
 from sparklog.storage.objects.files import LogFiles
-from sparklog.storage.wal.base import (
-    retired,
-)
+from sparklog.storage.wal.objects import ObjectWal
 from sparklog.storage.wal.segment_appender import SegmentAppender
 from sparklog.storage.wal.segment_files import EpochFiles
 from sparklog.storage.wal.segment_follower import SegmentFollower
@@ -60,4 +58,4 @@ class SegmentWal:
         return SegmentFollower(EpochFiles(self._store, self._files, self._clock, broker, epoch))
 
     def retired(self, open_epochs: Callable[[], Container[tuple[int, int]]]) -> list[str]:
-        return retired(self._store, open_epochs)
+        return ObjectWal(self._store, self._clock).retired(open_epochs)
