@@ -29,6 +29,7 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, payload_by
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader, ReadBatch
+from sparklog.broker.log.tailing import Tail
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
 from sparklog.broker.producer_ids import ProducerIds
@@ -61,6 +62,7 @@ __all__ = [
     "PendingAppend",
     "ProducerSequence",
     "ReadBatch",
+    "Tail",
     "TopicDefaults",
     "WouldBlock",
 ]
@@ -96,9 +98,7 @@ class Broker:
         self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
         self._closing = threading.Event()
-        self._reader = LogReader(
-            store, partition_table, hot, clock=clock, is_closing=self._closing.is_set
-        )
+        self._reader = LogReader(store, partition_table, hot, clock=clock)
         self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
         self._metadata = LeaderMetadata(meta, leadership, writer)
         self.topics = TopicAdmin(
@@ -194,8 +194,6 @@ class Broker:
         """Wakes all waiting calls; nothing is accepted any more."""
         self._closing.set()
         self._writer.fail(errors.BrokerClosing(broker=self._leadership.broker))
-        with self._partition_table.appended:
-            self._partition_table.appended.notify_all()
 
     def _check_open(self) -> None:
         if self._closing.is_set():
@@ -289,15 +287,13 @@ class Broker:
     def tail(
         self,
         positions: Sequence[flight_messages.TailPosition],
+        notify: Callable[[], None] = lambda: None,
         *,
         columns: Sequence[str] | None = None,
         batch_rows: int = limits.SCAN_BATCH_ROWS,
-        idle_seconds: float = 0.5,
-    ) -> Iterator[ReadBatch | None]:
-        """Yields records as they arrive, without end. Raises what `LogReader.tail` raises."""
-        return self._reader.tail(
-            positions, columns=columns, batch_rows=batch_rows, idle_seconds=idle_seconds
-        )
+    ) -> Tail:
+        """Follows partitions, and raises, as `LogReader.tail` does."""
+        return self._reader.tail(positions, notify, columns=columns, batch_rows=batch_rows)
 
     def fetch_kafka(
         self,

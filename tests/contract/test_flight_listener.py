@@ -297,6 +297,34 @@ def test_a_tail_follows(client: BrokerClient, topic: str) -> None:
     tail.close()  # type: ignore[attr-defined]
 
 
+def test_many_tails_have_no_threads_and_share_their_messages(
+    client: BrokerClient, agent: Agent, topic: str
+) -> None:
+    """A batch is encoded once for all of them, and no other tail takes a step for it."""
+    count = 24
+    other = f"{topic}-other"
+    client.create(other, 1)
+    assert agent._flight is not None
+    served = agent._flight._tails
+    threads = {each.ident for each in threading.enumerate() if each.name == "sparklog-call"}
+    tails = [client.tail(request_tail(topic, 0, heartbeat_ms=60_000)) for _ in range(count)]
+    tails += [client.tail(request_tail(other, 0, heartbeat_ms=60_000)) for _ in range(count)]
+    client.append(["a"], topic=topic)
+    client.append(["b"], topic=other)
+    for tail in tails:
+        assert next(tail)[0].num_rows == 1
+    more = {each.ident for each in threading.enumerate() if each.name == "sparklog-call"} - threads
+    assert len(more) < count
+    steps, encoded = served.steps, served.encoded
+    client.append(["c"], topic=topic)
+    for tail in tails[:count]:
+        assert next(tail)[0].column("value").to_pylist() == [b"c"]
+    assert served.encoded - encoded == 1
+    assert served.steps - steps <= 2 * count  # those of the other topic take none
+    for tail in tails:
+        tail.close()  # type: ignore[attr-defined]
+
+
 def test_a_tail_that_is_refused(client: BrokerClient, topic: str) -> None:
     """Positions that do not exist are named, before anything comes."""
     with pytest.raises(errors.OffsetOutOfRange):

@@ -592,12 +592,21 @@ class Consumer(Client):
             for number, offset in positions.items()
         ]
         try:
-            for batch in itertools.islice(core.tail(asked, batch_rows=3, idle_seconds=0.2), 4):
-                if batch is not None:
+            tail = core.tail(asked, batch_rows=3)
+        except errors.OffsetOutOfRange as error:
+            self._was_deleted(info, error.partition, positions[error.partition], error)
+            return
+        try:
+            for batch in itertools.islice(tail, 4):
+                if batch is None:
+                    self.process.clock.sleep(0.2)
+                else:
                     start = positions[batch.partition]
                     positions[batch.partition] = self._take(info.topic_id, batch, start)
         except errors.OffsetOutOfRange as error:
             self._was_deleted(info, error.partition, positions[error.partition], error)
+        finally:
+            tail.close()
 
     def _take(self, topic_id: str, batch: ReadBatch, start: int) -> int:
         """Checks a batch that is to begin at `start`; its end."""

@@ -595,7 +595,7 @@ def test_batches_have_a_bound(rig: Rig) -> None:
     rig.publish()
     rig.append([f"{number}" for number in range(10, 20)])
     for each in (rig, rig.successor(hot_bytes=0)):
-        tail = each.broker.tail(positions(0), batch_rows=4, idle_seconds=0.0)
+        tail = each.broker.tail(positions(0), batch_rows=4)
         batches = list(until_idle(tail))
         assert all(batch.rows.num_rows <= 4 for batch in batches)
         assert [offset for offset, _ in rows_of(batches)] == list(range(20))
@@ -614,7 +614,7 @@ def test_batches_have_a_bound_in_bytes(
     monkeypatch.setattr(limits, "READ_RUN_BYTES", 4_100)
     readers: list[Iterator[ReadBatch]] = [
         rig.broker.read("t", 0, 0, len(sizes)),
-        until_idle(rig.broker.tail(positions(0), idle_seconds=0.0)),
+        until_idle(rig.broker.tail(positions(0))),
     ]
     for batches in readers:
         found = [batch.rows for batch in batches]
@@ -638,7 +638,7 @@ def test_records_that_are_nowhere_are_refused_to_readers(
     rig.partition_table.block(topic, topic.partition(0), hole, end=5)
     readers: list[Iterator[ReadBatch | None]] = [
         rig.broker.read("t", 0, 0, 5),
-        rig.broker.tail(positions(0), idle_seconds=0.0),
+        rig.broker.tail(positions(0)),
     ]
     for reader in readers:
         found: list[int] = []
@@ -864,7 +864,7 @@ def test_what_somebody_has_deleted_is_a_gap(
             found = rows_of(rig.broker.read("t", 0, start, end))
             assert found == [row for row in expected if start <= row[0] < end]
     assert rows_of_root(store, clock) == expected
-    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0))
     assert rows_of(until_idle(tail)) == expected
 
 
@@ -939,7 +939,7 @@ def test_a_tail_goes_on_through_everything(
     rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
     rig.create("t", 2)
     rig.append(["0"])
-    tail = rig.broker.tail(positions(0, 0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0, 0))
     found: dict[int, list[tuple[int, bytes | None]]] = {0: [], 1: []}
     for number in range(1, 13):
         rig.append([f"{number}"], partition=number % 2)
@@ -961,7 +961,7 @@ def test_a_tail_goes_on_through_everything(
 
 def test_a_tail_tells_when_nothing_comes(rig: Rig) -> None:
     """Without new records the reader gets an idle signal, and the tail continues afterwards."""
-    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0))
     assert next(tail) is None
     rig.append(["a"])
     assert rows_of([next(tail)]) == [(0, b"a")]
@@ -971,7 +971,7 @@ def test_a_tail_tells_when_nothing_comes(rig: Rig) -> None:
 def test_a_tail_ends_with_its_topic(rig: Rig) -> None:
     """A reader gets an error when its topic is deleted or recreated."""
     rig.append(["a"])
-    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
+    tail = rig.broker.tail(positions(0))
     assert next(tail) is not None
     rig.broker.topics.delete("t")
     rig.create()
@@ -1000,12 +1000,9 @@ def test_a_read_ends_with_its_topic(store: MemoryStore, clock: ManualClock) -> N
     assert found in ([], [(1, b"b")])
 
 
-def test_a_tail_ends_with_its_broker(rig: Rig) -> None:
-    """A broker that stops lets its readers go, and takes nothing more."""
-    tail = rig.broker.tail(positions(0), idle_seconds=0.0)
-    assert next(tail) is None
+def test_a_broker_that_stops_takes_nothing_more(rig: Rig) -> None:
+    """Its listeners end the tails."""
     rig.broker.close()
-    assert list(tail) == []
     with pytest.raises(errors.BrokerClosing):
         rig.append(["a"])
 

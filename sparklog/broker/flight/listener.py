@@ -24,15 +24,16 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerSequence, ReadBatch
 from sparklog.broker.decode_memory import DecodeMemory
-from sparklog.broker.flight import group_calls, protocol
+from sparklog.broker.flight import group_calls, protocol, tails
 from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
 from sparklog.broker.flight.grpc.server import Server, ServerBounds
 from sparklog.broker.flight.grpc.status import UNKNOWN, GrpcError, PeerGone
 from sparklog.broker.flight.hooks import Request, RequestHooks
 from sparklog.broker.flight.protocol import FlightData
 from sparklog.broker.flight.streams import OpenStream, OpenStreams, StreamBounds
+from sparklog.broker.flight.tails import ServedTail, Tails
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.clock import Clock, SystemClock
+from sparklog.clock import SystemClock, ThreadClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA
 
@@ -70,7 +71,7 @@ class FlightListener:
         *,
         bounds: StreamBounds | None = None,
         max_batch_bytes: int = limits.MAX_BATCH_BYTES,
-        clock: Clock | None = None,
+        clock: ThreadClock | None = None,
         hooks: RequestHooks | None = None,
     ) -> None:
         self._broker = broker
@@ -83,6 +84,7 @@ class FlightListener:
         self._streams = OpenStreams(
             bounds, clock=clock, is_short=lambda: self._reply_memory.is_short
         )
+        self._tails = Tails(self._reply_memory, clock=clock)
         self._dictionaries = _Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
@@ -134,6 +136,7 @@ class FlightListener:
 
     def close(self) -> None:
         """Ends all calls. Streams that do not end soon, such as those of producers, are cut."""
+        self._tails.close()
         if not self._server.close(_CLOSE_SECONDS):
             _log.warning("calls continue although their connections are cut", calls=self.open_calls)
 
@@ -254,40 +257,49 @@ class FlightListener:
         return self._reply_memory.hold(size)
 
     def do_exchange(self, call: Call) -> None:
-        with self._streams.open(call.peer, sends=False, cut=call.cancel) as stream:
+        with contextlib.ExitStack() as ending:
+            stream = ending.enter_context(
+                self._streams.open(call.peer, sends=False, cut=call.cancel)
+            )
             first = call.read()
             flight_data = FlightData() if first is None else protocol.read_flight_data(first.data)
             request = flight_messages.decode(flight_messages.TailRequest, flight_data.command)
             schema = _schema(request.columns)
             call.write(protocol.write_flight_data(schema.serialize()))
-            idle = (schema.empty_table().to_batches() or [_empty(schema)])[0]
-            for batch in self._broker.tail(
+            idle_rows = (schema.empty_table().to_batches() or [_empty(schema)])[0]
+            served = ServedTail(
+                call=call,
+                stream=stream,
+                columns=tuple(request.columns) if request.columns is not None else None,
+                idle=tails.encoded(idle_rows, flight_messages.TailHeader(idle=True)),
+                idle_seconds=request.heartbeat_ms / 1e3,
+                finish=lambda failure: self._finish_tail(call, failure),
+                before=None
+                if self._hooks is None
+                else lambda batch: self._before_sending("tail", batch, request),
+            )
+            served.tail = self._broker.tail(
                 request.positions,
+                lambda: self._tails.wake(served),
                 columns=request.columns,
                 batch_rows=request.max_batch_rows,
-                idle_seconds=request.heartbeat_ms / 1e3,
-            ):
-                if call.is_dead:
-                    return
-                rows, header = idle, flight_messages.TailHeader(idle=True)
-                if batch is not None:
-                    self._before_sending("tail", batch, request)
-                    rows = batch.rows
-                    header = flight_messages.TailHeader(
-                        topic=batch.topic,
-                        partition=batch.partition,
-                        first=batch.first,
-                        end=batch.end,
-                        high_watermark=batch.high_watermark,
-                    )
-                del batch
-                with self._memory_for(rows):
-                    data = rows.serialize()
-                    del rows  # otherwise two copies exist while the client does not read
-                    stream.waits(data.size)
-                    call.write(protocol.write_flight_data(data, flight_messages.encode(header)))
-                    stream.advance()
-                    del data  # otherwise it is kept until the next batch
+            )
+            ending.callback(served.tail.close)
+            served.ending = ending.pop_all()
+            call.detach(lambda: self._tails.progress(served))
+            with self._counting:
+                self.open_calls += 1  # until it is finished
+            self._tails.add(served)
+
+    def _finish_tail(self, call: Call, failure: BaseException | None) -> None:
+        def end() -> None:
+            with _as_status():
+                if failure is not None:
+                    raise failure
+
+        with self._counting:
+            self.open_calls -= 1
+        self._server.finish(call, end)
 
     # -------------------------------------------------------------------------- admin
 

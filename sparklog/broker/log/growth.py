@@ -23,7 +23,7 @@ _MARKS: Final = 512
 class Growth:
     """Bytes that were ever appended to one partition, and the watches that wait for more."""
 
-    __slots__ = ("_marks", "_step_bytes", "_watches", "appended_bytes")
+    __slots__ = ("_followers", "_marks", "_step_bytes", "_watches", "appended_bytes")
 
     def __init__(self) -> None:
         self.appended_bytes = 0
@@ -32,6 +32,8 @@ class Growth:
         self._step_bytes = 1
         self._watches: list[_Waiter] = []
         """Sorted by the `appended_bytes` at which each watch is checked."""
+        self._followers: dict[Callable[[], None], None] = {}
+        """Called whenever the partition grows; a dictionary keeps their order."""
 
     def __len__(self) -> int:
         return len(self._watches)
@@ -46,6 +48,7 @@ class Growth:
         self.appended_bytes += size
         while self._watches and self._watches[0][0] <= self.appended_bytes:
             self._watches.pop(0)[2].used_up(self)
+        self.notify_followers()
 
     def bytes_from(self, offset: int) -> int | None:
         """Returns the bytes from `offset` on, or somewhat more; None if it precedes all of them.
@@ -57,9 +60,22 @@ class Growth:
         return appended_bytes - marks[index - 1][1] if index else None
 
     def close(self) -> None:
-        """Notifies all watches: no more bytes will come."""
+        """Notifies all watches and followers: no more bytes will come."""
         for _, _, watch in self._watches.copy():
             watch.notify()
+        self.notify_followers()
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Calls `follower` whenever records are appended, until `unfollow`. It must not block."""
+        self._followers[follower] = None
+
+    def unfollow(self, follower: Callable[[], None]) -> None:
+        self._followers.pop(follower, None)
+
+    def notify_followers(self) -> None:
+        """Has the followers look at the partition again."""
+        for follower in self._followers:
+            follower()
 
     def put(self, waiter: _Waiter) -> None:
         insort(self._watches, waiter)

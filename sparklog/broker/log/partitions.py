@@ -369,8 +369,6 @@ class PartitionTable:
         self._state_changed: dict[Partition, str] = {}
         """Partitions whose state has changed since the last checkpoint, with their topic's id."""
         self.lock = threading.RLock()
-        self.appended = threading.Condition(self.lock)
-        """Notified when the end of any partition rises."""
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
         self._unpublished_references = WalReferences()
@@ -457,7 +455,6 @@ class PartitionTable:
                     entries.clear()
                 self._state_changed.pop(partition, None)
                 partition.growth.close()
-            self.appended.notify_all()
         for partition in topic.partitions:  # one at a time, because others wait for the lock
             with self.lock:
                 for producer_id in partition.producers:
@@ -467,7 +464,7 @@ class PartitionTable:
 
     def apply(self, written: WalObject) -> None:
         """Applies the next object of our WAL, which is durable."""
-        with self.appended:
+        with self.lock:
             self.applied_sequence = written.at.sequence
             for each in written.located:
                 entry = each.entry
@@ -487,7 +484,6 @@ class PartitionTable:
                 partition.end = entry.end
                 self._add_unpublished(topic, partition, each)
                 partition.growth.add(payload_bytes(entry), entry.base_offset)
-            self.appended.notify_all()
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
         """Adds the entries that recovery found beyond the table of `partition`."""
@@ -591,7 +587,7 @@ class PartitionTable:
             if not any(each.blocked is not None for each in topic.partitions):
                 self._blocked.pop(topic.topic_id, None)
             self._update_waiting(topic)
-            self.appended.notify_all()
+            partition.growth.notify_followers()
             return True
 
     def waiting(self) -> list[Topic]:

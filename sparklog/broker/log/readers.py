@@ -17,6 +17,7 @@ from sparklog import arrow, errors, limits
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.tailing import Tail
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, rows_of_run
@@ -71,13 +72,11 @@ class LogReader:
         hot: HotTail,
         *,
         clock: Clock,
-        is_closing: Callable[[], bool],
     ) -> None:
         self._store = store
         self._partition_table = partition_table
         self._hot = hot
         self._clock = clock
-        self._is_closing = is_closing
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
         self._tables: dict[str, TopicTable] = {}
 
@@ -128,14 +127,29 @@ class LogReader:
         self, topic: Topic, partition: Partition, start: int, end: int, projection: _Projection
     ) -> Iterator[ReadBatch]:
         """Reads the next batches from `start`, at least one, from the hot tail or by a plan."""
-        count = min(end - start, projection.batch_rows)
-        hot = self._hot.run(
+        hot = self._hot_run(topic, partition, start, end, projection)
+        return self._next_of(topic, partition, hot, start, end, projection)
+
+    def _hot_run(
+        self, topic: Topic, partition: Partition, start: int, end: int, projection: _Projection
+    ) -> Sequence[HotBatch]:
+        return self._hot.run(
             topic.topic_id,
             partition.number,
             start,
-            rows=count,
+            rows=min(end - start, projection.batch_rows),
             limit_bytes=limits.READ_RUN_BYTES,
         )
+
+    def _next_of(
+        self,
+        topic: Topic,
+        partition: Partition,
+        hot: Sequence[HotBatch],
+        start: int,
+        end: int,
+        projection: _Projection,
+    ) -> Iterator[ReadBatch]:
         if hot:
             return self._hot_rows(topic, partition, hot, end, projection)
         return self._planned_rows(topic, partition, start, end, projection)
@@ -305,15 +319,17 @@ class LogReader:
     def tail(
         self,
         positions: Sequence[flight_messages.TailPosition],
+        notify: Callable[[], None],
         *,
         columns: Sequence[str] | None = None,
         batch_rows: int = limits.SCAN_BATCH_ROWS,
-        idle_seconds: float = 0.5,
-    ) -> Iterator[ReadBatch | None]:
+    ) -> Tail:
         """Reads records of all `positions` as they are appended, without end.
 
-        Yields None if none came for `idle_seconds`. Ends when the broker stops. Raises the errors
-        of `read`, and `UnknownTopic` if one of the topics is deleted.
+        Args:
+            notify: called when a partition has grown; see `Tail`.
+
+        Raises the errors of `read`.
         """
         topics = [self._topic(each.topic, each.topic_id) for each in positions]
         partitions = [
@@ -323,51 +339,20 @@ class LogReader:
         offsets = [each.offset for each in positions]
         for (topic, partition), offset in zip(partitions, offsets, strict=True):
             check_range(topic, partition, offset, partition.end)
-        return self._follow(
-            partitions,
-            offsets,
-            _Projection(columns=columns, batch_rows=batch_rows),
-            idle_seconds,
-        )
+        projection = _Projection(columns=columns, batch_rows=batch_rows)
 
-    def _follow(
-        self,
-        partitions: Sequence[tuple[Topic, Partition]],
-        offsets: list[int],
-        projection: _Projection,
-        idle_seconds: float,
-    ) -> Iterator[ReadBatch | None]:
-        while not self._is_closing():
-            moved = False
-            for index, (topic, partition) in enumerate(partitions):
-                if self._is_gone(topic):
-                    raise errors.UnknownTopic(topic=topic.name)
-                end = partition.end
-                if offsets[index] < end:
-                    check_range(topic, partition, offsets[index], end)
-                    for batch in self._next_batches(
-                        topic, partition, offsets[index], end, projection
-                    ):
-                        offsets[index] = batch.end
-                        moved = True
-                        yield batch
-            if not moved and not self._wait_for_more(partitions, offsets, idle_seconds):
-                yield None
-
-    def _wait_for_more(
-        self,
-        partitions: Sequence[tuple[Topic, Partition]],
-        offsets: Sequence[int],
-        timeout_seconds: float,
-    ) -> bool:
-        def has_more() -> bool:
-            return self._is_closing() or any(
-                partition.end > offset or self._is_gone(topic)
-                for (topic, partition), offset in zip(partitions, offsets, strict=True)
+        def next_batches(
+            topic: Topic, partition: Partition, start: int, end: int
+        ) -> tuple[Iterator[ReadBatch], bool]:
+            check_range(topic, partition, start, end)
+            hot = self._hot_run(topic, partition, start, end, projection)
+            size = sum(
+                each.entry.memory_bytes + limits.ROW_BYTES * each.entry.count for each in hot
             )
+            is_quick = 0 < size <= limits.FLIGHT_FREE_ROWS_BYTES
+            return self._next_of(topic, partition, hot, start, end, projection), is_quick
 
-        with self._partition_table.appended:
-            return self._partition_table.appended.wait_for(has_more, timeout_seconds)
+        return Tail(self._partition_table, partitions, offsets, next_batches, notify)
 
     def _is_gone(self, topic: Topic) -> bool:
         return self._partition_table.by_id(topic.topic_id) is not topic

@@ -104,8 +104,10 @@ class Call:
         "has_started",
         "held_bytes",
         "is_dead",
+        "is_detached",
         "is_served",
         "length_left",
+        "on_progress",
         "outgoing",
         "peer",
         "refusal",
@@ -126,6 +128,11 @@ class Call:
         self.is_dead = False
         """True if the client or this broker has ended the call."""
         self.is_served = False
+        self.is_detached = False
+        """True if no thread serves the call any more; `Server.finish` ends it."""
+        self.on_progress: Callable[[], None] | None = None
+        """Called in any thread when the message of `write_soon` was sent, and when the call ends.
+        It must not block."""
         self.has_ended = False
         """True if the client has half-closed its stream: it sends nothing more."""
         self.has_started = False
@@ -193,6 +200,20 @@ class Call:
         """Sends a message. Returns when the system has taken all of it. Raises `PeerGone`."""
         pieces = [memoryview(each).cast("B") for each in parts]
         self.connection.send(self, pieces, sum(map(len, pieces)))
+
+    def write_soon(self, parts: Iterable[Bytes]) -> bool:
+        """Sends a message without waiting. Returns whether all of it was sent. Raises `PeerGone`.
+
+        The rest is sent when the client reads; then `on_progress` is called. Until then, no other
+        message may be sent.
+        """
+        pieces = [memoryview(each).cast("B") for each in parts]
+        return self.connection.send_soon(self, pieces, sum(map(len, pieces)))
+
+    def detach(self, on_progress: Callable[[], None]) -> None:
+        """Frees the thread that serves the call, once it returns; `Server.finish` ends the call."""
+        self.is_detached = True
+        self.on_progress = on_progress
 
     def cancel(self) -> None:
         """Ends the call with UNAVAILABLE; may be called in any thread."""

@@ -92,6 +92,8 @@ class GrpcConnection:
         self._last_stream = 0
         self._out: deque[memoryview] = deque()
         self._out_bytes = 0
+        self._unsent: dict[Call, None] = {}
+        """Calls with a message of `send_soon` that is not sent completely, the oldest first."""
         self._unread_bytes = 0
         """The bytes of control frames since all pending bytes were sent."""
         self.wants_write = False
@@ -530,28 +532,66 @@ class GrpcConnection:
     def send(self, call: Call, pieces: list[memoryview], size: int) -> None:
         """Sends a message. Raises `PeerGone`."""
         with self.lock:
-            if call.is_dead or self.is_closed:
-                raise PeerGone
-            total = size + PREFIX_BYTES
-            start = b""
-            if not call.has_started:
-                block = self._answer(_STARTED)
-                start = http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block)
-            allowed = min(call.send_window, self._send_window, self._peer_frame_bytes)
-            if total <= allowed and total <= _SMALL_BYTES and not self._out:
-                call.has_started = True
-                call.send_window -= total
-                self._send_window -= total
-                self._answered_frames += 1
-                before = start + http2.header(http2.DATA, 0, call.stream_id, total)
-                self._write([memoryview(b"".join((before, PREFIX.pack(0, size), *pieces)))])
+            if not self._begin_message(call, pieces, size, is_waited_for=True):
+                self._send_large(call)
+
+    def send_soon(self, call: Call, pieces: list[memoryview], size: int) -> bool:
+        """Sends a message as far as that needs no waiting. Returns whether all was sent.
+
+        The rest is sent by the reading thread. Raises `PeerGone`.
+        """
+        with self.lock:
+            if self._begin_message(call, pieces, size, is_waited_for=False) and not self._out:
+                return True
+            call.stalled_since = self._clock.monotonic()
+            self._unsent[call] = None
+            self._send_unsent(call)
+            return call not in self._unsent
+
+    def _begin_message(
+        self, call: Call, pieces: list[memoryview], size: int, *, is_waited_for: bool
+    ) -> bool:
+        """Writes a small message at once, or queues the message. Returns whether it was written."""
+        if call.is_dead or self.is_closed:
+            raise PeerGone
+        total = size + PREFIX_BYTES
+        start = b""
+        if not call.has_started:
+            block = self._answer(_STARTED)
+            start = http2.frame(http2.HEADERS, http2.END_HEADERS, call.stream_id, block)
+        allowed = min(call.send_window, self._send_window, self._peer_frame_bytes)
+        if total <= allowed and total <= _SMALL_BYTES and not self._out:
+            call.has_started = True
+            call.send_window -= total
+            self._send_window -= total
+            self._answered_frames += 1
+            before = start + http2.header(http2.DATA, 0, call.stream_id, total)
+            self._write([memoryview(b"".join((before, PREFIX.pack(0, size), *pieces)))])
+            return True
+        if start:
+            call.has_started = True
+            self._write([memoryview(start)], is_waited_for=is_waited_for)
+        call.outgoing.append(memoryview(PREFIX.pack(0, size)))
+        call.outgoing += pieces
+        return False
+
+    def _send_unsent(self, call: Call) -> None:
+        """Continues with a message of `send_soon`, for which no thread waits."""
+        with contextlib.suppress(PeerGone):
+            while not self._out and (frames := self._frames(call)):
+                self._write(frames)
+        if not call.outgoing and not self._out:
+            self._unsent.pop(call, None)
+            call.stalled_since = None
+
+    def _continue_unsent(self) -> None:
+        """Continues with the messages of `send_soon`, after the socket took the pending bytes."""
+        for call in [*self._unsent]:
+            if self._out:
                 return
-            if start:
-                call.has_started = True
-                self._write([memoryview(start)], is_waited_for=True)
-            call.outgoing.append(memoryview(PREFIX.pack(0, size)))
-            call.outgoing += pieces
-            self._send_large(call)
+            self._send_unsent(call)
+            if call not in self._unsent and call.on_progress is not None:
+                call.on_progress()
 
     def _send_large(self, call: Call) -> None:
         try:
@@ -573,6 +613,11 @@ class GrpcConnection:
 
     def _send_on(self, call: Call) -> None:
         """Sends as much as the windows allow, and wakes the call's thread when all was sent."""
+        if call in self._unsent:
+            self._send_unsent(call)
+            if call not in self._unsent and call.on_progress is not None:
+                call.on_progress()
+            return
         if not call.outgoing or call.is_dead:
             return
         if call.refusal:  # a short text, for which no thread waits
@@ -670,8 +715,12 @@ class GrpcConnection:
             self._refused.pop(call.stream_id, None)
             (self._ended_streams if call.has_ended else self._cut_streams).append(call.stream_id)
             freed = call.die()
+            if self._unsent.pop(call, call) is None:
+                call.outgoing.clear()  # no thread waits to do that
             self.changed.notify_all()
         self.server.closed(call, freed)
+        if call.on_progress is not None:
+            call.on_progress()
 
     def _control(self, data: bytes) -> None:
         """Writes a control frame. Never waits. Needs the lock."""
@@ -732,6 +781,8 @@ class GrpcConnection:
             self.changed.notify_all()
             self.wants_write = False
             self._unread_bytes = 0
+            if self._unsent:
+                self._continue_unsent()
         return not self._out
 
     def close(self) -> None:

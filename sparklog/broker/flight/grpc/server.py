@@ -150,10 +150,20 @@ class Server:
             call.connection.end(call, UNAVAILABLE, "no thread is free", [])
 
     def _serve(self, call: Call) -> None:
+        self._end_after(call, call.serve, may_detach=True)
+
+    def finish(self, call: Call, work: Callable[[], None]) -> None:
+        """Ends a detached call after `work`, with the status of its exception or OK."""
+        self._end_after(call, work, may_detach=False)
+
+    def _end_after(self, call: Call, work: Callable[[], None], *, may_detach: bool) -> None:
         connection = call.connection
+        is_over = True
         try:
-            call.serve()
-            connection.end(call, OK, "", [])
+            work()
+            is_over = not (may_detach and call.is_detached)
+            if is_over:
+                connection.end(call, OK, "", [])
         except PeerGone:
             connection.end(call, CANCELLED, "", [])
         except GrpcError as status:
@@ -162,8 +172,9 @@ class Server:
             _log.error("call failed", exc_info=error)
             connection.end(call, INTERNAL, repr(error), [])
         finally:
-            call.release_message()
-            self._call_served()
+            if is_over:
+                call.release_message()
+                self._call_served()
 
     def _call_served(self) -> None:
         with self._lock:

@@ -1,0 +1,292 @@
+"""Serves all tails: one thread sends records from memory, and a few read others from storage.
+
+A thread for each tail would be woken by each flush, and hundreds of them would spend a core on
+taking turns. Here a tail that has records waits in one queue for its step: it sends them as far as
+its client takes them. A batch that many tails read at the same time is encoded once. A tail whose
+client does not read waits for the client, and no thread waits with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Final
+
+import pyarrow as pa
+
+from sparklog import limits
+from sparklog.broker.broker import ReadBatch, Tail
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.flight import protocol
+from sparklog.broker.flight.grpc.call import Bytes, Call
+from sparklog.broker.flight.streams import OpenStream
+from sparklog.clock import ThreadClock
+from sparklog.formats import flight_messages
+
+_CACHED_MESSAGES: Final = 64
+_CACHED_BYTES: Final = 64 * limits.KIB
+"""The largest message that is kept for other tails."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedTail:
+    """A tail, the call that it answers, and its place in the queue.
+
+    Attributes:
+        columns: names the columns of `tail`'s rows, for the messages that tails share.
+        idle: the message to send if there were no records for `idle_seconds`.
+        ending: closed when the call has ended.
+        finish: ends the call; raises nothing. An exception is its status.
+        before: called with each batch before it is sent, and may block; None: there is no hook.
+    """
+
+    call: Call
+    stream: OpenStream
+    columns: tuple[str, ...] | None
+    idle: Sequence[Bytes]
+    idle_seconds: float
+    finish: Callable[[BaseException | None], None]
+    before: Callable[[ReadBatch], None] | None = None
+    tail: Tail = field(init=False)
+    ending: contextlib.ExitStack = field(init=False)
+    sent_at: float = 0.0
+    """The time of the last message."""
+    is_wanted: bool = False
+    """True if it has to take a step."""
+    is_busy: bool = False
+    """True while a thread takes a step of it."""
+    is_sending: bool = False
+    """True until its client has read its last message."""
+    is_ready: bool = False
+    """True while it is in the queue."""
+    is_idle_due: bool = False
+    memory: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    """The memory of the message that is being sent."""
+
+
+class Tails:
+    """The tails of one listener. `add` and `wake` may be called in any thread."""
+
+    def __init__(self, reply_memory: DecodeMemory, *, clock: ThreadClock) -> None:
+        self._reply_memory = reply_memory
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._ready: deque[ServedTail] = deque()
+        self._heartbeats: list[tuple[float, int, ServedTail]] = []
+        """(time, number, tail), the next one first."""
+        self._numbers = count()
+        self._tails: set[ServedTail] = set()
+        self._is_over = False
+        self._cache: OrderedDict[Any, tuple[int, Sequence[Bytes]]] = OrderedDict()
+        """Messages by what they contain, each with the offset behind it."""
+        self._readers = ThreadPoolExecutor(limits.FLIGHT_TAIL_READERS, "sparklog-tail-read")
+        self._thread: threading.Thread | None = None
+        self.steps = 0
+        """Steps that were taken by the sending thread, with and without records."""
+        self.encoded = 0
+        """Messages that were encoded."""
+
+    def add(self, served: ServedTail) -> None:
+        """Serves a tail until its call ends. Raises RuntimeError if no thread can be started."""
+        with self._changed:
+            is_over = self._is_over
+            if not is_over:
+                if self._thread is None:
+                    thread = threading.Thread(target=self._run, name="sparklog-tails", daemon=True)
+                    thread.start()
+                    self._thread = thread
+                self._tails.add(served)
+                served.sent_at = self._clock.monotonic()
+                self._schedule_heartbeat(served)
+                self._want(served)
+        if is_over:
+            self._end(served, None)
+
+    def wake(self, served: ServedTail) -> None:
+        """Has the tail take a step: it may have records, or its client has read. Never blocks."""
+        with self._changed:
+            self._want(served)
+
+    def progress(self, served: ServedTail) -> None:
+        """Continues with a tail whose message was sent, or whose call has ended. Never blocks."""
+        with self._changed:
+            served.is_sending = False
+            self._want(served)
+
+    def close(self) -> None:
+        """Ends all tails, and returns when their threads have ended."""
+        with self._changed:
+            self._is_over = True
+            for each in self._tails:
+                each.is_sending = False
+                self._want(each)
+            thread = self._thread
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+        self._readers.shutdown()
+
+    def _want(self, served: ServedTail) -> None:
+        served.is_wanted = True
+        self._offer(served)
+
+    def _offer(self, served: ServedTail) -> None:
+        """Queues a tail for its next step, if it may and has to take one."""
+        if not served.is_wanted or served not in self._tails:
+            return
+        if not (served.is_busy or served.is_sending or served.is_ready):
+            served.is_ready = True
+            self._ready.append(served)
+            self._changed.notify()
+
+    # -------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        while (served := self._next()) is not None:
+            self.steps += 1
+            self._step(served)
+
+    def _next(self) -> ServedTail | None:
+        """Returns the next tail that is due; None when all have ended."""
+        with self._changed:
+            self._want_heartbeats()
+            while not self._ready:
+                if self._is_over and not self._tails:
+                    return None
+                deadline = self._heartbeats[0][0] if self._heartbeats else None
+                self._clock.wait_until(self._changed, deadline)
+                self._want_heartbeats()
+            served = self._ready.popleft()
+            served.is_ready = served.is_wanted = False
+            served.is_busy = True
+            return served
+
+    def _want_heartbeats(self) -> None:
+        now = self._clock.monotonic()
+        while self._heartbeats and self._heartbeats[0][0] <= now:
+            _, _, served = heapq.heappop(self._heartbeats)
+            if served not in self._tails:
+                continue
+            if served.sent_at + served.idle_seconds <= now:
+                served.is_idle_due = True
+                served.sent_at = now
+                self._want(served)
+            self._schedule_heartbeat(served)
+
+    def _schedule_heartbeat(self, served: ServedTail) -> None:
+        due = served.sent_at + served.idle_seconds
+        heapq.heappush(self._heartbeats, (due, next(self._numbers), served))
+
+    def _step(self, served: ServedTail) -> None:
+        """Sends what the tail has in memory, or has a reading thread send one batch."""
+        try:
+            served.memory.close()
+            served.stream.advance()
+            while self._is_open(served):
+                message = self._known(served)
+                if message is None and not self._is_quick(served):
+                    self._readers.submit(self._slow_step, served)
+                    return
+                if message is None:
+                    message = self._next_message(served, may_wait=False)
+                if message is None or not self._send(served, message):
+                    self._rest(served)
+                    return
+        except BaseException as error:
+            self._end(served, error)
+        else:
+            self._end(served, None)
+
+    def _slow_step(self, served: ServedTail) -> None:
+        try:
+            message = self._next_message(served, may_wait=True)
+            if message is not None and self._send(served, message):
+                self.wake(served)
+        except BaseException as error:
+            self._end(served, error)
+        else:
+            self._rest(served)
+
+    def _rest(self, served: ServedTail) -> None:
+        with self._changed:
+            served.is_busy = False
+            self._offer(served)
+
+    def _is_quick(self, served: ServedTail) -> bool:
+        is_quick = served.tail.is_quick()
+        return is_quick and (served.before is None or served.tail.place() is None)
+
+    def _is_open(self, served: ServedTail) -> bool:
+        return not (self._is_over or served.call.is_dead)
+
+    def _end(self, served: ServedTail, failure: BaseException | None) -> None:
+        served.memory.close()
+        served.ending.close()
+        served.finish(failure)
+        with self._changed:  # its thread ends after the last tail
+            self._tails.discard(served)
+            self._changed.notify()
+
+    # -------------------------------------------------------------------------- messages
+
+    def _send(self, served: ServedTail, message: Sequence[Bytes]) -> bool:
+        """Sends a message as far as the client takes it. Returns whether it has taken all."""
+        served.sent_at = self._clock.monotonic()
+        served.stream.waits(sum(map(len, message)))
+        served.is_sending = True
+        if not served.call.write_soon(message):
+            return False
+        served.is_sending = False
+        served.memory.close()
+        served.stream.advance()
+        return True
+
+    def _known(self, served: ServedTail) -> Sequence[Bytes] | None:
+        """Returns the next message if another tail has just sent the same, and skips its rows."""
+        place = served.tail.place()
+        if place is None or served.before is not None:
+            return None
+        known = self._cache.get((place, served.columns))
+        if known is None:
+            return None
+        served.tail.skip(known[0])
+        return known[1]
+
+    def _next_message(self, served: ServedTail, *, may_wait: bool) -> Sequence[Bytes] | None:
+        place = served.tail.place()
+        batch = served.tail.next()
+        if batch is None:
+            is_due, served.is_idle_due = served.is_idle_due, False
+            return served.idle if is_due else None
+        if served.before is not None:
+            served.before(batch)
+        rows, end = batch.rows, batch.end
+        size = rows.nbytes
+        if may_wait and size > limits.FLIGHT_FREE_ROWS_BYTES:
+            served.memory.enter_context(self._reply_memory.hold(size))
+        header = flight_messages.TailHeader(
+            topic=batch.topic,
+            partition=batch.partition,
+            first=batch.first,
+            end=batch.end,
+            high_watermark=batch.high_watermark,
+        )
+        del batch
+        message = encoded(rows, header)
+        self.encoded += 1
+        if size <= _CACHED_BYTES and not may_wait:
+            if len(self._cache) >= _CACHED_MESSAGES:
+                self._cache.popitem(last=False)
+            self._cache[place, served.columns] = end, message
+        return message
+
+
+def encoded(rows: pa.RecordBatch, header: flight_messages.TailHeader) -> Sequence[Bytes]:
+    """Returns the message of a batch."""
+    return protocol.write_flight_data(rows.serialize(), flight_messages.encode(header))

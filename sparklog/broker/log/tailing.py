@@ -1,0 +1,158 @@
+"""Follows partitions: the records that exist from some offsets on, and those that are appended.
+
+A tail costs nothing while it waits. Each of its partitions notifies it when records are appended,
+so the cost of a flush is in the tails of its partitions, and not in all others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+from sparklog import errors
+
+if TYPE_CHECKING:
+    from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+    from sparklog.broker.log.readers import ReadBatch
+
+NextBatches = Callable[["Topic", "Partition", int, int], tuple[Iterator["ReadBatch"], bool]]
+"""Returns batches of a partition from an offset up to an end, and whether they are few rows in
+memory, so that reading them neither waits nor takes long."""
+
+
+class Place(NamedTuple):
+    """Offsets of a partition that are read next."""
+
+    topic_id: str
+    partition: int
+    offset: int
+    end: int
+
+
+class Tail:
+    """The records of some partitions as they are appended, without end.
+
+    One thread at a time uses it. `notify` is called in any thread, under the partition table's
+    lock, when a partition of a tail that is at its end has grown, or its topic is deleted: it must
+    not block. It may be called more than once for the same growth.
+    """
+
+    def __init__(
+        self,
+        partition_table: PartitionTable,
+        partitions: Sequence[tuple[Topic, Partition]],
+        offsets: Sequence[int],
+        next_batches: NextBatches,
+        notify: Callable[[], None],
+    ) -> None:
+        self._partition_table = partition_table
+        self._partitions = partitions
+        self._offsets = list(offsets)
+        self._next_batches = next_batches
+        self._notify = notify
+        self._ready = deque(range(len(partitions)))
+        """The partitions that may have records; each is read in its turn."""
+        self._queued = set(self._ready)
+        self._index: int | None = None
+        """The partition that is being read."""
+        self._batches: Iterator[ReadBatch] | None = None
+        """The rest of its batches, once reading has begun."""
+        self._is_quick = True
+        self._end = 0
+        """The end of the partition that is being read, when its turn began."""
+        self._followers = [self._follower(index) for index in range(len(partitions))]
+        with partition_table.lock:
+            for (_, partition), follower in zip(partitions, self._followers, strict=True):
+                partition.growth.follow(follower)
+
+    def close(self) -> None:
+        """Follows the partitions no longer."""
+        with self._partition_table.lock:
+            for (_, partition), follower in zip(self._partitions, self._followers, strict=True):
+                partition.growth.unfollow(follower)
+        self._batches = None
+
+    def place(self) -> Place | None:
+        """Returns the offsets that are read next; None: all partitions are read to their ends.
+
+        Raises `UnknownTopic` if a topic was deleted.
+        """
+        while self._index is None:
+            if not self._ready:
+                return None
+            index = self._ready.popleft()
+            self._queued.discard(index)  # before its end is read: later records queue it again
+            topic, partition = self._partitions[index]
+            if self._partition_table.by_id(topic.topic_id) is not topic:
+                raise errors.UnknownTopic(topic=topic.name)
+            self._end = partition.end
+            if self._offsets[index] < self._end:
+                self._index = index
+        topic, partition = self._partitions[self._index]
+        return Place(topic.topic_id, partition.number, self._offsets[self._index], self._end)
+
+    def is_quick(self) -> bool:
+        """Returns whether `next` takes little time, and waits for nothing.
+
+        Raises what `place` raises, and `OffsetOutOfRange`.
+        """
+        return self._begin() is None or self._is_quick
+
+    def next(self) -> ReadBatch | None:
+        """Returns the next batch; None: all partitions are read to their ends.
+
+        Raises what `is_quick` raises, and the errors of reading.
+        """
+        while (batches := self._begin()) is not None:
+            batch = next(batches, None)
+            if batch is not None:
+                assert self._index is not None
+                self._offsets[self._index] = batch.end
+                return batch
+            self._leave()
+        return None
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> ReadBatch | None:
+        """Returns the result of `next`. Never raises StopIteration."""
+        return self.next()
+
+    def skip(self, end: int) -> None:
+        """Continues at `end` in the partition of `place`, whose records the caller has."""
+        assert self._index is not None
+        self._offsets[self._index] = end
+        self._leave()
+
+    def _begin(self) -> Iterator[ReadBatch] | None:
+        """Returns the batches of the next partition that has records, or None."""
+        if self._batches is None:
+            place = self.place()
+            if place is None:
+                return None
+            assert self._index is not None
+            topic, partition = self._partitions[self._index]
+            self._batches, self._is_quick = self._next_batches(
+                topic, partition, place.offset, place.end
+            )
+        return self._batches
+
+    def _leave(self) -> None:
+        """Ends the turn of a partition; the next one is after the turns of the others."""
+        assert self._index is not None
+        self._grown(self._index)
+        self._index = self._batches = None
+
+    def _follower(self, index: int) -> Callable[[], None]:
+        def grown() -> None:
+            self._grown(index)
+            self._notify()
+
+        return grown
+
+    def _grown(self, index: int) -> None:
+        if index not in self._queued:
+            self._queued.add(index)
+            self._ready.append(index)
