@@ -67,6 +67,7 @@ PUBLISH_ENCODED_BYTES = 32 * MIB  # of encoded files that wait to be put togethe
 PUBLISH_BESIDE = 2  # topics that are published beside the others, because they have much
 PUBLISH_BESIDE_REMOTE = 8
 PUBLISH_SHARE = 0.25  # of the time that publishing may take before its interval stretches
+PUBLISH_SHARE_REMOTE = 1.0  # waiting for a store takes no processor from producers
 PUBLISH_STRETCH = 4.0  # the factor by which the interval stretches at most
 PUBLISH_THREADS = 2
 PUBLISH_THREADS_REMOTE = 8

@@ -389,6 +389,7 @@ class Agent:
             clock=clock,
             retry_seconds=_RETRY_SECONDS,
             workers=self._publishers,
+            share=limits.PUBLISH_SHARE if store.is_local else limits.PUBLISH_SHARE_REMOTE,
         )
         broker.publishing.publish_now = self._publish_now.set
         self._janitor = Janitor(

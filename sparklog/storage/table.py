@@ -1123,20 +1123,34 @@ def commit_all(
     prepared = [each for each in found if isinstance(each, PreparedCommit)]
     claimed = claim_all(store, [(each.path, each.data) for each in prepared], clock=clock)
     outcomes = iter(claimed)
+    put = [
+        (table, each, next(outcomes))
+        for (table, _), each in zip(commits, found, strict=True)
+        if isinstance(each, PreparedCommit)
+    ]
+    ended = iter(in_parallel(store, lambda item: _finished(*item), put))
     results: list[TableSnapshot | Exception] = []
     for (table, decide), each in zip(commits, found, strict=True):
-        if not isinstance(each, PreparedCommit):
-            results.append(each)
-            continue
-        outcome = next(outcomes)
+        result = next(ended) if isinstance(each, PreparedCommit) else each
         try:
-            if isinstance(outcome, Exception):
-                raise outcome
-            landed = table.finish_commit(each) if outcome else None
             # A lost race is repeated with the newest version, as often as `commit` does.
-            results.append(table.commit(decide) if landed is None else landed)
+            results.append(table.commit(decide) if result is None else result)
         except SyncFailed:
             raise
         except Exception as error:
             results.append(error)
     return results
+
+
+def _finished(
+    table: TopicTable, prepared: PreparedCommit, outcome: bool | Exception
+) -> TableSnapshot | Exception | None:
+    """Returns the outcome of a commit that was put: its snapshot, its error, or a lost race."""
+    if isinstance(outcome, Exception):
+        return outcome
+    try:
+        return table.finish_commit(prepared) if outcome else None
+    except SyncFailed:
+        raise
+    except Exception as error:
+        return error

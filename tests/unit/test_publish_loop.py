@@ -335,6 +335,10 @@ def test_the_interval_stretches_with_the_work() -> None:
     assert pace.interval_seconds(100) == 1.0
     assert pace.interval_seconds(250) == pytest.approx(250 * 0.002 / limits.PUBLISH_SHARE)
     assert pace.interval_seconds(10_000) == limits.PUBLISH_STRETCH
+    waiting = PublishPace(1.0, share=1.0)
+    for _ in range(50):
+        waiting.note(64, 64 * 0.002)
+    assert waiting.interval_seconds(1_000) == pytest.approx(1_000 * 0.002)
     for _ in range(50):
         pace.note(64, 64 * 0.0001)
     assert pace.interval_seconds(1_000) == 1.0

@@ -18,7 +18,13 @@ from sparklog.clock import ManualClock, SystemClock
 from sparklog.storage import delta_log
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import MetadataStore
-from sparklog.storage.objects import DelayedStore, MemoryStore, ObjectMissing, in_parallel
+from sparklog.storage.objects import (
+    DelayedStore,
+    MemoryStore,
+    ObjectMissing,
+    Stat,
+    in_parallel,
+)
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.base import object_path
@@ -466,3 +472,33 @@ def test_read_ahead_is_bounded(
     with costs(store, get_range=2):
         ahead.payload(entries[4])
         ahead.payload(entries[5])
+
+
+def test_commits_of_many_topics_are_checked_in_parallel() -> None:
+    """Each commit of a round needs a probe, and these are made at once."""
+
+    class Watching(DelayedStore):
+        """Records how many probes are under way together."""
+
+        probes = most_probes = 0
+
+        def stat(self, path: str) -> Stat:
+            self.probes += 1
+            self.most_probes = max(self.most_probes, self.probes)
+            try:
+                return super().stat(path)
+            finally:
+                self.probes -= 1
+
+    store = Watching(MemoryStore(SystemClock()), 0.005)
+    rig = Rig(quick(store), SystemClock())
+    for number in range(20):
+        rig.create(f"t{number}")
+    rig = rig.successor(store=store)
+    for number in range(20):
+        fill(rig, 1, 1, topic=f"t{number}")
+    store.most_probes = 0
+    topics = rig.partition_table.topics()
+    assert rig.publisher.publish_together(topics) == [None] * 20
+    assert store.most_probes >= 8
+    assert rows_of_table(store, SystemClock(), "t19") == [(0, b"0")]

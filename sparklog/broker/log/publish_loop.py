@@ -31,8 +31,10 @@ class PublishPace:
     processor.
     """
 
-    def __init__(self, interval_seconds: float) -> None:
+    def __init__(self, interval_seconds: float, *, share: float = limits.PUBLISH_SHARE) -> None:
+        """`share`: of the time that publishing may take before the interval stretches."""
         self._interval_seconds = interval_seconds
+        self._share = share
         self._seconds_per_topic = 0.0
 
     def note(self, topics: int, seconds: float) -> None:
@@ -42,7 +44,7 @@ class PublishPace:
 
     def interval_seconds(self, waiting: int) -> float:
         """Returns the interval while so many topics wait."""
-        wanted = waiting * self._seconds_per_topic / limits.PUBLISH_SHARE
+        wanted = waiting * self._seconds_per_topic / self._share
         longest = self._interval_seconds * limits.PUBLISH_STRETCH
         return min(max(wanted, self._interval_seconds), longest)
 
@@ -65,11 +67,12 @@ class PublishLoop:
         clock: Clock,
         retry_seconds: float,
         workers: Executor | None = None,
+        share: float = limits.PUBLISH_SHARE,
     ) -> None:
         """`check_leadership` raises `BrokerFenced` if a newer broker has taken over.
 
         `on_published` is called after every commit. `workers` publish the topics with many records;
-        without them the caller does.
+        without them the caller does. `share` is as in `PublishPace`.
         """
         self._publisher = publisher
         self._partition_table = partition_table
@@ -79,7 +82,7 @@ class PublishLoop:
         self._clock = clock
         self._workers = workers
         self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
-        self._pace = PublishPace(settings.interval_seconds)
+        self._pace = PublishPace(settings.interval_seconds, share=share)
         self._beside: dict[str, Future[None]] = {}
         """Topics that are published beside the others, by topic id."""
         self._failure: BaseException | None = None
