@@ -114,6 +114,10 @@ LOG_FILES_KEPT = 3  # older log files
 
 # ---- keeping
 JANITOR_INTERVAL_SECONDS = 1.0
+UPKEEP_SECONDS = 1.0  # after which a tick leaves the other topics to the next one
+UPKEEP_ROUND_SECONDS = 60.0  # in which each topic has its turn
+UPKEEP_TOPICS = 20  # that have their turn in each tick, if there are no more
+UPKEEP_BESIDE = 1  # compactions by key that run beside the janitor
 TABLE_CHECKPOINT_EVERY = 100
 TABLE_CHECKPOINTS_KEPT = 2
 TABLE_COMMIT_ATTEMPTS = 100

@@ -124,6 +124,9 @@ class Agent:
             limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
             thread_name_prefix="sparklog-files",
         )
+        self._compactors = ThreadPoolExecutor(
+            limits.UPKEEP_BESIDE, thread_name_prefix="sparklog-compact"
+        )
         self._publishers = ThreadPoolExecutor(
             limits.PUBLISH_BESIDE if self._store.is_local else limits.PUBLISH_BESIDE_REMOTE,
             thread_name_prefix="sparklog-publish",
@@ -399,6 +402,7 @@ class Agent:
             clock=clock,
             finish_deletion=broker.topics.finish_deletion,
             settle_doubts=broker.topics.settle_doubts,
+            workers=self._compactors,
         )
         return broker
 
@@ -666,6 +670,7 @@ class Agent:
         self._close_pools()
 
     def _close_pools(self) -> None:
+        self._compactors.shutdown()
         self._publishers.shutdown()  # their work uses the other pool
         self._pool.shutdown()
 

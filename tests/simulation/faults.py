@@ -34,7 +34,15 @@ from tests.simulation.scheduler import Crashed, Process, Scheduler
 _PUTS = frozenset({"put_new", "put"})
 _BACKGROUND = frozenset(
     f"sparklog-{name}"
-    for name in ("publisher", "publish", "files", "wal-cleaner", "janitor", "heartbeat")
+    for name in (
+        "publisher",
+        "publish",
+        "files",
+        "wal-cleaner",
+        "janitor",
+        "compact",
+        "heartbeat",
+    )
 )
 """Names of the broker's threads that work without being asked."""
 

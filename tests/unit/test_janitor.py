@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +18,7 @@ from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
-from sparklog.storage import maintenance, manifest, retention
+from sparklog.storage import log_compaction, maintenance, manifest, retention
 from sparklog.storage.objects import (
     Fault,
     Faults,
@@ -746,3 +750,103 @@ def test_unsorted_files_of_another_engine_are_sorted(rig: Rig, clock: ManualCloc
         clock.advance(limits.SETTLE_EVERY_SECONDS + 1)
         rig.janitor.tick()
     assert table.refresh().files[0] == (file,)
+
+
+# ------------------------------------------------------------------------------ many topics
+
+
+class Looks(NoFaults):
+    """Counts the looks at each topic's log."""
+
+    def __init__(self) -> None:
+        self.topics: Counter[str] = Counter()
+
+    def before(self, operation: Operation, path: str) -> None:
+        if operation == "get" and "/_delta_log/" in path:
+            self.topics[path.split("/")[1]] += 1
+
+
+def many_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Looks:
+    """Creates 12 topics, which are looked at in turns of 3, and forgets the first looks."""
+    monkeypatch.setattr(limits, "UPKEEP_TOPICS", 3)
+    for number in range(10):
+        rig.create(f"u{number}", 1)
+    assert isinstance(rig.store, MemoryStore)
+    looks = Looks()
+    rig.janitor._store = rig.store.view(looks)
+    for _ in range(4):
+        rig.janitor.tick()
+    looks.topics.clear()
+    return looks
+
+
+def test_a_tick_looks_at_some_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many topics has its turn, and no tick looks at all of them."""
+    looks = many_topics(rig, monkeypatch)
+    rig.janitor.tick()
+    assert len(looks.topics) == 3
+    for _ in range(3):
+        rig.janitor.tick()
+    assert len(looks.topics) == 12
+
+
+def test_topics_with_commits_are_looked_at_next(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic that was published several times does not wait for its turn."""
+    looks = many_topics(rig, monkeypatch)
+    for _ in range(max(rig.options.janitor.compact_files // 4, 1)):
+        rig.append(["a"], topic="u1")
+        rig.publish()
+    rig.janitor.tick()
+    assert "u1" in looks.topics
+
+
+def test_a_tick_ends_after_a_while(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, clock: ManualClock
+) -> None:
+    """Topics that a long tick does not reach are the first of the next one."""
+    looks = many_topics(rig, monkeypatch)
+
+    class Slow(Looks):
+        def before(self, operation: Operation, path: str) -> None:
+            super().before(operation, path)
+            clock.advance(limits.UPKEEP_SECONDS)
+
+    slow = Slow()
+    assert isinstance(rig.store, MemoryStore)
+    for state in rig.janitor._topics.values():
+        state.table.store = rig.store.view(slow)
+    order = []
+    for _ in range(12):
+        rig.janitor.tick()
+        assert len(slow.topics) == 1
+        order += list(slow.topics)
+        slow.topics.clear()
+    assert len(set(order)) == 12
+    assert not looks.topics
+
+
+def test_a_long_compaction_by_key_delays_no_other_topic(
+    rig: Rig, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While superseded records of one topic are removed, the others are maintained."""
+    rig.create("keyed", 1, **{"cleanup.policy": "compact"})
+    gate, entered = threading.Event(), threading.Event()
+
+    def choose(*_: Any, **__: Any) -> list[Any]:
+        entered.set()
+        assert gate.wait(30)
+        return []
+
+    monkeypatch.setattr(log_compaction, "choose", choose)
+    with ThreadPoolExecutor(1) as workers:
+        monkeypatch.setattr(rig.janitor, "_workers", workers)
+        rig.janitor.tick()
+        assert entered.wait(30)
+        state = rig.janitor._topics[rig.partition_table.topic("t").topic_id]
+        for _ in range(2):
+            looked = state.due["retention"]
+            clock.advance(limits.RETENTION_EVERY_SECONDS)
+            rig.janitor.tick()
+            assert state.due["retention"] > looked
+        gate.set()
+        rig.janitor.wait()

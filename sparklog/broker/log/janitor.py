@@ -5,6 +5,10 @@ are not needed, and merges one group of small files. Before merging, it applies 
 topic that is compacted by key, removes superseded records. If the maintenance of a topic fails, the
 topic is logged and left alone for a while; the others continue.
 
+A tick looks at a bounded number of topics: at those with several new commits, and at some of the
+others in turns, so that each has its turn within a minute. It ends after a while, and the next one
+continues. Removal of superseded records may take long, and runs beside everything else.
+
 It also removes the staged files of Spark batches, once all their records are published or after
 `janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging`); the files of
 deleted topics, after the graces of all files; and old files of crashed puts. The names of data
@@ -17,7 +21,10 @@ says that a topic is deleted.
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -54,6 +61,10 @@ class _TopicMaintenance:
     in_order: set[str] = field(default_factory=set)
     """Files of other engines that were checked and need no sorting."""
     failure_log: FailureLog = field(default_factory=FailureLog)
+    commits: int = 0
+    """Our commits since the last look at the topic."""
+    compacting: Future[None] | None = None
+    """The removal of superseded records that runs beside the others."""
 
 
 class Janitor:
@@ -68,10 +79,12 @@ class Janitor:
         clock: Clock,
         finish_deletion: Callable[[str], None],
         settle_doubts: Callable[[], None],
+        workers: Executor | None = None,
     ) -> None:
         """`finish_deletion` clears the topic id from the table of a deleted topic.
 
-        `settle_doubts` finds out whether the topics in doubt still exist.
+        `settle_doubts` finds out whether the topics in doubt still exist. `workers` remove
+        superseded records; without them the caller of `tick` does.
         """
         self._store = store
         self._partition_table = partition_table
@@ -79,7 +92,15 @@ class Janitor:
         self._clock = clock
         self._finish_deletion = finish_deletion
         self._settle_doubts = settle_doubts
+        self._workers = workers
         self._topics: dict[str, _TopicMaintenance] = {}
+        self._rotation: deque[str] = deque()
+        """Ids of all topics, the longest not looked at first."""
+        self._ready: dict[str, None] = {}
+        """Ids of the topics to look at next, in order."""
+        self._topics_version = -1
+        """The version of the partition table's topics that `_rotation` has."""
+        self._failure: BaseException | None = None
         self._emptied: set[str] = set()
         """Names of deleted topics of which only the Delta log is left."""
         self._is_busy = False
@@ -87,25 +108,91 @@ class Janitor:
         self._staging_due = self._first_sweep("staging")
 
     def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Does everything that is due, topic by topic."""
+        """Maintains the topics whose turn it is, for a limited time."""
+        if self._failure is not None:
+            raise self._failure
         self._measure_rate()
         self._try_settle_doubts()
-        topics = self._partition_table.topics()
-        for gone in self._topics.keys() - {topic.topic_id for topic in topics}:
-            del self._topics[gone]
-        self._emptied -= {topic.name for topic in topics}
-        for topic in topics:
-            if should_stop():
-                return
-            state = self._state(topic)
-            if topic.is_compacted:
-                self._try(topic, state, "keys", self._compact_keys, should_stop)
-            self._try(topic, state, "topic", self._maintain, should_stop)
+        self._choose_topics()
+        deadline = self._clock.monotonic() + limits.UPKEEP_SECONDS
+
+        def is_over() -> bool:
+            return should_stop() or self._clock.monotonic() >= deadline
+
+        while self._ready:
+            topic_id = next(iter(self._ready))
+            del self._ready[topic_id]
+            topic = self._partition_table.by_id(topic_id)
+            if topic is not None:
+                self._look_at(topic, is_over, should_stop)
+            if is_over():
+                break
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
             self._sweep_deleted(should_stop)
             self._sweep_temporaries()
+
+    def _choose_topics(self) -> None:
+        """Adds the topics to look at in this tick to those that are left from the last one."""
+        version = self._partition_table.topics_version
+        if version != self._topics_version:
+            self._topics_version = version
+            topics = {topic.topic_id: topic for topic in self._partition_table.topics()}
+            for gone in self._topics.keys() - topics.keys():
+                del self._topics[gone]
+            known = set(self._rotation)
+            new = [topic_id for topic_id in topics if topic_id not in known]
+            self._rotation = deque([*new, *(each for each in self._rotation if each in topics)])
+            self._emptied -= {topic.name for topic in topics.values()}
+        enough = max(self._settings.compact_files // 4, 1)
+        for topic_id, count in self._partition_table.take_commits().items():
+            state = self._topics.get(topic_id)
+            if state is not None:
+                state.commits += count
+                if state.commits >= enough:
+                    self._ready[topic_id] = None
+        share = limits.UPKEEP_ROUND_SECONDS / self._settings.interval_seconds
+        for _ in range(max(limits.UPKEEP_TOPICS, math.ceil(len(self._rotation) / share))):
+            if not self._rotation or len(self._ready) >= len(self._rotation):
+                break
+            self._rotation.rotate(-1)
+            self._ready[self._rotation[-1]] = None
+        if len(self._rotation) <= limits.UPKEEP_TOPICS:
+            self._ready |= dict.fromkeys(self._rotation)
+
+    def _look_at(
+        self, topic: Topic, is_over: Callable[[], bool], should_stop: Callable[[], bool]
+    ) -> None:
+        state = self._state(topic)
+        if state.compacting is not None:
+            if not state.compacting.done():
+                return  # it works on the same files
+            state.compacting = None
+        state.commits = 0
+        if topic.is_compacted and not state.backoff.is_waiting("keys"):
+            if self._workers is not None:
+                state.compacting = self._workers.submit(
+                    self._compact_beside, topic, state, should_stop
+                )
+                return
+            self._try(topic, state, "keys", self._compact_keys, should_stop)
+        self._try(topic, state, "topic", self._maintain, is_over)
+
+    def _compact_beside(
+        self, topic: Topic, state: _TopicMaintenance, should_stop: Callable[[], bool]
+    ) -> None:
+        try:
+            self._try(topic, state, "keys", self._compact_keys, should_stop)
+            self._try(topic, state, "topic", self._maintain, should_stop)
+        except SyncFailed as error:
+            self._failure = error
+
+    def wait(self) -> None:
+        """Waits for what runs beside the ticks."""
+        for state in list(self._topics.values()):
+            if state.compacting is not None:
+                state.compacting.result()
 
     def _measure_rate(self) -> None:
         """Decides from the write rate since the last tick whether the broker is busy."""
@@ -221,7 +308,8 @@ class Janitor:
     def _maintain(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
         table = state.table
         snapshot = table.refresh()
-        if snapshot.topic_id is None:
+        topic_id = snapshot.topic_id
+        if topic_id is None:
             return
         self._update_starts(table)
         now = self._clock.monotonic()
@@ -243,7 +331,6 @@ class Janitor:
         # Merging comes last: a file that cannot be merged then affects only other merges.
         is_settling = now >= state.due.get("settle", 0.0)
         if (snapshot.version != state.seen_version or is_settling) and self._has_time(snapshot):
-            state.seen_version = snapshot.version
             groups = file_compaction.choose(
                 snapshot,
                 compact_files=self._settings.compact_files,
@@ -254,8 +341,10 @@ class Janitor:
             )
             for group in groups:
                 if should_stop():
+                    self._ready[topic_id] = None  # the others come first
                     return
                 file_compaction.compact(table, group)
+            state.seen_version = snapshot.version
             self._sort_files(state, should_stop)
             if is_settling:
                 state.due["settle"] = now + limits.SETTLE_EVERY_SECONDS

@@ -382,6 +382,10 @@ class PartitionTable:
 
         In the order of `Topic.waiting_since`.
         """
+        self.topics_version = 0
+        """Rises when a topic is added or removed."""
+        self._commits: dict[str, int] = {}
+        """The number of our commits since `take_commits`, by topic id."""
         self._blocked: dict[str, Topic] = {}
         """Topics with a blocked partition, by id."""
         self._unconfirmed: dict[str, Topic] = {}
@@ -421,6 +425,7 @@ class PartitionTable:
         with self.lock:
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
+            self.topics_version += 1
 
     def add_partitions(
         self, topic: Topic, snapshot: TableSnapshot, leader_epochs: list[int]
@@ -442,8 +447,10 @@ class PartitionTable:
         with self.lock:
             self._topics.pop(topic.name, None)
             self._by_id.pop(topic.topic_id, None)
+            self.topics_version += 1
             for of_topic in (self._waiting, self._blocked, self._unconfirmed):
                 of_topic.pop(topic.topic_id, None)
+            self._commits.pop(topic.topic_id, None)
             topic.waiting_partitions.clear()
             topic.unconfirmed = 0
             for partition in topic.partitions:
@@ -497,6 +504,7 @@ class PartitionTable:
     def advance_published(self, topic: Topic, ends: Iterable[int]) -> None:
         """Records that the table of `topic` holds everything below `ends`, one per partition."""
         with self.lock:
+            self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
             for partition, end in zip(topic.partitions, ends, strict=False):
                 if partition.blocked is not None:
                     continue
@@ -510,6 +518,12 @@ class PartitionTable:
                 self._add_unconfirmed(topic, partition, done)
                 self._release_unpublished(topic, done)
             self._update_waiting(topic)
+
+    def take_commits(self) -> dict[str, int]:
+        """Returns the number of our commits to each topic's table since the last call, by id."""
+        with self.lock:
+            found, self._commits = self._commits, {}
+            return found
 
     def restore_unconfirmed(
         self, topic: Topic, partition: Partition, entries: Iterable[Located]
