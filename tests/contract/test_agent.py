@@ -33,6 +33,7 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
+from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
 from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
@@ -45,10 +46,10 @@ from sparklog.storage.objects import (
     Store,
     SyncFailed,
 )
+from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.snapshot import WalPosition
-from sparklog.storage.wal import objects
-from sparklog.storage.wal.base import object_path
+from sparklog.storage.snapshot import WalKind
+from sparklog.storage.wal.base import object_path, segment_path
 from tests.support.brokers import flip, payload, rows_of_table
 from tests.support.descriptors import sockets
 from tests.support.flights import BrokerClient, Stream
@@ -69,6 +70,16 @@ def settings(root: object = "memory://x", broker: int = 1, **changed: Any) -> Br
         "janitor": JanitorSettings(interval_seconds=0.1),
     }
     return BrokerSettings(root=str(root), id=broker, **(known | changed))
+
+
+def flush_at(store: Store, kind: WalKind, sequence: int) -> tuple[str, int]:
+    """Returns the file of a flush of the first epoch, and the place where the flush begins."""
+    found = wal.of(store, CLOCK, kind).follower(1, 1).poll()[sequence]
+    located = found.located[0]
+    if kind is WalKind.OBJECTS:
+        return object_path(found.at), 0
+    block = located.origin // BLOCK_BYTES * BLOCK_BYTES
+    return segment_path(1, 1, located.ordinal), block
 
 
 def until(holds: Callable[[], bool], what: str) -> None:
@@ -645,26 +656,29 @@ def test_a_late_heartbeat_calls_no_stopped_broker_alive(tmp_path: Path) -> None:
     assert live_broker(LocalStore(tmp_path)) is None
 
 
-def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", WalKind)
+def test_a_corrupt_log_is_named_at_the_start(tmp_path: Path, kind: WalKind) -> None:
     """Every start names the corrupt object until it is mended; then all records are there."""
     store = LocalStore(tmp_path)
-    agent = Agent(settings(tmp_path, publisher=PublisherSettings(interval_seconds=3_600)))
+    log = WriterSettings(log=kind.value)
+    slow = PublisherSettings(interval_seconds=3_600)
+    agent = Agent(settings(tmp_path, publisher=slow, writer=log))
     agent.start()
     with BrokerClient(agent.address) as client:
         client.create()
         client.append(["a"])
         client.append(["b"])
-    damaged = object_path(WalPosition(1, 1, 2))
+    damaged, start = flush_at(store, kind, 1)
     agent._on_failure(errors.SparklogError(reason="killed"))
     with pytest.raises(errors.SparklogError):
         agent.wait(SECONDS)
-    flip(store, damaged, 20)
+    flip(store, damaged, start + 20)
     for _ in range(2):
         with pytest.raises(errors.CorruptObject) as corrupt:
             Agent(settings(tmp_path)).start()
         assert corrupt.value.path == damaged
         assert live_broker(store) is None
-    flip(store, damaged, 20)
+    flip(store, damaged, start + 20)
     with running(Agent(settings(tmp_path))) as client:
         assert client.values() == [b"a", b"b"]
 
@@ -877,18 +891,21 @@ def test_a_torn_table_is_held_back_and_mended(tmp_path: Path) -> None:
     assert rows_of_table(store, CLOCK) == [(0, b"a"), (1, b"b"), (2, b"c")]
 
 
-def test_a_damaged_entry_keeps_its_partition_back_only(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", WalKind)
+def test_a_damaged_entry_keeps_its_partition_back_only(tmp_path: Path, kind: WalKind) -> None:
     """A read names the damaged entry, and other partitions are published meanwhile."""
     store = LocalStore(tmp_path)
-    first = Agent(settings(tmp_path, publisher=PublisherSettings(interval_seconds=3_600)))
+    log = WriterSettings(log=kind.value)
+    slow = PublisherSettings(interval_seconds=3_600)
+    first = Agent(settings(tmp_path, publisher=slow, writer=log))
     first.start()
     with BrokerClient(first.address) as client:
         client.create("t", 2)
         for value in ("a", "b"):
             client.append([value])
         client.append(["x"], partition=1)
-    (located,) = objects.read_object(store, WalPosition(1, 1, 2)).located
-    path = object_path(located.at)
+    (located,) = wal.of(store, CLOCK, kind).follower(1, 1).poll()[2].located
+    path, _ = flush_at(store, kind, 2)
     first._on_failure(errors.SparklogError(reason="killed"))
     flip(store, path, located.origin + located.entry.length - 20)
     with running(Agent(settings(tmp_path))) as client:

@@ -116,6 +116,10 @@ def bytes_of(segment: Segment, number: int) -> bytes:
     return b"".join(found)
 
 
+def _reader(data: bytes) -> frames.Read:
+    return lambda start, length: data[start : start + length]
+
+
 @cache
 def parse(segments: Segments) -> tuple[list[tuple[int, int]], bool, int]:
     """Reads a log as the follower does; returns (sequence, nonce) of frames, fenced, segment."""
@@ -125,8 +129,7 @@ def parse(segments: Segments) -> tuple[list[tuple[int, int]], bool, int]:
         data = bytes_of(segments[segment], segment)
         event = frames.next_event(
             "x",
-            lambda start, length, data=data: data[start : start + length],  # type: ignore[misc]
-            len(data),
+            frames.Window(_reader(data), len(data)),
             salt=SALTS[segment],
             offset=place,
             sequence=len(taken),

@@ -220,17 +220,16 @@ def read_description(path: str, block: bytes) -> Description:
 
 
 def next_event(
-    path: str, read: Read, size: int, *, salt: bytes, offset: int, sequence: int, previous: int
+    path: str, window: Window, *, salt: bytes, offset: int, sequence: int, previous: int
 ) -> Event:
     """Applies the rule at `offset`, where `sequence` is expected after the frame at `previous`.
 
-    Looks at the first `size` bytes only, which are visible: so a frame that is appended meanwhile
-    is seen whole or not at all. Raises `CorruptObject` for a frame that was durable and is damaged,
-    or missing before a later one. `path` names the segment in errors.
+    Looks at the bytes of the window only, which were visible when it was created: so a frame that
+    is appended meanwhile is seen whole or not at all. Raises `CorruptObject` for a frame that was
+    durable and is damaged, or missing before a later one. `path` names the segment in errors.
     """
-    window = _Window(read, size)
     unfinished: Header | None = None
-    for place in range(round_up(offset), size, BLOCK_BYTES):
+    for place in range(round_up(offset), window.size, BLOCK_BYTES):
         header = window.header(place, salt)
         if header is None:
             continue
@@ -277,8 +276,8 @@ def first_header(read: Read, salt: bytes) -> Header | None:
     return header if is_frame else None
 
 
-class _Window:
-    """Reads a segment in steps, so that small neighbouring frames share a call."""
+class Window:
+    """The first `size` bytes of a segment, read in steps that small neighbouring frames share."""
 
     def __init__(self, read: Read, size: int) -> None:
         self._read = read
@@ -324,7 +323,7 @@ def _header(raw: bytes, salt: bytes) -> Header | None:
     )
 
 
-def _taken(path: str, window: _Window, header: Header, salt: bytes) -> Frame | None:
+def _taken(path: str, window: Window, header: Header, salt: bytes) -> Frame | None:
     """Returns the frame if it is vouched or whole."""
     after = window.header(header.end, salt)
     is_vouched = (
@@ -363,7 +362,7 @@ def _index(path: str, header: Header, raw: bytes) -> Index:
         raise errors.CorruptObject(path=path, check=check) from error
 
 
-def _is_whole(window: _Window, header: Header, index: Index) -> bool:
+def _is_whole(window: Window, header: Header, index: Index) -> bool:
     """Returns whether trailer and payloads are as the header and the index say."""
     tail = window.slice(header.end - _TRAILER.size, _TRAILER.size)
     if len(tail) < _TRAILER.size or _TRAILER.unpack(tail) != (header.nonce, header.sequence):

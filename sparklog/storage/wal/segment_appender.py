@@ -249,11 +249,11 @@ class SegmentAppender:
 
         Raises `BrokerFenced` if a fence, or a frame of another process, is among them.
         """
-        size = segment.file.size_bytes()
-        event = segment.event(size, self._place, self.next_sequence)
+        window = segment.window()
+        event = segment.event(window, self._place, self.next_sequence)
         if not isinstance(event, frames.Nothing):
             self._raise_fenced()
-        self._end = size
+        self._end = window.size
 
     def _reserve(self, segment: Segment, end: int) -> None:
         """Allocates space up to `end`. Raises `StorageFull`; nothing is written then."""

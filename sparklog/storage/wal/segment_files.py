@@ -74,12 +74,15 @@ class Segment:
     salt: bytes
     file: LogFile
 
-    def event(self, size: int, place: Place, sequence: int) -> frames.Event:
-        """Returns the next event at `place` in the first `size` bytes."""
+    def window(self) -> frames.Window:
+        """Returns the bytes that are visible now."""
+        return frames.Window(self.file.read, self.file.size_bytes())
+
+    def event(self, window: frames.Window, place: Place, sequence: int) -> frames.Event:
+        """Returns the next event at `place`."""
         return frames.next_event(
             self.path,
-            self.file.read,
-            size,
+            window,
             salt=self.salt,
             offset=place.offset,
             sequence=sequence,

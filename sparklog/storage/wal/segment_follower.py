@@ -32,6 +32,8 @@ class SegmentFollower:
         self._started = False
         self._place = BEGINNING
         self._segment: Segment | None = None
+        self._window: frames.Window | None = None
+        """The bytes of the segment that were visible when this poll came to it."""
         self._ready: list[WalObject] = []
         """Flushes that were read and not returned yet, so that a failing poll loses none."""
         self._doubtful: dict[int, Segment] = {}
@@ -90,6 +92,7 @@ class SegmentFollower:
             self._jump_to_checkpoint()
             self._started = True
         before = self.next_sequence
+        self._window = None
         try:
             while not self.fenced and self._take_one():
                 pass
@@ -123,7 +126,9 @@ class SegmentFollower:
                 reason = "the segment before it has ended, and no checkpoint is after it"
                 raise errors.MissingObject(path=missing.path, reason=reason) from None
         segment = self._segment
-        event = segment.event(segment.file.size_bytes(), self._place, self.next_sequence)
+        if self._window is None:
+            self._window = segment.window()
+        event = segment.event(self._window, self._place, self.next_sequence)
         if isinstance(event, frames.Nothing) and event.unfinished is not None:
             event = self._vouched_by_next(segment, event.unfinished) or event
         if isinstance(event, frames.Nothing):
@@ -168,7 +173,7 @@ class SegmentFollower:
         self.fenced = True
 
     def _leave_segment(self) -> None:
-        segment, self._segment = self._segment, None
+        segment, self._segment, self._window = self._segment, None, None
         if segment is not None and segment.ordinal not in self._doubtful:
             segment.file.close()
 
