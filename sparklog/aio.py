@@ -238,6 +238,7 @@ class Log:
 
     cluster = _awaited(BlockingLog.cluster)
     status = _awaited(BlockingLog.status)
+    figures = _awaited(BlockingLog.figures)
 
     async def close(self) -> None:
         """Closes the consumers, flushes and closes the producers, and closes the connection."""

@@ -218,6 +218,20 @@ KAFKA_FETCH_SESSION_PARTITIONS = 100_000  # of all sessions together
 KAFKA_FETCH_SESSION_KEPT_SECONDS = 120.0  # that an idle session is not evicted
 KAFKA_RECORD_ERRORS = 1_000  # invalid records of a batch that an error names
 
+# ---- broker: the HTTP port for metrics
+METRICS_CONNECTIONS = 32  # open at a time; further ones are closed at once
+METRICS_CONNECTION_SECONDS = 15.0  # from the connect until the response is read
+METRICS_REQUEST_BYTES = 16 * KIB
+METRICS_KEPT_SECONDS = 1.0  # the least time between two collections, however often it is scraped
+METRICS_LAG_SECONDS = 1.0  # of one collection, to read timestamps of records in tables
+METRICS_LINES = 4_096  # lines that are made at once, before other threads may run
+METRICS_PARTITIONS = 64  # of one topic, whose lines are made at once
+METRICS_PAUSE_SECONDS = 1e-4  # after which the next lines are made
+RECORD_TIMES_REMEMBERED = 65_536
+FIGURES_KEPT_SECONDS = 0.5  # likewise, for `sparklog top`
+FIGURES_TOPICS = 2_000  # in an answer for `sparklog top`; those with most records
+FIGURES_GROUPS = 2_000
+
 # ---- broker: consumer groups; settings have Kafka's meaning
 MIN_SESSION_TIMEOUT_MS = 6_000
 MAX_SESSION_TIMEOUT_MS = 30 * 60_000

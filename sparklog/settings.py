@@ -151,6 +151,12 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     idle_exit_seconds: _Grace = 0.0
 
 
+class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The HTTP port with metrics for Prometheus; an empty `listen` disables it."""
+
+    listen: str = ""
+
+
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The broker's log lines: in `file`, or on standard error if it is empty."""
 
@@ -173,6 +179,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
     liveness: LivenessSettings = LivenessSettings()
+    metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     storage: Mapping[str, str] = {}
 
@@ -338,14 +345,7 @@ def _check_together(settings: BrokerSettings) -> None:
             reason="name a folder, or an s3://, gs:// or az:// address",
         )
     check_root("root", settings.root, " Addresses to listen on are kafka.listen and flight.listen.")
-    _check_address("flight.listen", settings.flight.listen, lowest_port=0)
-    if settings.kafka.listen:
-        _check_address("kafka.listen", settings.kafka.listen, lowest_port=0)
-    if settings.kafka.listen == settings.flight.listen and not settings.flight.listen.endswith(
-        ":0"
-    ):
-        reason = "flight.listen has the same address; give each listener its own port"
-        raise errors.BadOption(option="kafka.listen", value=settings.kafka.listen, reason=reason)
+    _check_listeners(settings)
     for option, lowest_port in (("flight.advertised", 0), ("kafka.advertised", 1)):
         address = attrgetter(option)(settings)
         if address:
@@ -372,6 +372,19 @@ def _check_together(settings: BrokerSettings) -> None:
             reason="must be at least twice liveness.heartbeat_seconds"
             f" = {liveness.heartbeat_seconds}, or one late heartbeat counts as a death",
         )
+
+
+def _check_listeners(settings: BrokerSettings) -> None:
+    found: dict[str, str] = {}
+    for option in ("flight.listen", "kafka.listen", "metrics.listen"):
+        address = attrgetter(option)(settings)
+        if not address and option != "flight.listen":
+            continue  # this listener is disabled
+        _check_address(option, address, lowest_port=0)
+        if address in found and not address.endswith(":0"):
+            reason = f"{found[address]} has the same address; give each listener its own port"
+            raise errors.BadOption(option=option, value=address, reason=reason)
+        found[address] = option
 
 
 def _check_address(option: str, address: str, *, lowest_port: int) -> None:

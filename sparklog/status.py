@@ -105,6 +105,18 @@ def of_root(
     )
 
 
+def figures_of(address: str) -> flight_messages.BrokerFigures:
+    """Returns the figures of the broker at `host:port`.
+
+    Raises `BrokerUnavailable` and `WrongPort`.
+    """
+    with Connection.to(address) as connection:
+        found: flight_messages.BrokerFigures = connection.channel().action(
+            "figures", flight_messages.Empty(), timeout_seconds=_ANSWER_SECONDS
+        )
+    return found
+
+
 def _ask(address: str) -> flight_messages.BrokerStatus:
     with Connection.to(address) as connection:
         status: flight_messages.BrokerStatus = connection.channel().action(
@@ -134,6 +146,7 @@ def _as_recorded(leader: Leader) -> flight_messages.BrokerInfo:
         epoch=leader.epoch,
         address=leader.flight,
         kafka=heartbeat.kafka if heartbeat else "",
+        metrics=heartbeat.metrics if heartbeat else "",
         kind=leader.known.kind,
         version=heartbeat.version if heartbeat else "",
         host=leader.process.host,

@@ -11,12 +11,13 @@ import contextlib
 import functools
 import gc
 import importlib.util
+import itertools
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
 from typing import TYPE_CHECKING, Final, Self
@@ -27,6 +28,7 @@ from sparklog import errors, limits, pandas_import
 from sparklog.broker import ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
@@ -42,6 +44,8 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.logging import configure
+from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
+from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
@@ -57,9 +61,12 @@ from sparklog.version import VERSION
 
 if TYPE_CHECKING:
     from sparklog.broker.kafka.listener import KafkaListener
+    from sparklog.broker.metrics.server import MetricsServer
 
 KAFKA_PACKAGES: Final = ("cramjam", "kio", "numba", "uvloop")
 """Packages of the extra `broker`, which the Kafka listener needs."""
+METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
+"""Packages of the extra `broker`, which the port for metrics needs."""
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
@@ -138,9 +145,21 @@ class Agent:
             if settings.kafka.listen
             else None
         )
+        self._metrics_listener = (
+            ports.BoundPort("metrics.listen", settings.metrics.listen)
+            if settings.metrics.listen
+            else None
+        )
         self._flight: FlightListener | None = None
         self._kafka: KafkaListener | None = None
         self._groups: Coordinator | None = None
+        self._metrics: MetricsServer | None = None
+        self._collect: Callable[[], Sequence[bytes]] | None = None
+        """Returns the text of the metrics; set once the broker serves."""
+        self._sources: Sources | None = None
+        """The sources of figures, once the broker serves."""
+        self._flushes = FlushCounts()
+        self._upkeep = UpkeepCounts()
         self.failure: BaseException | None = None
         """The error that stopped the broker, if it stopped by itself."""
 
@@ -155,7 +174,7 @@ class Agent:
         """
         settings, store, clock = self.settings, self._store, self._clock
         began = clock.monotonic()
-        _check_installed(settings.kafka)
+        _check_installed(settings)
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_SECONDS))
         try:
             self._bind_ports()
@@ -186,6 +205,8 @@ class Agent:
             # Recovery may take longer than a broker without heartbeats counts as alive.
             self._start_thread("heartbeat", self._heartbeat_loop)
             leading_since = clock.monotonic()
+            if self._metrics_listener is not None and self._metrics_listener.is_bound:
+                self._start_metrics(patience_seconds=0.0)
             self._start_serving()
             with contextlib.suppress(errors.Retriable, PutUnresolved):
                 self._write_heartbeat()  # with the addresses of its listeners
@@ -207,6 +228,7 @@ class Agent:
             kind=self.kind.value,
             flight=self.address,
             kafka=self.kafka_address or None,
+            metrics=self.metrics_address or None,
             took_seconds=round(clock.monotonic() - began, 3),
             recovery_seconds=round(clock.monotonic() - leading_since, 3),
         )
@@ -217,7 +239,7 @@ class Agent:
         return chosen.kind
 
     def _ports(self) -> list[ports.BoundPort]:
-        found = (self._flight_listener, self._kafka_listener)
+        found = (self._flight_listener, self._kafka_listener, self._metrics_listener)
         return [each for each in found if each is not None]
 
     def _bind_ports(self) -> None:
@@ -229,12 +251,12 @@ class Agent:
         for each in self._ports():
             if not each.try_bind() and each.port not in self._ports_of_leader():
                 each.bind(patience_seconds=_LEAVING_SECONDS)
-        kafka = self._kafka_listener
-        if kafka is not None and kafka.overlaps(self._flight_listener):
-            reason = "flight.listen has the same port; each listener needs one of its own"
-            raise errors.BadOption(
-                option="kafka.listen", value=self.settings.kafka.listen, reason=reason
-            )
+        for each, other in itertools.combinations(self._ports(), 2):
+            if other.overlaps(each):
+                reason = f"{each.option} has the same port; each listener needs one of its own"
+                raise errors.BadOption(
+                    option=other.option, value=other.listen_address, reason=reason
+                )
 
     def _broker_info(self) -> flight_messages.BrokerInfo:
         process = this_process()
@@ -243,6 +265,7 @@ class Agent:
             epoch=self._leadership.epoch,
             address=self.address,
             kafka=self.kafka_address,
+            metrics=self.metrics_address,
             kind=self.kind,
             version=VERSION,
             host=process.host,
@@ -257,7 +280,9 @@ class Agent:
         if found is None or found.state is LeaderState.DEAD:
             return set()
         heartbeat = found.leader.heartbeat
-        addresses = (found.leader.flight, heartbeat.kafka if heartbeat is not None else "")
+        addresses = [found.leader.flight]
+        if heartbeat is not None:
+            addresses += [heartbeat.kafka, heartbeat.metrics]
         return {ports.port_of(address) for address in addresses if address}
 
     def _start_serving(self) -> None:
@@ -292,12 +317,61 @@ class Agent:
             raise
         if self.failure is not None:  # the heartbeat has found a successor
             raise self.failure
+        self._measure(broker, groups, self._flight)
+        self._start_metrics(patience_seconds=patience_seconds)
         self._start_thread("publisher", self._publish_loop)
         self._start_thread("wal-cleaner", self._wal_loop)
         self._groups = groups
         self._start_thread("groups", lambda: self._groups_loop(groups))
         if self.settings.janitor.enabled:
             self._start_thread("janitor", self._janitor_loop)
+
+    def _measure(self, broker: Broker, groups: Coordinator, flight: FlightListener) -> None:
+        """Prepares the broker's figures."""
+        kafka = self._kafka
+
+        def budgets() -> list[Budget]:
+            of_kafka = kafka.memory.budgets() if kafka is not None else []
+            return [*broker.budgets(), *of_kafka, *flight.budgets(), groups.budget()]
+
+        janitor = self.settings.janitor
+        sources = Sources(
+            broker=broker,
+            partition_table=self._partition_table,
+            publisher=self._publisher,
+            groups=groups,
+            flushes=self._flushes,
+            upkeep=self._upkeep,
+            budgets=budgets,
+            store=self._store,
+            kafka=kafka,
+            flight=flight,
+            cluster_id=self._leadership.cluster.cluster_id,
+            epoch=self._leadership.epoch,
+            small_file_bytes=janitor.compact_target_bytes // 2,
+            compact_files=janitor.compact_files,
+            clock=self._clock,
+        )
+        self._sources = sources
+        broker.collect_figures = BrokerOverview(sources).figures
+        if self._metrics_listener is not None:
+            from sparklog.broker.metrics.exposition import Exposition
+
+            self._collect = Exposition(Collector(sources)).text
+
+    def _start_metrics(self, *, patience_seconds: float) -> None:
+        """Opens the HTTP port for metrics, if there is one and it is not open."""
+        if self._metrics_listener is None or self._metrics is not None:
+            return
+        from sparklog.broker.metrics.server import MetricsServer
+
+        self._metrics = MetricsServer(
+            self._metrics_listener.listen(patience_seconds=patience_seconds),
+            collect=lambda: self._collect() if self._collect is not None else None,
+            is_healthy=lambda: self.failure is None,
+            is_ready=lambda: self._collect is not None and not self._stopping.is_set(),
+        )
+        self._metrics.start()
 
     def _flight_server(
         self, broker: Broker, groups: Coordinator, listening: socket.socket
@@ -338,6 +412,7 @@ class Agent:
                 max_batch_bytes=writer.max_batch_bytes,
                 free_space_reserve_bytes=writer.free_space_reserve_bytes,
             ),
+            on_flush=self._flushes.count,
         )
         self._publisher = Publisher(
             store,
@@ -346,6 +421,7 @@ class Agent:
             clock=clock,
             tables=tables.values(),
             pool=self._pool,
+            counts=self._upkeep,
         )
         self._wal_cleaner = WalCleaner(
             store,
@@ -403,6 +479,7 @@ class Agent:
             finish_deletion=broker.topics.finish_deletion,
             settle_doubts=broker.topics.settle_doubts,
             workers=self._compactors,
+            counts=self._upkeep,
         )
         return broker
 
@@ -428,6 +505,11 @@ class Agent:
     def kafka_address(self) -> str:
         """The address advertised to Kafka clients; empty without a Kafka listener."""
         return self._kafka.address if self._kafka is not None else ""
+
+    @property
+    def metrics_address(self) -> str:
+        """The address of the HTTP port for metrics; empty without one."""
+        return self._metrics_listener.address if self._metrics_listener is not None else ""
 
     # -------------------------------------------------------------------------- loops
 
@@ -545,6 +627,7 @@ class Agent:
                     monotonic_seconds=self._clock.monotonic(),
                     process=this_process(),
                     kafka=self.kafka_address,
+                    metrics=self.metrics_address,
                     version=VERSION,
                     log=self.settings.log.file,
                     newest_sequence=self._partition_table.applied_sequence if self._broker else -1,
@@ -678,7 +761,7 @@ class Agent:
         if self._broker is not None:
             self._broker.close()
             self._appender.close()
-        for listener in (self._kafka, self._flight):
+        for listener in (self._kafka, self._flight, self._metrics):
             if listener is not None:
                 listener.close()
         self._close_ports()
@@ -710,15 +793,19 @@ def _advertised(advertised: str, listen: str) -> str:
 # ------------------------------------------------------------------------------ the Kafka listener
 
 
-def _check_installed(settings: KafkaSettings) -> None:
-    """Raises `NotInstalled` where the Kafka listener is wanted and its packages are missing."""
-    missing = [name for name in KAFKA_PACKAGES if importlib.util.find_spec(name) is None]
-    if settings.listen and missing:
-        raise errors.NotInstalled(
-            what=f"the Kafka listener at {settings.listen}",
-            missing=", ".join(missing),
-            hint="pip install 'sparklog[broker]', or start the broker without it by --kafka ''",
-        )
+def _check_installed(settings: BrokerSettings) -> None:
+    """Raises `NotInstalled` where a listener is wanted and its packages are missing."""
+    for what, listen, packages, without in (
+        ("the Kafka listener", settings.kafka.listen, KAFKA_PACKAGES, "--kafka ''"),
+        ("the port for metrics", settings.metrics.listen, METRICS_PACKAGES, 'metrics.listen = ""'),
+    ):
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if listen and missing:
+            raise errors.NotInstalled(
+                what=f"{what} at {listen}",
+                missing=", ".join(missing),
+                hint=f"pip install 'sparklog[broker]', or start the broker without it by {without}",
+            )
 
 
 def _compile_loops() -> None:
@@ -813,7 +900,8 @@ def run_broker(
     if log_file is not None:
         log_file.take_stderr()
     kafka = f", Kafka at {agent.kafka_address}" if agent.kafka_address else ""
-    served = f"sparklog broker {settings.id} serves {settings.root}{kafka}"
+    metrics = f", metrics at http://{agent.metrics_address}/" if agent.metrics_address else ""
+    served = f"sparklog broker {settings.id} serves {settings.root}{kafka}{metrics}"
     _freeze_objects()
     sys.stdout.write(f"{served}, Flight at {agent.address}\n")
     sys.stdout.flush()

@@ -15,6 +15,7 @@ from sparklog import errors, limits
 from sparklog.broker.config import described
 from sparklog.broker.config.described import ConfigEntry, ConfigSource
 from sparklog.broker.config.topic_config import ConfigType, Edit
+from sparklog.broker.counts import Budget, TopicCounts
 from sparklog.broker.inspection import (
     ActiveProducer,
     ActiveProducers,
@@ -29,6 +30,7 @@ from sparklog.broker.log.partitions import Partition, PartitionTable, payload_by
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader, ReadBatch
+from sparklog.broker.log.record_times import RecordTimes
 from sparklog.broker.log.tailing import Tail
 from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import Append, AppendResult, PendingAppend, WouldBlock, Writer
@@ -94,6 +96,7 @@ class Broker:
         self._partition_table = partition_table
         self._writer = writer
         self._publisher = publisher
+        self._hot = hot
         self._clock = clock
         self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
@@ -130,6 +133,8 @@ class Broker:
         )
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
+        self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
+        """Returns the figures of this broker; set by their owner once it serves."""
         self._started_at = clock.monotonic()
 
     # -------------------------------------------------------------------------- this broker
@@ -158,6 +163,34 @@ class Broker:
             broker=self._leadership.broker, epoch=self._leadership.epoch, address=known.flight
         )
 
+    @property
+    def uptime_seconds(self) -> float:
+        """Time since this broker was built."""
+        return self._clock.monotonic() - self._started_at
+
+    def figures(self) -> flight_messages.BrokerFigures:
+        """Returns the counts of this broker. Raises `StorageUnavailable` while it starts."""
+        if self.collect_figures is None:
+            raise errors.StorageUnavailable(
+                operation="figures", path="", reason="the broker is starting"
+            )
+        return self.collect_figures()
+
+    def budgets(self) -> list[Budget]:
+        """Returns the memory of records, with its bounds."""
+        hot = Budget("hot_tail", self._hot.bytes, self._hot.limit_bytes)
+        return [
+            *self._writer.budgets(),
+            hot,
+            self._publisher.budget(),
+            self._reader.budget(),
+            self._kafka_reader.budget(),
+        ]
+
+    def record_times(self) -> RecordTimes:
+        """Returns lookups of records' timestamps, for one caller."""
+        return RecordTimes(self._reader, self._partition_table)
+
     def status(self) -> flight_messages.BrokerStatus:
         """Returns counts of topics, partitions and unpublished bytes, and topics held back."""
         topics = self._partition_table.topics()
@@ -170,7 +203,7 @@ class Broker:
             cluster_id=self._leadership.cluster.cluster_id,
             root=self._store.uri,
             broker=self._broker_info(),
-            uptime_seconds=round(self._clock.monotonic() - self._started_at, 3),
+            uptime_seconds=round(self.uptime_seconds, 3),
             topics=len(topics),
             partitions=sum(len(topic.partitions) for topic in topics),
             unpublished_bytes=self._partition_table.unpublished_bytes,
@@ -213,10 +246,13 @@ class Broker:
         Raises `UnknownTopic`, `InternalTopic`, and what `Writer.prepare` and `Writer.submit` raise.
         """
         check_not_internal(topic, "write to")
-        prepared = self._writer.prepare(
-            self._partition_table.topic(topic), partition, batch, producer_sequence
-        )
-        return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
+        found = self._partition_table.topic(topic)
+        try:
+            prepared = self._writer.prepare(found, partition, batch, producer_sequence)
+            return self._writer.submit([prepared], timeout_seconds=self._submit_timeout_seconds)
+        except errors.SparklogError:
+            found.counts.failed_produces += 1
+            raise
 
     def prepare_internal(self, topic: str, partition: int, batch: pa.RecordBatch) -> Append:
         """Checks and encodes records for one of the broker's own topics; queues nothing yet.
@@ -244,7 +280,11 @@ class Broker:
         """
         check_not_internal(topic, "write to")
         found = self._partition_table.topic(topic)
-        return self._writer.prepare_kafka(found, partition, data, only_quick=only_quick)
+        try:
+            return self._writer.prepare_kafka(found, partition, data, only_quick=only_quick)
+        except errors.SparklogError:
+            found.counts.failed_produces += 1
+            raise
 
     def submit(self, append: Append) -> PendingAppend:
         """Queues a prepared append without waiting for space in the queue.
@@ -282,7 +322,10 @@ class Broker:
         topic_id: str | None = None,
     ) -> Iterator[ReadBatch]:
         """Yields every record of the range in order. Raises what `LogReader.read` raises."""
-        return self._reader.read(topic, partition, start, end, columns=columns, topic_id=topic_id)
+        counts = self._counts_of(topic)
+        counts.fetches += 1
+        found = self._reader.read(topic, partition, start, end, columns=columns, topic_id=topic_id)
+        return _counting_bytes(found, counts)
 
     def tail(
         self,
@@ -293,7 +336,27 @@ class Broker:
         batch_rows: int = limits.SCAN_BATCH_ROWS,
     ) -> Tail:
         """Follows partitions, and raises, as `LogReader.tail` does."""
+        for topic in {each.topic for each in positions}:
+            self._counts_of(topic).fetches += 1
         return self._reader.tail(positions, notify, columns=columns, batch_rows=batch_rows)
+
+    def _counts_of(self, topic: str) -> TopicCounts:
+        """Returns the counts of a topic; of an unknown one, counts that are dropped."""
+        if not self._partition_table.has_topic(topic):
+            return TopicCounts()
+        return self._partition_table.topic(topic).counts
+
+    def count_full_queue(self, topic: str) -> None:
+        """Counts a batch that found no space in the queue for so long that it is refused."""
+        self._counts_of(topic).failed_produces += 1
+
+    def count_fetch(self, topic: str, sent_bytes: int, *, failed: bool) -> None:
+        """Counts a partition of a fetch request, and the bytes of its records."""
+        counts = self._counts_of(topic)
+        counts.fetches += 1
+        counts.bytes_out += sent_bytes
+        if failed:
+            counts.failed_fetches += 1
 
     def fetch_kafka(
         self,
@@ -460,3 +523,10 @@ class Broker:
                 sizes[number] += sum(file.size_bytes for file in of_partition)
             found[topic.name] = sizes
         return found
+
+
+def _counting_bytes(batches: Iterator[ReadBatch], counts: TopicCounts) -> Iterator[ReadBatch]:
+    """Counts the bytes of the batches that a native reader gets."""
+    for batch in batches:
+        counts.bytes_out += batch.rows.nbytes
+        yield batch

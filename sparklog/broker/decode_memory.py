@@ -29,6 +29,16 @@ class DecodeMemory:
         """True if a thread waits for a grant."""
         return bool(self._waiting)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are held now."""
+        return self._held_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        """The bytes that may be held at a time, unless one grant alone is larger."""
+        return self._limit_bytes
+
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Waits until `size_bytes` are free, and holds them while the context is open."""

@@ -26,6 +26,7 @@ _UNSPECIFIED: Final = ("0.0.0.0", "::")
 """The unspecified addresses of IPv4 and IPv6, which stand for all addresses."""
 _OPTIONS: Final = {
     "flight.listen": "--flight HOST:PORT, or SPARKLOG_FLIGHT_LISTEN",
+    "metrics.listen": "SPARKLOG_METRICS_LISTEN",
     "kafka.listen": "--kafka HOST:PORT, '' for no Kafka listener; in a program, kafka= of connect",
 }
 
@@ -45,6 +46,15 @@ class BoundPort:
         self.port = int(port)
         """0 until a port is bound, where any port was requested."""
         self._socket: socket.socket | None = None
+
+    @property
+    def listen_address(self) -> str:
+        """The address as the setting has it."""
+        return self._listen
+
+    @property
+    def is_bound(self) -> bool:
+        return self._socket is not None
 
     @property
     def address(self) -> str:

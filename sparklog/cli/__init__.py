@@ -7,7 +7,7 @@ A command that uses a log takes `--root URI` or `--bootstrap HOST:PORT`; the def
     1    an error, printed as one line on standard error; or `check` found an anomaly
     2    a usage error
     3    `doctor` found a problem; or `status` found topics that are held back, or a silent broker
-    4    `status` found no broker
+    4    `status` or `top` found no broker
     130  interrupted by Ctrl-C
     141  the reader of a pipe has exited
 """
@@ -25,6 +25,7 @@ from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
 from sparklog.cli.shared import EXIT_CODES, Command, Commands
 from sparklog.cli.status import status
+from sparklog.cli.top import top
 
 __all__ = ["app", "main"]
 
@@ -44,6 +45,7 @@ app.add_typer(groups.app, name="groups")
 app.command(cls=Command)(produce)
 app.command(cls=Command)(consume)
 app.command(cls=Command)(status)
+app.command(cls=Command)(top)
 app.command(cls=Command)(maintenance.doctor)
 app.command(cls=Command)(check)
 app.command(cls=Command, context_settings=maintenance.PASS_ON, add_help_option=False)(

@@ -87,6 +87,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
             ("process", f"pid {broker.pid} on host {broker.host}" + _age(report)),
             ("Flight", broker.address),
             ("Kafka", broker.kafka or "closed"),
+            ("metrics", f"http://{broker.metrics}/" if broker.metrics else "closed"),
             ("log", broker.log or "standard error of the process"),
         ]
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))

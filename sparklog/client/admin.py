@@ -63,6 +63,11 @@ class Admin:
         created: flight_messages.TopicInfo = self.connection.action("topics.create", request)
         return created
 
+    def figures(self) -> flight_messages.BrokerFigures:
+        """Returns the counts of the broker that answers, of its topics and of the groups."""
+        found: flight_messages.BrokerFigures = self.connection.action("figures")
+        return found
+
     def status(self) -> flight_messages.BrokerStatus:
         """Returns the broker's process, addresses, uptime and the topics that it holds back."""
         found: flight_messages.BrokerStatus = self.connection.action("status")

@@ -33,6 +33,7 @@ Resolve = Callable[[], str]
 _HARMLESS: Final = frozenset(
     {
         "cluster",
+        "figures",
         "groups.describe",
         "groups.list",
         "groups.offsets",

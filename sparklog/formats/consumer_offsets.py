@@ -289,6 +289,22 @@ def subscribed_topics(subscription: bytes) -> list[str]:
     return [reader.string() for _ in range(reader.number(">i"))]
 
 
+def assigned_partitions(assignment: bytes) -> Iterator[tuple[str, int]]:
+    """Yields the topics and partitions that a member of a consumer group reads.
+
+    An empty assignment has none. Source: `ConsumerProtocolAssignment.json`; all versions begin
+    alike. Raises `CorruptRecord`.
+    """
+    if not assignment:
+        return
+    reader = _Reader(assignment)
+    reader.number(">h")
+    for _ in range(reader.number(">i")):
+        topic = reader.string()
+        for _ in range(reader.number(">i")):
+            yield topic, reader.number(">i")
+
+
 # ------------------------------------------------------------------------------ for people
 
 

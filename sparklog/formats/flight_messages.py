@@ -137,6 +137,8 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Address of the Flight listener, `host:port`."""
     kafka: str = ""
     """Address of the Kafka listener; empty while it is closed."""
+    metrics: str = ""
+    """Address of the HTTP port for metrics; empty while it is closed."""
     kind: str = ""
     """`standing`, `embedded` or `detached`."""
     version: str = ""
@@ -175,6 +177,69 @@ class BrokerStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     """Bytes of records that are durable and not yet in their tables."""
     held_back: list[HeldBack] = []
     """At most `limits.STATUS_TOPICS` of them."""
+
+
+class TopicFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """A topic's counts since its leader serves it, and its state."""
+
+    topic: str
+    partitions: int
+    records_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    lag_records: int = 0
+    """Records that are not in the table yet."""
+    lag_seconds: float = 0.0
+    """Age of the oldest of them."""
+    files: int = 0
+    small_files: int = 0
+    table_bytes: int = 0
+    held_back: bool = False
+
+
+class GroupLag(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A consumer group and how far it is behind."""
+
+    group: str
+    state: str
+    members: int = 0
+    lag: int = 0
+    lag_seconds: float | None = None
+    """The greatest of its partitions; None if it is not known."""
+
+
+class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    budget: str
+    held_bytes: int = 0
+    limit_bytes: int = 0
+
+
+class BrokerFigures(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The figures of a broker at one moment. Counts begin when it starts."""
+
+    at_us: int
+    broker: BrokerInfo
+    uptime_seconds: float = 0.0
+    topic_count: int = 0
+    partition_count: int = 0
+    records_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    flushes: int = 0
+    flush_p50_seconds: float = 0.0
+    flush_p99_seconds: float = 0.0
+    """Quantiles of about the last minute."""
+    loop_delay_p99_seconds: float = 0.0
+    connections: int = 0
+    streams: int = 0
+    unpublished_bytes: int = 0
+    amplification: float = 1.0
+    store_requests: dict[str, int] = {}
+    memory: list[MemoryBudget] = []
+    topics: list[TopicFigures] = []
+    """At most `limits.FIGURES_TOPICS`: those with most records."""
+    groups: list[GroupLag] = []
+    """At most `limits.FIGURES_GROUPS`: those that are furthest behind."""
 
 
 class PartitionInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -459,6 +524,7 @@ class GroupList(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 ACTIONS: Final[dict[str, tuple[type[msgspec.Struct], type[msgspec.Struct]]]] = {
     "cluster": (Empty, ClusterInfo),
     "status": (Empty, BrokerStatus),
+    "figures": (Empty, BrokerFigures),
     "topics.list": (Empty, TopicNames),
     "topics.create": (CreateTopic, TopicInfo),
     "topics.describe": (TopicName, TopicInfo),

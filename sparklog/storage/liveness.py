@@ -46,6 +46,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     process: Process = Process()
     kafka: str = ""
     """Address of the Kafka listener; empty if it is closed."""
+    metrics: str = ""
+    """Address of the HTTP port for metrics; empty if it is closed."""
     version: str = ""
     log: str = ""
     """Path of the broker's log file; empty for standard error."""

@@ -352,6 +352,7 @@ def test_every_action_is_answered(client: BrokerClient, agent: Agent) -> None:
     requests: dict[str, object] = {
         "cluster": flight_messages.Empty(),
         "status": flight_messages.Empty(),
+        "figures": flight_messages.Empty(),
         "topics.create": flight_messages.CreateTopic(topic=name, partitions=1),
         "topics.list": flight_messages.Empty(),
         "topics.describe": flight_messages.TopicName(topic=name),

@@ -10,6 +10,7 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from sparklog.broker.broker import Broker, PendingAppend
+from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.kafka import messages, scheduler
 from sparklog.broker.kafka.apis import produce
 from sparklog.broker.kafka.registry import Outcome
@@ -30,6 +31,7 @@ class Context:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
+        self.counts = ListenerCounts({})
         self.writer_queue_lock = asyncio.Lock()
         self.scheduler = LoopScheduler(SystemClock())
         self.pending: list[PendingAppend] = []

@@ -199,12 +199,13 @@ def test_kafka_batch_without_numba_says_what_to_install(tmp_path: Path) -> None:
 
 
 def test_extras_name_what_the_code_looks_for() -> None:
-    """`sparklog[broker]` installs what the Kafka listener needs, and a base install none of it."""
+    """`sparklog[broker]` installs what a broker's ports need, and a base install none of it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     base = {_package(each) for each in project["dependencies"]}
     extras = project["optional-dependencies"]
     assert base.isdisjoint(OF_THE_KAFKA_LISTENER)
-    assert {_package(each) for each in extras["broker"]} == set(agent.KAFKA_PACKAGES)
+    needed = {*agent.KAFKA_PACKAGES, *agent.METRICS_PACKAGES}
+    assert {_package(each).replace("-", "_") for each in extras["broker"]} == needed
     assert set(agent.KAFKA_PACKAGES) == set(OF_THE_KAFKA_LISTENER)
     assert {_package(each) for each in extras["spark"]} >= {"cramjam", "numba"}
 

@@ -23,6 +23,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.broker import NO_PRODUCER, Broker, PendingAppend, ProducerSequence, ReadBatch
+from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.flight import group_calls, protocol, tails
 from sparklog.broker.flight.grpc.call import Call, Message, Method, Serve
@@ -91,6 +92,7 @@ class FlightListener:
         self._actions: dict[str, Callable[[Any], group_calls.Answer]] = {
             "cluster": lambda _: broker.cluster(),
             "status": lambda _: broker.status(),
+            "figures": lambda _: broker.figures(),
             "topics.list": lambda _: flight_messages.TopicNames(topics=broker.topics.names()),
             "topics.create": broker.topics.create,
             "topics.describe": lambda request: broker.topics.describe(request.topic),
@@ -133,6 +135,19 @@ class FlightListener:
             clock=clock,
         )
         self._server.start()
+
+    def budgets(self) -> list[Budget]:
+        """Returns the memory of large messages on their way from and to clients."""
+        replies, requests = self._reply_memory, self._server.message_memory
+        return [
+            Budget("flight_replies", replies.held_bytes, replies.limit_bytes),
+            Budget("flight_requests", requests.held_bytes, requests.limit_bytes),
+        ]
+
+    @property
+    def stream_count(self) -> int:
+        """The number of open streams."""
+        return self._streams.count
 
     def close(self) -> None:
         """Ends all calls. Streams that do not end soon, such as those of producers, are cut."""

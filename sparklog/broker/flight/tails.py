@@ -255,6 +255,7 @@ class Tails:
         known = self._cache.get((place, served.columns))
         if known is None:
             return None
+        served.tail.count(sum(map(len, known[1])))
         served.tail.skip(known[0])
         return known[1]
 
@@ -268,6 +269,7 @@ class Tails:
             served.before(batch)
         rows, end = batch.rows, batch.end
         size = rows.nbytes
+        served.tail.count(size)
         if may_wait and size > limits.FLIGHT_FREE_ROWS_BYTES:
             served.memory.enter_context(self._reply_memory.hold(size))
         header = flight_messages.TailHeader(

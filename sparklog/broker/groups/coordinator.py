@@ -33,9 +33,11 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.backoff import ENDS_THE_BROKER
 from sparklog.broker.broker import Append, Broker, PendingAppend
+from sparklog.broker.counts import Budget
 from sparklog.broker.groups.committed_offsets import (
     NO_OFFSETS,
     CommittedOffsets,
+    OffsetsByTopic,
     TopicPartition,
     flatten,
     get_offset,
@@ -100,6 +102,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     metadata: str = ""
     topic_id: str = ""
     """If given, the offset belongs to that topic, and to no other of the same name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFigures:
+    """A group at one moment."""
+
+    description: Description
+    offsets: OffsetsByTopic
 
 
 @dataclass(slots=True)
@@ -470,6 +480,23 @@ class Coordinator:
                     if each.group.state is not GroupState.DEAD
                 ]
         return found
+
+    def figures(self) -> Iterator[GroupFigures]:
+        """Yields the state, the members and the committed offsets of each group.
+
+        None before the groups are read. Holds the lock for one group at a time.
+        """
+        with self._lock:
+            entries = [] if self._refusal is not None else list(self._groups.values())
+        for entry in entries:
+            with self._lock:
+                description, offsets = entry.group.describe(), entry.offsets.snapshot()
+            if description.state is not GroupState.DEAD:
+                yield GroupFigures(description=description, offsets=offsets)
+
+    def budget(self) -> Budget:
+        """Returns the memory of the groups' members."""
+        return Budget("group_members", self._memory.held_bytes, self._memory.limit_bytes)
 
     def describe(self, group_id: str) -> Description | GroupError:
         """Handles DescribeGroups."""

@@ -45,6 +45,8 @@ class _QueuedReply(NamedTuple):
     grant: MemoryGrant
     request_bytes: int
     """The size of the request, for the bound of this connection."""
+    received_at: float
+    """When its last byte was read, in monotonic seconds."""
 
 
 class _DisconnectFlag:
@@ -221,6 +223,7 @@ class KafkaConnection:
             reply = await self._handle(await self._read_frame(size, grant), host, grant)
             if reply.pending is None and not self._unsent:
                 await self._write(reply.frame, grant, reply.request_bytes)
+                self._count(reply.header, reply.received_at)
             else:
                 self._unsent += 1
                 await self._replies.put(reply)
@@ -262,6 +265,7 @@ class KafkaConnection:
         return b"".join(parts)
 
     async def _handle(self, frame: bytes, host: str, grant: MemoryGrant) -> _QueuedReply:
+        received_at = self._clock.monotonic()
         header = api_key, version, correlation_id = messages.read_header(frame)
         request_bytes = len(frame)
         api = APIS.get(api_key)
@@ -292,11 +296,11 @@ class KafkaConnection:
             self._in_progress = None
             if api.may_wait:
                 grant.release_parsed()  # it may wait for minutes
-            return _QueuedReply((), reply, header, grant, request_bytes)
+            return _QueuedReply((), reply, header, grant, request_bytes, received_at)
         reply_frame = await self._encode(header, reply, grant)
         grant.release_parsed()
         self._in_progress = None
-        return _QueuedReply(reply_frame, None, header, grant, request_bytes)
+        return _QueuedReply(reply_frame, None, header, grant, request_bytes, received_at)
 
     async def _parse(
         self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
@@ -345,14 +349,19 @@ class KafkaConnection:
 
     async def _send(self) -> None:
         while True:
-            frame, pending, header, grant, request_bytes = await self._replies.get()
+            frame, pending, header, grant, request_bytes, received_at = await self._replies.get()
             if pending is not None:
                 frame = await self._encode(header, await pending, grant)
                 grant.release_parsed()
             await self._write(frame, grant, request_bytes)
+            self._count(header, received_at)
             del frame, pending
             self._unsent -= 1
             self._replies.task_done()
+
+    def _count(self, header: _RequestHeader, received_at: float) -> None:
+        seconds = self._clock.monotonic() - received_at
+        self._context.counts.answered(header[0], header[1], seconds)
 
     async def _write(self, frame: Sequence[Raw], grant: MemoryGrant, request_bytes: int) -> None:
         """Writes a reply, and returns the memory of its request and of itself."""
@@ -373,6 +382,9 @@ class KafkaConnection:
         """
         if reply is None:
             return ()
+        code = reply.get("error_code")
+        if code:
+            self._context.counts.errors[header[0], code.name] += 1
         if messages.is_large(reply, limits.KAFKA_LITTLE_ITEMS):
             return await self._encode_large(messages.ReplyWriter(*header, reply), grant)
         frame = messages.write_reply(*header, reply)

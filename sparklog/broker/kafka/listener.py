@@ -13,6 +13,7 @@ import queue
 import resource
 import socket
 import threading
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,11 +25,12 @@ import uvloop
 
 from sparklog import errors
 from sparklog.broker.broker import Broker, GrowthWatch, PendingAppend
+from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.kafka.connection import KafkaConnection
 from sparklog.broker.kafka.memory import ListenerMemory
-from sparklog.broker.kafka.registry import Outcome, WorkerPool
+from sparklog.broker.kafka.registry import APIS, Outcome, WorkerPool
 from sparklog.broker.kafka.scheduler import LoopScheduler
 from sparklog.broker.kafka.sessions import FetchSessions
 from sparklog.broker.kafka.socket_stream import SocketStream
@@ -52,6 +54,9 @@ _T = TypeVar("_T")
 _CHECK_SECONDS: Final = 1.0
 _CHECK_SHORT_SECONDS: Final = 0.25
 """The intervals between two checks of all connections: usually, and while memory is short."""
+_MEASURE_SECONDS: Final = 0.1
+_MEASURE_WEIGHT: Final = 0.02
+"""The weight of the newest interval in the idle share: an average of about five seconds."""
 _LOGGED_CLOSED: Final = 8
 """The number of closed connections that are logged one by one between two checks."""
 _THREADS: Final[Mapping[WorkerPool, int]] = {
@@ -117,6 +122,7 @@ class KafkaListener:
         self._closed = 0
         """Connections that were refused, and closed for a reason, since the last check."""
         self.sessions = FetchSessions(self._clock)
+        self.counts = ListenerCounts({key: _metric_name(api.name) for key, api in APIS.items()})
         self.writer_queue_lock = asyncio.Lock()
         self.large_reply_lock = asyncio.Lock()
         self.scheduler = LoopScheduler(self._clock)
@@ -162,9 +168,10 @@ class KafkaListener:
             )
         )
         watching = self._loop.create_task(self._watch_connections())
+        measuring = self._loop.create_task(self._measure_loop())
         self._loop.run_forever()
         server.close()
-        tasks = [watching, *self._connections, *self._stopping]
+        tasks = [watching, measuring, *self._connections, *self._stopping]
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
@@ -332,6 +339,7 @@ class KafkaListener:
             clock=self._clock,
         )
         self._addresses[peer] += 1
+        self.counts.connections_opened += 1
         task = self._loop.create_task(connection.serve())
         self._connections[task] = connection
         task.add_done_callback(lambda task: self._ended(task, peer))
@@ -341,6 +349,28 @@ class KafkaListener:
         self._addresses[peer] -= 1
         if not self._addresses[peer]:
             del self._addresses[peer]
+
+    async def _measure_loop(self) -> None:
+        """Measures how late the loop's timers are, and how much CPU its thread takes."""
+        counts = self.counts
+        at, cpu = time.monotonic(), time.thread_time()
+        while True:
+            await asyncio.sleep(_MEASURE_SECONDS)
+            now, cpu_now = time.monotonic(), time.thread_time()
+            counts.loop_delay_us.add(int((now - at - _MEASURE_SECONDS) * 1e6))
+            busy = (cpu_now - cpu) / max(now - at, 1e-9)
+            counts.idle_share += _MEASURE_WEIGHT * (1.0 - min(busy, 1.0) - counts.idle_share)
+            at, cpu = now, cpu_now
+
+    @property
+    def connection_count(self) -> int:
+        """The number of open connections."""
+        return len(self._connections)
+
+    @property
+    def memory(self) -> ListenerMemory:
+        """The memory of requests and replies."""
+        return self._memory
 
     async def _watch_connections(self) -> None:
         before, passed_seconds = self._clock.monotonic(), 0.0
@@ -391,6 +421,11 @@ def _limit_to_open_files(connections: int) -> int:
         open_files=soft,
     )
     return allowed
+
+
+def _metric_name(name: str) -> str:
+    """Returns an API's name as Kafka's metrics spell it: `list_offsets` is ListOffsets."""
+    return "".join(part.capitalize() for part in name.split("_"))
 
 
 def _set_done(waiter: asyncio.Future[None]) -> None:

@@ -34,6 +34,7 @@ from collections.abc import Coroutine
 from typing import Any, Final
 
 from sparklog import limits
+from sparklog.broker.counts import Budget
 
 _REQUESTS_SHARE: Final = 3 / 8
 _RECORDS_SHARE: Final = 3 / 8
@@ -62,6 +63,10 @@ class MemoryPool:
     @property
     def held_bytes(self) -> int:
         return self._held_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
 
     async def take(self, size: int) -> None:
         """Waits until `size` bytes are granted."""
@@ -113,6 +118,7 @@ class RequestMemory:
     """
 
     def __init__(self, limit_bytes: int, overdraft_bytes: int, one_step_bytes: int = 0) -> None:
+        self.limit_bytes = limit_bytes
         self._limit_bytes = limit_bytes - overdraft_bytes
         self._large_limit_bytes = self._limit_bytes - one_step_bytes
         self._held_bytes = 0
@@ -202,6 +208,19 @@ class ListenerMemory:
         """
         pools = self.requests, self.records, self.small_records, self.replies
         return any(pool.is_short for pool in pools)
+
+    def budgets(self) -> list[Budget]:
+        """Returns the pools, by name."""
+        return [
+            Budget(f"kafka_{name}", pool.held_bytes, pool.limit_bytes)
+            for name, pool in (
+                ("requests", self.requests),
+                ("parsed", self.parsed),
+                ("records", self.records),
+                ("small_records", self.small_records),
+                ("replies", self.replies),
+            )
+        ]
 
     @property
     def held_bytes(self) -> int:

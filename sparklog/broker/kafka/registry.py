@@ -11,6 +11,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from kio.schema.index import schema_name_map
 
 from sparklog.broker.broker import AppendResult, Broker, PendingAppend
+from sparklog.broker.counts import ListenerCounts
 from sparklog.broker.groups.committed_offsets import TopicPartition
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.kafka.messages import Fields, Request
@@ -54,6 +55,7 @@ class HandlerContext(Protocol):
     broker: Broker
     groups: Coordinator
     sessions: FetchSessions
+    counts: ListenerCounts
     host: str
     port: int
     """The address that Metadata and FindCoordinator return to clients."""

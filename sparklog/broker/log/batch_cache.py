@@ -51,6 +51,15 @@ class BatchCache:
         """Batches that were fetched at least once; the next to be evicted first."""
         self._reserved_bytes = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of all batches, and those that are reserved."""
+        return self._unread.bytes + self._fetched.bytes + self._reserved_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
+
     @contextmanager
     def reserve(self, size: int) -> Iterator[int]:
         """Reserves up to `size` bytes; yields how many are free, which no other caller gets."""

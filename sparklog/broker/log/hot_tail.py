@@ -49,6 +49,10 @@ class HotTail:
     def bytes(self) -> int:
         return self._bytes
 
+    @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
+
     def add(self, entry: Entry, records: HotRecords) -> None:
         size = records.nbytes if isinstance(records, pa.RecordBatch) else len(records)
         size += _OVERHEAD_BYTES

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -33,6 +33,7 @@ import structlog
 
 from sparklog import limits
 from sparklog.broker.backoff import FailureLog, RetrySchedule
+from sparklog.broker.counts import UpkeepCounts
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.clock import Clock
@@ -41,7 +42,7 @@ from sparklog.storage import file_compaction, log_compaction, maintenance, reten
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.metadata import MetadataStore, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.storage.table import TopicTable
 
 _log = structlog.get_logger("sparklog.janitor")
@@ -80,6 +81,7 @@ class Janitor:
         finish_deletion: Callable[[str], None],
         settle_doubts: Callable[[], None],
         workers: Executor | None = None,
+        counts: UpkeepCounts | None = None,
     ) -> None:
         """`finish_deletion` clears the topic id from the table of a deleted topic.
 
@@ -93,6 +95,7 @@ class Janitor:
         self._finish_deletion = finish_deletion
         self._settle_doubts = settle_doubts
         self._workers = workers
+        self._counts = counts or UpkeepCounts()
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
         """Ids of all topics, the longest not looked at first."""
@@ -343,7 +346,8 @@ class Janitor:
                 if should_stop():
                     self._ready[topic_id] = None  # the others come first
                     return
-                file_compaction.compact(table, group)
+                merged = file_compaction.compact(table, group)
+                self._count_merged([merged] if merged is not None else ())
             state.seen_version = snapshot.version
             self._sort_files(state, should_stop)
             if is_settling:
@@ -368,6 +372,7 @@ class Janitor:
             border=log_compaction.borders(table)[found.partition],
             should_stop=should_stop,
         )
+        self._count_merged(files)
         if files:
             _log.info(
                 "sorted the files of another engine",
@@ -376,6 +381,11 @@ class Janitor:
                 replaced=len(found.files),
                 files=len(files),
             )
+
+    def _count_merged(self, files: Iterable[TableFile]) -> None:
+        for each in files:
+            self._counts.merged_files += 1
+            self._counts.merged_bytes += each.size_bytes
 
     def _has_time(self, snapshot: TableSnapshot) -> bool:
         """Returns whether merging may use the machine: not while many records are coming in.

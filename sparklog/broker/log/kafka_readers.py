@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 
 from sparklog import limits
+from sparklog.broker.counts import Budget
 from sparklog.broker.log.batch_cache import BatchCache, EncodedBatch, TopicPartition
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
@@ -49,6 +50,10 @@ class KafkaReader:
         self._cache = BatchCache(limit_bytes=limits.KAFKA_AHEAD_BYTES, clock=clock)
         self._encoding: dict[tuple[str, int, int], threading.Lock] = {}
         """Locks of the offsets that are being encoded; a second reader of an offset waits."""
+
+    def budget(self) -> Budget:
+        """Returns the memory of batches that were encoded ahead."""
+        return Budget("encoded_ahead", self._cache.held_bytes, self._cache.limit_bytes)
 
     def fetch(
         self,

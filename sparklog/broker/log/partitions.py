@@ -20,6 +20,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.broker.config import topic_config
+from sparklog.broker.counts import TopicCounts
 from sparklog.broker.log.growth import Growth
 from sparklog.broker.log.producer_state import (
     NO_PRODUCER,
@@ -129,6 +130,7 @@ class Topic:
 
     __slots__ = (
         "config",
+        "counts",
         "held_back",
         "in_doubt",
         "name",
@@ -149,6 +151,7 @@ class Topic:
         self.config = config
         self.partitions: list[Partition] = []
         self.spark_batches = TopicSparkBatches()
+        self.counts = TopicCounts()
         self.unpublished_bytes = 0
         """Memory and WAL space of the records that wait for the table, without staged ones."""
         self.staged_bytes = 0
@@ -401,6 +404,8 @@ class PartitionTable:
         """Bytes of all records ever appended; its rate shows how busy the broker is."""
         self.applied_sequence = -1
         """The newest object of our own WAL that this table reflects."""
+        self.removed_counts = TopicCounts()
+        """The sums of topics that were deleted, so that the broker's sums never fall."""
 
     # -------------------------------------------------------------------------- topics
 
@@ -453,6 +458,7 @@ class PartitionTable:
             self._commits.pop(topic.topic_id, None)
             topic.waiting_partitions.clear()
             topic.unconfirmed = 0
+            self.removed_counts.add(topic.counts)
             for partition in topic.partitions:
                 self._release_unpublished(topic, partition.unpublished)
                 self._release_unconfirmed(partition.unconfirmed)
@@ -490,7 +496,12 @@ class PartitionTable:
                 )
                 partition.end = entry.end
                 self._add_unpublished(topic, partition, each)
-                partition.growth.add(payload_bytes(entry), entry.base_offset)
+                size = payload_bytes(entry)
+                partition.growth.add(size, entry.base_offset)
+                counts = topic.counts
+                counts.batches_in += 1
+                counts.records_in += entry.count
+                counts.bytes_in += size
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:
         """Adds the entries that recovery found beyond the table of `partition`."""

@@ -26,6 +26,7 @@ import pyarrow as pa
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
@@ -199,6 +200,7 @@ class Publisher:
         commit_bytes: int = limits.PUBLISH_MAX_BYTES,
         file_bytes: int = limits.PUBLISH_FILE_BYTES,
         pool: Executor | None = None,
+        counts: UpkeepCounts | None = None,
     ) -> None:
         """`pool`: writes the files of a large commit in parallel."""
         self._store = store
@@ -208,6 +210,7 @@ class Publisher:
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
         self._pool = pool
+        self._counts = counts or UpkeepCounts()
         self._decode_memory = DecodeMemory(commit_bytes)
         self._requested: set[str] = set()
         self._pending: dict[str, _PendingCommit] = {}
@@ -224,6 +227,16 @@ class Publisher:
                 self._store, topic.name, clock=self._clock
             )
         return found
+
+    def known_snapshot(self, topic: Topic) -> TableSnapshot | None:
+        """Returns the topic's table as it was last seen, without a request; None if never."""
+        found = self._tables.get(topic.topic_id)
+        return found.snapshot if found is not None else None
+
+    def budget(self) -> Budget:
+        """Returns the memory for rows that are written to tables."""
+        memory = self._decode_memory
+        return Budget("publishing", memory.held_bytes, memory.limit_bytes)
 
     def set_table(self, topic: Topic, table: TopicTable) -> None:
         """Sets the view of the topic's table. No other party may commit by it afterwards."""
@@ -392,6 +405,8 @@ class Publisher:
             if pending.survives(error) or isinstance(error, errors.Retriable):
                 self._suspend(topic, pending, keep=pending.survives(error))
             raise
+        if commit is not None and commit.landed:
+            self._counts.add_published([file.size_bytes for file in pending.files])
         self._apply_snapshot(topic, outcome)
         for each in pending.written:
             each.check()

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 
 from sparklog import arrow, errors, limits
+from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
@@ -79,6 +80,10 @@ class LogReader:
         self._clock = clock
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
         self._tables: dict[str, TopicTable] = {}
+
+    def budget(self) -> Budget:
+        """Returns the memory for decoding large entries."""
+        return Budget("read_decoding", self._decoding.held_bytes, self._decoding.limit_bytes)
 
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state of a deleted topic."""

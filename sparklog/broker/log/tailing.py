@@ -120,6 +120,11 @@ class Tail:
         """Returns the result of `next`. Never raises StopIteration."""
         return self.next()
 
+    def count(self, size_bytes: int) -> None:
+        """Counts the bytes of records of the partition of `place` that are sent."""
+        assert self._index is not None
+        self._partitions[self._index][0].counts.bytes_out += size_bytes
+
     def skip(self, end: int) -> None:
         """Continues at `end` in the partition of `place`, whose records the caller has."""
         assert self._index is not None

@@ -26,6 +26,7 @@ import msgspec
 import pyarrow as pa
 
 from sparklog import errors, limits
+from sparklog.broker.counts import Budget
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.flush_pace import FlushPace
 from sparklog.broker.log.hot_tail import HotRecords, HotTail
@@ -493,6 +494,16 @@ class Writer:
         """Limit of a record's key, value and headers together."""
         return self._bounds.max_record_bytes
 
+    def budgets(self) -> list[Budget]:
+        """Returns the memory of records on their way to the log and to their tables."""
+        bounds, table = self._bounds, self._partition_table
+        return [
+            Budget("writer_queue", self._queued_bytes, bounds.queue_bytes),
+            Budget("unpublished", table.unpublished_bytes, bounds.unpublished_bytes),
+            Budget("staged", table.staged_bytes, bounds.staged_bytes),
+            Budget("write_decoding", self._decoding.held_bytes, self._decoding.limit_bytes),
+        ]
+
     def open(self) -> None:
         """Puts the first object of the epoch; no append is accepted before it.
 
@@ -924,9 +935,19 @@ class Writer:
 
     def _conclude(self, flush: _Flush, failure: BaseException | None) -> None:
         for pending in flush.pending_appends:
-            if isinstance(pending.error or failure, errors.Retriable):
+            refusal = pending.error or failure
+            if refusal is not None:
+                self._count_failures(pending.appends)
+            if isinstance(refusal, errors.Retriable):
                 self._record_refusals(pending.appends)
         self._answer(flush.pending_appends, failure)
+
+    def _count_failures(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
+        for each in appends:
+            if isinstance(each, Append):
+                topic = self._partition_table.by_id(each.topic_id)
+                if topic is not None:
+                    topic.counts.failed_produces += 1
 
     def _record_refusals(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
         """Keeps back later batches of unknown producers whose refused batch will be retried."""

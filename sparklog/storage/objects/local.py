@@ -24,6 +24,7 @@ import fcntl
 import os
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
@@ -73,6 +74,8 @@ class LocalStore:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
         self.files: LogFiles | None = LocalFiles(self.root)
+        self.requests: Counter[str] = Counter()
+        """Operations that were called, by name."""
         self._has_hard_links = True
         # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
         self._durable_folders: set[str] = set()
@@ -82,10 +85,12 @@ class LocalStore:
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
+        self.requests["put_new"] += 1
         make_visible = self._link_new if self._has_hard_links else self._rename_new
         self._put(path, data, make_visible, durable=True)
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
+        self.requests["put"] += 1
         self._put(path, data, _replace, durable=durable)
 
     def _put(self, path: str, data: Payload, make_visible: _MakeVisible, *, durable: bool) -> None:
@@ -189,6 +194,7 @@ class LocalStore:
             for hidden in written:
                 if hidden is not None:
                     hidden.close()
+        self.requests["put_new"] += sum(each is not None and each.is_linked for each in written)
         return [
             # One that failed for any reason is put again by itself, which finds out why.
             None if each is not None and each.is_linked else self._put_alone(path, data)
@@ -277,21 +283,27 @@ class LocalStore:
     # -------------------------------------------------------------------------- reading
 
     def get(self, path: str) -> pa.Buffer:
+        self.requests["get"] += 1
         try:
-            with self.open(path) as file:
+            with self._open(path) as file:
                 return file.read_buffer()
         except OSError as error:
             raise self._refusal("get", path, error) from error
 
     def get_range(self, path: str, start: int, length: int) -> pa.Buffer:
+        self.requests["get_range"] += 1
         try:
-            with self.open(path) as file:
+            with self._open(path) as file:
                 file.seek(start)
                 return file.read_buffer(max(0, min(length, file.size() - start)))
         except OSError as error:
             raise self._refusal("get", path, error) from error
 
     def open(self, path: str) -> pa.NativeFile:
+        self.requests["open"] += 1
+        return self._open(path)
+
+    def _open(self, path: str) -> pa.NativeFile:
         full_path = self._absolute(checked_path(path))
         try:
             return pa.OSFile(full_path)
@@ -305,6 +317,7 @@ class LocalStore:
             raise self._refusal("open", path, error) from error
 
     def stat(self, path: str) -> Stat:
+        self.requests["stat"] += 1
         try:
             found = os.stat(self._absolute(checked_path(path)))
         except (FileNotFoundError, NotADirectoryError):
@@ -316,6 +329,7 @@ class LocalStore:
         return _stat(path, found)
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
+        self.requests["list_after"] += 1
         return sorted(
             (
                 _stat(entry.name, found)
@@ -326,9 +340,11 @@ class LocalStore:
         )
 
     def folders(self, folder: str) -> list[str]:
+        self.requests["folders"] += 1
         return sorted(entry.name for entry in self._scan(folder) if entry.is_dir())
 
     def walk(self, folder: str) -> Iterator[Stat]:
+        self.requests["walk"] += 1
         for name, entry in self._scan_below(folder):
             if found := _stat_of_object(entry):
                 yield _stat(name, found)
@@ -354,6 +370,7 @@ class LocalStore:
     # -------------------------------------------------------------------------- maintenance
 
     def delete(self, paths: Iterable[str]) -> None:
+        self.requests["delete"] += 1
         refusal = None
         for path in paths:
             try:
@@ -366,6 +383,7 @@ class LocalStore:
             raise refusal
 
     def sync_folder(self, folder: str) -> None:
+        self.requests["sync_folder"] += 1
         full_path = self._absolute(checked_folder(folder))
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -375,6 +393,7 @@ class LocalStore:
             raise self._refusal("sync_folder", folder, error) from error
 
     def sync_files(self, paths: Iterable[str]) -> None:
+        self.requests["sync_files"] += 1
         folders: set[str] = set()
         for path in paths:
             try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -83,6 +84,8 @@ class RemoteStore:
 
     def __init__(self, uri: str, options: Mapping[str, str] | None = None) -> None:
         self.uri = uri
+        self.requests: Counter[str] = Counter()
+        """Requests by operation, without those that the client repeats."""
         config, client = _split(options or {})
         retry_config: Any = {
             "max_retries": limits.REMOTE_RETRIES,
@@ -101,6 +104,7 @@ class RemoteStore:
     # -------------------------------------------------------------------------- writing
 
     def put_new(self, path: str, data: Payload) -> None:
+        self.requests["put_new"] += 1
         with self._translated_put_errors(path):
             content = pieces(data) or b""  # the client sends the pieces without joining them
             obstore.put(self._store_without_retries, checked_path(path), content, mode="create")
@@ -117,6 +121,7 @@ class RemoteStore:
 
     def put(self, path: str, data: Payload, *, durable: bool = True) -> None:
         del durable  # in a bucket, every put is durable
+        self.requests["put"] += 1
         with self._translated_put_errors(path):
             content = pieces(data) or b""
             obstore.put(self._store, checked_path(path), content, use_multipart=False)
@@ -138,6 +143,7 @@ class RemoteStore:
     # -------------------------------------------------------------------------- reading
 
     def get(self, path: str) -> pa.Buffer:
+        self.requests["get"] += 1
         with self._translated_errors("get", path):
             return pa.py_buffer(obstore.get(self._store, checked_path(path)).bytes())
 
@@ -154,6 +160,7 @@ class RemoteStore:
         return pa.py_buffer(b"")
 
     def _get_range(self, path: str, start: int, length: int) -> pa.Buffer:
+        self.requests["get_range"] += 1
         with self._translated_errors("get", path):
             found = obstore.get_range(self._store, checked_path(path), start=start, length=length)
             return pa.py_buffer(found)
@@ -162,10 +169,12 @@ class RemoteStore:
         return open_by_ranges(self, path)
 
     def stat(self, path: str) -> Stat:
+        self.requests["stat"] += 1
         with self._translated_errors("stat", path):
             return _stat(path, obstore.head(self._store, checked_path(path)))
 
     def list_after(self, folder: str, after: str = "") -> list[Stat]:
+        self.requests["list_after"] += 1
         checked_folder(folder)
         within = f"{folder}/" if folder else ""
         with self._translated_errors("list", folder):
@@ -182,6 +191,7 @@ class RemoteStore:
         )
 
     def folders(self, folder: str) -> list[str]:
+        self.requests["folders"] += 1
         checked_folder(folder)
         with self._translated_errors("list", folder):
             found = obstore.list_with_delimiter(self._store, folder or None)["common_prefixes"]
@@ -192,6 +202,7 @@ class RemoteStore:
         within = f"{folder}/" if folder else ""
         with self._translated_errors("list", folder):
             for chunk in obstore.list(self._store, folder or None, chunk_size=1_000):
+                self.requests["walk"] += 1
                 for meta in chunk:
                     yield _stat(meta["path"].removeprefix(within), meta)
 
@@ -224,6 +235,7 @@ class RemoteStore:
                         self._delete([path])
 
     def _delete(self, paths: list[str]) -> None:
+        self.requests["delete"] += 1
         with self._translated_errors("delete", paths[0]):
             obstore.delete(self._store, paths)
 

@@ -23,6 +23,15 @@ class MessageMemory:
         """True if a call waits for memory."""
         return bool(self._waiting)
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are granted now."""
+        return self._held_bytes
+
+    @property
+    def limit_bytes(self) -> int:
+        return self._limit_bytes
+
     def request_step(self, call: Call) -> None:
         """Grants the next step of a message, now or when memory is released."""
         with self._lock:

@@ -103,6 +103,11 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             session.partitions.pop(key, None)
         partitions = session.partitions
     await _collect(context, list(partitions.values()), request)
+    async for partition in context.scheduler.iterate(list(partitions.values())):
+        size = partition.size if partition.chunks else 0
+        context.broker.count_fetch(partition.name, size, failed=bool(partition.code))
+        if partition.code:
+            context.counts.errors[1, partition.code.name] += 1
     if session is not None:
         return await _reply(context, await _changed(context, session), session, body)
     if epoch == _NEW_SESSION:

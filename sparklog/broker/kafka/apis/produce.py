@@ -127,6 +127,8 @@ async def _queue(
                 pending_appends.append(outcome)
             except errors.SparklogError as error:
                 outcome = errors.bare(error)
+                if isinstance(append, Append) and isinstance(error, errors.QueueFull):
+                    context.broker.count_full_queue(append.topic)
             partitions.append((index, outcome))
         queued.append((topic, partitions))
     return queued
@@ -174,9 +176,11 @@ async def _reply(
 def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Outcome]) -> Fields:
     index, outcome = ended
     if isinstance(outcome, Exception):
+        code = code_of(outcome)
+        context.counts.errors[0, code.name] += 1
         return {
             "index": index,
-            "error_code": code_of(outcome),
+            "error_code": code,
             "base_offset": -1,
             "log_append_time": None,
             "log_start_offset": -1,

@@ -1,0 +1,74 @@
+"""Timestamps of single records, for the time by which consumers are behind.
+
+A record's timestamp never changes, so each one is remembered. A record that is not
+published yet is looked up in the statistics of its batch, if all records of the batch have one
+timestamp; any other is read, from memory or from the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from typing import Final, TypeAlias
+
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.readers import LogReader
+
+RecordKey: TypeAlias = tuple[str, str, int, int]
+"""A record: topic, topic id, partition and offset."""
+_COLUMNS: Final = ("offset", "timestamp")
+
+
+class RecordTimes:
+    """Looks up when the first record at or after an offset was made. One caller at a time."""
+
+    def __init__(self, reader: LogReader, partition_table: PartitionTable) -> None:
+        self._reader = reader
+        self._partition_table = partition_table
+        self._known: OrderedDict[RecordKey, int] = OrderedDict()
+        """In µs since the Unix epoch, the least recently used first."""
+
+    def known_us(self, key: RecordKey) -> int | None:
+        """Returns the record's timestamp if no records have to be read for it, else None."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            return found
+        _, topic_id, number, offset = key
+        topic = self._partition_table.by_id(topic_id)
+        if topic is None or number >= len(topic.partitions):
+            return None
+        with self._partition_table.lock:
+            waiting = topic.partitions[number].unpublished_in(offset, offset + 1)
+        if not waiting or waiting[0].entry.base_offset > offset:
+            return None
+        entry = waiting[0].entry
+        return entry.min_timestamp_us if entry.min_timestamp_us == entry.max_timestamp_us else None
+
+    def read_us(self, key: RecordKey) -> int | None:
+        """Returns the timestamp of the first record from the offset on, and remembers it.
+
+        None where there is no such record, or it cannot be read now.
+        """
+        topic, topic_id, number, offset = key
+        with contextlib.suppress(errors.SparklogError, OSError, pa.ArrowException):
+            partition = self._partition_table.topic(topic).partition(number)
+            start = max(offset, partition.start)
+            batches = self._reader.read(
+                topic, number, start, partition.end,
+                columns=_COLUMNS, batch_rows=1, topic_id=topic_id,
+            )  # fmt: skip
+            for batch in batches:  # the first ones may be gaps, without a row
+                if batch.rows.num_rows:
+                    found = int(batch.rows.column("timestamp").view(pa.int64())[0].as_py())
+                    self._remember(key, found)
+                    return found
+        return None
+
+    def _remember(self, key: RecordKey, timestamp_us: int) -> None:
+        self._known[key] = timestamp_us
+        if len(self._known) > limits.RECORD_TIMES_REMEMBERED:
+            self._known.popitem(last=False)

@@ -1,0 +1,1 @@
+"""The broker's figures, for Prometheus over HTTP and for `sparklog top`."""

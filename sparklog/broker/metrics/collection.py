@@ -1,0 +1,390 @@
+"""Collects the figures of a broker: reads counts and states that exist anyway.
+
+A collection runs in a thread of its own while the broker serves. It takes a lock only for the time
+of one topic or one group, asks the storage for nothing but the records whose age it needs, and
+pauses after every few hundred values, so that no other thread waits for long.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+from sparklog import errors, limits
+from sparklog.broker.broker import Broker
+from sparklog.broker.counts import (
+    Budget,
+    Distribution,
+    ListenerCounts,
+    RecentQuantiles,
+    TopicCounts,
+    UpkeepCounts,
+)
+from sparklog.broker.groups.coordinator import Coordinator, GroupFigures
+from sparklog.broker.groups.messages import Description
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.record_times import RecordKey
+from sparklog.clock import Clock
+from sparklog.formats import consumer_offsets
+from sparklog.storage.objects import Store
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.wal import WalObject
+
+
+class KafkaFigures(Protocol):
+    """The parts of the Kafka listener that have figures."""
+
+    counts: ListenerCounts
+
+    @property
+    def address(self) -> str: ...
+
+    @property
+    def connection_count(self) -> int: ...
+
+
+class FlightFigures(Protocol):
+    """The part of the Flight listener that has figures."""
+
+    @property
+    def stream_count(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlushCounts:
+    """Distributions of the flushes of the write-ahead log."""
+
+    times_us: Distribution = field(default_factory=Distribution)
+    sizes_bytes: Distribution = field(default_factory=Distribution)
+
+    def count(self, written: WalObject, seconds: float) -> None:
+        """Counts a flush."""
+        self.times_us.add(int(seconds * 1e6))
+        self.sizes_bytes.add(sum(each.entry.length for each in written.located))
+
+
+@runtime_checkable
+class CountsRequests(Protocol):
+    """A store that counts the operations on it, by kind."""
+
+    requests: Counter[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sources:
+    """Everything that figures are read from."""
+
+    broker: Broker
+    partition_table: PartitionTable
+    publisher: Publisher
+    groups: Coordinator
+    flushes: FlushCounts
+    upkeep: UpkeepCounts
+    budgets: Callable[[], Iterable[Budget]]
+    """Returns the budgets of memory, with the bytes that are held."""
+    store: Store
+    kafka: KafkaFigures | None
+    flight: FlightFigures
+    cluster_id: str
+    epoch: int
+    small_file_bytes: int
+    """Data files below are small: a compaction would merge them."""
+    compact_files: int
+    """Small files of a partition from which on they are merged."""
+    clock: Clock
+
+    def requests(self) -> dict[str, int]:
+        """Returns the operations on the storage by kind; empty where they are not counted."""
+        return dict(self.store.requests) if isinstance(self.store, CountsRequests) else {}
+
+
+def age_seconds(since_us: int | None, now_us: int) -> float:
+    """Returns the time since a moment; 0 for None, and for a moment that is still to come."""
+    return 0.0 if since_us is None else max(now_us - since_us, 0) / 1e6
+
+
+class Pacer:
+    """Lets other threads run after every few hundred values."""
+
+    def __init__(self, pause_seconds: float = limits.METRICS_PAUSE_SECONDS) -> None:
+        self._pause_seconds = pause_seconds
+        self._left = limits.METRICS_LINES
+
+    def spend(self, values: int) -> None:
+        """Counts values that were made, and pauses if they are enough."""
+        self._left -= values
+        if self._left <= 0:
+            self._left = limits.METRICS_LINES
+            time.sleep(self._pause_seconds)
+
+
+# ------------------------------------------------------------------------------ topics
+
+
+class TableFigures:
+    """Sizes of a table's data files at one version."""
+
+    __slots__ = ("bytes", "debt_bytes", "files", "files_of", "sizes", "small_files", "snapshot")
+
+    def __init__(self, snapshot: TableSnapshot | None, partitions: int) -> None:
+        self.snapshot = snapshot
+        self.sizes = [0] * partitions
+        """Bytes by partition."""
+        self.files_of = [0] * partitions
+        """The number of files by partition."""
+        self.files = self.bytes = self.small_files = self.debt_bytes = 0
+
+    def count(
+        self, partition: int, files: Sequence[TableFile], small_bytes: int, enough: int
+    ) -> None:
+        """Counts the files of a partition; `enough` small ones and more are to be merged."""
+        small = [each.size_bytes for each in files if each.size_bytes < small_bytes]
+        size = sum(each.size_bytes for each in files)
+        self.sizes[partition] = size
+        self.files_of[partition] = len(files)
+        self.files += len(files)
+        self.bytes += size
+        self.small_files += len(small)
+        self.debt_bytes += sum(small) if len(small) >= enough else 0
+
+
+@dataclass(slots=True, kw_only=True)
+class TopicState:
+    """A topic at one moment; lists have one value for each partition."""
+
+    name: str
+    topic_id: str
+    labels: Sequence[str]
+    """The labels of each partition, as Prometheus's text format has them."""
+    starts: Sequence[int]
+    ends: Sequence[int]
+    published: Sequence[int]
+    sizes: Sequence[int]
+    counts: TopicCounts
+    lag_records: int
+    oldest_us: int | None
+    """When the oldest record that is not in the table arrived."""
+    table: TableFigures
+    held_back: bool
+    offline: int
+    """Partitions that accept no records."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GroupOffset:
+    """The position of a group in a partition."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    offset: int
+    lag: int
+    member: tuple[str, str, str]
+    """Host, member id and client id of the member that reads it; empty if there is none."""
+    lag_seconds: float | None
+    """None where the age of the first unread record has to be read first."""
+
+    @property
+    def key(self) -> RecordKey:
+        return self.topic, self.topic_id, self.partition, self.offset
+
+
+@dataclass(slots=True, kw_only=True)
+class Sums:
+    """The sums of all topics."""
+
+    counts: TopicCounts
+    """Deleted topics included."""
+    topics: int = 0
+    partitions: int = 0
+    offline: int = 0
+    held_back: int = 0
+    oldest_us: int | None = None
+    """When the oldest record arrived that is not in its table."""
+
+    def add(self, topic: TopicState) -> None:
+        """Adds a topic."""
+        self.counts.add(topic.counts)
+        self.topics += 1
+        self.partitions += len(topic.ends)
+        self.offline += topic.offline
+        self.held_back += topic.held_back
+        if topic.oldest_us is not None:
+            self.oldest_us = min(self.oldest_us or topic.oldest_us, topic.oldest_us)
+
+
+class Collector:
+    """Collects the figures of a broker. One caller at a time.
+
+    Topics and positions of groups are yielded one by one, and are to be dropped one by one: many
+    objects that live for the time of a collection make Python's garbage collector visit all objects
+    of the process, which stops every thread for a tenth of a second.
+    """
+
+    def __init__(self, sources: Sources, *, pacer: Pacer | None = None) -> None:
+        self.sources = sources
+        self.pacer = pacer or Pacer()
+        self._quantiles: dict[object, RecentQuantiles] = {}
+        self._labels: dict[str, list[str]] = {}
+        self._tables: dict[str, TableFigures] = {}
+        self._times = sources.broker.record_times()
+        self._turn = 0
+        """The position where reading ages begins, so that every partition has its turn."""
+
+    def recent(
+        self, key: object, distribution: Distribution, quantiles: Sequence[float]
+    ) -> list[float]:
+        """Returns quantiles of about the last minute; `key` names the distribution."""
+        found = self._quantiles.get(key)
+        if found is None:
+            found = self._quantiles[key] = RecentQuantiles(distribution)
+        return found.at(time.monotonic(), quantiles)
+
+    # -------------------------------------------------------------------------- topics
+
+    def topics(self) -> tuple[Iterator[TopicState], Sums]:
+        """Returns the topics, and their sums, which are complete once all topics were yielded."""
+        table = self.sources.partition_table
+        sums = Sums(counts=TopicCounts())
+        with table.lock:  # together, so that a topic that is being deleted is counted once
+            topics = table.topics()
+            sums.counts.add(table.removed_counts)
+        return self._states(topics, sums), sums
+
+    def _states(self, topics: Sequence[Topic], sums: Sums) -> Iterator[TopicState]:
+        alive = {topic.topic_id for topic in topics}
+        for gone in (self._labels.keys() | self._tables.keys()) - alive:
+            self._labels.pop(gone, None)
+            self._tables.pop(gone, None)
+        for topic in topics:
+            state = self._topic(topic)
+            sums.add(state)
+            yield state
+            self.pacer.spend(4 + len(topic.partitions))
+
+    def _topic(self, topic: Topic) -> TopicState:
+        partitions = tuple(topic.partitions)
+        oldest_us = None
+        if topic.waiting:
+            with self.sources.partition_table.lock:
+                heads = [each.unpublished[0].entry for each in partitions if each.unpublished]
+            oldest_us = min((entry.arrival_us for entry in heads), default=None)
+        table = self._table(topic, len(partitions))
+        # Positions before ends: an end that rises meanwhile cannot make them differ the wrong way.
+        starts = [each.start for each in partitions]
+        published = [each.published for each in partitions]
+        ends = [each.end for each in partitions]
+        sizes = table.sizes
+        if published != ends:
+            sizes = [
+                size if each.published == each.end
+                else size + (each.growth.bytes_from(each.published) or 0)
+                for size, each in zip(sizes, partitions, strict=True)
+            ]  # fmt: skip
+        blocked = sum(each.blocked is not None for each in partitions)
+        return TopicState(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            labels=self._labels_of(topic, len(partitions)),
+            starts=starts,
+            ends=ends,
+            published=published,
+            sizes=sizes,
+            counts=topic.counts,
+            lag_records=sum(ends) - sum(published),
+            oldest_us=oldest_us,
+            table=table,
+            held_back=topic.held_back is not None or topic.in_doubt is not None,
+            offline=len(partitions) if topic.in_doubt is not None else blocked,
+        )
+
+    def _labels_of(self, topic: Topic, partitions: int) -> Sequence[str]:
+        found = self._labels.setdefault(topic.topic_id, [])
+        while len(found) < partitions:
+            found.append(f'{{topic="{topic.name}",partition="{len(found)}"}}')
+        return found
+
+    def _table(self, topic: Topic, partitions: int) -> TableFigures:
+        """Counts the files of the table's version that was last seen; each version once."""
+        snapshot = self.sources.publisher.known_snapshot(topic)
+        found = self._tables.get(topic.topic_id)
+        if found is None or found.snapshot is not snapshot or len(found.sizes) != partitions:
+            found = TableFigures(snapshot, partitions)
+            files = snapshot.files if snapshot is not None else ()
+            for number, of_partition in enumerate(files[:partitions]):
+                found.count(
+                    number, of_partition, self.sources.small_file_bytes, self.sources.compact_files
+                )
+                self.pacer.spend(1 + len(of_partition))
+            self._tables[topic.topic_id] = found
+        return found
+
+    # -------------------------------------------------------------------------- groups
+
+    def groups(self) -> Iterator[tuple[Description, Iterator[GroupOffset]]]:
+        """Yields the groups, each with its positions."""
+        for each in self.sources.groups.figures():
+            yield each.description, self._offsets(each)
+
+    def _offsets(self, figures: GroupFigures) -> Iterator[GroupOffset]:
+        members = self._readers(figures.description)
+        now_us = self.sources.clock.now_us()
+        for name, of_topic in figures.offsets.items():
+            topic = self._find(name)
+            if topic is None:
+                continue
+            for number, committed in of_topic.items():
+                self.pacer.spend(1)
+                is_ours = committed.topic_id in ("", topic.topic_id)
+                if not is_ours or number >= len(topic.partitions):
+                    continue
+                lag = max(topic.partitions[number].end - committed.offset, 0)
+                key = name, topic.topic_id, number, committed.offset
+                made_us = self._times.known_us(key) if lag else now_us
+                yield GroupOffset(
+                    topic=name,
+                    topic_id=topic.topic_id,
+                    partition=number,
+                    offset=committed.offset,
+                    lag=lag,
+                    member=members.get((name, number), ("", "", "")),
+                    lag_seconds=None if made_us is None else age_seconds(made_us, now_us),
+                )
+
+    def _find(self, name: str) -> Topic | None:
+        try:
+            return self.sources.partition_table.topic(name)
+        except errors.UnknownTopic:
+            return None
+
+    def _readers(self, group: Description) -> dict[tuple[str, int], tuple[str, str, str]]:
+        """Returns the member that reads each partition: host, member id and client id."""
+        found = {}
+        for member in group.members:
+            reader = member.client_host, member.member_id, member.client_id
+            try:
+                for each in consumer_offsets.assigned_partitions(member.assignment):
+                    found[each] = reader
+                    self.pacer.spend(1)
+            except errors.CorruptRecord:  # another protocol than that of consumers
+                continue
+        return found
+
+    def read_ages(self, offsets: Sequence[GroupOffset]) -> int:
+        """Reads the ages of positions that have none; returns how many were not read in time."""
+        deadline = time.monotonic() + limits.METRICS_LAG_SECONDS
+        first = self._turn % len(offsets) if offsets else 0
+        unread = 0
+        for each in itertools.chain(offsets[first:], offsets[:first]):
+            if time.monotonic() < deadline:
+                self._turn += 1
+                made_us = self._times.read_us(each.key)
+                if made_us is not None:
+                    each.lag_seconds = age_seconds(made_us, self.sources.clock.now_us())
+            unread += each.lag_seconds is None
+        return unread

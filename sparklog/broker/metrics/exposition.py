@@ -1,0 +1,435 @@
+"""Prometheus's text format of the figures.
+
+prometheus-client writes the families of the process and of the broker as a whole. It takes 4.4 µs
+for each sample, so the families with a series for each topic, partition or group are written here,
+in portions.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import prometheus_client
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector as PrometheusCollector
+from prometheus_client.registry import CollectorRegistry
+
+from sparklog import limits
+from sparklog.broker.counts import Distribution, TopicCounts
+from sparklog.broker.metrics.collection import Collector, GroupOffset, Sums, TopicState, age_seconds
+from sparklog.broker.metrics.families import FAMILIES
+from sparklog.version import VERSION
+
+CONTENT_TYPE: Final = prometheus_client.CONTENT_TYPE_LATEST
+
+_Sample: TypeAlias = tuple[Mapping[str, str], float]
+_QUANTILES: Final = {
+    0.5: "0.50",
+    0.75: "0.75",
+    0.95: "0.95",
+    0.98: "0.98",
+    0.99: "0.99",
+    0.999: "0.999",
+}
+"""The quantiles that the JMX exporter has, as Strimzi's rules spell them."""
+_TIMES: Final = range(7, 26)
+"""Powers of two that bound the buckets of durations in µs: 128 µs to 34 s."""
+_SIZES: Final = range(8, 28, 2)
+"""Powers of two that bound the buckets of sizes in bytes: 256 B to 64 MiB."""
+
+_SUMS: Final[Mapping[str, Callable[[TopicCounts], int]]] = {
+    f"kafka_server_brokertopicmetrics_{name}_total": value_of
+    for name, value_of in {
+        "messagesin": lambda c: c.records_in,
+        "bytesin": lambda c: c.bytes_in,
+        "bytesout": lambda c: c.bytes_out,
+        "totalproducerequests": lambda c: c.batches_in + c.failed_produces,
+        "failedproducerequests": lambda c: c.failed_produces,
+        "totalfetchrequests": lambda c: c.fetches,
+        "failedfetchrequests": lambda c: c.failed_fetches,
+    }.items()
+}
+"""Families with a series for each topic, and one for the sum of all."""
+
+
+def _of_counts(value_of: Callable[[TopicCounts], int]) -> Callable[[TopicState, int], float]:
+    return lambda topic, _: value_of(topic.counts)
+
+
+_OF_TOPICS: Final[Mapping[str, Callable[[TopicState, int], float]]] = {
+    **{name: _of_counts(value_of) for name, value_of in _SUMS.items()},
+    "kafka_topic_partitions": lambda t, _: len(t.ends),
+    "sparklog_publish_lag_records": lambda t, _: t.lag_records,
+    "sparklog_publish_lag_seconds": lambda t, now_us: age_seconds(t.oldest_us, now_us),
+    "sparklog_topic_held_back": lambda t, _: int(t.held_back),
+    "sparklog_table_files": lambda t, _: t.table.files,
+    "sparklog_table_small_files": lambda t, _: t.table.small_files,
+    "sparklog_table_bytes": lambda t, _: t.table.bytes,
+    "sparklog_compaction_debt_bytes": lambda t, _: t.table.debt_bytes,
+}
+"""The value of a topic at a time, in µs since the Unix epoch."""
+
+_OF_PARTITIONS: Final[Mapping[str, Callable[[TopicState], Sequence[int]]]] = {
+    "kafka_topic_partition_current_offset": lambda t: t.ends,
+    "kafka_topic_partition_oldest_offset": lambda t: t.starts,
+    "kafka_log_log_logstartoffset": lambda t: t.starts,
+    "kafka_log_log_logendoffset": lambda t: t.ends,
+    "kafka_log_log_size": lambda t: t.sizes,
+    "kafka_log_log_numlogsegments": lambda t: t.table.files_of,
+}
+
+_CONSTANT_OF_PARTITIONS: Final[Mapping[str, int]] = {
+    "kafka_topic_partition_replicas": 1,
+    "kafka_topic_partition_in_sync_replica": 1,
+    "kafka_topic_partition_leader_is_preferred": 1,
+    "kafka_topic_partition_under_replicated_partition": 0,
+    "kafka_cluster_partition_replicascount": 1,
+    "kafka_cluster_partition_insyncreplicascount": 1,
+    "kafka_cluster_partition_underreplicated": 0,
+    "kafka_cluster_partition_underminisr": 0,
+    "kafka_cluster_partition_atminisr": 0,
+    "kafka_cluster_partition_laststableoffsetlag": 0,
+}
+
+_LEADER: Final = "kafka_topic_partition_leader"
+_MEMBERS: Final = "kafka_consumergroup_members"
+_OFFSET: Final = "kafka_consumergroup_current_offset"
+_LAG: Final = "kafka_consumergroup_lag"
+_LAG_SECONDS: Final = "kafka_consumergroup_group_lag_seconds"
+_MAX_LAG_SECONDS: Final = "kafka_consumergroup_group_max_lag_seconds"
+_OF_GROUPS: Final = (
+    _MEMBERS, _OFFSET, f"{_OFFSET}_sum", _LAG, f"{_LAG}_sum", _LAG_SECONDS, _MAX_LAG_SECONDS,
+)  # fmt: skip
+
+
+class Exposition:
+    """Collects the figures and writes them. One caller at a time."""
+
+    def __init__(self, collector: Collector) -> None:
+        self._collector = collector
+        self._registry = CollectorRegistry()
+        prometheus_client.ProcessCollector(registry=self._registry)
+
+    def text(self) -> list[bytes]:
+        """Returns the present figures, in portions."""
+        began = time.monotonic()
+        sums, of_topics = self._topic_families()
+        groups, of_groups = self._group_families()
+        found = [prometheus_client.generate_latest(self._registry)]
+        for name, lines in itertools.chain(of_topics.items(), of_groups.items()):
+            family = FAMILIES[name]
+            head = f"# HELP {name} {family.about}\n# TYPE {name} {family.kind}\n"
+            found.append((head + "".join(lines)).encode())
+            self._collector.pacer.spend(1 + len(lines))
+        broker = _BrokerMetrics(self._collector, sums, groups)
+        broker.add("sparklog_scrape_seconds", [({}, time.monotonic() - began)])
+        found.append(prometheus_client.generate_latest(broker))
+        return found
+
+    def _topic_families(self) -> tuple[Sums, dict[str, list[str]]]:
+        """Returns the sums of all topics, and the lines of each family."""
+        lines: dict[str, list[str]] = {
+            name: [] for name in (*_OF_TOPICS, *_OF_PARTITIONS, *_CONSTANT_OF_PARTITIONS, _LEADER)
+        }
+        topics, sums = self._collector.topics()
+        leader = self._collector.sources.broker.broker_id
+        constants = [*_CONSTANT_OF_PARTITIONS.items(), (_LEADER, leader)]
+        now_us = self._collector.sources.clock.now_us()
+        for topic in topics:
+            for name, value_of in _OF_TOPICS.items():
+                lines[name].append(f'{name}{{topic="{topic.name}"}} {value_of(topic, now_us)}\n')
+            # A portion of partitions at a time, because other threads wait meanwhile.
+            for first in range(0, len(topic.ends), limits.METRICS_PARTITIONS):
+                span = slice(first, first + limits.METRICS_PARTITIONS)
+                labels = topic.labels[span]
+                for name, values_of in _OF_PARTITIONS.items():
+                    values = values_of(topic)[span]
+                    lines[name].append(
+                        "".join([f"{name}{at} {n}\n" for at, n in zip(labels, values, strict=True)])
+                    )
+                for name, value in constants:
+                    lines[name].append("".join([f"{name}{at} {value}\n" for at in labels]))
+                self._collector.pacer.spend(len(lines) * len(labels))
+        for name, of_all in _SUMS.items():  # as in Kafka, a sum is a series without a topic
+            lines[name].append(f"{name} {of_all(sums.counts)}\n")
+        return sums, lines
+
+    def _group_families(self) -> tuple[_Groups, dict[str, list[str]]]:
+        """Returns the sums of all groups, and the lines of each family."""
+        lines: dict[str, list[str]] = {name: [] for name in _OF_GROUPS}
+        sums = _Groups()
+        cluster_id = self._collector.sources.cluster_id
+        ages: dict[str, float] = {}
+        unread: list[tuple[str, GroupOffset]] = []
+
+        def add_age(group: str, each: GroupOffset) -> None:
+            seconds = each.lag_seconds
+            if seconds is None:
+                return
+            host, member, client = map(_escaped, each.member)
+            lines[_LAG_SECONDS].append(
+                f'{_LAG_SECONDS}{{cluster_name="{cluster_id}",group="{group}",'
+                f'topic="{each.topic}",partition="{each.partition}",member_host="{host}",'
+                f'consumer_id="{member}",client_id="{client}"}} {seconds}\n'
+            )
+            ages[group] = max(ages.get(group, 0.0), seconds)
+
+        for description, offsets in self._collector.groups():
+            sums.states[description.state.value] += 1
+            group = _escaped(description.group_id)
+            lines[_MEMBERS].append(
+                f'{_MEMBERS}{{consumergroup="{group}"}} {len(description.members)}\n'
+            )
+            totals: dict[str, tuple[int, int]] = {}
+            for each in offsets:
+                sums.offsets += 1
+                at = f'consumergroup="{group}",topic="{each.topic}",partition="{each.partition}"'
+                lines[_OFFSET].append(f"{_OFFSET}{{{at}}} {each.offset}\n")
+                lines[_LAG].append(f"{_LAG}{{{at}}} {each.lag}\n")
+                offset, lag = totals.get(each.topic, (0, 0))
+                totals[each.topic] = offset + each.offset, lag + each.lag
+                if each.lag_seconds is None:
+                    unread.append((group, each))
+                else:
+                    add_age(group, each)
+            for topic, (offset, lag) in totals.items():
+                at = f'{{consumergroup="{group}",topic="{topic}"}}'
+                lines[f"{_OFFSET}_sum"].append(f"{_OFFSET}_sum{at} {offset}\n")
+                lines[f"{_LAG}_sum"].append(f"{_LAG}_sum{at} {lag}\n")
+        sums.unread = self._collector.read_ages([each for _, each in unread])
+        for group, each in unread:
+            add_age(group, each)
+        for group, seconds in ages.items():
+            at = f'{{cluster_name="{cluster_id}",group="{group}"}}'
+            lines[_MAX_LAG_SECONDS].append(f"{_MAX_LAG_SECONDS}{at} {seconds}\n")
+        return sums, lines
+
+
+@dataclass(slots=True)
+class _Groups:
+    """The sums of all groups."""
+
+    states: Counter[str] = field(default_factory=Counter)
+    offsets: int = 0
+    unread: int = 0
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+# ------------------------------------------------------------------------------ the broker
+
+
+class _BrokerMetrics(PrometheusCollector):
+    """The families of the broker as a whole, for prometheus-client."""
+
+    def __init__(self, collector: Collector, sums: Sums, groups: _Groups) -> None:
+        self._metrics: dict[str, Metric] = {}
+        for name, samples in _broker_samples(collector, sums, groups):
+            self.add(name, samples)
+        for histogram in _histograms(collector):
+            self._add_histogram(*histogram)
+        self._add_times(collector)
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics.values()
+
+    def add(self, name: str, samples: Iterable[_Sample], suffix: str = "") -> None:
+        """Adds samples of a family."""
+        family = FAMILIES[name]
+        metric = self._metrics.get(name)
+        if metric is None:
+            bare = name.removesuffix("_total") if family.kind == "counter" else name
+            metric = self._metrics[name] = Metric(bare, family.about, family.kind)
+        for labels, value in samples:
+            metric.add_sample(name + suffix, dict(labels), value)
+
+    def _add_histogram(
+        self,
+        name: str,
+        labels: Mapping[str, str],
+        distribution: Distribution,
+        scale: float,
+        powers: Iterable[int],
+    ) -> None:
+        # The count first: it is the last to be raised, so no bucket exceeds it afterwards.
+        count, total = distribution.count, distribution.total
+        buckets = [
+            (
+                {**labels, "le": repr((1 << power) * scale)},
+                float(min(distribution.below(power), count)),
+            )
+            for power in powers
+        ]
+        self.add(name, [*buckets, ({**labels, "le": "+Inf"}, count)], "_bucket")
+        self.add(name, [(labels, count)], "_count")
+        self.add(name, [(labels, total * scale)], "_sum")
+
+    def _add_times(self, collector: Collector) -> None:
+        kafka = collector.sources.kafka
+        if kafka is None:
+            return
+        for key, counts in sorted(kafka.counts.apis.copy().items()):
+            values = collector.recent(("api", key), counts.times_us, list(_QUANTILES))
+            name = kafka.counts.names[key]
+            for request in (name, "FetchConsumer") if name == "Fetch" else (name,):
+                self.add(
+                    "kafka_network_requestmetrics_totaltimems",
+                    [
+                        ({"request": request, "quantile": shown}, value / 1e3)
+                        for shown, value in zip(_QUANTILES.values(), values, strict=True)
+                    ],
+                )
+                labels = {"request": request}
+                count = counts.times_us.count
+                self.add("kafka_network_requestmetrics_totaltimems", [(labels, count)], "_count")
+                total = counts.times_us.total / 1e3
+                self.add("kafka_network_requestmetrics_totaltimems", [(labels, total)], "_sum")
+
+
+def _histograms(
+    collector: Collector,
+) -> Iterator[tuple[str, Mapping[str, str], Distribution, float, Iterable[int]]]:
+    flushes, kafka = collector.sources.flushes, collector.sources.kafka
+    yield "sparklog_wal_flush_seconds", {}, flushes.times_us, 1e-6, _TIMES
+    yield "sparklog_wal_flush_bytes", {}, flushes.sizes_bytes, 1.0, _SIZES
+    if kafka is not None:
+        delay = kafka.counts.loop_delay_us
+        yield "sparklog_event_loop_delay_seconds", {"loop": "kafka"}, delay, 1e-6, _TIMES
+
+
+def _broker_samples(
+    collector: Collector, sums: Sums, groups: _Groups
+) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    yield from _cluster_samples(collector, sums)
+    yield from _group_samples(groups)
+    yield from _log_samples(collector, sums)
+    yield from _listener_samples(collector)
+
+
+def _cluster_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    sources, partitions, offline = collector.sources, sums.partitions, sums.offline
+    replicas, controller = "kafka_server_replicamanager", "kafka_controller_kafkacontroller"
+    broker = sources.broker
+    info = broker.cluster().brokers[0]
+    address = sources.kafka.address if sources.kafka is not None else info.address
+    plain = {
+        f"{replicas}_leadercount": partitions,
+        f"{replicas}_partitioncount": partitions,
+        f"{replicas}_underreplicatedpartitions": 0,
+        f"{replicas}_underminisrpartitioncount": 0,
+        f"{replicas}_atminisrpartitioncount": 0,
+        f"{replicas}_offlinereplicacount": offline,
+        f"{replicas}_reassigningpartitions": 0,
+        f"{replicas}_isrshrinks_total": 0,
+        f"{replicas}_isrexpands_total": 0,
+        f"{controller}_activecontrollercount": 1,
+        f"{controller}_activebrokercount": 1,
+        f"{controller}_fencedbrokercount": 0,
+        f"{controller}_offlinepartitionscount": offline,
+        f"{controller}_globaltopiccount": sums.topics,
+        f"{controller}_globalpartitioncount": partitions,
+        f"{controller}_preferredreplicaimbalancecount": 0,
+        "kafka_controller_controllerstats_uncleanleaderelections_total": 0,
+        "kafka_server_kafkaserver_brokerstate": 3,
+        "kafka_log_logmanager_offlinelogdirectorycount": int(broker.failure is not None),
+        "kafka_brokers": 1,
+        "sparklog_partitions_blocked": offline,
+        "sparklog_topics_held_back": sums.held_back,
+        "sparklog_uptime_seconds": broker.uptime_seconds,
+        **_disk_bytes(),
+    }
+    for name, value in plain.items():
+        yield name, [({}, value)]
+    yield "kafka_broker_info", [({"id": str(broker.broker_id), "address": address}, 1)]
+    labels = {"version": VERSION, "broker": str(broker.broker_id), "epoch": str(sources.epoch)}
+    yield "sparklog_build_info", [(labels, 1)]
+
+
+def _disk_bytes() -> dict[str, float]:
+    """Returns the bytes that the process moved to and from disks, where Linux says so."""
+    try:
+        lines = Path("/proc/self/io").read_text("ascii").splitlines()
+    except OSError:
+        return {}
+    found = dict(line.split(": ") for line in lines)
+    name = "kafka_server_kafkaserver_linux_disk"
+    return {f"{name}_{way}_bytes": float(found[f"{way}_bytes"]) for way in ("read", "write")}
+
+
+def _group_samples(groups: _Groups) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    prefix = "kafka_coordinator_group_groupmetadatamanager"
+    yield f"{prefix}_numgroups", [({}, groups.states.total())]
+    for state in ("Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"):
+        yield f"{prefix}_numgroups{state.lower()}", [({}, groups.states[state])]
+    yield f"{prefix}_numoffsets", [({}, groups.offsets)]
+    yield "sparklog_lag_seconds_unresolved", [({}, groups.unread)]
+
+
+def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    sources = collector.sources
+    table, upkeep = sources.partition_table, sources.upkeep
+    oldest = table.oldest_unpublished(sources.broker.broker_id, sources.epoch, 1)
+    newest = table.applied_sequence
+    waited_seconds = age_seconds(sums.oldest_us, sources.clock.now_us())
+    yield "sparklog_wal_unpublished_bytes", [({}, table.unpublished_bytes)]
+    yield "sparklog_wal_oldest_unpublished_seconds", [({}, waited_seconds)]
+    yield "sparklog_wal_objects", [({}, newest - oldest[0] + 1 if oldest else 0)]
+    yield "sparklog_publish_commits_total", [({}, upkeep.commits)]
+    yield "sparklog_publish_files_total", [({}, upkeep.published_files)]
+    yield "sparklog_publish_bytes_total", [({}, upkeep.published_bytes)]
+    yield "sparklog_compaction_files_total", [({}, upkeep.merged_files)]
+    yield "sparklog_compaction_bytes_total", [({}, upkeep.merged_bytes)]
+    written = upkeep.published_bytes + upkeep.merged_bytes
+    amplification = written / upkeep.published_bytes if upkeep.published_bytes else 1.0
+    yield "sparklog_write_amplification", [({}, amplification)]
+    yield "sparklog_store_requests_total", [({"kind": k}, n) for k, n in sources.requests().items()]
+    free_bytes = sources.broker.free_bytes()
+    yield "sparklog_store_free_bytes", [] if free_bytes is None else [({}, free_bytes)]
+    budgets = list(sources.budgets())
+    yield (
+        "sparklog_memory_held_bytes",
+        [({"budget": each.name}, each.held_bytes) for each in budgets],
+    )
+    yield (
+        "sparklog_memory_limit_bytes",
+        [({"budget": each.name}, each.limit_bytes) for each in budgets],
+    )
+
+
+def _listener_samples(collector: Collector) -> Iterator[tuple[str, Sequence[_Sample]]]:
+    sources = collector.sources
+    yield "sparklog_flight_streams", [({}, sources.flight.stream_count)]
+    kafka = sources.kafka
+    if kafka is None:
+        return
+    counts = kafka.counts
+    listener = {"listener": "KAFKA", "networkProcessor": "0"}
+    connections = "kafka_server_socket_server_metrics_connection"
+    yield f"{connections}_count", [(listener, kafka.connection_count)]
+    yield f"{connections}_creation_total", [(listener, counts.connections_opened)]
+    idle: list[_Sample] = [({}, counts.idle_share)]
+    yield "kafka_network_socketserver_networkprocessoravgidle_percent", idle
+    yield "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent", idle
+    yield (
+        "kafka_network_requestmetrics_requests_total",
+        [
+            ({"request": counts.names[key], "version": str(version)}, number)
+            for key, of_api in sorted(counts.apis.copy().items())
+            for version, number in sorted(of_api.versions.copy().items())
+        ],
+    )
+    yield (
+        "kafka_network_requestmetrics_errors_total",
+        [
+            ({"request": counts.names[key], "error": error.upper()}, number)
+            for (key, error), number in sorted(counts.errors.copy().items())
+        ],
+    )

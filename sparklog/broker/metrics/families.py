@@ -1,0 +1,184 @@
+"""The metric families that the broker exposes: name, type and meaning of each.
+
+Names, labels and types of the `kafka_…` families are those that dashboards for Kafka use: the JMX
+exporter with Strimzi's rules (`examples/metrics/kafka-metrics.yaml`), kafka_exporter, and, for lag
+in seconds, kafka-lag-exporter. `docs/operations/metrics.md` has a line for each family.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Family(NamedTuple):
+    """A metric family; `about` is its HELP line."""
+
+    name: str
+    kind: str
+    about: str
+
+
+_TOPICS: Final = "kafka_server_brokertopicmetrics"
+_REPLICAS: Final = "kafka_server_replicamanager"
+_CONTROLLER: Final = "kafka_controller_kafkacontroller"
+_PARTITION: Final = "kafka_cluster_partition"
+_GROUPS: Final = "kafka_coordinator_group_groupmetadatamanager"
+
+_GAUGES: Final = {
+    # The JMX exporter's, of the broker.
+    f"{_REPLICAS}_leadercount": "Partitions that this broker leads.",
+    f"{_REPLICAS}_partitioncount": "Partitions of this broker.",
+    f"{_REPLICAS}_underreplicatedpartitions": "Always 0: the storage replicates.",
+    f"{_REPLICAS}_underminisrpartitioncount": "Always 0: the storage replicates.",
+    f"{_REPLICAS}_atminisrpartitioncount": "Always 0: the storage replicates.",
+    f"{_REPLICAS}_offlinereplicacount": "Partitions that accept no records.",
+    f"{_REPLICAS}_reassigningpartitions": "Always 0: partitions are not moved.",
+    f"{_CONTROLLER}_activecontrollercount": "1: this broker is the controller.",
+    f"{_CONTROLLER}_activebrokercount": "Brokers that serve the root.",
+    f"{_CONTROLLER}_fencedbrokercount": "Always 0.",
+    f"{_CONTROLLER}_offlinepartitionscount": "Partitions that accept no records.",
+    f"{_CONTROLLER}_globaltopiccount": "Topics of all brokers.",
+    f"{_CONTROLLER}_globalpartitioncount": "Partitions of all topics.",
+    f"{_CONTROLLER}_preferredreplicaimbalancecount": "Always 0: there is one broker.",
+    "kafka_server_kafkaserver_brokerstate": "State of the broker: 3 is running.",
+    "kafka_server_kafkaserver_linux_disk_read_bytes": "Bytes that the process read from disks.",
+    "kafka_server_kafkaserver_linux_disk_write_bytes": "Bytes that the process wrote to disks.",
+    "kafka_server_socket_server_metrics_connection_count": "Open connections of Kafka clients.",
+    "kafka_network_socketserver_networkprocessoravgidle_percent": (
+        "Share of time, 0 to 1, in which the Kafka listener's thread is idle."
+    ),
+    "kafka_server_kafkarequesthandlerpool_requesthandleravgidle_percent": (
+        "The same share: one thread receives and handles requests."
+    ),
+    "kafka_log_logmanager_offlinelogdirectorycount": "1 once writing to the log has failed.",
+    f"{_GROUPS}_numgroups": "Consumer groups.",
+    f"{_GROUPS}_numgroupsempty": "Consumer groups without members.",
+    f"{_GROUPS}_numgroupspreparingrebalance": "Consumer groups that wait for members to join.",
+    f"{_GROUPS}_numgroupscompletingrebalance": "Consumer groups that wait for assignments.",
+    f"{_GROUPS}_numgroupsstable": "Consumer groups whose members have their assignments.",
+    f"{_GROUPS}_numgroupsdead": "Always 0: groups that are over are forgotten at once.",
+    f"{_GROUPS}_numoffsets": "Committed offsets of all groups.",
+    # The JMX exporter's, of each partition.
+    f"{_PARTITION}_replicascount": "Always 1: the leader.",
+    f"{_PARTITION}_insyncreplicascount": "Always 1: the leader.",
+    f"{_PARTITION}_underreplicated": "Always 0: the storage replicates.",
+    f"{_PARTITION}_underminisr": "Always 0: the storage replicates.",
+    f"{_PARTITION}_atminisr": "Always 0: the storage replicates.",
+    f"{_PARTITION}_laststableoffsetlag": "Always 0: there are no open transactions.",
+    "kafka_log_log_size": "Bytes of a partition, in its table and in the write-ahead log.",
+    "kafka_log_log_logstartoffset": "Log start offset of a partition.",
+    "kafka_log_log_logendoffset": "End offset of a partition: the next one to be written.",
+    "kafka_log_log_numlogsegments": "Data files of a partition.",
+    # kafka_exporter's.
+    "kafka_brokers": "Number of Brokers in the Kafka Cluster.",
+    "kafka_broker_info": "Information about the Kafka Broker.",
+    "kafka_topic_partitions": "Number of partitions for this Topic",
+    "kafka_topic_partition_current_offset": "Current Offset of a Broker at Topic/Partition",
+    "kafka_topic_partition_oldest_offset": "Oldest Offset of a Broker at Topic/Partition",
+    "kafka_topic_partition_leader": "Leader Broker ID of this Topic/Partition",
+    "kafka_topic_partition_replicas": "Number of Replicas for this Topic/Partition",
+    "kafka_topic_partition_in_sync_replica": "Number of In-Sync Replicas for this Topic/Partition",
+    "kafka_topic_partition_leader_is_preferred": (
+        "1 if Topic/Partition is using the Preferred Broker"
+    ),
+    "kafka_topic_partition_under_replicated_partition": (
+        "1 if Topic/Partition is under Replicated"
+    ),
+    "kafka_consumergroup_current_offset": "Current Offset of a ConsumerGroup at Topic/Partition",
+    "kafka_consumergroup_current_offset_sum": (
+        "Current Offset of a ConsumerGroup at Topic for all partitions"
+    ),
+    "kafka_consumergroup_lag": "Lag of a ConsumerGroup at Topic/Partition, in offsets.",
+    "kafka_consumergroup_lag_sum": "Lag of a ConsumerGroup at Topic for all partitions.",
+    "kafka_consumergroup_members": "Amount of members in a consumer group",
+    # kafka-lag-exporter's.
+    "kafka_consumergroup_group_lag_seconds": (
+        "Age of the first record that a group has not read, by the record's own timestamp."
+    ),
+    "kafka_consumergroup_group_max_lag_seconds": "The greatest lag in seconds of a group.",
+    # sparklog's own.
+    "sparklog_uptime_seconds": "Time since the broker began to serve.",
+    "sparklog_wal_unpublished_bytes": "Bytes of records that are not in their tables yet.",
+    "sparklog_wal_oldest_unpublished_seconds": (
+        "Age of the oldest record that is not in its table yet."
+    ),
+    "sparklog_wal_objects": (
+        "Objects of the write-ahead log from the oldest that is needed to the newest."
+    ),
+    "sparklog_publish_lag_records": "Records of a topic that are not in its table yet.",
+    "sparklog_publish_lag_seconds": (
+        "Age of the oldest record of a topic that is not in its table yet."
+    ),
+    "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
+    "sparklog_topics_held_back": "Topics whose table cannot be written.",
+    "sparklog_partitions_blocked": "Partitions that accept no records.",
+    "sparklog_table_files": "Data files of a topic's table.",
+    "sparklog_table_small_files": "Data files below half the size that compaction aims at.",
+    "sparklog_table_bytes": "Bytes of the data files of a topic's table.",
+    "sparklog_compaction_debt_bytes": (
+        "Bytes of small files in partitions that have enough of them to be merged."
+    ),
+    "sparklog_write_amplification": (
+        "Bytes written to tables for each byte published: 1 without compaction."
+    ),
+    "sparklog_store_free_bytes": "Free space below the root, where it is known.",
+    "sparklog_memory_held_bytes": "Memory that is held of a budget.",
+    "sparklog_memory_limit_bytes": "The bound of a budget of memory.",
+    "sparklog_flight_streams": "Open streams of native clients.",
+    "sparklog_lag_seconds_unresolved": (
+        "Partitions of groups whose lag in seconds could not be read in time for this scrape."
+    ),
+    "sparklog_scrape_seconds": "Time that it took to collect these figures.",
+    "sparklog_build_info": "Always 1; the labels name the version and the broker.",
+}
+
+_COUNTERS: Final = {
+    f"{_TOPICS}_messagesin_total": "Records that were appended.",
+    f"{_TOPICS}_bytesin_total": "Bytes of records that were appended, as they are in the log.",
+    f"{_TOPICS}_bytesout_total": "Bytes of records that were sent to consumers.",
+    f"{_TOPICS}_totalproducerequests_total": "Batches in produce requests, refused ones included.",
+    f"{_TOPICS}_failedproducerequests_total": "Batches in produce requests that were refused.",
+    f"{_TOPICS}_totalfetchrequests_total": "Partitions in fetch requests.",
+    f"{_TOPICS}_failedfetchrequests_total": "Partitions in fetch requests that got an error.",
+    "kafka_controller_controllerstats_uncleanleaderelections_total": (
+        "Always 0: no leader is elected without the records of its predecessor."
+    ),
+    f"{_REPLICAS}_isrshrinks_total": "Always 0: the storage replicates.",
+    f"{_REPLICAS}_isrexpands_total": "Always 0: the storage replicates.",
+    "kafka_network_requestmetrics_requests_total": "Requests of Kafka clients.",
+    "kafka_network_requestmetrics_errors_total": (
+        "Errors in responses to Kafka clients; of produce and fetch requests, of each partition."
+    ),
+    "kafka_server_socket_server_metrics_connection_creation_total": (
+        "Connections of Kafka clients that were accepted."
+    ),
+    "sparklog_publish_commits_total": "Commits of records to tables.",
+    "sparklog_publish_files_total": "Data files that were written with records.",
+    "sparklog_publish_bytes_total": "Bytes of data files that were written with records.",
+    "sparklog_compaction_files_total": "Data files that were written in place of others.",
+    "sparklog_compaction_bytes_total": "Bytes of data files that were written in place of others.",
+    "sparklog_store_requests_total": "Operations on the storage, by kind.",
+}
+
+_OTHERS: Final = {
+    "kafka_network_requestmetrics_totaltimems": (
+        "summary",
+        "Time in ms until a request's response is written; quantiles of about the last minute.",
+    ),
+    "sparklog_wal_flush_seconds": (
+        "histogram",
+        "Time to make a flush of the write-ahead log durable.",
+    ),
+    "sparklog_wal_flush_bytes": ("histogram", "Bytes of records in a flush."),
+    "sparklog_event_loop_delay_seconds": (
+        "histogram",
+        "How late timers of the Kafka listener's event loop are.",
+    ),
+}
+
+FAMILIES: Final[dict[str, Family]] = {
+    **{name: Family(name, "gauge", about) for name, about in _GAUGES.items()},
+    **{name: Family(name, "counter", about) for name, about in _COUNTERS.items()},
+    **{name: Family(name, kind, about) for name, (kind, about) in _OTHERS.items()},
+}
+"""All families by name, without those of the process (`process_…`)."""

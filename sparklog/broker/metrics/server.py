@@ -1,0 +1,178 @@
+"""The HTTP port with `/metrics`, `/healthz` and `/readyz`, in a thread with a loop of its own.
+
+It cannot harm the broker: the number of connections and the time of each are bounded, a connection
+has one request, requests are small, and the figures are collected once for all scrapes that come
+within a second. An error while they are collected is a response with status 500 and a log line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import structlog
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from sparklog import limits
+from sparklog.broker.metrics.exposition import CONTENT_TYPE
+
+_log = structlog.get_logger("sparklog.metrics")
+_SHARE: Final = 0.1
+"""The greatest share of time in which figures are collected, however often they are scraped."""
+_CLOSE: Final = {"connection": "close"}
+_INDEX: Final = "sparklog: /metrics for Prometheus, /healthz, /readyz\n"
+
+
+class MetricsServer:
+    """Serves figures from `start` to `close`.
+
+    Args:
+        listening: a socket that listens; the server takes it over.
+        collect: returns the text of the figures, in portions, or None before there are any; called
+            in one thread.
+        is_healthy: returns whether the broker works.
+        is_ready: returns whether it serves clients.
+        kept_seconds: how long collected figures are given to further scrapes.
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        *,
+        collect: Callable[[], Sequence[bytes] | None],
+        is_healthy: Callable[[], bool],
+        is_ready: Callable[[], bool],
+        kept_seconds: float = limits.METRICS_KEPT_SECONDS,
+    ) -> None:
+        self._listening = listening
+        self._collect = collect
+        self._is_healthy = is_healthy
+        self._is_ready = is_ready
+        self._kept_seconds = kept_seconds
+        self._collecting = ThreadPoolExecutor(1, thread_name_prefix="sparklog-metrics-collect")
+        self._lock = asyncio.Lock()
+        self._kept: tuple[float, Sequence[bytes] | None] = float("-inf"), None
+        """Until when the figures count as new, and the figures."""
+        self._has_failed = False
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                Starlette(
+                    routes=[
+                        Route("/metrics", self._metrics),
+                        Route("/healthz", self._healthz),
+                        Route("/readyz", self._readyz),
+                        Route("/", self._index),
+                    ]
+                ),
+                http=_BoundedConnection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                h11_max_incomplete_event_size=limits.METRICS_REQUEST_BYTES,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._thread = threading.Thread(target=self._serve, name="sparklog-metrics", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the connections, and returns when the threads have ended."""
+        self._server.should_exit = True
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._collecting.shutdown()
+        self._listening.close()
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._server.serve(sockets=[self._listening]))
+        except Exception as error:  # the broker continues without figures
+            _log.error("the HTTP port for metrics is closed", reason=str(error) or repr(error))
+
+    # -------------------------------------------------------------------------- responses
+
+    async def _metrics(self, _request: Request) -> Response:
+        try:
+            portions = await self._new_figures()
+        except Exception as error:
+            if not self._has_failed:
+                _log.exception("cannot collect the figures")
+            self._has_failed = True
+            return PlainTextResponse(f"cannot collect the figures: {error!r}\n", 500, _CLOSE)
+        self._has_failed = False
+        if portions is None:
+            return PlainTextResponse("the broker is starting\n", 503, _CLOSE)
+        size = str(sum(map(len, portions)))
+        headers = {"content-type": CONTENT_TYPE, "content-length": size, **_CLOSE}
+        return StreamingResponse(_each(portions), headers=headers)
+
+    async def _new_figures(self) -> Sequence[bytes] | None:
+        async with self._lock:
+            until, portions = self._kept
+            if time.monotonic() < until:
+                return portions
+            began = time.monotonic()
+            loop = asyncio.get_running_loop()
+            portions = await loop.run_in_executor(self._collecting, self._collect)
+            if portions is None:
+                return None
+            now = time.monotonic()
+            kept_seconds = max(self._kept_seconds, (now - began) / _SHARE)
+            self._kept = now + kept_seconds, portions
+            return portions
+
+    async def _healthz(self, _request: Request) -> Response:
+        return _answer(self._is_healthy(), "healthy", "the broker has failed")
+
+    async def _readyz(self, _request: Request) -> Response:
+        return _answer(self._is_ready(), "ready", "the broker does not serve")
+
+    async def _index(self, _request: Request) -> Response:
+        return PlainTextResponse(_INDEX, headers=_CLOSE)
+
+
+def _answer(is_good: bool, good: str, bad: str) -> Response:
+    return PlainTextResponse(f"{good if is_good else bad}\n", 200 if is_good else 503, _CLOSE)
+
+
+async def _each(portions: Sequence[bytes]) -> AsyncIterator[bytes]:
+    for portion in portions:
+        yield portion
+
+
+class _BoundedConnection(H11Protocol):
+    """A connection of bounded time, one of a bounded number."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if len(self.connections) >= limits.METRICS_CONNECTIONS:
+            transport.abort()
+            return
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(limits.METRICS_CONNECTION_SECONDS, transport.abort)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self in self.connections:
+            self._deadline.cancel()
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self in self.connections:
+            super().data_received(data)
+
+    def eof_received(self) -> Any:
+        return super().eof_received() if self in self.connections else None
