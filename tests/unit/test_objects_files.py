@@ -120,6 +120,15 @@ def test_a_file_of_another_user_is_refused_by_name(
         files.open(PATH, Access.FENCE)
 
 
+def test_a_mount_of_the_network_syncs_nothing(
+    files: LocalFiles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader on another machine cannot make the bytes of a broker durable, and knows it."""
+    name = "sparklog.storage.objects.local_files.file_system"
+    monkeypatch.setattr(name, lambda _root: "nfs4")
+    assert not files.open(PATH, Access.READ).sync()
+
+
 def test_files_close_themselves(files: LocalFiles) -> None:
     """A file that is no longer used gives its descriptors back."""
     before = len(list(Path("/proc/self/fd").iterdir()))

@@ -6,7 +6,7 @@ import pytest
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage.objects import Fault, LocalStore, MemoryStore, ScriptedFaults
+from sparklog.storage.objects import Fault, LocalStore, MemoryStore, ScriptedFaults, mounts
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal import choice
 
@@ -33,7 +33,7 @@ bad line
 )
 def test_the_longest_mount_point_counts(path: str, expected: str) -> None:
     """A root is on the file system of the deepest mount above it; a later mount hides another."""
-    assert choice.type_at(path, choice.mounts_of_linux(MOUNTS)) == expected
+    assert mounts.type_at(path, mounts.mounts_of_linux(MOUNTS)) == expected
 
 
 def test_mounts_of_macos() -> None:
@@ -42,9 +42,9 @@ def test_mounts_of_macos() -> None:
         "/dev/disk3s1s1 on / (apfs, sealed, local, read-only, journaled)\n"
         "/dev/disk3s5 on /System/Volumes/Data (apfs, local)\nmap auto on /home (autofs, x)\n"
     )
-    mounts = choice.mounts_of_macos(text)
-    assert choice.type_at("/System/Volumes/Data/x", mounts) == "apfs"
-    assert choice.type_at("/home/x", mounts) == "autofs"
+    found = mounts.mounts_of_macos(text)
+    assert mounts.type_at("/System/Volumes/Data/x", found) == "apfs"
+    assert mounts.type_at("/home/x", found) == "autofs"
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_the_file_system_decides(
 
 def test_this_machine_is_known(tmp_path: Path) -> None:
     """The type of a root that does not exist yet is that of the folder above it."""
-    assert choice.file_system(str(tmp_path / "a" / "b")) == choice.file_system(str(tmp_path)) != ""
+    assert mounts.file_system(str(tmp_path / "a" / "b")) == mounts.file_system(str(tmp_path)) != ""
 
 
 def test_stores_without_files_have_objects(clock: ManualClock) -> None:

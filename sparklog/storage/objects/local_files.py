@@ -23,6 +23,7 @@ from sparklog import errors
 from sparklog.storage.objects import direct
 from sparklog.storage.objects.base import ObjectMissing, SyncFailed
 from sparklog.storage.objects.files import Access, Appended, FileId
+from sparklog.storage.objects.mounts import file_system, is_unsuited
 
 _IS_MAC: Final = sys.platform == "darwin"
 _CLOEXEC: Final = os.O_CLOEXEC
@@ -40,11 +41,13 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
+        self._can_sync: bool | None = None
+        """False: a sync of this machine does not reach the disk. None: not known yet."""
 
     def open(self, path: str, access: Access) -> LocalFile:
         full_path = f"{self._root}/{path}"
         try:
-            return LocalFile(path, full_path, access)
+            return LocalFile(path, full_path, access, can_sync=self._reaches_disk())
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(path) from None
         except PermissionError as error:
@@ -53,6 +56,12 @@ class LocalFiles:
                 " before it: run both as one user, or give this one write permission on them"
             )
             raise errors.RootNotWritable(root=f"file://{self._root}", reason=reason) from error
+
+    def _reaches_disk(self) -> bool:
+        """Returns whether a sync reaches the disk; on a mount of the network it may not."""
+        if self._can_sync is None:
+            self._can_sync = not is_unsuited(file_system(self._root))
+        return self._can_sync
 
     def identity(self, path: str) -> FileId | None:
         try:
@@ -65,8 +74,9 @@ class LocalFiles:
 class LocalFile:
     """Implements `LogFile`."""
 
-    def __init__(self, path: str, full_path: str, access: Access) -> None:
+    def __init__(self, path: str, full_path: str, access: Access, *, can_sync: bool) -> None:
         self._path = path
+        self._can_sync = can_sync
         self._read = self._append = self._direct = -1
         try:
             self._read = os.open(full_path, os.O_RDONLY | _CLOEXEC)
@@ -125,6 +135,8 @@ class LocalFile:
         return Appended(written, os.lseek(descriptor, 0, os.SEEK_CUR))
 
     def sync(self) -> bool:
+        if not self._can_sync:
+            return False
         try:
             _full_sync(self._read) if _IS_MAC else os.fdatasync(self._read)
         except OSError as error:

@@ -7,32 +7,18 @@ that of the longest mount point above the root; a probe then tries what the log 
 
 from __future__ import annotations
 
-import re
 import secrets
-import subprocess
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
 from sparklog import errors
 from sparklog.storage.objects import LocalStore, ObjectMissing, Store, SyncFailed
 from sparklog.storage.objects.files import BLOCK_BYTES, Access, LogFiles, files_of
+from sparklog.storage.objects.mounts import SUITED, file_system, is_unsuited
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import FOLDER
 
 AUTO: Final = "auto"
-SUITED: Final = frozenset(
-    ["ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "zfs", "bcachefs", "tmpfs", "overlay", "apfs"]
-)
-"""File systems that order appends and sync them; of `overlay`, the upper layer has our files."""
-_NETWORK: Final = ["nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "webdav", "9p", "virtiofs"]
-_CLUSTER: Final = ["gfs2", "ocfs2", "lustre", "ceph", "glusterfs", "beegfs", "gpfs"]
-_EXCHANGE: Final = ["vfat", "msdos", "exfat", "drvfs"]
-UNSUITED: Final = frozenset([*_NETWORK, *_CLUSTER, *_EXCHANGE])
-"""File systems where appends of two machines or processes may overlap, or a sync is no sync."""
-
-_MOUNTS: Final = Path("/proc/self/mountinfo")
 _ROUNDS: Final = 3
 
 
@@ -76,56 +62,9 @@ def _why_unsuited(found: str, *, insists: bool) -> str:
     """Returns why a file system has no segments; empty if it may. `insists`: the setting does."""
     if found in SUITED:
         return ""
-    if found in UNSUITED or found == "fuse" or found.startswith("fuse."):
+    if is_unsuited(found):
         return f"the file system is {found}, where appends of two processes may overlap"
     return "" if insists else f"the file system is {found or 'unknown'}, which was not tried"
-
-
-# ------------------------------------------------------------------------------ file systems
-
-
-def file_system(root: str) -> str:
-    """Returns the type of the file system of a folder that may not exist yet; empty if unknown."""
-    folder = Path(root)
-    while not folder.is_dir():
-        folder = folder.parent
-    path = str(folder.resolve())
-    try:
-        if sys.platform == "darwin":
-            told = subprocess.run(
-                ["/sbin/mount"], check=True, capture_output=True, text=True, timeout=10
-            )
-            return type_at(path, mounts_of_macos(told.stdout))
-        return type_at(path, mounts_of_linux(_MOUNTS.read_text(encoding="utf-8")))
-    except (OSError, UnicodeDecodeError, subprocess.SubprocessError):
-        return ""
-
-
-def mounts_of_linux(text: str) -> list[tuple[str, str]]:
-    """Returns (mount point, type) of each line of /proc/self/mountinfo, in their order."""
-    found = []
-    for line in text.splitlines():
-        before, _, after = line.partition(" - ")
-        fields, types = before.split(" "), after.split(" ")
-        if len(fields) > 4 and types[0]:
-            point = re.sub(r"\\([0-7]{3})", lambda each: chr(int(each[1], 8)), fields[4])
-            found.append((point, types[0]))
-    return found
-
-
-def mounts_of_macos(text: str) -> list[tuple[str, str]]:
-    """Returns (mount point, type) of each line that mount(8) prints."""
-    return re.findall(r"^.* on (/.*) \((\w+)[,)]", text, re.MULTILINE)
-
-
-def type_at(path: str, mounts: list[tuple[str, str]]) -> str:
-    """Returns the type of the longest mount point above `path`; of two, the later covers it."""
-    best, found = -1, ""
-    for point, type_ in mounts:
-        above = point.rstrip("/")
-        if (path == above or path.startswith(above + "/")) and len(above) >= best:
-            best, found = len(above), type_
-    return found
 
 
 # ------------------------------------------------------------------------------ the probe

@@ -118,6 +118,7 @@ class SegmentAppender:
         segment = self._segment or self._open_first()
         is_last = frames.round_up(self._end) + length >= self._segment_bytes
         following = self._prepare_next(segment) if is_last else None
+        assert (following is not None) is is_last
         offset = self._write(segment, index, payloads, length, start, is_last)
 
         sequence = self.next_sequence
@@ -338,7 +339,10 @@ class SegmentAppender:
     def carried_up_to(self, checkpoint: int, *, objects: int) -> int:
         del objects
         found = self._written.get(checkpoint)
-        return self._first_sequences[found.ordinal] - 1 if found is not None else -1
+        if found is None:
+            return -1
+        is_last = found.after.ordinal > found.ordinal
+        return checkpoint if is_last else self._first_sequences[found.ordinal] - 1
 
     def removable(self, checkpoint: Checkpoint) -> list[str]:
         if checkpoint.sequence not in self._checkpoints:
