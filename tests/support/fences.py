@@ -8,7 +8,8 @@ Rules of a block, by the words after its language:
 - `no-run="reason"`: the block is only parsed.
 - `toml`, `json`, `yaml` and `dockerfile` are parsed. `text` and `diff` are no code.
 
-Addresses at the ports 8815 and 9092 are replaced by free ports, so that pages can run side by side.
+Addresses at the ports 8815, 9092 and 9404 are replaced by free ports, so that pages can run side by
+side.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ class Page:
         self._folder = folder
         self._names: dict[str, Any] = {"__name__": "__main__", **names}
         self._given = {*self._names}
-        self._ports = {"8815": free_port(), "9092": free_port()}
+        self._ports = {"8815": free_port(), "9092": free_port(), "9404": free_port()}
         self._running: list[subprocess.Popen[bytes]] = []
         self._environment = os.environ | {
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
@@ -162,7 +163,7 @@ class Page:
 
     def _with_ports(self, code: str) -> str:
         return re.sub(
-            r"\b(127\.0\.0\.1|localhost):(8815|9092)\b",
+            r"\b(127\.0\.0\.1|localhost):(8815|9092|9404)\b",
             lambda found: f"127.0.0.1:{self._ports[found[2]]}",
             code,
         )
