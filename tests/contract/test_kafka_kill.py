@@ -46,8 +46,11 @@ def test_a_checker_of_histories_never_finds_anything(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_producer_is_known_when_all_that_it_wrote_is_trimmed(tmp_path: Path) -> None:
+def test_a_producer_is_known_when_all_that_it_wrote_is_trimmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After each kill its retry is a duplicate, its next batch is taken, and a gap is refused."""
+    monkeypatch.setenv("SPARKLOG_WRITER_LOG", "objects")  # a segment goes after 64 MiB only
     broker = kafka_broker(tmp_path)
     broker.start()
     try:
