@@ -569,13 +569,25 @@ class TopicTable:
         with self._lock:
             if not self._is_synced:
                 self._sync_files()
-                self._is_synced = True
 
     def _sync_files(self) -> None:
-        active = self._unsynced_files & self._replay.active.keys()
-        self.store.sync_files(f"{self.folder}/{path}" for path in sorted(active))
-        versions = range(self._synced_version + 1, self._replay.version + 1)
-        self.store.sync_files([*self._unsynced_base, *map(self._commit_path, versions)])
+        for paths in self.unsynced():
+            self.store.sync_files(paths)
+        self.note_synced()
+
+    def unsynced(self) -> tuple[list[str], list[str]]:
+        """Returns the files and then the log objects that `sync` makes durable, in this order."""
+        with self._lock:
+            if self._is_synced:
+                return [], []
+            active = self._unsynced_files & self._replay.active.keys()
+            versions = range(self._synced_version + 1, self._replay.version + 1)
+            log = [*self._unsynced_base, *map(self._commit_path, versions)]
+            return [f"{self.folder}/{path}" for path in sorted(active)], log
+
+    def note_synced(self) -> None:
+        """Records that the paths of `unsynced` are durable."""
+        self._is_synced = True
         self._unsynced_files.clear()
         self._unsynced_base.clear()
         self._synced_version = self._replay.version
@@ -1102,6 +1114,22 @@ class TopicTable:
         """Forgets tombstones long after the grace of their files, for a late sweeper."""
         kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
         self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))
+
+
+def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
+    """Makes the state of tables durable together, as `TopicTable.sync` does for one.
+
+    Belongs to a start, when no other thread uses the tables. If the store refuses, some tables are
+    left to their own `sync`. Raises `SyncFailed`.
+    """
+    unsynced = [table.unsynced() for table in tables]
+    try:
+        store.sync_files(path for files, _ in unsynced for path in files)
+        store.sync_files(path for _, log in unsynced for path in log)
+    except errors.SparklogError:
+        return
+    for table in tables:
+        table.note_synced()
 
 
 def commit_all(

@@ -19,7 +19,7 @@ from sparklog import limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log import publisher as publishers
-from sparklog.broker.log import readers
+from sparklog.broker.log import readers, takeover
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot
@@ -344,7 +344,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=((TopicTable, "sync", _always(None)),),
+        patches=((TopicTable, "sync", _always(None)), (takeover, "sync_all", _always(None))),
         rates=Rates(crash=0.03, power_cut=0.005),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
@@ -357,7 +357,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=((TopicTable, "_sync_files", _always(None)),),
+        patches=((TopicTable, "_sync_files", _always(None)), (takeover, "sync_all", _always(None))),
         rates=Rates(power_cut=0.005),
         profile=(*_ENGINE, ("steps", 1_500)),
     ),

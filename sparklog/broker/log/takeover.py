@@ -46,7 +46,7 @@ from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot, WalKind
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table import TopicTable, sync_all
 
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
@@ -220,14 +220,11 @@ def recover(
         for name, known in metadata.topics.items()
     }
     tables.update((name, TopicTable(store, name, clock=clock)) for name in metadata.topics)
-    found_tables = in_parallel(
-        store,
-        lambda name: _read_table(tables[name], metadata.topics[name], bounds_of[name]),
-        metadata.topics,
-    )
-    for (name, known), read in zip(metadata.topics.items(), found_tables, strict=True):
+    refusals = dict(in_parallel(store, _refresh, [tables[name] for name in metadata.topics]))
+    sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
+    for name, known in metadata.topics.items():
         table, checkpointed = tables[name], bounds_of[name]
-        snapshot, refusal, is_known = read
+        snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
         topic = Topic(name, known.topic_id, known.config)
         topic.held_back = str(refusal) if refusal is not None else None
         partition_table.add_topic(topic)
@@ -278,22 +275,39 @@ def _checkpointed(
     return found if found.end >= 0 else None
 
 
+def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
+    """Reads a table. Returns the topic, and why the table cannot be written, if so.
+
+    An error in one table does not stop the start of the others.
+    """
+    try:
+        table.refresh()
+    except (errors.Retriable, errors.Fenced, SyncFailed):
+        raise
+    except Exception as error:
+        return table.topic, error
+    return table.topic, None
+
+
 def _read_table(
-    table: TopicTable, known: TopicMetadata, checkpointed: Sequence[Bounds | None]
+    table: TopicTable,
+    known: TopicMetadata,
+    checkpointed: Sequence[Bounds | None],
+    refusal: Exception | None,
 ) -> tuple[TableSnapshot, Exception | None, bool]:
     """Returns the table's snapshot, why it cannot be written, if so, and if its ends are known.
 
     The `txn` actions of a readable table say where its partitions end; if the table is unreadable,
-    the WAL's checkpoint does. An error in one table does not stop the start of the others.
+    the WAL's checkpoint does. `refusal`: why it cannot be written, as far as it is known.
     """
-    refusal: Exception | None = None
-    try:
-        snapshot = table.refresh()
-        table.sync()
-    except (errors.Retriable, errors.Fenced, SyncFailed):
-        raise
-    except Exception as error:
-        snapshot, refusal = table.snapshot, error
+    snapshot = table.snapshot
+    if refusal is None:
+        try:
+            table.sync()
+        except (errors.Retriable, errors.Fenced, SyncFailed):
+            raise
+        except Exception as error:
+            refusal = error
     if snapshot.topic_id == known.topic_id and snapshot.partitions >= len(known.partitions):
         return snapshot, refusal, True
     if refusal is None:

@@ -395,16 +395,18 @@ class LocalStore:
     def sync_files(self, paths: Iterable[str]) -> None:
         self.requests["sync_files"] += 1
         folders: set[str] = set()
-        for path in paths:
+
+        def flush(path: str) -> None:
             try:
                 _flush_written(self._absolute(checked_path(path)))
             except (FileNotFoundError, NotADirectoryError):
-                continue
+                return
             except OSError as error:
                 raise self._refusal("sync_files", path, error) from error
             folders.add(path.rpartition("/")[0])
-        for folder in sorted(folders):
-            self.sync_folder(folder)
+
+        self._in_parallel(flush, list(paths))
+        self._in_parallel(self.sync_folder, sorted(folders))
 
     def remove_folder(self, folder: str) -> None:
         full_path = self._absolute(checked_path(folder))
