@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from benchmarks.consumers import tails
+from benchmarks.consumers import reads, tails
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
 from benchmarks.spark import age, bulk, stream
@@ -21,6 +21,8 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-rebalance": kafka.rebalance,
     "kafka-tails": tails.kafka,
     "kafka-native-tails": tails.native,
+    "kafka-large-records": reads.large,
+    "kafka-many-partitions": reads.many,
     "spark-bulk": bulk.bulk,
     "spark-stream": stream.stream,
     "spark-age": age.age,

@@ -26,11 +26,14 @@ class _Figures:
     delays: Times
     acks: Times
     cores: float
+    late: float
+    """The share of the records that were not received a second after the last one was sent."""
 
     def __str__(self) -> str:
         return (
             f"{self.delays}; broker {100 * self.cores:.0f} % of a core, acks p50"
             f" {self.acks.ms(50):.2f} ms"
+            + (f", {100 * self.late:.0f} % of the records late" if self.late > 0 else "")
         )
 
 
@@ -74,8 +77,10 @@ def _measured(
         ratio = alone / figures.acks.ms(50)
         targets = [f"p50 ≤ {most_ms:g} ms"] if most_ms else []
         targets += [f"≤ {100 * most_cores:g} % of a core"] if most_cores else []
-        is_met = (most_ms is None or figures.delays.ms(50) <= most_ms) and (
-            most_cores is None or figures.cores <= most_cores
+        is_met = (
+            not figures.late
+            and (most_ms is None or figures.delays.ms(50) <= most_ms)
+            and (most_cores is None or figures.cores <= most_cores)
         )
         beside = f"; Kafka {theirs[count]}" if count in theirs else ""
         yield Measurement(
@@ -111,10 +116,8 @@ def _one(
         cores = (cpu_seconds(pid)[pid] - before) / (time.monotonic() - began)
         time.sleep(1.0)
         delays = Times(reading.delays_seconds() if reading is not None else [0.0])
-    if reading is not None and len(delays.seconds) < count * len(acks.seconds):
-        missing = count * len(acks.seconds) - len(delays.seconds)
-        raise RuntimeError(f"{missing} records were not received by {count} {client} tails")
-    return _Figures(delays=delays, acks=acks, cores=cores)
+    late = 1 - len(delays.seconds) / (count * len(acks.seconds)) if count else 0.0
+    return _Figures(delays=delays, acks=acks, cores=cores, late=late)
 
 
 def _send_steadily(send: Callable[[bytes], None], seconds: float) -> Times:

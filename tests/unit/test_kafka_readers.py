@@ -75,7 +75,47 @@ def test_no_more_is_encoded_than_is_fetched_or_cached(
     found = reader_of(rig).fetch("t", 0, 0, limit_bytes=3 * batch_bytes)
     assert offsets_in(found) == list(range(3 * BATCH_RECORDS))
     assert sum(encoded) <= max(4, free_batches + 1) * batch_bytes
-    assert len(encoded) >= min(free_batches, RECORDS // BATCH_RECORDS)
+    assert len(encoded) <= 2 * limits.KAFKA_MADE_BYTES // batch_bytes
+
+
+@pytest.mark.parametrize("limit_bytes", [1, 600_000, 8_000_000])
+def test_a_sequential_reader_has_each_row_read_once(clock: ManualClock, limit_bytes: int) -> None:
+    """However little it fetches at a time, its place in the file is kept."""
+    rig = rig_with_rows(clock)
+    reader, offset, size = reader_of(rig), 0, 0
+    while offset < RECORDS:
+        found = reader.fetch("t", 0, offset, limit_bytes=limit_bytes)
+        assert found is not None
+        size += sum(map(len, found.pieces))
+        offset = found.end
+    assert 0.9 * size <= reader.read_bytes <= 1.3 * size
+    rig.append([bytes(VALUE_BYTES)])
+    rig.publish()
+    assert offsets_in(reader.fetch("t", 0, RECORDS, limit_bytes=1)) == [RECORDS]
+
+
+def test_readers_without_a_kept_place_share_the_rows_that_are_read_at_once(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They do not drive each other's places out, and do not read rows for each fetch."""
+    monkeypatch.setattr(limits, "KAFKA_CURSORS", 0)
+    reader, offset = reader_of(rig_with_rows(clock)), 0
+    while offset < RECORDS:
+        found = reader.fetch("t", 0, offset, limit_bytes=1)
+        assert found is not None
+        offset = found.end
+    assert reader.read_bytes < 1.1 * RECORDS * VALUE_BYTES
+
+
+def test_a_place_in_a_file_is_kept_for_some_seconds(clock: ManualClock) -> None:
+    """Rows may leave the table, so a slow reader's place is looked up again."""
+    reader = reader_of(rig_with_rows(clock))
+    found = reader.fetch("t", 0, 0, limit_bytes=1)
+    assert found is not None
+    read_bytes, offset = reader.read_bytes, found.end
+    clock.advance(11.0)
+    assert reader.fetch("t", 0, offset, limit_bytes=1) is not None
+    assert reader.read_bytes > read_bytes
 
 
 def test_encoded_batches_serve_later_fetches(clock: ManualClock, encoded: list[int]) -> None:

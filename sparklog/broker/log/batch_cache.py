@@ -18,7 +18,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from sparklog.clock import Clock
 
-_KEPT_SECONDS: Final = 10.0
+KEPT_SECONDS: Final = 10.0
 _OVERHEAD_BYTES: Final = 384
 """Memory of a batch beside its bytes, in Python objects: 325 bytes were measured."""
 
@@ -112,7 +112,7 @@ class BatchCache:
 
     def _expire(self) -> float:
         """Drops old batches. Returns the time at or before which a batch is too old."""
-        expired_at = self._clock.monotonic() - _KEPT_SECONDS
+        expired_at = self._clock.monotonic() - KEPT_SECONDS
         for batches in (self._unread, self._fetched):
             batches.drop_until(expired_at)
         return expired_at

@@ -1,13 +1,14 @@
 """Reads record batches in Kafka's encoding, for Kafka consumers.
 
 Batches that Kafka clients wrote are in the hot tail as they came, and are sent unchanged. All other
-records are rows, in the hot tail, WAL or table: many of them are read and encoded at once, and the
-batches that a fetch does not take are kept for the next one.
+records are rows, in the hot tail, WAL or table: some of them are read and encoded at a time, the
+batches that a fetch does not take are kept for the next one, and so is the place in their file.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from sparklog import limits
 from sparklog.broker.counts import Budget
-from sparklog.broker.log.batch_cache import BatchCache, EncodedBatch, TopicPartition
+from sparklog.broker.log.batch_cache import KEPT_SECONDS, BatchCache, EncodedBatch, TopicPartition
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.readers import LogReader, ReadBatch, check_range
@@ -24,6 +25,7 @@ from sparklog.clock import Clock
 
 if TYPE_CHECKING:
     from sparklog.formats.record_batch import Raw
+
 
 _FEW_ROWS: Final = 8_192
 """Rows that are read at once if the cache has no space for their batches."""
@@ -48,6 +50,9 @@ class KafkaReader:
         self._partition_table = partition_table
         self._hot = hot
         self._cache = BatchCache(limit_bytes=limits.KAFKA_AHEAD_BYTES, clock=clock)
+        self._cursors = _Cursors(clock)
+        self.read_bytes = 0
+        """Bytes of rows that were read to be encoded."""
         self._encoding: dict[tuple[str, int, int], threading.Lock] = {}
         """Locks of the offsets that are being encoded; a second reader of an offset waits."""
 
@@ -129,7 +134,10 @@ class KafkaReader:
     def _encode(
         self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
     ) -> Sequence[EncodedBatch]:
-        """Reads rows from any storage and encodes them; keeps the batches beyond the limit."""
+        """Reads rows from any storage and encodes them; keeps the batches beyond the limit.
+
+        Sequential readers continue where the last one ended.
+        """
         of_partition = topic.topic_id, partition.number
         key = *of_partition, offset
         lock = self._encoding.setdefault(key, threading.Lock())
@@ -138,37 +146,130 @@ class KafkaReader:
                 found = self._cache.run(of_partition, offset, limit_bytes=limit_bytes)
                 if found:
                     return found
-                with self._cache.reserve(limits.ROW_GROUP_BYTES) as free_bytes:
-                    least = max(limit_bytes, min(free_bytes, limits.KAFKA_MADE_BYTES))
-                    most = max(limit_bytes, free_bytes)
-                    encoded = list(self._batches(topic, partition, offset, least, most))
+                cursor = self._cursors.take(key)
+                if cursor is None and not self._cursors.has_room():
+                    encoded = self._encode_ahead(topic, partition, offset, limit_bytes)
+                    self._cache.put(of_partition, offset, encoded)
+                    return _within(encoded, limit_bytes)
+                with self._cache.reserve(limits.KAFKA_MADE_BYTES) as free_bytes:
+                    least_bytes = max(limit_bytes, free_bytes)
+                    encoded = cursor.take(least_bytes) if cursor is not None else ()
+                    if not encoded:  # a kept cursor ends where the partition ended before
+                        cursor = _Cursor(self._batches(topic, partition, offset))
+                        encoded = cursor.take(least_bytes)
                 self._cache.put(of_partition, offset, encoded)
+                if encoded and cursor is not None:
+                    self._cursors.put((*of_partition, encoded[-1].end), cursor)
                 return _within(encoded, limit_bytes)
         finally:
             self._encoding.pop(key, None)
 
+    def _encode_ahead(
+        self, topic: Topic, partition: Partition, offset: int, limit_bytes: int
+    ) -> Sequence[EncodedBatch]:
+        """Encodes the rows that are read at once, as far as the cache has space for them.
+
+        For readers whose place in a file is not kept, because others' are.
+        """
+        with self._cache.reserve(limits.ROW_GROUP_BYTES) as free_bytes:
+            is_free = free_bytes >= limits.ROW_GROUP_BYTES
+            batch_rows = limits.SCAN_BATCH_ROWS if is_free else _FEW_ROWS
+            cursor = _Cursor(self._batches(topic, partition, offset, batch_rows))
+            least_bytes = max(limit_bytes, min(free_bytes, limits.KAFKA_MADE_BYTES))
+            return cursor.take(least_bytes, max(limit_bytes, free_bytes))
+
     def _batches(
-        self, topic: Topic, partition: Partition, offset: int, least_bytes: int, most_bytes: int
-    ) -> Iterator[EncodedBatch]:
-        """Encodes at least `least_bytes`, and up to `most_bytes` of the rows read with them."""
+        self,
+        topic: Topic,
+        partition: Partition,
+        offset: int,
+        batch_rows: int = limits.SCAN_BATCH_ROWS,
+    ) -> Iterator[_Made]:
+        """Encodes all batches from `offset` on."""
         from sparklog.formats import record_batch
 
-        end = partition.end
-        batch_rows = limits.SCAN_BATCH_ROWS if most_bytes >= limits.ROW_GROUP_BYTES else _FEW_ROWS
-        size = read_bytes = 0
         for read in self._reader.read(
-            topic.name, partition.number, offset, end, batch_rows=batch_rows
+            topic.name, partition.number, offset, partition.end, batch_rows=batch_rows
         ):
+            read_bytes = read.rows.nbytes
+            self.read_bytes += read_bytes
             for batch in _encoded(read, topic, partition.leader_epoch):
-                encoded = EncodedBatch(batch, record_batch.read_header(batch).next_offset)
-                yield encoded
-                size += encoded.size
-                if size >= most_bytes:
-                    return
+                end = record_batch.read_header(batch).next_offset
+                yield _Made(EncodedBatch(batch, end), read_bytes, end >= read.end)
+                read_bytes = 0
+
+
+class _Made(NamedTuple):
+    """A batch that was encoded from rows."""
+
+    encoded: EncodedBatch
+    read_bytes: int
+    """The bytes of the rows that were read at once, for the first batch made of them; else 0."""
+    is_last: bool
+    """True for the last batch of rows that were read at once."""
+
+
+class _Cursor:
+    """Encoded batches of a partition, which a sequential reader takes some at a time.
+
+    It keeps its place in a file between two fetches, so that each row group is decoded once.
+    """
+
+    def __init__(self, batches: Iterator[_Made]) -> None:
+        self._batches = batches
+
+    def take(self, least_bytes: int, rest_bytes: int | None = None) -> Sequence[EncodedBatch]:
+        """Returns the next batches: at least so many bytes, unless rows of a group are read.
+
+        Args:
+            rest_bytes: takes more up to this limit, if it is of rows that are read anyway.
+        """
+        found: list[EncodedBatch] = []
+        size = read_bytes = 0
+        for encoded, more_bytes, is_last in self._batches:
+            found.append(encoded)
+            size += encoded.size
             # If the topic compresses, a megabyte of batches may take a gigabyte of rows.
-            read_bytes += read.rows.nbytes
-            if size >= least_bytes or read_bytes >= limits.ROW_GROUP_BYTES:
-                return
+            read_bytes += more_bytes
+            is_enough = size >= least_bytes or read_bytes >= limits.ROW_GROUP_BYTES
+            if is_enough and (rest_bytes is None or is_last or size >= rest_bytes):
+                break
+        return found
+
+
+class _Cursors:
+    """The cursors of a few sequential readers, by the offset at which each continues.
+
+    A cursor keeps a file open, and rows that may have left the table meanwhile, so it is dropped
+    after some seconds, as cached batches are. Thread-safe.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cursors: OrderedDict[tuple[str, int, int], tuple[_Cursor, float]] = OrderedDict()
+
+    def take(self, key: tuple[str, int, int]) -> _Cursor | None:
+        """Removes and returns the cursor that continues at an offset, if it is young enough."""
+        with self._lock:
+            expired_at = self._clock.monotonic() - KEPT_SECONDS
+            while self._cursors and next(iter(self._cursors.values()))[1] <= expired_at:
+                self._cursors.popitem(last=False)
+            found = self._cursors.pop(key, None)
+        return found[0] if found is not None else None
+
+    def has_room(self) -> bool:
+        """Returns whether another cursor would be kept."""
+        with self._lock:
+            return len(self._cursors) < limits.KAFKA_CURSORS
+
+    def put(self, key: tuple[str, int, int], cursor: _Cursor) -> None:
+        """Keeps a cursor; drops the oldest if there are too many."""
+        with self._lock:
+            self._cursors[key] = cursor, self._clock.monotonic()
+            self._cursors.move_to_end(key)
+            while len(self._cursors) > limits.KAFKA_CURSORS:
+                self._cursors.popitem(last=False)
 
 
 def _fetched(batches: Sequence[EncodedBatch]) -> Fetched | None:

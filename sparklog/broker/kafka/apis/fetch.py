@@ -8,9 +8,11 @@ Differences from Kafka: there is no other replica to read from, and no transacti
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -29,6 +31,7 @@ from sparklog.broker.kafka.topics import identity_fields, topic_name_of_id
 from sparklog.limits import (
     KAFKA_FETCH_BYTES,
     KAFKA_QUICK_ITEMS,
+    KAFKA_READ_TOGETHER,
     KAFKA_SHORT_RECORDS_BYTES,
     KAFKA_WAIT_SECONDS,
 )
@@ -262,7 +265,8 @@ async def _read(
 ) -> tuple[int, bool]:
     """Reads the partitions in their order. Returns (bytes, whether more did not fit)."""
     size, is_full = 0, False
-    async for partition in context.scheduler.iterate(partitions):
+    ahead = _ReadAhead(context, partitions)
+    async for index, partition in _numbered(context, partitions):
         partition.size = 0
         if partition.code or partition.offset >= partition.end:
             continue
@@ -271,6 +275,7 @@ async def _read(
         if limit_bytes <= 0 and size:
             return size, True
         try:
+            await ahead.read(index, limit_bytes)
             fetched = await _fetch(context, partition, limit_bytes, at_least_one=size == 0)
         except errors.SparklogError as error:
             partition.code = code_of(error)
@@ -280,6 +285,52 @@ async def _read(
             size += partition.size
             is_full |= fetched.end < partition.end
     return size, is_full
+
+
+async def _numbered(
+    context: HandlerContext, partitions: Sequence[_FetchPartition]
+) -> AsyncIterator[tuple[int, _FetchPartition]]:
+    index = 0
+    async for partition in context.scheduler.iterate(partitions):
+        yield index, partition
+        index += 1
+
+
+class _ReadAhead:
+    """Reads records that are not in memory for a few partitions at the same time.
+
+    They are read into the cache of encoded batches, and from there in the partitions' order. A
+    response may have no room for all of them; the next request finds the others.
+    """
+
+    def __init__(self, context: HandlerContext, partitions: Sequence[_FetchPartition]) -> None:
+        self._context = context
+        self._partitions = partitions
+        self._end = 0
+        """The partition after the last one that was looked at."""
+
+    async def read(self, index: int, limit_bytes: int) -> None:
+        """Reads a partition and the next ones, unless that was done, or it is in memory."""
+        if index < self._end or len(self._partitions) == 1:
+            return
+        self._end = index + KAFKA_READ_TOGETHER
+        fetches: list[Coroutine[Any, Any, Fetched | None]] = []
+        for each in self._partitions[index : self._end]:
+            if each.code or each.offset >= each.end:
+                continue
+            fetch = partial(
+                self._context.broker.fetch_kafka,
+                *(each.name, each.number, each.offset),
+                limit_bytes=min(each.limit_bytes, limit_bytes),
+            )
+            with suppress(errors.SparklogError):  # it is raised in the partition's turn
+                if fetch(only_memory=True) is None:
+                    fetches.append(self._context.run_blocking(WorkerPool.READ, fetch))
+        if len(fetches) > 1:
+            await asyncio.gather(*fetches, return_exceptions=True)
+        else:  # there is nothing to do at the same time
+            for fetch_one in fetches:
+                fetch_one.close()
 
 
 def _refresh(context: HandlerContext, partition: _FetchPartition, version: int) -> None:
