@@ -121,7 +121,7 @@ def test_queued_appends_are_waited_for_after_a_disconnect() -> None:
         raise errors.BadRequest(reason="the peer has gone")
 
     def pour() -> None:
-        with flight_listener._Answers(answer) as answers:  # type: ignore[arg-type]
+        with flight_listener._Answers(answer, seen.append, lambda: None) as answers:  # type: ignore[arg-type]
             for number in range(50):
                 answers.add(number, pipelined=True)  # type: ignore[arg-type]
                 time.sleep(0.01)
@@ -135,11 +135,15 @@ def test_queued_appends_are_waited_for_after_a_disconnect() -> None:
 def test_the_last_answer_that_fails_ends_the_stream() -> None:
     """Also where nothing follows by which that would be noticed."""
 
+    ended: list[bool] = []
+
     def answer(_: object) -> None:
         raise errors.BadRequest(reason="the peer has gone")
 
-    with pytest.raises(errors.BadRequest), flight_listener._Answers(answer) as answers:
+    found = flight_listener._Answers(answer, lambda _: None, lambda: ended.append(True))
+    with pytest.raises(errors.BadRequest), found as answers:
         answers.add(0, pipelined=True)  # type: ignore[arg-type]
+    assert ended == [True]
 
 
 def test_a_system_without_threads_replies_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,7 +154,8 @@ def test_a_system_without_threads_replies_one_by_one(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(threading.Thread, "start", start)
     seen: list[int] = []
-    with flight_listener._Answers(seen.append) as answers:  # type: ignore[arg-type]
+    found = flight_listener._Answers(seen.append, lambda _: None, lambda: None)  # type: ignore[arg-type]
+    with found as answers:
         for number in range(3):
             answers.add(number, pipelined=True)  # type: ignore[arg-type]
             assert seen[-1] == number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -673,6 +674,24 @@ def test_poisoned_batch_that_ends_streams(small: LiveBroker) -> None:
         assert [i for i, each in enumerate(futures) if each.exception()] == [3]
         assert isinstance(futures[3].exception(), errors.BatchTooLarge)
     assert small.values("t") == [b"%d" % i for i in range(10) if i != 3]
+
+
+def test_answer_that_cannot_be_sent(broker: LiveBroker) -> None:
+    """A fault of the broker at one answer ends the stream: later answers do not take its place."""
+    gate, answers = Gate(), itertools.count()
+
+    def lose_first(request: testing.Request) -> None:
+        if request.name == "append" and next(answers) == 0:
+            raise MemoryError
+
+    broker.fault, broker.on_answer = gate, lose_first
+    with Connection.to(broker.address) as connection, Producer(connection, batch_rows=1) as sender:
+        futures = [sender.send("t", b"%d" % i) for i in range(5)]
+        assert gate.entered.wait(SECONDS)
+        _wait_for(lambda: sender.statistics().in_flight == limits.PRODUCER_WINDOW)
+        gate.opened.set()
+        assert [each.result(SECONDS).offset for each in futures] == [0, 1, 2, 3, 4]
+    assert broker.values("t") == [b"%d" % i for i in range(5)]
 
 
 def test_refused_stream(small: LiveBroker) -> None:

@@ -175,7 +175,7 @@ class FlightListener:
                     self._hooks.after(requests.popleft())
                 call.write([protocol.bytes_field(1, reply)])
 
-            with _Answers(answer) as answers:
+            with _Answers(answer, self._reply, call.cancel) as answers:
                 while (entry := batches.next()) is not None:
                     batch, beside = entry
                     header = _append_header(batch, beside)
@@ -402,8 +402,25 @@ class _Answers:
     a switch of threads. For a client that sends ahead, a second thread replies meanwhile.
     """
 
-    def __init__(self, answer: Callable[[_Append], None]) -> None:
+    def __init__(
+        self,
+        answer: Callable[[_Append], None],
+        wait: Callable[[_Append], object],
+        cancel: Callable[[], None],
+    ) -> None:
+        """Creates a sender of replies.
+
+        After a reply that could not be sent, no other one may be: the client knows them by their
+        order.
+
+        Args:
+            answer: waits for an append, and sends the reply.
+            wait: only waits for it.
+            cancel: ends the stream, for a client that sends nothing until it has its replies.
+        """
         self._answer = answer
+        self._wait = wait
+        self._cancel = cancel
         self._queue: queue.Queue[_Append | None] = queue.Queue(_WINDOW_BATCHES)
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
@@ -413,7 +430,7 @@ class _Answers:
 
         Raises the error of an earlier reply that could not be sent.
         """
-        if not pipelined and not self._queue.unfinished_tasks:
+        if not pipelined and not self._queue.unfinished_tasks and self._failure is None:
             self._answer(append)
             return
         if self._thread is None and not self._start():
@@ -436,10 +453,12 @@ class _Answers:
     def _run(self) -> None:
         while (append := self._queue.get()) is not None:
             # After a failure too, each append in the writer's queue has to be waited for.
+            act = self._answer if self._failure is None else self._wait
             try:
-                self._answer(append)
+                act(append)
             except BaseException as error:
                 self._failure = self._failure or error
+                self._cancel()
             self._queue.task_done()
             append = None  # otherwise it is kept until the next one
 
