@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from sparklog import limits
@@ -49,6 +51,14 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
 
 @pytest.fixture
 def logged() -> Iterator[Callable[[], list[tuple[str, str | None]]]]:
-    """Returns a function that returns the logged events, each with its topic."""
-    with capture_logs() as lines:
-        yield lambda: [(line["event"], line.get("topic")) for line in lines]
+    """Returns a function that returns the logged events, of any level, each with its topic."""
+    was_configured, known = structlog.is_configured(), structlog.get_config()
+    # An earlier test may have run a broker that logs warnings only.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
+    try:
+        with capture_logs() as lines:
+            yield lambda: [(line["event"], line.get("topic")) for line in lines]
+    finally:
+        structlog.configure(**known)
+        if not was_configured:
+            structlog.reset_defaults()
