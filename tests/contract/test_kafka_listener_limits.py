@@ -20,7 +20,6 @@ import sparklog
 from sparklog import limits
 from sparklog.broker.kafka.apis import delete_records
 from sparklog.broker.kafka.registry import WorkerPool
-from sparklog.broker.log.writer import Writer
 from sparklog.formats import record_batch
 from sparklog.settings import KafkaSettings, PublisherSettings, TopicSettings, WriterSettings
 from tests.support import kafkarequests
@@ -80,28 +79,17 @@ def test_producers_that_wait_for_the_queue_delay_no_other_requests(tmp_path: Pat
         assert found == [len(VALUES) * (1 + number) for number in range(waiting)]
 
 
-def test_the_loop_leads_no_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not where one request fills the queue all by itself, again and again, either."""
-    leaders = set()
-    flush = Writer.flush
-
-    def flush_here(writer: Writer) -> int:
-        leaders.add(threading.current_thread().name)
-        return flush(writer)
-
-    monkeypatch.setattr(Writer, "flush", flush_here)
+def test_a_request_may_fill_the_queue_again_and_again(tmp_path: Path) -> None:
+    """Each of its batches finds space after the one before it was written."""
     small = WriterSettings(queue_bytes=1)
     with broker(tmp_path / "root", writer=small) as agent, frames(agent) as client:
         kafkarequests.create(client, "t", 4)
         batch = kafkarequests.batch(VALUES)
-        leaders.clear()
         fields = kafkarequests.produce_fields("t", 0, batch)
         partitions = [{"index": each, "records": batch} for each in range(4)]
         fields["topic_data"][0]["partition_data"] = partitions
         (topic,) = client.ask(kafkarequests.PRODUCE, 9, fields).responses
         assert [each.error_code for each in topic.partition_responses] == [ErrorCode.none] * 4
-        assert "sparklog-kafka-acks" in leaders
-        assert "sparklog-kafka" not in leaders
 
 
 def test_queued_batches_of_acks_0_become_durable_while_the_rest_waits(tmp_path: Path) -> None:
