@@ -122,7 +122,9 @@ def _settings(world: World, broker_id: int) -> BrokerSettings:
     if world.profile.cut_rate:
         # Something must be left for the other engine.
         janitor = msgspec.structs.replace(janitor, compact_files=6)
-    writer = settings.writer
+    # A root may have epochs of both kinds.
+    has_segments = world.profile.segment_blocks and world.chance.random() < 0.8
+    writer = msgspec.structs.replace(settings.writer, log="segments" if has_segments else "objects")
     if world.profile.is_heavy:
         writer = msgspec.structs.replace(
             writer,

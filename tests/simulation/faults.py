@@ -5,6 +5,8 @@ Rules:
 - Only honest faults: an error is true of the operation's effect. `StorageUnavailable` and
   `StorageFull` mean no effect, `PutUnresolved` may mean any, `SyncFailed` means visible and perhaps
   not durable. A put without an answer may also land later, when its process is long dead.
+- The files of a local root's log have faults of their own (`log_files`); a call of the system fails
+  there with OSError.
 - A power cut exists on a local root only, and undoes everything that was not synced: visible puts,
   and removals too, so that deleted objects may reappear.
 - Another engine flushes nothing: a power cut may leave its commit empty, and of its data files a
@@ -16,6 +18,8 @@ Rules:
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -27,11 +31,14 @@ import pyarrow as pa
 from sparklog import errors
 from sparklog.storage.objects import MemoryStore, ObjectExists, Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
-from sparklog.storage.objects.memory import Moment, Operation
+from sparklog.storage.objects.memory import MemoryObject, Moment, Operation
 from sparklog.storage.snapshot import TableFile
+from tests.simulation import log_files
 from tests.simulation.scheduler import Crashed, Process, Scheduler
 
 _PUTS = frozenset({"put_new", "put"})
+_CALLS = frozenset({"open", "append", "sync"})
+"""Operations at files of the log; they fail with OSError."""
 _BACKGROUND = frozenset(
     f"sparklog-{name}"
     for name in (
@@ -95,6 +102,7 @@ _REMOTE_ONLY = frozenset({"unresolved", "late"})
 AIMS = (
     "after delete",
     "after put_new meta",
+    "append",
     "after put_new topics",
     "after put_new wal",
     "before put_new topics",
@@ -177,6 +185,9 @@ class Faults:
         process.skew_us = self._chance.randint(-bound_us, bound_us)
 
     def _refuse(self, moment: Moment, operation: Operation, path: str) -> None:
+        if operation in _CALLS and path.startswith("wal/"):
+            self._refuse_call(moment, operation, path)
+            return
         rates = self._rates
         is_put = operation in _PUTS
         if moment == "before":
@@ -194,6 +205,19 @@ class Faults:
                 raise SyncFailed(path, "simulated")
         elif is_put and self._hits("unresolved", rates.unresolved / 2):
             raise PutUnresolved(path, "simulated, and landed")
+
+    def _refuse_call(self, moment: Moment, operation: Operation, path: str) -> None:
+        """Raises OSError. An append with a sync fails in its sync, too."""
+        if moment == ("before" if operation == "sync" else "between"):
+            if self._hits("sync_failed", self._rates.sync_failed):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        elif moment == "before":
+            if self._hits("unavailable", self._rates.unavailable):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            current = self._scheduler.current
+            is_hidden = current is not None and current.name in _BACKGROUND
+            if is_hidden and self._hits("forbidden", self._rates.forbidden):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     def _upset(self, path: str) -> None:
         """Faults of a broker's own threads; each thread must continue with everything else."""
@@ -269,8 +293,11 @@ class Disk:
         self.late_puts = 0
         """Number of puts that have not landed yet."""
         self.network = Process(scheduler, "network")
-        self.base = MemoryStore(scheduler.clock, name="simulation", is_local=is_local)
-        self._chance = chance
+        self.base = MemoryStore(
+            scheduler.clock, name="simulation", is_local=is_local, has_files=is_local
+        )
+        self.locks = log_files.FileLocks()
+        self._chance = self.chance = chance
         self.foreign: dict[str, Rewritten] = {}
         """Data files of other engines, by path."""
         self.damaged: set[str] = set()
@@ -306,7 +333,10 @@ class Disk:
         objects = self.base._objects
         safe = {path for path, each in objects.items() if each.durable and each.flushed}
         whole = {path: each.data for path, each in objects.items() if not each.flushed}
+        sizes = log_files.undurable(objects)
+        old = log_files.contents({**objects, **self._removed})
         self.base.lose_unsynced(lambda _path: self._chance.random() < 0.4)
+        log_files.tear(objects, sizes, old, self._chance)
         for path, data in sorted(whole.items()):
             if path in self.foreign and path in objects and not objects[path].data.size:
                 left = self._chance.choice([0, self._chance.randrange(data.size)])
@@ -410,27 +440,38 @@ class ProcessStore(MemoryStore):
             faults=_Hooks(disk, process, faults),
         )
         self._objects = base._objects
-        self._disk = disk
-        self._process = process
+        self.hooks = self._faults
+        self.disk = disk
+        self.process = process
+        self.chance = disk.chance
         self._fate = faults
+        if base.files is not None:
+            self.files = log_files.SimulatedFiles(self)
+
+    def find_object(self, path: str) -> MemoryObject | None:
+        return self._objects.get(path)
+
+    def is_full(self) -> bool:
+        """Returns true if a write finds no space, perhaps after a part of it."""
+        return self._fate.is_full() and self.chance.random() < 0.5
 
     def put_new(self, path: str, data: Payload) -> None:
         self._fate.delay_put(path)
-        if self._fate.is_late(self._process):
+        if self._fate.is_late(self.process):
             whole = b"".join(pieces(data))
-            self._disk.land_later(path, whole, self._fate.late_by_seconds())
+            self.disk.land_later(path, whole, self._fate.late_by_seconds())
             raise PutUnresolved(path, "simulated, and late")
         super().put_new(path, data)
-        self._disk.settle_removals(path.rpartition("/")[0])
+        self.disk.settle_removals(path.rpartition("/")[0])
 
     def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
         """Some of them may land late, each by itself."""
         found: list[Exception | None] = [None] * len(objects)
         punctual = []
         for number, (path, data) in enumerate(objects):
-            if self._fate.is_late(self._process):
+            if self._fate.is_late(self.process):
                 whole = b"".join(pieces(data))
-                self._disk.land_later(path, whole, self._fate.late_by_seconds())
+                self.disk.land_later(path, whole, self._fate.late_by_seconds())
                 found[number] = PutUnresolved(path, "simulated, and late")
             else:
                 punctual.append(number)
@@ -438,17 +479,17 @@ class ProcessStore(MemoryStore):
         for number, outcome in zip(punctual, outcomes, strict=True):
             found[number] = outcome
             if outcome is None:
-                self._disk.settle_removals(objects[number][0].rpartition("/")[0])
+                self.disk.settle_removals(objects[number][0].rpartition("/")[0])
         return found
 
     def delete(self, paths: Iterable[str]) -> None:
         for path in paths:
-            self._disk.remember_removal(path)
+            self.disk.remember_removal(path)
             super().delete([path])
 
     def free_bytes(self) -> int | None:
-        return 0 if self._fate.is_full() else None
+        return 0 if self.is_full() else None
 
     def sync_folder(self, folder: str) -> None:
         super().sync_folder(folder)
-        self._disk.settle_removals(folder)
+        self.disk.settle_removals(folder)

@@ -6,12 +6,9 @@ should hurt soon; which seed shows it first is not said, because that changes wi
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from unittest import mock
 
 import msgspec
 
@@ -35,31 +32,9 @@ from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
 from sparklog.storage.wal.base import WalObject
 from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
+from tests.simulation import segment_mutations
 from tests.simulation.faults import ProcessStore, Rates
-from tests.simulation.world import Profile
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mutation:
-    """A mistake, and the world that brings it to light."""
-
-    name: str
-    patches: tuple[tuple[Any, str, Any], ...]
-    """(owner, attribute, replacement)."""
-    rates: Rates
-    aim: str = ""
-    profile: tuple[tuple[str, Any], ...] = ()
-
-    @contextlib.contextmanager
-    def applied(self) -> Iterator[None]:
-        with contextlib.ExitStack() as stack:
-            for target, attribute, value in self.patches:
-                stack.enter_context(mock.patch.object(target, attribute, value))
-            yield
-
-    def change(self, profile: Profile) -> Profile:
-        """Returns the profile with this mutation's rates and other requirements."""
-        return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **dict(self.profile))
+from tests.simulation.mutation import Mutation
 
 
 def _fence_nothing(follower: ObjectFollower) -> list[WalObject]:
@@ -423,4 +398,5 @@ MUTATIONS = (
         rates=Rates(),
         profile=(("partitions", (2, 1)),),
     ),
+    *segment_mutations.MUTATIONS,
 )

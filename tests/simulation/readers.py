@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from sparklog import errors
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, Store, SyncFailed
 from sparklog.storage.plan import plan
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import Slice, TableSnapshot
@@ -49,6 +49,11 @@ class Reader:
                 self._follow(follower, topic)
             except (errors.Retriable, errors.UnknownTopic) as error:
                 self._world.disk.note("reader waits", str(error))
+            except SyncFailed as error:
+                # It cannot know what is durable. Another reader takes its place.
+                self._world.disk.note("reader ends", repr(error))
+                self.process.alive = False
+                return
             except errors.Corrupt as error:
                 ensure(self._world.explains(error), f"{self._name}: {error}")
                 follower = None

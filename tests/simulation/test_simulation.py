@@ -13,7 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tests.simulation.history import ensure
-from tests.simulation.mutations import MUTATIONS, Mutation
+from tests.simulation.mutation import Mutation
+from tests.simulation.mutations import MUTATIONS
 from tests.simulation.world import Outcome, World, run
 
 _SEEDS = 1_000

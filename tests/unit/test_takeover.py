@@ -15,7 +15,7 @@ from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.metadata import Epoch, MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.processes import this_process
-from sparklog.storage.snapshot import Entry, EntryKind, WalPosition
+from sparklog.storage.snapshot import Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
 from sparklog.storage.wal import objects
 from sparklog.storage.wal.base import object_path
@@ -112,6 +112,34 @@ def test_a_replaced_broker_can_change_nothing(rig: Rig) -> None:
     metadata = MetadataStore(rig.store, clock=rig.clock).reload()
     assert (sorted(metadata.topics), metadata.open_epochs) == (["t"], (Epoch(1, 1), Epoch(1, 2)))
     assert rows_of_root(rig.store, rig.clock) == [(0, b"a")]
+
+
+def test_a_broker_that_wakes_in_a_removed_epoch_is_fenced(clock: ManualClock) -> None:
+    """Its segments were removed with their fence, and nothing refuses its first flush."""
+    store = MemoryStore(clock, is_local=True, has_files=True)
+    meta = MetadataStore(store, clock=clock)
+    first, second = (
+        takeover.acquire(
+            store,
+            meta,
+            broker=broker,
+            flight=f"h:{broker}",
+            clock=clock,
+            dead_after_seconds=5.0,
+            take_over=True,
+            choose_log=lambda: WalKind.SEGMENTS,
+        )
+        for broker in (1, 2)
+    )
+    log = wal.of(store, clock, WalKind.SEGMENTS)
+    log.follower(first.broker, first.epoch).fence()
+    takeover.close_epochs(meta, second, second.inherited)
+    store.delete(log.retired(lambda: ()))
+    log.appender(first.broker, first.epoch).append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+    with pytest.raises(errors.BrokerFenced):
+        takeover.check_opened(MetadataStore(store, clock=clock), first)
+    log.appender(second.broker, second.epoch).append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+    takeover.check_opened(meta, second)
 
 
 def test_a_start_that_is_overtaken_raises(store: MemoryStore, clock: ManualClock) -> None:

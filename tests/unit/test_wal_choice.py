@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from sparklog import errors
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import Fault, LocalStore, MemoryStore, ScriptedFaults, mounts
+from sparklog.storage.objects.memory import Operation
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal import choice
 
@@ -96,10 +98,31 @@ def test_a_failing_probe_means_objects(clock: ManualClock) -> None:
     """Files on which appends fail, or overlap, are not used."""
     base = MemoryStore(clock, is_local=True, has_files=True)
     assert choice.choose(base, "auto").kind is WalKind.SEGMENTS
-    faults = ScriptedFaults(Fault(operation="append", error=OSError(5, "injected"), count=3))
+    faults = ScriptedFaults(
+        Fault(operation="append", error=OSError(errno.EOPNOTSUPP, "injected"), count=3)
+    )
     assert choice.choose(base.view(faults), "auto").kind is WalKind.OBJECTS
     unsynced = base.view(ScriptedFaults())
     assert unsynced.files is not None
     unsynced.files.can_sync = False
     assert "synced" in choice.choose(unsynced, "auto").reason
+    assert list(base.walk("")) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "error"),
+    [
+        ("append", errno.EIO, errors.StorageUnavailable),
+        ("sync", errno.EIO, errors.StorageUnavailable),
+        ("append", errno.ENOSPC, errors.StorageFull),
+    ],
+)
+def test_a_fault_that_may_pass_refuses_the_start(
+    clock: ManualClock, operation: Operation, number: int, error: type[errors.SparklogError]
+) -> None:
+    """It says nothing of the file system, and would choose objects for the whole epoch."""
+    base = MemoryStore(clock, is_local=True, has_files=True)
+    fault = Fault(operation=operation, error=OSError(number, "injected"))
+    with pytest.raises(error):
+        choice.choose(base.view(ScriptedFaults(fault)), "auto")
     assert list(base.walk("")) == []

@@ -720,3 +720,14 @@ def test_a_void_first_fence_is_passed(store: MemoryStore, clock: ManualClock) ->
     assert sequences(found) == []
     with pytest.raises(errors.BrokerFenced):
         ours.append([records("late")])
+
+
+def test_a_frame_of_another_segment_does_not_count(store: MemoryStore, clock: ManualClock) -> None:
+    """After a power cut, lost blocks may have old bytes that fit in all but their salt."""
+    ours, others = (log_of(store, clock).appender(broker, 1) for broker in (1, 2))
+    for appender in (ours, others):
+        appender.append([records("a")])
+    ours_end = len(store.get(FIRST))
+    others.append([records("not ours")])
+    append_raw(store, store.get(segment_path(2, 1, 0))[ours_end:])
+    assert values_of(store, log_of(store, clock).follower(1, 1).fence()) == ["a"]

@@ -7,6 +7,8 @@ that of the longest mount point above the root; a probe then tries what the log 
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
 from dataclasses import dataclass
 from typing import Final
@@ -17,9 +19,12 @@ from sparklog.storage.objects.files import BLOCK_BYTES, Access, LogFiles, files_
 from sparklog.storage.objects.mounts import SUITED, file_system, is_unsuited
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import FOLDER
+from sparklog.storage.wal.segment_files import FULL
 
 AUTO: Final = "auto"
 _ROUNDS: Final = 3
+_CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
+"""Errors of a file system that cannot do it; others may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,10 +84,22 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
     store.put_new(path, bytes(BLOCK_BYTES))
     try:
         return _try_appends(files, path)
-    except (OSError, ObjectMissing, SyncFailed) as error:
+    except OSError as error:
+        if error.errno in _CANNOT:
+            return f"appending to a file failed: {error}"
+        if error.errno in FULL:
+            raise _full(store) from error
+        raise errors.StorageUnavailable(operation="append", path=path, reason=str(error)) from error
+    except SyncFailed as error:
+        raise errors.StorageUnavailable(operation="sync", path=path, reason=str(error)) from error
+    except ObjectMissing as error:
         return f"appending to a file failed: {error}"
     finally:
         store.delete([path])
+
+
+def _full(store: Store) -> errors.StorageFull:
+    return errors.StorageFull(root=store.uri, free_bytes=store.free_bytes() or 0, reserve_bytes=0)
 
 
 def _try_appends(files: LogFiles, path: str) -> str:
@@ -94,6 +111,8 @@ def _try_appends(files: LogFiles, path: str) -> str:
             writer = (ours, theirs)[number % 2]
             block = secrets.token_bytes(BLOCK_BYTES)
             done = writer.append([memoryview(block)])
+            if done.written_bytes < len(block):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if done != (len(block), end + len(block)):
                 return f"an append at {end} ended at {done.end}"
             reader = (theirs, ours)[number % 2]
