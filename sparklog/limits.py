@@ -76,7 +76,7 @@ PUBLISH_TOGETHER_BYTES = 1 * MIB  # of Kafka's batches that are decoded together
 PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * GIB
 ROW_GROUP_ROWS = 65_536
-ROW_GROUP_BYTES = 32 * MIB  # of rows in memory
+ROW_GROUP_BYTES = 32 * MIB  # of rows in memory; also a bound wherever row groups are read
 FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow uses 6 × as much
 
 # ---- broker: being alive
@@ -85,7 +85,9 @@ DEAD_AFTER_SECONDS = 5.0
 META_VERSIONS_KEPT = 100
 PRODUCER_EXPIRY_SECONDS = 24 * 3600.0  # idle idempotent producers; checked at each WAL checkpoint
 BATCH_MEMORY_SECONDS = 30 * 24 * 3600.0
-PRODUCER_WINDOW = 5
+PRODUCER_WINDOW = (
+    5  # batches recognised for each producer and partition, as in Kafka; and in flight
+)
 PRODUCER_IDS_TAKEN = 1_000  # in one version of the metadata, as Kafka has it
 PRODUCERS_PER_PARTITION = (
     20_000  # that are remembered; the least recently active ones are dropped first

@@ -1,4 +1,7 @@
-"""Rows of data frames as records with JSON values, and values of records as typed columns."""
+"""JSON in Python: data frames as records, and the values of `log.read(values=…)` as columns.
+
+Spark's `valueFormat` is in `sources.values`.
+"""
 
 from __future__ import annotations
 

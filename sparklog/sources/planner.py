@@ -1,4 +1,4 @@
-"""Records to read, compared with the position of a query.
+"""Starts and ends of reads, losses compared with a query's position, and the slices to read.
 
 Records that a query has not read and can no longer read are a *loss*. By `failOnDataLoss` a loss
 ends the query with an error that names the records, or it is logged and the query continues with

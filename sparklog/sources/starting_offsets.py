@@ -1,4 +1,4 @@
-"""Start and end of a read, by the options of Spark's Kafka source.
+"""Options that name the start and end of a read, parsed; `Planner.resolve` makes them offsets.
 
 Three options name a start, and three an end. The first one that is given counts:
 `startingTimestamp`, `startingOffsetsByTimestamp`, `startingOffsets`. A start may also be the

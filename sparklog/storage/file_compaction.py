@@ -36,9 +36,9 @@ import pyarrow.parquet as pq
 from sparklog import arrow, errors, limits
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import data_file, restoring, sorting
+from sparklog.storage.decode_bounds import light_rows
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import open_parquet
-from sparklog.storage.row_groups import light_rows
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path, maintenance_app_id
 

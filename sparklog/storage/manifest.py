@@ -36,10 +36,10 @@ from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
 
 NAME: Final = "manifest.json"
 """The file name of the first attempt's manifest; `name` returns that of any attempt."""
-_FOLDER: Final = "staging"
+FOLDER: Final = "staging"
 _QUERY = re.compile(r"(?!\.)[a-zA-Z0-9._@-]{1,250}")
 _MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
-_MANIFEST_PATH = re.compile(rf"{_FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern}")
+_MANIFEST_PATH = re.compile(rf"{FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern}")
 _STAGED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.arrow")
 
 _Count = Annotated[int, Meta(ge=1)]
@@ -107,7 +107,7 @@ def folder(query: str, batch: int) -> str:
             reason=f"The query name {query!r} is invalid: use 1–250 of [a-zA-Z0-9._@-], and no"
             " '.' at the start."
         )
-    return f"{_FOLDER}/{query}/{batch}"
+    return f"{FOLDER}/{query}/{batch}"
 
 
 # ------------------------------------------------------------------------------ attempts

@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from sparklog import arrow, errors, limits
 from sparklog.formats.record import ROW_SCHEMA, rows
 from sparklog.storage import sorting, wal
+from sparklog.storage.decode_bounds import light_rows
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.plan import latest_timestamp_us
-from sparklog.storage.row_groups import light_rows
 from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 from sparklog.storage.table import data_path
 

@@ -41,7 +41,7 @@ from sparklog.sinks.datasink import StagedTask, WriteTarget
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import parse
 from sparklog.sinks.rows import route
-from sparklog.storage import manifest, staging
+from sparklog.storage import manifest, staging_sweep
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.objects import LocalStore
 from tests.support.brokers import Row, rows_of_root
@@ -545,7 +545,7 @@ def test_what_losing_attempts_staged_is_swept(log: Log, tmp_path: Path) -> None:
     assert values_of(log) == ["a"]
 
     def sweep(*, is_published: bool) -> int:
-        return staging.sweep(
+        return staging_sweep.sweep(
             sink.store,
             is_published=lambda _, __: is_published,
             abandoned_seconds=0.0,
@@ -579,7 +579,7 @@ def test_swept_batches_leave_no_folders(log: Log, tmp_path: Path) -> None:
     (tmp_path / "staging/dead/7").mkdir(parents=True)
     log.flush_to_table()
     assert (
-        staging.sweep(
+        staging_sweep.sweep(
             LocalStore(tmp_path),
             is_published=lambda _, __: True,
             abandoned_seconds=3600.0,

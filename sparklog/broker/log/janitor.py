@@ -10,7 +10,7 @@ others in turns, so that each has its turn within a minute. It ends after a whil
 continues. Removal of superseded records may take long, and runs beside everything else.
 
 It also removes the staged files of Spark batches, once all their records are published or after
-`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging`); the files of
+`janitor.staging_abandoned_seconds` if they have no manifest (`storage.staging_sweep`); the files of
 deleted topics, after the graces of all files; and old files of crashed puts. The names of data
 files decide which of them may be orphans (`storage.table.is_our_file`).
 
@@ -38,7 +38,14 @@ from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.spark_batches import memory_seconds
 from sparklog.clock import Clock
 from sparklog.settings import JanitorSettings
-from sparklog.storage import file_compaction, log_compaction, maintenance, retention, staging
+from sparklog.storage import (
+    file_compaction,
+    log_compaction,
+    maintenance,
+    manifest,
+    retention,
+    staging_sweep,
+)
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.metadata import MetadataStore, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed
@@ -46,7 +53,7 @@ from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapsh
 from sparklog.storage.table import TopicTable
 
 _log = structlog.get_logger("sparklog.janitor")
-_FOLDERS: Final = ("heartbeats", "meta", "staging", "topics", "wal")
+_FOLDERS: Final = ("heartbeats", "meta", manifest.FOLDER, "topics", "wal")
 """The folders with frequent puts. Other folders of a root may belong to other programs."""
 
 
@@ -108,7 +115,7 @@ class Janitor:
         """Names of deleted topics of which only the Delta log is left."""
         self._is_busy = False
         self._measured_at, self._measured_bytes = clock.monotonic(), 0
-        self._staging_due = self._first_sweep("staging")
+        self._staging_due = self._first_sweep(manifest.FOLDER)
 
     def tick(self, *, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Maintains the topics whose turn it is, for a limited time."""
@@ -432,7 +439,7 @@ class Janitor:
 
     def _sweep_staging(self) -> None:
         try:
-            staging.sweep(
+            staging_sweep.sweep(
                 self._store,
                 is_published=self._is_published,
                 abandoned_seconds=self._settings.staging_abandoned_seconds,

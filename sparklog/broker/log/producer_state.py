@@ -219,7 +219,7 @@ class Refusals:
         if (
             known is not None
             and known[0] == producer_sequence.epoch
-            and _is_behind(sequence, known[1])
+            and _comes_after(sequence, known[1])
         ):
             sequence = known[1]
         until = now_seconds + limits.PRODUCER_REFUSAL_SECONDS
@@ -250,12 +250,12 @@ class Refusals:
         if (
             now_seconds < until
             and producer_sequence.epoch == epoch
-            and _is_behind(producer_sequence.base_sequence, sequence)
+            and _comes_after(producer_sequence.base_sequence, sequence)
         ):
             raise _out_of_order(topic, partition, producer_sequence, sequence)
         del self._refused[key]
 
 
-def _is_behind(sequence: int, other: int) -> bool:
+def _comes_after(sequence: int, other: int) -> bool:
     """Returns whether `sequence` comes after `other`, possibly across the wrap."""
     return 0 < (sequence - other) % _SEQUENCES < _SEQUENCES // 2

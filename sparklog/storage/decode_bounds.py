@@ -1,4 +1,4 @@
-"""The number of rows of a Parquet file that may be decoded at a time."""
+"""The number of rows of a Parquet file that may be decoded at a time, by their size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sweeping of staged Spark batches below `staging/<query>/<batch>/`.
+"""Sweeping of staged Spark batches below `staging/<query>/<batch>/`; `manifest` writes them.
 
 A batch with a manifest is removed only after all of it is published. A batch without one may still
 get its manifest from a slow driver. So before its files are removed, the sweeper puts a refusal at
@@ -36,9 +36,9 @@ def sweep(
     swept = 0
     failure: errors.SparklogError | None = None
     folders = [
-        f"staging/{query}/{batch}"
-        for query in store.folders("staging")
-        for batch in store.folders(f"staging/{query}")
+        f"{manifest.FOLDER}/{query}/{batch}"
+        for query in store.folders(manifest.FOLDER)
+        for batch in store.folders(f"{manifest.FOLDER}/{query}")
         if batch.isdecimal()
     ]
     for folder in folders:
@@ -60,8 +60,8 @@ def sweep(
             store.remove_folder(folder)
         except errors.SparklogError as error:
             failure = failure or error
-    for query in store.folders("staging"):
-        store.remove_folder(f"staging/{query}")
+    for query in store.folders(manifest.FOLDER):
+        store.remove_folder(f"{manifest.FOLDER}/{query}")
     if failure is not None:
         raise failure
     return swept
