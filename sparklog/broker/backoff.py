@@ -52,7 +52,7 @@ class RetrySchedule:
     def retain(self, names: Collection[str]) -> None:
         """Forgets all names but these."""
         for gone in self._failures.keys() - set(names):
-            del self._failures[gone]
+            self._failures.pop(gone, None)  # a worker may have forgotten it meanwhile
 
 
 class FailureLog:

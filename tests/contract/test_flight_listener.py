@@ -9,7 +9,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -328,6 +328,35 @@ def test_many_tails_have_no_threads_and_share_their_messages(
     assert served.steps - steps <= 2 * count  # those of the other topic take none
     for tail in tails:
         tail.close()  # type: ignore[attr-defined]
+
+
+def test_tails_that_share_messages_keep_to_their_partitions(
+    client: BrokerClient, topic: str
+) -> None:
+    """A batch that comes after the end of another partition is not taken for one of that."""
+    for _ in range(10):
+        client.append(["x" * 900] * 10, topic=topic)  # together more than a message that is shared
+    client.append(["s"] * 7, topic=topic, partition=1)
+    for offsets in ((0, 0), (0, 0), (0,), (100, 0), (1, 0), (0,)):
+        wanted = [
+            (number, each)
+            for number, (first, end) in enumerate(zip(offsets, (100, 7), strict=False))
+            for each in range(first, end)
+        ]
+        assert sorted(_tailed(client, topic, offsets)) == wanted
+
+
+def _tailed(client: BrokerClient, topic: str, offsets: Sequence[int]) -> list[tuple[int, int]]:
+    """Returns (partition, offset) of the records from there on, up to the first pause."""
+    tail = client.tail(request_tail(topic, *offsets, heartbeat_ms=200))
+    found: list[tuple[int, int]] = []
+    for rows, beside in tail:
+        if beside.idle or len(found) > 200:
+            break
+        assert rows.num_rows == beside.end - beside.first
+        found += [(beside.partition, each) for each in range(beside.first, beside.end)]
+    tail.close()  # type: ignore[attr-defined]
+    return found
 
 
 def test_a_tail_that_is_refused(client: BrokerClient, topic: str) -> None:

@@ -129,6 +129,24 @@ def test_a_joint_put_without_space_is_refused_object_by_object(
     assert files(ready) == ["f/first"]
 
 
+def test_a_joint_put_continues_where_a_folder_cannot_be_opened(
+    ready: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files, for example, for a moment: each object is then put by itself."""
+    opened, refused = os.open, list[str]()
+
+    def refuse_once(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if path == ready.root and not refused:
+            refused.append(path)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return opened(path, flags, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refuse_once)
+    assert ready.put_all_new([("a/x", b"1"), ("b/y", b"2")]) == [None, None]
+    assert refused
+    assert {"a/x", "b/y"} <= set(files(ready))
+
+
 def test_new_folders_are_durable_first(
     store: LocalStore, tmp_path: Path, calls: list[tuple[str, ...]]
 ) -> None:

@@ -285,7 +285,10 @@ class FlightListener:
             served = ServedTail(
                 call=call,
                 stream=stream,
-                columns=tuple(request.columns) if request.columns is not None else None,
+                shape=(
+                    tuple(request.columns) if request.columns is not None else None,
+                    request.max_batch_rows,
+                ),
                 idle=tails.encoded(idle_rows, flight_messages.TailHeader(idle=True)),
                 idle_seconds=request.heartbeat_ms / 1e3,
                 finish=lambda failure: self._finish_tail(call, failure),

@@ -39,7 +39,8 @@ class ServedTail:
     """A tail, the call that it answers, and its place in the queue.
 
     Attributes:
-        columns: names the columns of `tail`'s rows, for the messages that tails share.
+        shape: the columns of `tail`'s rows, and the most rows of a batch: tails of the same shape
+            share messages.
         idle: the message to send if there were no records for `idle_seconds`.
         ending: closed when the call has ended.
         finish: ends the call; raises nothing. An exception is its status.
@@ -48,7 +49,7 @@ class ServedTail:
 
     call: Call
     stream: OpenStream
-    columns: tuple[str, ...] | None
+    shape: tuple[tuple[str, ...] | None, int | None]
     idle: Sequence[Bytes]
     idle_seconds: float
     finish: Callable[[BaseException | None], None]
@@ -195,6 +196,8 @@ class Tails:
                     return
                 if message is None:
                     message = self._next_message(served, may_wait=False)
+                if message is None and not self._is_quick(served):
+                    continue  # the next partition in turn is on disk
                 if message is None or not self._send(served, message):
                     self._rest(served)
                     return
@@ -252,7 +255,7 @@ class Tails:
         place = served.tail.place()
         if place is None or served.before is not None:
             return None
-        known = self._cache.get((place, served.columns))
+        known = self._cache.get((place, served.shape))
         if known is None:
             return None
         served.tail.count(sum(map(len, known[1])))
@@ -260,9 +263,10 @@ class Tails:
         return known[1]
 
     def _next_message(self, served: ServedTail, *, may_wait: bool) -> Sequence[Bytes] | None:
-        place = served.tail.place()
-        batch = served.tail.next()
+        batch = served.tail.next(only_quick=not may_wait)
         if batch is None:
+            if not served.tail.is_quick():
+                return None
             is_due, served.is_idle_due = served.is_idle_due, False
             return served.idle if is_due else None
         if served.before is not None:
@@ -285,7 +289,8 @@ class Tails:
         if size <= _CACHED_BYTES and not may_wait:
             if len(self._cache) >= _CACHED_MESSAGES:
                 self._cache.popitem(last=False)
-            self._cache[place, served.columns] = end, message
+            # The batch may be of another partition than the one whose turn it was before.
+            self._cache[served.tail.read, served.shape] = end, message
         return message
 
 

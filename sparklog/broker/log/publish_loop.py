@@ -157,7 +157,10 @@ class PublishLoop:
             self.publish(topic)
             return
 
-        self._beside[topic.topic_id] = self._workers.submit(self._run_beside, topic)
+        try:
+            self._beside[topic.topic_id] = self._workers.submit(self._run_beside, topic)
+        except RuntimeError:  # the interpreter ends, and starts no more threads
+            self.publish(topic)
 
     def _run_beside(self, topic: Topic) -> None:
         try:

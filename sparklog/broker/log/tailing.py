@@ -61,6 +61,8 @@ class Tail:
         self._is_quick = True
         self._end = 0
         """The end of the partition that is being read, when its turn began."""
+        self.read: Place | None = None
+        """The place of the batch that `next` has returned last."""
         self._followers = [self._follower(index) for index in range(len(partitions))]
         with partition_table.lock:
             for (_, partition), follower in zip(partitions, self._followers, strict=True):
@@ -78,6 +80,8 @@ class Tail:
 
         Raises `UnknownTopic` if a topic was deleted.
         """
+        if self._index is not None and self._offsets[self._index] >= self._end:
+            self._leave()
         while self._index is None:
             if not self._ready:
                 return None
@@ -99,15 +103,23 @@ class Tail:
         """
         return self._begin() is None or self._is_quick
 
-    def next(self) -> ReadBatch | None:
+    def next(self, *, only_quick: bool = False) -> ReadBatch | None:
         """Returns the next batch; None: all partitions are read to their ends.
 
         Raises what `is_quick` raises, and the errors of reading.
+
+        Args:
+            only_quick: also returns None before a partition whose reading may wait.
         """
         while (batches := self._begin()) is not None:
+            if only_quick and not self._is_quick:
+                return None
             batch = next(batches, None)
             if batch is not None:
                 assert self._index is not None
+                topic, partition = self._partitions[self._index]
+                offset = self._offsets[self._index]
+                self.read = Place(topic.topic_id, partition.number, offset, self._end)
                 self._offsets[self._index] = batch.end
                 return batch
             self._leave()

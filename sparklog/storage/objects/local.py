@@ -26,7 +26,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
@@ -224,7 +224,16 @@ class LocalStore:
             except OSError:
                 continue
             created.append(full_path)
-        self._in_parallel(_flush_folder_at, sorted(set(map(os.path.dirname, created))))
+        failed: set[str] = set()
+
+        def flush(parent: str) -> None:
+            try:
+                _flush_folder_at(parent)
+            except OSError:  # too many open files, for example
+                failed.add(parent)
+
+        self._in_parallel(flush, sorted(set(map(os.path.dirname, created))))
+        created = [each for each in created if os.path.dirname(each) not in failed]
         if len(self._durable_folders) + len(created) > limits.LOCAL_FOLDERS_REMEMBERED:
             self._durable_folders.clear()
         self._durable_folders.update(created)
@@ -274,9 +283,16 @@ class LocalStore:
             for each in items[number::count]:
                 work(each)
 
-        pool = self._flushers()
-        running = [pool.submit(run, number) for number in range(count)]
-        wait(running)
+        pool, running = self._flushers(), list[Future[None]]()
+        try:
+            # Where no threads are to be had, as when the interpreter ends, this one does the rest.
+            with contextlib.suppress(RuntimeError):
+                for number in range(count):
+                    running.append(pool.submit(run, number))
+            for number in range(len(running), count):
+                run(number)
+        finally:
+            wait(running)
         for future in running:
             future.result()
 

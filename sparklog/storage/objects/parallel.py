@@ -11,7 +11,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from typing import TypeVar
 
 from sparklog.storage.objects.base import Store
@@ -44,4 +45,13 @@ def in_parallel(
     if workers <= 1:
         return [call(each) for each in arguments]
     with ThreadPoolExecutor(workers, thread_name_prefix="sparklog-requests") as pool:
-        return list(pool.map(call, arguments))
+        running: list[Future[_Result]] = []
+        # Where no threads are to be had, as when the interpreter ends, this one does the rest.
+        with suppress(RuntimeError):
+            running.extend(pool.submit(call, each) for each in arguments)
+        inline = [call(each) for each in arguments[len(running) :]]
+        try:
+            return [each.result() for each in running] + inline
+        finally:
+            for future in running:
+                future.cancel()
