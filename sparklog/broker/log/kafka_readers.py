@@ -191,20 +191,21 @@ class KafkaReader:
         for read in self._reader.read(
             topic.name, partition.number, offset, partition.end, batch_rows=batch_rows
         ):
-            read_bytes = read.rows.nbytes
+            read_bytes, rows = read.rows.nbytes, max(read.rows.num_rows, 1)
             self.read_bytes += read_bytes
             for batch in _encoded(read, topic, partition.leader_epoch):
-                end = record_batch.read_header(batch).next_offset
-                yield _Made(EncodedBatch(batch, end), read_bytes, end >= read.end)
-                read_bytes = 0
+                header = record_batch.read_header(batch)
+                end = header.next_offset
+                row_bytes = read_bytes * header.record_count // rows
+                yield _Made(EncodedBatch(batch, end), row_bytes, end >= read.end)
 
 
 class _Made(NamedTuple):
     """A batch that was encoded from rows."""
 
     encoded: EncodedBatch
-    read_bytes: int
-    """The bytes of the rows that were read at once, for the first batch made of them; else 0."""
+    row_bytes: int
+    """The bytes of its rows, which may be many more than its own."""
     is_last: bool
     """True for the last batch of rows that were read at once."""
 
@@ -225,13 +226,13 @@ class _Cursor:
             rest_bytes: takes more up to this limit, if it is of rows that are read anyway.
         """
         found: list[EncodedBatch] = []
-        size = read_bytes = 0
-        for encoded, more_bytes, is_last in self._batches:
+        size = decoded_bytes = 0
+        for encoded, row_bytes, is_last in self._batches:
             found.append(encoded)
             size += encoded.size
             # If the topic compresses, a megabyte of batches may take a gigabyte of rows.
-            read_bytes += more_bytes
-            is_enough = size >= least_bytes or read_bytes >= limits.ROW_GROUP_BYTES
+            decoded_bytes += row_bytes
+            is_enough = size >= least_bytes or decoded_bytes >= limits.ROW_GROUP_BYTES
             if is_enough and (rest_bytes is None or is_last or size >= rest_bytes):
                 break
         return found
