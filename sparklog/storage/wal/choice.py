@@ -19,7 +19,7 @@ from sparklog.storage.objects.files import BLOCK_BYTES, Access, LogFiles, files_
 from sparklog.storage.objects.mounts import SUITED, file_system, is_unsuited
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import FOLDER
-from sparklog.storage.wal.segment_files import FULL
+from sparklog.storage.wal.segment_files import FULL, storage_full
 
 AUTO: Final = "auto"
 _ROUNDS: Final = 3
@@ -88,7 +88,7 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         if error.errno in _CANNOT:
             return f"appending to a file failed: {error}"
         if error.errno in FULL:
-            raise _full(store) from error
+            raise storage_full(store) from error
         raise errors.StorageUnavailable(operation="append", path=path, reason=str(error)) from error
     except SyncFailed as error:
         raise errors.StorageUnavailable(operation="sync", path=path, reason=str(error)) from error
@@ -96,10 +96,6 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         return f"appending to a file failed: {error}"
     finally:
         store.delete([path])
-
-
-def _full(store: Store) -> errors.StorageFull:
-    return errors.StorageFull(root=store.uri, free_bytes=store.free_bytes() or 0, reserve_bytes=0)
 
 
 def _try_appends(files: LogFiles, path: str) -> str:

@@ -41,7 +41,7 @@ from sparklog.storage.wal.base import (
     retired,
 )
 from sparklog.storage.wal.indexed import frame, read_index
-from sparklog.storage.wal.payloads import Payload
+from sparklog.storage.wal.payloads import Payload, joined
 
 _MAGIC: Final = b"SLWAL001"
 
@@ -175,17 +175,7 @@ class ObjectAppender:
 
     def plan(self, entries: Sequence[tuple[Entry, Payload]]) -> PlannedObject:
         at = WalPosition(self._broker, self._epoch, self.next_sequence)
-        with_ranges: list[Entry] = []
-        pieces: list[bytes | pa.Buffer] = []
-        start = 0
-        for entry, payload in entries:
-            with_ranges.append(
-                msgspec.structs.replace(
-                    entry, start=start, length=payload.length, crc32c=payload.crc32c
-                )
-            )
-            pieces.extend(payload.pieces)
-            start += payload.length
+        with_ranges, pieces, _ = joined(entries)
         written_us = self._clock.now_us()
         index = _Index(
             os.urandom(8), at.broker, at.epoch, at.sequence, written_us, tuple(with_ranges)

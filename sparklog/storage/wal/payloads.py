@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import crc32c
+import msgspec
 import pyarrow as pa
 
 from sparklog import errors
@@ -31,6 +32,24 @@ class Payload:
 EMPTY = Payload((), 0, 0)
 _TYPES = {field.name: field.type for field in PAYLOAD_SCHEMA}
 _schema_messages: dict[tuple[str, ...], bytes] = {}
+
+
+def joined(
+    entries: Sequence[tuple[Entry, Payload]],
+) -> tuple[list[Entry], list[bytes | pa.Buffer], int]:
+    """Returns the entries with their byte ranges, the bytes one after another, and their length."""
+    with_ranges: list[Entry] = []
+    pieces: list[bytes | pa.Buffer] = []
+    start = 0
+    for entry, payload in entries:
+        with_ranges.append(
+            msgspec.structs.replace(
+                entry, start=start, length=payload.length, crc32c=payload.crc32c
+            )
+        )
+        pieces.extend(payload.pieces)
+        start += payload.length
+    return with_ranges, pieces, start
 
 
 def encode_payload(batch: pa.RecordBatch) -> Payload:

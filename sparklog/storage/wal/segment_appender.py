@@ -27,7 +27,7 @@ from sparklog.storage.wal.base import (
     folder,
 )
 from sparklog.storage.wal.indexed import frame as indexed
-from sparklog.storage.wal.payloads import Payload
+from sparklog.storage.wal.payloads import Payload, joined
 from sparklog.storage.wal.segment_files import (
     BEGINNING,
     CHECKPOINT_MAGIC,
@@ -101,17 +101,7 @@ class SegmentAppender:
             raise
 
     def _append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
-        with_ranges: list[Entry] = []
-        payloads: list[bytes | pa.Buffer] = []
-        start = 0
-        for entry, payload in entries:
-            with_ranges.append(
-                msgspec.structs.replace(
-                    entry, start=start, length=payload.length, crc32c=payload.crc32c
-                )
-            )
-            payloads.extend(payload.pieces)
-            start += payload.length
+        with_ranges, payloads, start = joined(entries)
         written_us = self._epoch.clock.now_us()
         index = frames.encode_index(written_us, with_ranges)
         length = frames.frame_bytes(len(index), start)

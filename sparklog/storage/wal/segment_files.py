@@ -196,8 +196,12 @@ class EpochFiles:
         return errors.StorageUnavailable(operation=operation, path=path, reason=str(error))
 
     def full(self) -> errors.StorageFull:
-        free_bytes = self.store.free_bytes()
-        return errors.StorageFull(root=self.store.uri, free_bytes=free_bytes or 0, reserve_bytes=0)
+        return storage_full(self.store)
+
+
+def storage_full(store: Store) -> errors.StorageFull:
+    """Returns the error to raise where the file system has no space for an append."""
+    return errors.StorageFull(root=store.uri, free_bytes=store.free_bytes() or 0, reserve_bytes=0)
 
 
 def claimed(
