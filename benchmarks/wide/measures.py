@@ -122,9 +122,8 @@ def _loaded(
     lag_seconds: float,
 ) -> Iterator[Measurement]:
     with doing(what), _broker(options) as broker:
-        _create(broker, ["probe", *names], count if len(names) > 1 else 4)
-        if len(names) == 1:
-            _create(broker, ["wide"], 4)
+        _create(broker, ["probe"], 4)
+        _create(broker, names, count)
         usage = _Usage(broker)
         load = _start(
             broker,
