@@ -298,6 +298,53 @@ def test_a_topic_with_much_is_published_beside_the_others(
     assert len(rows_of_table(store, clock)) == 1
 
 
+def test_a_request_is_kept_until_the_topic_is_begun_after_it(
+    rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that is requested while it is published is published again, without an interval."""
+    monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", 0)
+    begun, gate = threading.Event(), threading.Event()
+
+    class Gate(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "put_new" and path.startswith("topics/t/"):
+                begun.set()
+                assert gate.wait(30)
+
+    rig.publisher._store = store.view(Gate())
+    topic = rig.partition_table.topic("t")
+    with Workers() as workers:
+        loop = publishing(rig, workers=workers)
+        rig.append(["a"])
+        clock.advance(1.01)
+        loop.tick()
+        assert begun.wait(30)
+        rig.append(["b"])
+        rig.publisher.request(topic)
+        loop.tick()
+        gate.set()
+        loop.wait()
+        assert rows_of_table(store, clock) == [(0, b"a")]
+        loop.tick()
+        loop.wait()
+        assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]
+        rig.append(["c"])
+        loop.tick()
+        assert workers.names == ["t", "t"]
+
+
+def test_a_request_for_a_topic_without_new_records_ends(
+    rig: Rig, store: MemoryStore, clock: ManualClock
+) -> None:
+    """Records that come later wait for the interval, as others do."""
+    loop = publishing(rig)
+    rig.publisher.request(rig.partition_table.topic("t"))
+    loop.tick()
+    rig.append(["a"])
+    loop.tick()
+    assert rows_of_table(store, clock) == []
+
+
 def test_a_disk_that_fails_beside_the_others_ends_the_broker(
     rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

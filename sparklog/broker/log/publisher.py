@@ -213,6 +213,9 @@ class Publisher:
         self._counts = counts or UpkeepCounts()
         self._decode_memory = DecodeMemory(commit_bytes)
         self._requested: set[str] = set()
+        """Ids of topics that were requested since their last turn began. Guarded by the lock of the
+        partition table.
+        """
         self._pending: dict[str, _PendingCommit] = {}
         """By topic id."""
         self._refused: dict[str, Exception] = {}
@@ -251,7 +254,7 @@ class Publisher:
         self._refused.pop(topic.topic_id, None)
 
     def request(self, topic: Topic) -> None:
-        """Makes the topic due at the next call of `due`, because a caller waits for it."""
+        """Makes the topic due until its next turn begins, because a caller waits for it."""
         with self._partition_table.lock:
             self._requested.add(topic.topic_id)
 
@@ -262,10 +265,14 @@ class Publisher:
         repaired by now. Records of a predecessor are due at once.
         """
         with self._partition_table.lock:
-            requested, self._requested = self._requested, set()
-        return self._partition_table.due(
-            interval_seconds=interval_seconds, publish_bytes=publish_bytes, requested=requested
-        )
+            due = self._partition_table.due(
+                interval_seconds=interval_seconds,
+                publish_bytes=publish_bytes,
+                requested=self._requested,
+            )
+            # The others have nothing to publish.
+            self._requested.intersection_update(topic.topic_id for topic in due)
+        return due
 
     def publish(self, topic: Topic) -> PublishResult:
         """Commits the oldest entries of `topic`; does nothing if none are unpublished.
@@ -285,7 +292,9 @@ class Publisher:
 
     def _begin_turn(self, topic: Topic) -> None:
         """Raises why the topic is not published at present, if it is not."""
-        self._partition_table.restart_wait(topic)
+        with self._partition_table.lock:
+            self._requested.discard(topic.topic_id)
+            self._partition_table.restart_wait(topic)
         refusal = self._refused.get(topic.topic_id)
         if refusal is not None:
             raise refusal.with_traceback(None)
