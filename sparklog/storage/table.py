@@ -64,6 +64,8 @@ REMOVED_AT: Final = "sparklog.removedAt"
 _SUFFIX: Final = re.compile(r"-([0-9a-f]{8})[0-9a-f]{8}\.parquet$")
 # The names are given by `data_file.put` and `file_suffix`.
 _OUR_FILE: Final = re.compile(r"partition=\d+/[^/]+-\d+-\d+-[0-9a-f]{16}\.parquet")
+_BOUND: Final = re.compile(r"(\d{1,9})(?:/start)?")
+"""The end of the `app_id` of a partition's end or start."""
 
 
 def is_our_file(path: str) -> bool:
@@ -300,7 +302,15 @@ class _Replay:
         self.removed: dict[str, Remove] = {}
         self._topic = _Topic()
         self._files: dict[int, tuple[TableFile, ...]] = {}
-        self._ends: dict[int, int] = {}
+        self._file_ends: dict[int, int] = {}
+        """The offset after the last one in each partition's files, by their statistics."""
+        self._changed: set[int] = set()
+        """Partitions that differ from the three lists below, which `snapshot` brings up to date."""
+        self._ends: list[int] = []
+        self._starts: list[int] = []
+        self._files_in_order: list[tuple[TableFile, ...]] = []
+        self._foreign: dict[int, str] = {}
+        """The reason why sparklog does not support a partition's files, by its number."""
         self._unusable: dict[str, str] = {}
         self._unknown: frozenset[str] = frozenset()
 
@@ -314,9 +324,12 @@ class _Replay:
         if actions.protocol or actions.metadata:
             self.protocol = actions.protocol or self.protocol
             self.metadata = actions.metadata or self.metadata
-            self._topic = _topic_of(self.protocol, self.metadata)
+            self._set_topic(_topic_of(self.protocol, self.metadata))
         self._unknown |= actions.unknown
-        self.txns.update((txn.app_id, txn) for txn in actions.txns)
+        for txn in actions.txns:
+            self.txns[txn.app_id] = txn
+            if (number := self._partition_of(txn.app_id)) is not None:
+                self._changed.add(number)
         gone: dict[int, set[str]] = {}
         come: dict[int, list[TableFile]] = {}
         for remove in actions.removes:
@@ -338,6 +351,19 @@ class _Replay:
         for partition in gone.keys() | come.keys():
             self._rearrange(partition, gone.get(partition), come.get(partition, []))
 
+    def _set_topic(self, topic: _Topic) -> None:
+        self._topic = topic
+        self._ends = [0] * topic.partitions
+        self._starts = [0] * topic.partitions
+        self._files_in_order = [()] * topic.partitions
+        self._foreign.clear()
+        self._changed = {*range(topic.partitions), *self._files}
+
+    def _partition_of(self, app_id: str) -> int | None:
+        """Returns the partition whose end or start the `txn` is, if it is one."""
+        named = _BOUND.fullmatch(app_id.removeprefix(f"sparklog/{self.topic_id}/"))
+        return int(named[1]) if named is not None else None
+
     def _deactivate(self, path: str, gone: dict[int, set[str]]) -> None:
         add = self.active.pop(path, None)
         if add and self._unusable.pop(path, None) is None:
@@ -348,31 +374,48 @@ class _Replay:
         files = self._files.get(partition, ())
         if gone:
             files = tuple(file for file in files if file.path not in gone)
-            self._ends[partition] = _end(files)
+            self._file_ends[partition] = _end(files)
         come.sort(key=_order)
         in_order = not files or not come or _order(files[-1]) < _order(come[0])
         files += tuple(come)
         self._files[partition] = files if in_order else tuple(sorted(files, key=_order))
-        self._ends[partition] = max(self._ends.get(partition, 0), _end(come))
+        self._file_ends[partition] = max(self._file_ends.get(partition, 0), _end(come))
+        self._changed.add(partition)
 
     def snapshot(self, topic: str) -> TableSnapshot:
-        """Raises `ForeignTable`."""
+        """Returns the state; looks at the partitions that changed since the last call only.
+
+        Raises `ForeignTable`.
+        """
         if self.version < 0:
             return NO_TABLE
+        self._update_partitions()
         if reason := self._foreign_reason():
             raise errors.ForeignTable(topic=topic, reason=reason)
-        topic_id, numbers = self.topic_id, range(self._topic.partitions)
-        if topic_id is None:
-            return TableSnapshot(version=self.version, topic_id=None)
         return TableSnapshot(
             version=self.version,
-            topic_id=topic_id,
+            topic_id=self.topic_id,
             partitions=self._topic.partitions,
             config=self._topic.config,
-            ends=self._ends_of(topic_id, numbers),
-            starts=self._starts_of(topic_id, numbers),
-            files=tuple(self._files.get(number, ()) for number in numbers),
+            ends=tuple(self._ends),
+            starts=tuple(self._starts),
+            files=tuple(self._files_in_order),
         )
+
+    def _update_partitions(self) -> None:
+        topic_id, count = self.topic_id, self._topic.partitions
+        if topic_id is None:
+            return
+        for number in self._changed:
+            if number < count:
+                self._ends[number] = self._end_of(topic_id, number)
+                self._starts[number] = self.offset(start_app_id(topic_id, number))
+                self._files_in_order[number] = self._files.get(number, ())
+            if reason := self._foreign_files_reason(topic_id, number):
+                self._foreign[number] = reason
+            else:
+                self._foreign.pop(number, None)
+        self._changed.clear()
 
     def bounds(self, topic_id: str, numbers: range) -> TableSnapshot | None:
         """Returns the bounds of the partitions, which are valid even if the rest is not."""
@@ -382,23 +425,15 @@ class _Replay:
             version=self.version,
             topic_id=topic_id,
             partitions=len(numbers),
-            ends=self._ends_of(topic_id, numbers),
-            starts=self._starts_of(topic_id, numbers),
+            ends=tuple(self._end_of(topic_id, number) for number in numbers),
+            starts=tuple(self.offset(start_app_id(topic_id, number)) for number in numbers),
             files=((),) * len(numbers),
         )
 
-    def _ends_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
-        """Returns the ends by `txn`, or by statistics if another engine has dropped it."""
-        return tuple(
-            txn.version if (txn := self._end_txn(topic_id, number)) else self._ends.get(number, 0)
-            for number in numbers
-        )
-
-    def _end_txn(self, topic_id: str, number: int) -> Txn | None:
-        return self.txns.get(end_app_id(topic_id, number))
-
-    def _starts_of(self, topic_id: str, numbers: range) -> tuple[int, ...]:
-        return tuple(self.offset(start_app_id(topic_id, number)) for number in numbers)
+    def _end_of(self, topic_id: str, number: int) -> int:
+        """Returns the end by `txn`, or by statistics if another engine has dropped it."""
+        txn = self.txns.get(end_app_id(topic_id, number))
+        return txn.version if txn else self._file_ends.get(number, 0)
 
     def offset(self, app_id: str) -> int:
         txn = self.txns.get(app_id)
@@ -411,17 +446,19 @@ class _Replay:
             return f"its log has actions that sparklog does not know: {sorted(self._unknown)}"
         if self._unusable:
             return next(iter(self._unusable.values()))
-        if self.topic_id is not None:
-            for partition, files in self._files.items():
-                if files and partition >= self._topic.partitions:
-                    count = self._topic.partitions
-                    return f"{files[0].path} is of partition {partition}, and there are {count}"
-                txn, end = self._end_txn(self.topic_id, partition), self._ends.get(partition, 0)
-                if txn and end > txn.version:
-                    return (
-                        f"partition {partition} has rows up to offset {end - 1}, and ends at"
-                        f" {txn.version}: another writer has added rows that are not of the log"
-                    )
+        return next(iter(self._foreign.values()), None)
+
+    def _foreign_files_reason(self, topic_id: str, partition: int) -> str | None:
+        files, count = self._files.get(partition), self._topic.partitions
+        if files and partition >= count:
+            return f"{files[0].path} is of partition {partition}, and there are {count}"
+        txn = self.txns.get(end_app_id(topic_id, partition))
+        end = self._file_ends.get(partition, 0)
+        if txn and end > txn.version:
+            return (
+                f"partition {partition} has rows up to offset {end - 1}, and ends at"
+                f" {txn.version}: another writer has added rows that are not of the log"
+            )
         return None
 
     def compacted(self) -> Actions:

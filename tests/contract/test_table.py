@@ -129,6 +129,26 @@ def test_untouched_partitions_are_shared(table: TopicTable, clock: ManualClock) 
     assert after.files[1] == (*before.files[1], file)
 
 
+def test_a_commit_looks_only_at_its_partitions(
+    table: TopicTable, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit to one partition costs the same however many others there are."""
+    create(table, 50)
+    looked_at: list[int] = []
+
+    def named(topic_id: str, partition: int) -> str:
+        looked_at.append(partition)
+        return end_app_id(topic_id, partition)
+
+    monkeypatch.setattr("sparklog.storage.table.end_app_id", named)
+    file = table_file(clock, 7, 0, 9)
+    txns = {end_app_id(tables.TOPIC_ID, 7): 10, start_app_id(tables.TOPIC_ID, 7): 3}
+    after = table.commit(lambda _: TableChange(adds=(file,), txns=txns))
+    assert set(looked_at) == {7}
+    assert (after.ends[7], after.starts[7], after.files[7]) == (10, 3, (file,))
+    assert after == another(table).refresh()
+
+
 def test_file_in_between_is_sorted_in(table: TopicTable, clock: ManualClock) -> None:
     """A file of lower offsets, as a foreign rewrite leaves it, takes its place in the order."""
     create(table, 1)
@@ -669,6 +689,9 @@ def test_rows_beyond_the_end_are_not_ours(table: TopicTable, store: Store) -> No
     with pytest.raises(errors.ForeignTable, match="offset 4, and ends at 0"):
         table.refresh()
     assert table.bounds(tables.TOPIC_ID, 1).ends == (0,)  # type: ignore[union-attr]
+    put_commit(store, 2, {"remove": {"path": "partition=0/x.parquet", "dataChange": True}})
+    assert table.refresh() == another(table).refresh()
+    assert table.snapshot.files == ((),)
 
 
 METADATA: dict[str, Any] = {

@@ -10,15 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
+from sparklog.broker.log import partitions
+from sparklog.broker.log.partitions import Partition
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import CarriedEntry, WriterLimits
 from sparklog.clock import ManualClock
+from sparklog.formats.flight_messages import AddPartitions
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import Epoch
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
-from sparklog.storage.snapshot import WalKind
+from sparklog.storage.snapshot import Bounds, WalKind
 from sparklog.storage.wal.base import object_path
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
@@ -54,6 +57,21 @@ def checkpoints(rig: Rig) -> int:
     """The number of checkpoints in our epoch."""
     names = paths(rig.store, wal.folder(rig.leadership.broker, rig.leadership.epoch))
     return len([name for name in names if name.startswith("checkpoint")])
+
+
+def bounds_of_all(rig: Rig) -> dict[str, tuple[Bounds, ...]]:
+    """The bounds of all partitions, each looked at now."""
+    return {
+        topic.topic_id: tuple(
+            Bounds(
+                each.start,
+                each.unconfirmed[0].entry.base_offset if each.unconfirmed else each.published,
+                each.end if each.is_end_known else -1,
+            )
+            for each in topic.partitions
+        )
+        for topic in rig.partition_table.topics()
+    }
 
 
 def carry(rig: Rig) -> int:
@@ -456,6 +474,57 @@ def test_a_damaged_entry_is_not_carried(store: MemoryStore, clock: ManualClock) 
     assert "2" in objects(rig)
 
 
+# ------------------------------------------------------------------------------ bounds
+
+
+def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> None:
+    """A checkpoint has the bounds of new, deleted, extended, moved and blocked partitions."""
+    rig = Rig(store, clock)
+    table = rig.partition_table
+    topic, gone = rig.create("t", 2), rig.create("gone")
+    assert table.bounds() == bounds_of_all(rig)
+    rig.append(["a", "b"], partition=1)
+    rig.append(["c"], topic="gone")
+    assert table.bounds() == bounds_of_all(rig)
+    rig.broker.topics.add_partitions(AddPartitions(topic="t", partitions=3))
+    rig.publish()
+    assert table.bounds() == bounds_of_all(rig)
+    rig.wal_cleaner.checkpoint()
+    assert table.bounds() == bounds_of_all(rig)
+    table.advance_start(topic, [0, 1, 0])
+    assert table.bounds()[topic.topic_id][1] == Bounds(1, 2, 2)
+    reason = errors.MissingObject(path="x", reason="it was removed")
+    table.block(topic, topic.partitions[2], reason, end=5, is_end_known=False)
+    assert table.bounds()[topic.topic_id][2] == Bounds(0, 0, -1)
+    assert table.reconnect(topic, topic.partitions[2], 5)
+    assert table.bounds() == bounds_of_all(rig)
+    rig.append(["d"], topic="gone")
+    rig.broker.topics.delete("gone")
+    table.advance_published(gone, [(gone.partitions[0], 1)])  # a commit that was under way
+    assert table.bounds() == bounds_of_all(rig)
+    assert table.bounds().keys() == {topic.topic_id}
+
+
+def test_a_checkpoint_looks_only_at_changed_partitions(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partitions without a change since the last checkpoint cost it nothing."""
+    topic = rig.create("wide", 50)
+    rig.partition_table.bounds()
+    rig.append(["a"], topic="wide", partition=7)
+    rig.append(["b"], topic="wide", partition=7)
+    looked_at: list[Partition] = []
+    bounds_of = partitions._bounds
+
+    def look(partition: Partition) -> Bounds:
+        looked_at.append(partition)
+        return bounds_of(partition)
+
+    monkeypatch.setattr(partitions, "_bounds", look)
+    assert rig.partition_table.bounds() == bounds_of_all(rig)
+    assert looked_at == [topic.partitions[7]]
+
+
 # ------------------------------------------------------------------------------ all together
 
 steps = st.lists(
@@ -566,6 +635,7 @@ class Model:
         return list(enumerate(self.log[partition]))
 
     def check(self) -> None:
+        assert self.rig.partition_table.bounds() == bounds_of_all(self.rig)
         for partition in (0, 1):
             expected = self.expected(partition)
             assert self.rig.read(partition=partition) == expected

@@ -119,7 +119,8 @@ class Confirmer:
         for _ in range(limits.RESTORE_ATTEMPTS):
             # Files that were written again are checked as well: they may be deleted already.
             if not self._missing(topic, table.snapshot, ranges):
-                self._partition_table.advance_confirmed(topic, ends)
+                seen = {number: end for number, (_, end) in ranges.items()}
+                self._partition_table.advance_confirmed(topic, seen)
                 return
             table.refresh()
             table.sync()

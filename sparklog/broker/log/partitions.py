@@ -371,6 +371,8 @@ class PartitionTable:
         """(partition, producer id), the longest silent first, with the topic's id."""
         self._state_changed: dict[Partition, str] = {}
         """Partitions whose state has changed since the last checkpoint, with their topic's id."""
+        self._with_batches: dict[Partition, Topic] = {}
+        """Partitions with Spark batches, which may expire."""
         self.lock = threading.RLock()
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[str, Topic] = {}
@@ -393,6 +395,10 @@ class PartitionTable:
         """Topics with a blocked partition, by id."""
         self._unconfirmed: dict[str, Topic] = {}
         """Topics with entries that are published and not confirmed, by id."""
+        self._bounds: dict[str, tuple[Bounds, ...]] = {}
+        """Bounds of each partition, by topic id, as `bounds` last returned them."""
+        self._bounds_changed: dict[Partition, Topic] = {}
+        """Partitions whose bounds may differ from those."""
         self.unpublished_bytes = 0
         """Memory of the unpublished records and entries, without staged records.
 
@@ -438,14 +444,14 @@ class PartitionTable:
         """Extends `topic` to `len(leader_epochs)` partitions, with the bounds of `snapshot`."""
         with self.lock:
             for number in range(len(topic.partitions), len(leader_epochs)):
-                topic.partitions.append(
-                    Partition(
-                        number,
-                        leader_epoch=leader_epochs[number],
-                        start=snapshot.starts[number],
-                        published=snapshot.ends[number],
-                    )
+                added = Partition(
+                    number,
+                    leader_epoch=leader_epochs[number],
+                    start=snapshot.starts[number],
+                    published=snapshot.ends[number],
                 )
+                topic.partitions.append(added)
+                self._bounds_changed[added] = topic
 
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic. The entries of a deleted topic count as published."""
@@ -456,6 +462,7 @@ class PartitionTable:
             for of_topic in (self._waiting, self._blocked, self._unconfirmed):
                 of_topic.pop(topic.topic_id, None)
             self._commits.pop(topic.topic_id, None)
+            self._bounds.pop(topic.topic_id, None)
             topic.waiting_partitions.clear()
             topic.unconfirmed = 0
             self.removed_counts.add(topic.counts)
@@ -467,6 +474,8 @@ class PartitionTable:
                 for entries in (partition.unpublished, partition.unconfirmed, partition.stranded):
                     entries.clear()
                 self._state_changed.pop(partition, None)
+                self._bounds_changed.pop(partition, None)
+                self._with_batches.pop(partition, None)
                 partition.growth.close()
         for partition in topic.partitions:  # one at a time, because others wait for the lock
             with self.lock:
@@ -512,11 +521,11 @@ class PartitionTable:
                 _record_spark_batch(topic, each.entry)
             topic.waiting_since = -math.inf
 
-    def advance_published(self, topic: Topic, ends: Iterable[int]) -> None:
-        """Records that the table of `topic` holds everything below `ends`, one per partition."""
+    def advance_published(self, topic: Topic, moved: Iterable[tuple[Partition, int]]) -> None:
+        """Records that the table of `topic` holds everything below these ends of partitions."""
         with self.lock:
             self._commits[topic.topic_id] = self._commits.get(topic.topic_id, 0) + 1
-            for partition, end in zip(topic.partitions, ends, strict=False):
+            for partition, end in moved:
                 if partition.blocked is not None:
                     continue
                 partition.published = max(partition.published, end)
@@ -543,15 +552,20 @@ class PartitionTable:
         with self.lock:
             self._add_unconfirmed(topic, partition, entries)
 
-    def advance_confirmed(self, topic: Topic, ends: Iterable[int]) -> None:
-        """Records that the data files below `ends` have been seen; their WAL objects may go."""
+    def advance_confirmed(self, topic: Topic, ends: Mapping[int, int]) -> None:
+        """Records that the data files below these ends of partitions have been seen.
+
+        Their WAL objects may go.
+        """
         with self.lock:
-            for partition, end in zip(topic.partitions, ends, strict=False):
+            for number, end in ends.items():
+                partition = topic.partitions[number]
                 count = bisect_right(partition.unconfirmed, end, key=_end)
                 self._release_unconfirmed(partition.unconfirmed[:count])
                 del partition.unconfirmed[:count]
                 self.unconfirmed_count -= count
                 topic.unconfirmed -= count
+                self._bounds_changed[partition] = topic
             if not topic.unconfirmed:
                 self._unconfirmed.pop(topic.topic_id, None)
 
@@ -585,6 +599,7 @@ class PartitionTable:
                 partition.stranded.append(each)
                 self._unconfirmed_references.add(each)
             self._blocked[topic.topic_id] = topic
+            self._bounds_changed[partition] = topic
             self._update_waiting(topic)
 
     def reconnect(self, topic: Topic, partition: Partition, end: int) -> bool:
@@ -669,12 +684,23 @@ class PartitionTable:
             self._put_last(topic)
 
     def bounds(self) -> dict[str, tuple[Bounds, ...]]:
-        """Returns the bounds of each partition of each topic, by topic id, for a checkpoint."""
+        """Returns the bounds of each partition of each topic, by topic id, for a checkpoint.
+
+        Looks only at the partitions that have changed since the last call.
+        """
         with self.lock:
-            return {
-                topic.topic_id: tuple(map(_bounds, topic.partitions))
-                for topic in self._topics.values()
-            }
+            found: dict[str, list[Bounds]] = {}
+            for partition, topic in self._bounds_changed.items():
+                if self._by_id.get(topic.topic_id) is not topic:
+                    continue  # deleted meanwhile
+                known = found.get(topic.topic_id)
+                if known is None:
+                    known = found[topic.topic_id] = list(self._bounds.get(topic.topic_id, ()))
+                    known += map(_bounds, topic.partitions[len(known) :])
+                known[partition.number] = _bounds(partition)
+            self._bounds_changed.clear()
+            self._bounds |= {topic_id: tuple(each) for topic_id, each in found.items()}
+            return self._bounds.copy()
 
     def advance_start(self, topic: Topic, starts: Iterable[int]) -> None:
         """Records the log starts that a durable version of the table has, one per partition.
@@ -683,12 +709,15 @@ class PartitionTable:
         """
         with self.lock:
             for partition, start in zip(topic.partitions, starts, strict=False):
-                partition.start = max(partition.start, min(start, partition.end))
+                if start > partition.start:
+                    partition.start = max(partition.start, min(start, partition.end))
+                    self._bounds_changed[partition] = topic
 
     def _add_unpublished(self, topic: Topic, partition: Partition, located: Located) -> None:
         if not partition.unpublished:
             topic.waiting_partitions[partition.number] = partition
         partition.unpublished.append(located)
+        self._bounds_changed[partition] = topic
         self._unpublished_references.add(located)
         entry = located.entry
         if entry.batch_id is not None:
@@ -725,6 +754,7 @@ class PartitionTable:
     def _add_unconfirmed(
         self, topic: Topic, partition: Partition, entries: Iterable[Located]
     ) -> None:
+        self._bounds_changed[partition] = topic
         for each in entries:
             partition.unconfirmed.append(each)
             self._unconfirmed_references.add(each)
@@ -809,6 +839,7 @@ class PartitionTable:
             partition.batches.remember(entry, published=partition.published)
             topic.spark_batches.record(entry.batch_id, entry.batch_kind, entry.arrival_us)
             self._state_changed[partition] = topic.topic_id
+            self._with_batches[partition] = topic
 
     def _put_producer(
         self, topic: Topic, partition: Partition, producer_id: int, state: ProducerState
@@ -857,10 +888,12 @@ class PartitionTable:
         now_ms = self._now_ms()
         with self.lock:
             self.expire_producers(now_ms - round(limits.PRODUCER_EXPIRY_SECONDS * 1e3))
+            for partition, topic in list(self._with_batches.items()):
+                if partition.batches.expire(now_us, published=partition.published):
+                    self._state_changed[partition] = topic.topic_id
+                if not partition.batches:
+                    del self._with_batches[partition]
             for topic in self._topics.values():
-                for partition in topic.partitions:
-                    if partition.batches.expire(now_us, published=partition.published):
-                        self._state_changed[partition] = topic.topic_id
                 topic.spark_batches.expire(now_us)
             changed, self._state_changed = self._state_changed, {}
             return StateSnapshot(
@@ -888,6 +921,7 @@ class PartitionTable:
                 for producer_id in list(partition.producers):
                     self._drop_producer(partition, producer_id)
                 partition.batches.restore(each.batches)
+                self._with_batches[partition] = topic
                 for batch in partition.batches:
                     topic.spark_batches.record(batch.batch_id, batch.kind, batch.arrival_us)
                 self._state_changed[partition] = topic.topic_id

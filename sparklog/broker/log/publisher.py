@@ -759,7 +759,12 @@ class Publisher:
                     f" it was {topic.topic_id}, with {len(topic.partitions)}"
                 ),
             )
-        for partition, end in zip(topic.partitions, snapshot.ends, strict=False):
+        moved = [
+            (partition, end)
+            for partition, end in zip(topic.partitions, snapshot.ends, strict=False)
+            if end != partition.published or partition.blocked is not None
+        ]
+        for partition, end in moved:
             if partition.blocked is not None:
                 if self._partition_table.reconnect(topic, partition, end):
                     _log.info(
@@ -782,7 +787,7 @@ class Publisher:
                 )
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
         self.table(topic).sync()
-        self._partition_table.advance_published(topic, snapshot.ends)
+        self._partition_table.advance_published(topic, moved)
         self._partition_table.advance_start(topic, snapshot.starts)
 
 

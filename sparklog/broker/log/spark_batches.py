@@ -113,9 +113,6 @@ class PartitionSparkBatches:
 
     def expire(self, now_us: int, *, published: int) -> bool:
         """Forgets batches that are too old, a bounded number per call. Returns whether it did."""
-        # Most partitions have none, and the caller asks all of them under the lock.
-        if not self:
-            return False
         count = 0
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
         for batches in list(islice(self._numbered.values(), limits.BATCHES_FORGOTTEN)):
@@ -193,6 +190,8 @@ class TopicSparkBatches:
 
     def expire(self, now_us: int) -> None:
         """Forgets keys that are too old, a bounded number per call."""
+        if not self._keys:
+            return  # most topics have none, and the caller asks all of them under the lock
         horizon_us = now_us - round(limits.BATCH_MEMORY_SECONDS * 1e6)
         for query, at_us in list(islice(self._keys.items(), limits.BATCHES_FORGOTTEN)):
             if at_us >= horizon_us:
