@@ -62,6 +62,7 @@ class FileGroup:
 
 def choose(
     snapshot: TableSnapshot,
+    since: TableSnapshot | None = None,
     *,
     compact_files: int = limits.COMPACT_FILES,
     target_bytes: int = limits.COMPACT_TARGET_BYTES,
@@ -78,10 +79,11 @@ def choose(
     file without statistics, which every reader must open, always gets some. `borders`: an offset of
     each partition, where what a key compaction has been through ends. `span_us`: how far times of
     records that come into one file may lie apart, because it leaves as a whole; a partition whose
-    times jump so much that this leaves it many files is merged all the same.
+    times jump so much that this leaves it many files is merged all the same. `since`: an older
+    snapshot that was looked at; partitions whose files are the same are skipped.
     """
     groups: list[FileGroup] = []
-    for partition, files in enumerate(snapshot.files):
+    for partition, files in _changed(snapshot, since):
         border = borders[partition] if borders else 0
         packs = [
             [file] for file in files if not _is_known(file) and file.size_bytes <= target_bytes
@@ -105,6 +107,17 @@ def choose(
             for pack in packs
         ]
     return groups
+
+
+def _changed(
+    snapshot: TableSnapshot, since: TableSnapshot | None
+) -> Iterator[tuple[int, tuple[TableFile, ...]]]:
+    """Yields the partitions whose files are not those of the older snapshot of the same table."""
+    known = since.files if since is not None else ()
+    for partition, files in enumerate(snapshot.files):
+        # Snapshots of one table share the files of partitions that have not changed.
+        if partition >= len(known) or files is not known[partition]:
+            yield partition, files
 
 
 def _is_known(file: TableFile) -> bool:
@@ -377,6 +390,7 @@ def disordered(
     store: Store,
     topic: str,
     snapshot: TableSnapshot,
+    since: TableSnapshot | None = None,
     *,
     in_order: set[str],
     target_bytes: int = limits.COMPACT_TARGET_BYTES,
@@ -387,14 +401,16 @@ def disordered(
     more than `SORT_FILES_BYTES` together.
 
     Args:
+        since: an older snapshot in which there were none; partitions whose files are the same are
+            skipped.
         in_order: paths of files that are examined and need no sorting; updated, and reduced to
             files that the table names.
 
     Raises `CorruptObject` for a file that cannot be looked over.
     """
-    named = {file.path for files in snapshot.files for file in files}
-    in_order &= named
-    for partition, files in enumerate(snapshot.files):
+    if in_order:  # mostly empty: only files of other engines are examined
+        in_order &= {file.path for files in snapshot.files for file in files}
+    for partition, files in _changed(snapshot, since):
         for found in _overlapping(files):
             if all(_has_our_name(file, snapshot) or file.path in in_order for file in found):
                 continue

@@ -76,6 +76,16 @@ def test_enough_files_merge() -> None:
     assert chosen(snapshot_of(*[MIB] * 16)) == [list(range(16))]
 
 
+def test_partitions_that_were_looked_at_are_skipped() -> None:
+    """Only partitions whose files have changed since an earlier snapshot are looked at."""
+    old, new = snapshot_of(*[MIB] * 16), snapshot_of(*[KIB] * 16)
+    files = (*old.files, *new.files)
+    snapshot = dataclasses.replace(old, partitions=2, ends=(160, 160), starts=(0, 0), files=files)
+    assert [group.partition for group in choose(snapshot)] == [0, 1]
+    assert [group.partition for group in choose(snapshot, old)] == [1]
+    assert choose(snapshot, snapshot) == []
+
+
 def test_big_file_is_not_rewritten_for_small_ones() -> None:
     """A large neighbour stays out of a merge of small files."""
     assert chosen(snapshot_of(20 * MIB, *[KIB] * 16)) == [list(range(1, 17))]

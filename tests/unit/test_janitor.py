@@ -752,6 +752,23 @@ def test_unsorted_files_of_another_engine_are_sorted(rig: Rig, clock: ManualCloc
     assert table.refresh().files[0] == (file,)
 
 
+def test_all_unsorted_files_are_sorted_in_turn(rig: Rig) -> None:
+    """After one partition is sorted, the others are looked at again although they are as before."""
+    rig.create("w", 3)
+    for partition in range(3):
+        for number in range(4):
+            rig.append([f"{number}"], topic="w", partition=partition)
+            rig.publish()
+    table = TopicTable(rig.store, "w", clock=rig.clock)
+    for files_of in table.refresh().files:
+        engines.rewrite(table, files_of)
+    for _ in range(3):
+        rig.janitor.tick()
+    snapshot = table.refresh()
+    for number, (file,) in enumerate(snapshot.files):
+        assert file.path.startswith(f"partition={number}/{snapshot.topic_id}-0-3-")
+
+
 # ------------------------------------------------------------------------------ many topics
 
 

@@ -64,7 +64,8 @@ class _TopicMaintenance:
     table: TopicTable
     backoff: RetrySchedule
     due: dict[str, float] = field(default_factory=dict)
-    seen_version: int = -1
+    merged: TableSnapshot | None = None
+    """The last snapshot that was looked at whole for files to merge or sort."""
     seen_keys_version: int = -1
     in_order: set[str] = field(default_factory=set)
     """Files of other engines that were checked and need no sorting."""
@@ -340,9 +341,11 @@ class Janitor:
             snapshot = table.snapshot
         # Merging comes last: a file that cannot be merged then affects only other merges.
         is_settling = now >= state.due.get("settle", 0.0)
-        if (snapshot.version != state.seen_version or is_settling) and self._has_time(snapshot):
+        since = None if is_settling else state.merged
+        if (since is None or since.version != snapshot.version) and self._has_time(snapshot):
             groups = file_compaction.choose(
                 snapshot,
+                since,
                 compact_files=self._settings.compact_files,
                 target_bytes=self._settings.compact_target_bytes,
                 settled_before_us=self._settled_before_us() if is_settling else None,
@@ -355,22 +358,31 @@ class Janitor:
                     return
                 merged = file_compaction.compact(table, group)
                 self._count_merged([merged] if merged is not None else ())
-            state.seen_version = snapshot.version
-            self._sort_files(state, should_stop)
+            state.merged = snapshot
+            self._sort_files(state, since, should_stop)
             if is_settling:
                 state.due["settle"] = now + limits.SETTLE_EVERY_SECONDS
 
-    def _sort_files(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
+    def _sort_files(
+        self,
+        state: _TopicMaintenance,
+        since: TableSnapshot | None,
+        should_stop: Callable[[], bool],
+    ) -> None:
         """Sorts files that another engine has left unsorted once, instead of in every read."""
         table = state.table
         found = file_compaction.disordered(
             table.store,
             table.topic,
             table.snapshot,
+            since,
             in_order=state.in_order,
             target_bytes=self._settings.compact_target_bytes,
         )
-        if found is None or should_stop():
+        if found is None:
+            return
+        state.merged = None  # there may be more
+        if should_stop():
             return
         files = file_compaction.put_in_order(
             table,
