@@ -16,6 +16,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
+from sparklog.doctor import CheckState, check_log
 from sparklog.formats import flight_messages
 from sparklog.settings import JanitorSettings
 from sparklog.storage import log_compaction, maintenance, manifest, retention
@@ -30,8 +31,9 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.memory import Operation
-from sparklog.storage.snapshot import BatchKind, TableFile
+from sparklog.storage.snapshot import BatchKind, TableFile, WalKind
 from sparklog.storage.table import TableChange, TopicTable, data_path
+from sparklog.storage.wal import choice
 from tests.support import engines
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_table
 
@@ -395,6 +397,30 @@ def test_files_of_crashed_puts_are_removed(tmp_path: Path) -> None:
     left = [path.name for path in tmp_path.rglob(".tmp-*")]
     assert left == [".tmp-young"] * 3
     assert rig.read() == [(0, b"a")]
+
+
+def test_the_files_of_killed_probes_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that a killed start has left changes nothing, and is removed when it is old."""
+    clock, store = ManualClock(now_us=time.time_ns() // 1_000), LocalStore(tmp_path)
+    rig = Rig(store, clock, options=RigOptions(janitor=GRACES))
+    rig.create("t")
+    rig.append(["a"])
+    monkeypatch.setattr(choice, "file_system", lambda _root: "ext4")
+    with monkeypatch.context() as killed:
+        killed.setattr(LocalStore, "delete", lambda *_: None)
+        for _ in range(2):
+            assert choice.choose(store, "auto").kind is WalKind.SEGMENTS
+    old, young = (tmp_path / "wal").glob("probe-*")
+    left_s = clock.now_us() / 1e6 - limits.TEMPORARY_KEPT_SECONDS
+    os.utime(old, (left_s, left_s))
+    successor = rig.successor()
+    assert successor.read() == [(0, b"a")]
+    assert check_log(store, "doctor/0").state is CheckState.OK
+    clock.advance(SWEEP)
+    successor.janitor.tick()
+    assert [*(tmp_path / "wal").glob("probe-*")] == [young]
 
 
 # ------------------------------------------------------------------------------ staged files

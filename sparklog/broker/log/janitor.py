@@ -51,6 +51,7 @@ from sparklog.storage.metadata import MetadataStore, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
 from sparklog.storage.table import TopicTable
+from sparklog.storage.wal.choice import sweep_probes
 
 _log = structlog.get_logger("sparklog.janitor")
 _FOLDERS: Final = ("heartbeats", "meta", manifest.FOLDER, "topics", "wal")
@@ -506,7 +507,12 @@ class Janitor:
         try:
             for folder in _FOLDERS:
                 self._store.sweep_temporaries(folder, older_than_us)
+            if self._store.is_local:  # elsewhere no file is tried
+                sweep_probes(self._store, older_than_us)
         except SyncFailed:
             raise
         except Exception as error:
-            _log.warning("cannot sweep the files of crashed puts", reason=str(error) or repr(error))
+            _log.warning(
+                "cannot sweep the files of crashed puts and starts",
+                reason=str(error) or repr(error),
+            )

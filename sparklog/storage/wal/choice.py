@@ -22,6 +22,7 @@ from sparklog.storage.wal.base import FOLDER
 from sparklog.storage.wal.segment_files import FULL, storage_full
 
 AUTO: Final = "auto"
+_PROBE: Final = "probe-"
 _ROUNDS: Final = 3
 _CANNOT: Final = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM)
 """Errors of a file system that cannot do it; others may pass."""
@@ -80,7 +81,7 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
 
     Raises the errors of the store.
     """
-    path = f"{folder}/probe-{secrets.token_hex(8)}"
+    path = f"{folder}/{_PROBE}{secrets.token_hex(8)}"
     store.put_new(path, bytes(BLOCK_BYTES))
     try:
         return _try_appends(files, path)
@@ -96,6 +97,15 @@ def probe(store: Store, files: LogFiles, folder: str) -> str:
         return f"appending to a file failed: {error}"
     finally:
         store.delete([path])
+
+
+def sweep_probes(store: Store, older_than_us: int) -> None:
+    """Removes the files of probes that were killed, if last written before `older_than_us`.
+
+    Raises the errors of the store.
+    """
+    found = [stat for stat in store.list_after(FOLDER) if stat.name.startswith(_PROBE)]
+    store.delete([f"{FOLDER}/{each.name}" for each in found if each.modified_us < older_than_us])
 
 
 def _try_appends(files: LogFiles, path: str) -> str:
