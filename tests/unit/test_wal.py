@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -314,6 +315,23 @@ class Silent(NoFaults):
     def before(self, operation: Operation, path: str, /) -> None:
         if operation == "put_new":
             raise PutUnresolved(path, "no answer")
+
+
+def test_a_refused_put_that_is_needed_is_repeated(store: MemoryStore, clock: ManualClock) -> None:
+    """The first pauses are short, because a store may refuse some puts; none exceeds a bound."""
+    times: list[float] = []
+    tries = 1_100
+
+    class Refusing(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            times.append(clock.monotonic())
+            if len(times) <= tries:
+                raise errors.StorageUnavailable(operation=operation, path=path, reason="busy")
+
+    planned = appender(store.view(Refusing()), clock).plan([records("a")])
+    planned.write(gives_up=lambda: False)
+    pauses = [round(after - before, 3) for before, after in itertools.pairwise(times)]
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6] + [2.0] * (tries - 5)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from sparklog.storage.objects.base import (
     Stat,
     Store,
     SyncFailed,
+    backoff_seconds,
     claim,
     claim_all,
 )
@@ -51,6 +52,7 @@ __all__ = [
     "Stat",
     "Store",
     "SyncFailed",
+    "backoff_seconds",
     "claim",
     "claim_all",
     "in_parallel",

@@ -251,7 +251,7 @@ def claim(
     reason = ""
     for attempt in range(attempts):
         if attempt:
-            clock.sleep(_backoff_seconds(attempt))
+            clock.sleep(backoff_seconds(attempt))
         try:
             store.put_new(path, data)
         except ObjectExists:
@@ -303,10 +303,11 @@ def claim_all(
 _REFUSALS = (errors.StorageFull, errors.StorageUnavailable, errors.RootNotWritable)
 
 
-def _backoff_seconds(attempt: int) -> float:
-    return min(
-        limits.CLAIM_BACKOFF_SECONDS * 2.0 ** (attempt - 1), limits.CLAIM_BACKOFF_MAX_SECONDS
-    )
+def backoff_seconds(attempt: int) -> float:
+    """Returns the pause before the try of a put that follows `attempt` others."""
+    doublings = min(attempt - 1, 16)  # many tries would exceed a float
+    most_seconds = limits.CLAIM_BACKOFF_MAX_SECONDS
+    return min(limits.CLAIM_BACKOFF_SECONDS * 2.0**doublings, most_seconds)
 
 
 def _is_equal(found: pa.Buffer, data: Payload) -> bool:

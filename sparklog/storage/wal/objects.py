@@ -18,6 +18,7 @@ needed and the bounds of each partition; its state is opaque here, and is encode
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import Clock
-from sparklog.storage.objects import ObjectMissing, Store, claim, in_parallel
+from sparklog.storage.objects import ObjectMissing, Store, backoff_seconds, claim, in_parallel
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal.base import (
     CHECKPOINT,
@@ -231,7 +232,7 @@ class ObjectAppender:
     ) -> None:
         """Puts an object until it is known whose it is, or until it surely is not put."""
         doubtful = False
-        while True:
+        for attempt in itertools.count(1):
             try:
                 ours = claim(self._store, path, pieces, clock=self._clock, doubtful=doubtful)
                 break
@@ -244,7 +245,7 @@ class ObjectAppender:
                     raise
                 if self._stopping():
                     raise errors.OutcomeUnknown(what=f"put of {path}", reason=str(error)) from error
-                self._clock.sleep(limits.CLAIM_BACKOFF_MAX_SECONDS)
+                self._clock.sleep(backoff_seconds(attempt))
         if not ours:
             raise errors.BrokerFenced(broker=self._broker, epoch=self._epoch)
 
