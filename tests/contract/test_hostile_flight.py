@@ -183,8 +183,17 @@ def never_ends_messages(address: str) -> None:
 
 def sends_frames_of_nothing(address: str) -> None:
     """Pings and settings without an end, of which no answer is read."""
+    _flood(address, http2.frame(http2.PING, 0, 0, bytes(8)) + http2.settings([]))
+
+
+def renews_windows(address: str) -> None:
+    """Windows that grow by a byte, without an end."""
+    _flood(address, http2.window_update(0, 1))
+
+
+def _flood(address: str, frames: bytes) -> None:
     host, _, port = address.rpartition(":")
-    flood = (http2.frame(http2.PING, 0, 0, bytes(8)) + http2.settings([])) * 1_000
+    flood = frames * 1_000
     end = time.monotonic() + 3.0
     while time.monotonic() < end:
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1) as peer:
@@ -225,6 +234,7 @@ def never_reads(address: str) -> None:
         names_one_value_often,
         never_reads,
         sends_frames_of_nothing,
+        renews_windows,
     ],
     ids=lambda attack: attack.__name__,
 )

@@ -72,12 +72,24 @@ def test_other_protocols_at_the_kafka_port(
 
 
 @pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x10\x00\x12\x00\x00", b"\x16\x03\x01\x02"]
+    ("sent", "begin", "end"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request\r\n", b"sparklog.connect().\n"),
+        (b"POST / HTTP/1.1\r\n\r\n", b"HTTP/1.1 400 Bad Request\r\n", b"sparklog.connect().\n"),
+        (b"\x00\x00\x00\x10\x00\x12\x00\x00", b"", b""),
+        (b"\x16\x03\x01\x02", b"", b""),
+    ],
+    ids=["get", "post", "kafka", "tls"],
 )
-def test_other_protocols_at_the_flight_port(agent: Agent, sent: bytes) -> None:
-    """HTTP/1, Kafka and TLS clients are disconnected at once and logged, without their protocol."""
+def test_other_protocols_at_the_flight_port(
+    agent: Agent, sent: bytes, begin: bytes, end: bytes
+) -> None:
+    """Clients of HTTP/1 get a text, those of Kafka and TLS nothing; all are logged."""
     with capture_logs() as lines:
-        knock(agent.address, sent)
+        answer = knock(agent.address, sent)
+        assert answer.startswith(begin)
+        assert answer.endswith(end)
+        assert bool(answer) == bool(begin)
         wait_until(lambda: any("reason" in line for line in lines), "it is logged")
     (line,) = [each for each in lines if "reason" in each]
     assert "not a Flight client" in line["event"]

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import structlog
 
 from sparklog import errors, limits
+from sparklog.broker import http1
 from sparklog.broker.kafka import apis, messages
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
@@ -26,10 +27,7 @@ from sparklog.formats.flight_messages import WRONG_PORT
 _log = structlog.get_logger("sparklog.kafka")
 _OUR_CLIENT: Final = b"PRI "
 """The first bytes of HTTP/2, as sparklog's clients send them. As a length they exceed any limit."""
-_HTTP: Final = frozenset(
-    method.encode()[: messages.LENGTH_BYTES]
-    for method in ("GET ", "HEAD", "POST", "PUT ", "DELETE", "OPTIONS", "PATCH", "CONNECT", "TRACE")
-)
+_NO_HTTP: Final = b"this is a Kafka port: it does not serve HTTP\n"
 _TLS_HANDSHAKE: Final = b"\x16\x03"
 """The first bytes of a TLS client of any version (RFC 8446, 5.1)."""
 _RequestHeader = tuple[int, int, int]
@@ -235,11 +233,8 @@ class KafkaConnection:
             flight = self._context.broker.cluster().brokers[0].address
             await self._stream.write([f"{WRONG_PORT}{flight}\n".encode()])
             protocol = f"gRPC (HTTP/2); Flight clients connect to {flight}"
-        elif begin in _HTTP:
-            text = b"this is a Kafka port: it does not serve HTTP\n"
-            await self._stream.write(
-                [b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n", text]
-            )
+        elif refusal := http1.refusal(begin, _NO_HTTP):
+            await self._stream.write([refusal])
             protocol = "HTTP"
         elif begin.startswith(_TLS_HANDSHAKE):
             protocol = "TLS; set security.protocol=PLAINTEXT in that client"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final
 import hpack
 
 from sparklog import limits
+from sparklog.broker import http1
 from sparklog.broker.flight.grpc import http2
 from sparklog.broker.flight.grpc.call import FREE_BYTES, PREFIX, PREFIX_BYTES, Call, Method, Refusal
 from sparklog.broker.flight.grpc.status import INTERNAL, OK, UNIMPLEMENTED, GrpcError, PeerGone
@@ -36,6 +37,10 @@ _REMEMBERED_STREAMS: Final = 256
 """The number of ended streams that are remembered, for frames that arrive later."""
 _IDLE_FRAMES: Final = 2_000
 _IDLE_FRAMES_SECONDS: Final = 1.0
+_IDLE_FRAMES_ANSWERED: Final = 3
+"""The frames without data that each frame of a response allows: a ping, and updates of its two
+windows.
+"""
 _DRAIN_MS: Final = 250
 _SMALL_BYTES: Final = 16 * limits.KIB
 _JOINED_PARTS: Final = 512
@@ -118,15 +123,11 @@ class GrpcConnection:
         self._refused: dict[int, Call] = {}
         """Requests that are not gRPC's."""
 
-    def greet(self) -> None:
-        """Sends the server's settings, its first frame."""
-        with self.lock:
-            self._control(_SETTINGS)
-
     def go_away(self, code: int, reason: str = "") -> None:
         """Sends GOAWAY: the client may open no more streams, for that reason."""
-        with self.lock:
-            self._control(http2.goaway(self._last_stream, code, reason))
+        if self.is_http2:
+            with self.lock:
+                self._control(http2.goaway(self._last_stream, code, reason))
 
     # ---------------------------------------------------------------------- reading
 
@@ -163,12 +164,20 @@ class GrpcConnection:
             self._rest = bytes(data[at:])
 
     def _begin_http2(self, data: memoryview) -> int:
-        """Returns the position of the first frame; 0 if the preface is not complete."""
+        """Returns the position of the first frame; 0 if the preface is not complete.
+
+        Sends the server's settings, its first frame. A client of HTTP/1 gets a text instead.
+        """
         size = len(http2.PREFACE)
-        if data[:size] != http2.PREFACE[: len(data)]:
-            raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not HTTP/2")
-        self.is_http2 = len(data) >= size
-        return size if self.is_http2 else 0
+        with self.lock:
+            if data[:size] != http2.PREFACE[: len(data)]:
+                self._control(http1.refusal(data, _NOT_GRPC))
+                raise http2.ProtocolError(http2.PROTOCOL_ERROR, "not HTTP/2")
+            if len(data) < size:
+                return 0
+            self.is_http2 = True
+            self._control(_SETTINGS)
+        return size
 
     def _take_whole(self, data: memoryview, at: int, end: int, stream: int) -> bool:
         """Takes a frame that is one small message, as most are. Returns False for other frames."""
@@ -288,16 +297,15 @@ class GrpcConnection:
             if kind != http2.SETTINGS or flags & http2.ACK:
                 raise http2.ProtocolError(http2.PROTOCOL_ERROR, "no settings come first")
             self._has_settings = True
-        if kind == http2.WINDOW_UPDATE:
-            self._window_update(stream, payload)
-            return
         if kind == http2.HEADERS:
             self._block = bytearray(http2.unpadded(payload, flags))
             self._block_stream, self._block_flags = stream, flags
             self._end_block(flags)
             return
         self._idle_frame()
-        if kind == http2.CONTINUATION:
+        if kind == http2.WINDOW_UPDATE:
+            self._window_update(stream, payload)
+        elif kind == http2.CONTINUATION:
             self._continuation(flags, stream, payload)
         elif kind == http2.SETTINGS and not flags & http2.ACK:
             self._settings(payload)
@@ -326,7 +334,7 @@ class GrpcConnection:
     def _idle_frame(self) -> None:
         """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
 
-        Each frame of a response allows one more: gRPC's clients may send a ping for each.
+        Each frame of a response allows some more: gRPC's clients may answer each.
         """
         self._idle_frames += 1
         if self._idle_frames > _IDLE_FRAMES:
@@ -334,7 +342,9 @@ class GrpcConnection:
             if now - self._idle_since >= _IDLE_FRAMES_SECONDS:
                 self._idle_frames, self._idle_since = 0, now
                 self._answered_before = self._answered_frames
-            elif self._idle_frames > (_IDLE_FRAMES + self._answered_frames - self._answered_before):
+            elif self._idle_frames > _IDLE_FRAMES + _IDLE_FRAMES_ANSWERED * (
+                self._answered_frames - self._answered_before
+            ):
                 raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "too many frames without data")
 
     def _settings(self, payload: memoryview) -> None:
@@ -375,8 +385,6 @@ class GrpcConnection:
                     self._send_on(each)
         else:
             self._check_begun(stream)
-            if not size:
-                self._idle_frame()
             if (call := self.calls.get(stream)) is None:
                 return
             with self.lock:

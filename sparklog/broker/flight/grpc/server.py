@@ -276,7 +276,6 @@ class Server:
             sock.close()
             return
         self._connections.add(connection)
-        connection.greet()
 
     def log_limited(self, event: str, **facts: object) -> None:
         """Logs a warning, at most one per second: clients cause them."""

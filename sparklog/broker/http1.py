@@ -1,0 +1,30 @@
+"""The answer to clients of HTTP/1 at a port that does not serve them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+BEGIN_BYTES: Final = 4
+"""The number of first bytes that show a client of HTTP/1."""
+_METHODS: Final = frozenset(
+    method[:BEGIN_BYTES]
+    for method in (
+        b"GET ",
+        b"HEAD",
+        b"POST",
+        b"PUT ",
+        b"DELETE",
+        b"OPTIONS",
+        b"PATCH",
+        b"CONNECT",
+        b"TRACE",
+    )
+)
+
+
+def refusal(begin: bytes | memoryview, text: bytes) -> bytes:
+    """Returns a response with that text; empty if the first bytes are not those of HTTP/1."""
+    if bytes(begin[:BEGIN_BYTES]) not in _METHODS:
+        return b""
+    head = b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+    return head + text
