@@ -319,6 +319,8 @@ class Agent:
             raise self.failure
         self._measure(broker, groups, self._flight)
         self._start_metrics(patience_seconds=patience_seconds)
+        for number in range(self._writer.leaders):
+            self._start_thread(f"flush-{number}", self._writer.lead_flushes)
         self._start_thread("publisher", self._publish_loop)
         self._start_thread("wal-cleaner", self._wal_loop)
         self._groups = groups

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
 import socket
 import threading
 import time
@@ -26,9 +27,17 @@ from sparklog.broker.groups.messages import GroupError
 from sparklog.broker.kafka.apis import offset_fetch
 from sparklog.broker.kafka.registry import WorkerPool
 from sparklog.clock import SystemClock
-from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, LogSettings
-from sparklog.storage.objects import DelayedStore, MemoryStore
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    KafkaSettings,
+    LogSettings,
+    WriterSettings,
+)
+from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
+from sparklog.storage.objects.memory import Operation
 from tests.support.batches import Record, built
+from tests.support.brokers import rows_of_root
 from tests.support.kafkarequests import (
     AT_MS,
     batch,
@@ -38,6 +47,7 @@ from tests.support.kafkarequests import (
     produce_fields,
 )
 from tests.support.kafkas import Frames, broker, frames
+from tests.support.landing import OURS, Landing
 from tests.support.waiting import wait_until
 
 FETCH = 1
@@ -599,6 +609,107 @@ def test_many_producers_begin_at_once(tmp_path: Path) -> None:
         assert len(set(found)) == 1_000
         assert agent._meta.current.version - before <= 2
     assert seconds < 3
+
+
+# ------------------------------------------------------------------------------ object stores
+
+
+def test_requests_share_several_puts() -> None:
+    """On an object store a connection's requests are in several puts; replies are in order."""
+    landing, count = Landing(), 6
+    landing.allow(0)
+    store = MemoryStore(SystemClock()).view(landing)
+    settings = BrokerSettings(
+        root=store.uri,
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        writer=WriterSettings(flush_max_bytes=limits.KIB),
+        log=LogSettings(level="error"),
+    )
+    wanted = [(0, 9, produce_fields("t", 0, batch([bytes(limits.KIB)])))] * count
+    with ExitStack() as ending:
+        agent = ending.enter_context(Agent(settings, store=store))
+        ending.callback(landing.allow_all)
+        client = ending.enter_context(frames(agent))
+        client.ask(19, 5, create_fields("t"))
+        pool = ending.enter_context(ThreadPoolExecutor(1))
+        replies = pool.submit(client.ask_all, wanted)
+        first = range(1, 1 + limits.FLUSHES_AT_ONCE_REMOTE)
+        landing.wait_for(0, *first)
+        for sequence in reversed(first):
+            landing.allow(sequence)
+        landing.allow_all()
+        found = [each.responses[0].partition_responses[0] for each in replies.result(SECONDS)]
+    assert [each.error_code for each in found] == [ErrorCode.none] * count
+    assert [each.base_offset for each in found] == list(range(count))
+
+
+class Unsteady(NoFaults):
+    """While it is on, puts of the log take a different time each, and every third is refused."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.most_at_once = 0
+        self._chance = random.Random(1)
+        self._count = self._under_way = 0
+        self._lock = threading.Lock()
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if not self.is_on or operation != "put_new" or not path.startswith(OURS):
+            return
+        with self._lock:
+            self._count += 1
+            is_refused = not self._count % 3
+            self._under_way += 1
+            self.most_at_once = max(self.most_at_once, self._under_way)
+            seconds = self._chance.choice([0.01, 0.05, 0.1])
+        time.sleep(seconds)
+        with self._lock:
+            self._under_way -= 1
+        if is_refused:
+            raise errors.StorageUnavailable(operation="put", path=path, reason="injected")
+
+
+def test_an_unsteady_store_reorders_nothing() -> None:
+    """Beside slow and refused puts, idempotent producers' records are acked once, in order."""
+    faults, clock, each, producers = Unsteady(), SystemClock(), 40, 4
+    plain = MemoryStore(clock)
+    settings = BrokerSettings(
+        root=plain.uri,
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        log=LogSettings(level="error"),
+    )
+    acked: list[tuple[int, int, bytes]] = []
+
+    def note(error: Any, message: Any) -> None:
+        assert error is None
+        acked.append((message.partition(), message.offset(), message.value()))
+
+    def produce_all(number: int) -> None:
+        given = {"bootstrap.servers": agent.kafka_address, "batch.num.messages": 4, "linger.ms": 0}
+        producer = confluent_kafka.Producer({**given, "enable.idempotence": True})
+        for count in range(each):
+            producer.produce("t", b"%d:%d" % (number, count), partition=number % 2, callback=note)
+        assert producer.flush(SECONDS) == 0
+
+    with Agent(settings, store=plain.view(faults)) as agent:
+        with frames(agent) as client:
+            client.ask(19, 5, create_fields("t", 2))
+        faults.is_on = True
+        with ThreadPoolExecutor(producers) as pool:
+            list(pool.map(produce_all, range(producers)))
+        faults.is_on = False
+        stored = {number: rows_of_root(plain, clock, partition=number) for number in range(2)}
+    assert faults.most_at_once > 1
+    for partition, rows in stored.items():
+        assert rows == sorted((offset, value) for at, offset, value in acked if at == partition)
+        assert [offset for offset, _ in rows] == list(range(each * producers // 2))
+        for number in range(partition, producers, 2):
+            values = [value for _, value in rows if value and value.startswith(b"%d:" % number)]
+            assert values == [b"%d:%d" % (number, count) for count in range(each)]
 
 
 # ------------------------------------------------------------------------------ as Kafka answers

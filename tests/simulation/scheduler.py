@@ -381,6 +381,9 @@ class _Condition:
             self.wait(deadline - self._scheduler.now)
         return predicate()
 
+    def notify(self) -> None:
+        self.notify_all()  # a condition may wake more than it was asked to
+
     def notify_all(self) -> None:
         self._notified += 1
 

@@ -30,10 +30,10 @@ from sparklog.storage.objects import (
 )
 from sparklog.storage.objects.memory import Operation
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
+from tests.support.landing import OURS, Landing
 
 pytestmark = pytest.mark.rig(topics={"t": 2})
 
-OURS = "wal/1/0000000001"
 UNAVAILABLE = errors.StorageUnavailable(operation="put", path="?", reason="down")
 
 
@@ -1030,45 +1030,6 @@ def test_a_result_has_the_offsets_of_an_append(rig: Rig) -> None:
 # ------------------------------------------------------------------------------ several flushes
 
 
-class Landing(NoFaults):
-    """Puts of the log that take effect when a test says so, in any order."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.arrived: list[int] = []
-        """Sequences whose put was issued; each try counts."""
-        self._allowed: dict[int, BaseException | None] = {}
-
-    def before(self, operation: Operation, path: str, /) -> None:
-        if operation != "put_new" or not path.startswith(OURS):
-            return
-        sequence = int(path.rpartition("/")[2])
-        with self.changed:
-            self.arrived.append(sequence)
-            self.changed.notify_all()
-            assert self.changed.wait_for(lambda: sequence in self._allowed, 10)
-            error = self._allowed[sequence]
-            if error is not None:
-                del self._allowed[sequence]  # the next try waits again
-                raise error
-
-    def allow(self, sequence: int, error: BaseException | None = None) -> None:
-        """Lets the put of that sequence take effect, or fail."""
-        with self.changed:
-            self._allowed[sequence] = error
-            self.changed.notify_all()
-
-    def wait_for_count(self, count: int) -> None:
-        """Waits until so many puts were issued."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.arrived) >= count, 10)
-
-    def wait_for(self, *sequences: int) -> None:
-        """Waits until these puts, and no others, were issued, in any order."""
-        self.wait_for_count(len(sequences))
-        assert sorted(self.arrived) == list(sequences)
-
-
 class Flushes:
     """A broker with several flushes of one append under way, each in a thread of its own."""
 
@@ -1077,6 +1038,8 @@ class Flushes:
             store, clock, flush_max_entries=1, flushes_at_once=4, flush_interval_seconds=0.0
         )
         self.landing = Landing()
+        self.pending: list[PendingAppend] = []
+        """Appends of `begin`."""
         faulty(self.rig, self.landing)
         self.pool = ThreadPoolExecutor(8)
 
@@ -1086,6 +1049,7 @@ class Flushes:
         for value in values:
             count = len(landing.arrived) + puts
             pending = self.rig.submit([value], **where)
+            self.pending.append(pending)
             found.append(self.pool.submit(self._wait, pending))
             landing.wait_for_count(count)
         return found
@@ -1099,9 +1063,53 @@ def flushes(store: MemoryStore, clock: ManualClock) -> Iterator[Flushes]:
     """A broker whose puts of the log land when a test says so."""
     found = Flushes(store, clock)
     yield found
-    for sequence in range(1, 20):
-        found.landing.allow(sequence)
+    found.landing.allow_all()
     found.pool.shutdown()
+
+
+def test_threads_lead_flushes_for_a_caller_that_waits_for_one(flushes: Flushes) -> None:
+    """Later appends are on their way while the only thread that waits does so for the first."""
+    writer = flushes.rig.writer
+    leading = [flushes.pool.submit(writer.lead_flushes) for _ in range(writer.leaders)]
+    pending = [flushes.rig.submit([value]) for value in "abcde"]
+    flushes.landing.wait_for(1, 2, 3, 4)
+    first = flushes.pool.submit(flushes.rig.broker.wait, pending[0])
+    for sequence in (4, 3, 2):
+        flushes.landing.allow(sequence)
+    time.sleep(0.002)
+    assert not any(each.done for each in pending)
+    flushes.landing.allow(1)
+    flushes.landing.allow(5)
+    assert first.result(10)[0].base_offset == 0
+    assert [flushes.rig.broker.wait(each)[0].base_offset for each in pending] == [0, 1, 2, 3, 4]
+    writer.close(errors.BrokerClosing(broker=1))
+    for each in leading:
+        each.result(10)
+
+
+def test_a_caller_leads_no_flush_behind_its_own(flushes: Flushes) -> None:
+    """A thread whose append is under way does not begin a flush that ends later."""
+    (first,) = flushes.begin("a")
+    pending = flushes.rig.submit(["b"])
+    flushes.landing.wait_for(1)
+    again = flushes.pool.submit(flushes.rig.broker.wait, flushes.pending[0])
+    time.sleep(0.005)
+    flushes.landing.wait_for(1)
+    flushes.landing.allow(1)
+    assert again.result(10) == [first.result(10)]
+    flushes.landing.allow(2)
+    assert flushes.rig.broker.wait(pending)[0].base_offset == 1
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_leading_ends_with_the_writer(flushes: Flushes, *, is_closed: bool) -> None:
+    """The threads that lead flushes return when the writer is closed, or fails."""
+    writer = flushes.rig.writer
+    leading = [flushes.pool.submit(writer.lead_flushes) for _ in range(writer.leaders)]
+    ended = errors.BrokerClosing(broker=1)
+    (writer.close if is_closed else writer.fail)(ended)
+    for each in leading:
+        each.result(10)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])), ids=str)

@@ -7,10 +7,12 @@ append leads one itself, so a lone producer pays no hand-over between threads, a
 - Offsets are assigned in the order of the queue.
 - A flush is applied only after its object is durable. So a refused flush has no effect, and its
   appends may be sent again.
-- On an object store several flushes are under way at the same time. Each is judged on the state
-  that those before it leave, and is applied and answered after them, in order. Once a flush was
-  planned, the one before it is not refused any more: it is put until it is durable or fenced. If
-  it is fenced, so are all after it, whatever became of their objects.
+- On an object store several flushes are under way at the same time. Threads of the broker lead them
+  beside those that wait, because a listener may have one thread that waits for all its clients.
+- Each of these flushes is judged on the state that those before it leave, and is applied and
+  answered after them, in order. Once a flush was planned, the one before it is not refused any
+  more: it is put until it is durable or fenced. If it is fenced, so are all after it, whatever
+  became of their objects.
 - A fenced put, or a failed local fsync, ends the writer for good.
 """
 
@@ -149,7 +151,17 @@ class WouldBlock(Exception):
 class PendingAppend:
     """Appends that become durable together or not at all, and their results."""
 
-    __slots__ = ("appends", "bytes", "done", "error", "gate", "is_staged", "results", "waiting")
+    __slots__ = (
+        "appends",
+        "bytes",
+        "done",
+        "error",
+        "gate",
+        "is_queued",
+        "is_staged",
+        "results",
+        "waiting",
+    )
 
     def __init__(self, appends: Sequence[Append | CarriedEntry | EmptyObject]) -> None:
         self.appends = appends
@@ -157,6 +169,8 @@ class PendingAppend:
         self.is_staged = any(isinstance(each, Append) and each.staged for each in appends)
         self.results: list[AppendResult] = []
         self.error: BaseException | None = None
+        self.is_queued = True
+        """False once a flush has taken it."""
         self.done = False
         self.waiting = False
         self.gate = threading.Lock()
@@ -474,6 +488,8 @@ class Writer:
         self._at_once = bounds.flushes_at_once if self._planner is not None else 1
         self._landed = threading.Condition(self._mutex)
         """Notified when a flush is done, if several may be under way."""
+        self._due = threading.Condition(self._mutex)
+        """Notified when a flush may begin, for the threads in `lead_flushes`."""
         self._leading = False
         """True while a thread chooses the next flush."""
         self._planning = False
@@ -710,6 +726,7 @@ class Writer:
                 if full is None:
                     self._queue.append(pending)
                     self._queued_bytes += pending.bytes
+                    self._notify_due()
                     return pending
                 # If all callers with queued appends wait here too, one of them must lead a flush.
                 leads = timeout_seconds > 0 and self._takes_lead()
@@ -743,10 +760,35 @@ class Writer:
 
     def _takes_lead(self) -> bool:
         """Makes the caller, which holds the mutex, the leader of the next flush, if one is due."""
-        if self._leading or self._under_way >= self._at_once or not self._queue:
+        if not self._is_due():
             return False
         self._leading = True
         return True
+
+    def _is_due(self) -> bool:
+        return not self._leading and self._under_way < self._at_once and bool(self._queue)
+
+    def _notify_due(self) -> None:
+        if self._is_due():
+            self._due.notify()
+
+    @property
+    def leaders(self) -> int:
+        """The number of threads to run `lead_flushes`; 0 if the waiting threads lead all flushes.
+
+        With several flushes under way a hand-over between threads costs little beside a put.
+        """
+        return self._at_once if self._at_once > 1 else 0
+
+    def lead_flushes(self) -> None:
+        """Leads flushes whenever one may begin, until the writer has ended."""
+        while True:
+            with self._mutex:
+                while not self._takes_lead():
+                    if self.failure is not None or (self._closed is not None and not self._queue):
+                        return
+                    self._due.wait()
+            self._lead()
 
     def notify_published(self) -> None:
         """Wakes the threads that wait for space, after the publisher freed some."""
@@ -760,7 +802,8 @@ class Writer:
                 if pending.done:
                     break
                 pending.waiting = True
-                leads = self._takes_lead()
+                # To lead a later flush would delay the answer.
+                leads = pending.is_queued and self._takes_lead()
             if leads:
                 self._lead()
             else:
@@ -810,6 +853,7 @@ class Writer:
             if is_leading:
                 self._leading = False
             self._not_full.notify_all()
+            self._notify_due()
             if self._under_way < self._at_once:
                 for pending in self._queue:
                     if pending.waiting:
@@ -980,6 +1024,7 @@ class Writer:
                     size > self._bounds.flush_max_bytes or entries > self._bounds.flush_max_entries
                 ):
                     break
+                pending.is_queued = False
                 taken.append(self._queue.popleft())
                 self._queued_bytes -= pending.bytes
             self._not_full.notify_all()
@@ -1018,6 +1063,7 @@ class Writer:
         with self._not_full:
             self._closed = self._closed or error
             self._not_full.notify_all()
+            self._due.notify_all()
         while True:
             with self._not_full:
                 leads = self._takes_lead()
@@ -1036,6 +1082,7 @@ class Writer:
             pending_appends, self._queue = list(self._queue), deque()
             self._queued_bytes = 0
             self._not_full.notify_all()
+            self._due.notify_all()
         self._answer(pending_appends, self.failure)
 
     def _check_running(self) -> None:
