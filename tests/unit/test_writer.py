@@ -31,6 +31,7 @@ from sparklog.storage.objects import (
 from sparklog.storage.objects.memory import Operation
 from tests.support.brokers import Rig, RigOptions, paths, payload, rows_of_root
 from tests.support.landing import OURS, Landing
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.rig(topics={"t": 2})
 
@@ -1218,6 +1219,25 @@ def test_a_duplicate_of_a_flush_under_way_waits_for_it(flushes: Flushes) -> None
     assert [each.result(10).base_offset for each in (first, again, later)] == [0, 0, 1]
     assert again.result().duplicate
     assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"b")]
+
+
+@pytest.mark.parametrize("later", [(7, 0, 0), (7, 0, 9)], ids=["duplicate", "refused"])
+def test_a_flush_without_an_object_fails_with_the_one_before_it(
+    flushes: Flushes, later: tuple[int, int, int]
+) -> None:
+    """A put that only duplicates and refused appends wait for may be refused, and they with it."""
+    (first,) = flushes.begin("a", producer_sequence=(7, 0, 0))
+    pending = flushes.rig.submit(["a"], producer_sequence=later)
+    again = flushes.pool.submit(flushes.rig.broker.wait, pending)
+    wait_until(lambda: flushes.rig.writer._under_way == 2, "the second flush is planned")
+    flushes.landing.allow(1, UNAVAILABLE)
+    for each in (first, again):
+        with pytest.raises(errors.StorageUnavailable):
+            each.result(10)
+    (third,) = flushes.begin("b", producer_sequence=(7, 0, 0))
+    flushes.landing.allow(1)
+    assert third.result(10).base_offset == 0
+    assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"b")]
 
 
 def test_closing_waits_for_all_flushes(flushes: Flushes) -> None:

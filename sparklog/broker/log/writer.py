@@ -955,10 +955,14 @@ class Writer:
     def _gives_up(self, flush: _Flush) -> bool:
         """Returns whether a flush that surely was not put may be refused.
 
-        It may not once another flush was judged on its state. If it may, its sequence is free.
+        It may not once an object was planned on its state. If it may, its sequence is free. Flushes
+        of nothing but duplicates and refused appends have no object; they fail with it.
         """
         with self._mutex:
-            if self._planning or self._last is not flush:
+            last = self._last
+            while last is not None and last is not flush and not last.entries:
+                last = last.previous
+            if self._planning or last is not flush:
                 return False
             assert self._planner is not None
             assert flush.planned is not None
