@@ -105,7 +105,9 @@ class Pace:
             },
             publisher={
                 "commit_bytes": commit_bytes,
-                "file_bytes": chance.choice([1_000, 1_000_000]),
+                # Some files in a commit, not hundreds: those are older than half the grace of
+                # orphans, which is as short here as the commit, before all of them are written.
+                "file_bytes": max(chance.choice([1_000, 1_000_000]), commit_bytes // 50),
             },
             flush_max_entries=chance.choice([1, 6, 4_096]),
             flush_interval_seconds=0.0,

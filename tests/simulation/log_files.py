@@ -74,7 +74,7 @@ class SimulatedFile(MemoryFile):
             try:
                 store.hooks.between("append", self._path)
             except OSError:
-                found.lost.append((len(before), len(before) + len(given)))
+                self._lose(len(before))
                 raise
             if durable:
                 self._make_durable()

@@ -72,8 +72,17 @@ def _remove_all(appender: SegmentAppender, checkpoint: Checkpoint) -> list[str]:
     return [f"{base}/{name}" for name in segments] if checkpoint.sequence >= 0 else []
 
 
-def _always(answer: Any) -> Callable[..., Any]:
-    return lambda *_, **__: answer
+def _from_cache(follower: SegmentFollower, segment: Segment, window: frames.Window) -> frames.Event:
+    """Takes the newest frame as it is."""
+    return segment.event(window, follower._place, follower.next_sequence)
+
+
+def _synced_in_cache(
+    follower: SegmentFollower, segment: Segment, window: frames.Window
+) -> frames.Event:
+    """Trusts a sync although another one may have failed before."""
+    segment.file.sync()
+    return segment.event(window, follower._place, follower.next_sequence)
 
 
 _header: Final = frames.Window.header
@@ -106,8 +115,15 @@ MUTATIONS = (
     ),
     Mutation(
         name="segments: readers do not sync",
-        patches=((SegmentFollower, "_held_back", _always(0)),),
+        patches=((SegmentFollower, "_from_disk", _from_cache),),
         rates=Rates(power_cut=0.01, stall=0.02),
+        aim="append",
+        profile=(*_LOCAL, ("readers", 2), ("brokers", 2), ("steps", 1_500)),
+    ),
+    Mutation(
+        name="segments: readers do not read the disk",
+        patches=((SegmentFollower, "_from_disk", _synced_in_cache),),
+        rates=Rates(sync_failed=0.01, stall=0.02),
         aim="append",
         profile=(*_LOCAL, ("readers", 2), ("brokers", 2), ("steps", 1_500)),
     ),

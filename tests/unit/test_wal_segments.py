@@ -420,6 +420,48 @@ def test_a_failed_sync_ends_the_appender(store: MemoryStore, clock: ManualClock)
     assert values_of(store, log.follower(1, 1).poll()) == ["a"]
 
 
+@pytest.mark.parametrize("is_open", [False, True])
+def test_a_reader_returns_no_flush_whose_sync_failed(
+    store: MemoryStore, clock: ManualClock, *, is_open: bool
+) -> None:
+    """It is visible, and later syncs succeed, but no fencer will find it."""
+    faulty = store.view(ScriptedFaults(_failing(errno.EIO, "between", 2)))
+    ours = log_of(faulty, clock).appender(1, 1)
+    ours.append([records("a")])
+    log = log_of(store, clock)
+    reader = log.follower(1, 1)
+    assert not is_open or values_of(store, reader.poll()) == ["a"]
+    with pytest.raises(SyncFailed):
+        ours.append([records("b")])
+    if is_open:  # each descriptor that was open reports it
+        with pytest.raises(SyncFailed):
+            reader.poll()
+        reader = log.follower(1, 1)
+    assert values_of(store, reader.poll()) == ["a"]
+    successor = log.follower(1, 1)
+    assert values_of(store, successor.fence()) == ["a"]
+    assert [each.is_fence for each in reader.poll()] == [True]
+
+
+def test_a_reader_whose_sync_fails_ends_the_appender(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Bytes that are appended meanwhile may be lost, and the appender's own sync reports it."""
+    failing = Fault(operation="sync", error=OSError(errno.EIO, "injected"))
+
+    class Reading(NoFaults):
+        def between(self, operation: Operation, _path: str) -> None:
+            if operation == "append":
+                reader = log_of(store.view(ScriptedFaults(failing)), clock).follower(1, 1)
+                with pytest.raises(SyncFailed):
+                    reader.poll()
+
+    ours = log_of(store.view(Reading()), clock).appender(1, 1)
+    with pytest.raises(SyncFailed):
+        ours.append([records("a")])
+    assert sequences(log_of(store, clock).follower(1, 1).fence()) == []
+
+
 def test_a_failed_sync_of_parts_ends_the_appender(store: MemoryStore, clock: ManualClock) -> None:
     """A large flush is acked only after the sync of all its parts."""
     failing = Fault(operation="sync", error=OSError(errno.EIO, "injected"))

@@ -103,8 +103,8 @@ class LogFile(Protocol):
         """
         ...
 
-    def drop_cached(self) -> None:
-        """Asks the system to read durable pages from the disk again.
+    def drop_cached(self, start: int = 0, length: int = 0) -> None:
+        """Asks the system to read durable pages from the disk again; a length of 0: all to the end.
 
         Without it, pages that a failed sync has lost may still be visible. Not durable pages stay.
         """

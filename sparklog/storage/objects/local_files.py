@@ -145,10 +145,10 @@ class LocalFile:
             raise SyncFailed(self._path, f"flush of its bytes: {error}") from error
         return True
 
-    def drop_cached(self) -> None:
+    def drop_cached(self, start: int = 0, length: int = 0) -> None:
         if hasattr(os, "posix_fadvise"):
             with contextlib.suppress(OSError):  # advice that some file systems do not take
-                os.posix_fadvise(self._read, 0, 0, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._read, start, length, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, end: int) -> None:
         start = self.size_bytes()

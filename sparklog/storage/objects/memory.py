@@ -151,13 +151,14 @@ class MemoryObject:
     flushed: bool = True
     """True if its bytes are durable; otherwise a power cut may leave it empty."""
     replaced: MemoryObject | None = None
+    """The durable object that a power cut restores."""
     number: int = field(default_factory=itertools.count().__next__)
     """Its identity, as the number of an inode."""
     durable_bytes: bytes | None = None
     """The durable content of a file that has grown since the last power cut; None: all."""
+    failed_syncs: int = 0
     lost: list[tuple[int, int]] = field(default_factory=list)
     """Ranges of bytes that a failed sync has lost, and that are still visible."""
-    """The durable object that a power cut restores."""
 
     def make_durable(self) -> None:
         self.durable, self.replaced = True, None

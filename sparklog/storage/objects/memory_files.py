@@ -2,7 +2,9 @@
 
 An append is visible at once, and durable after a sync. Hooks run as in `memory`: operation `append`
 before its effect, between visible and durable, and after; `sync` before and after. An OSError of
-`between` is a failed sync: its bytes stay visible until `drop_cached`, and no sync saves them.
+`between` is a failed sync: its bytes stay visible until `drop_cached`, and no sync saves them. As
+on Linux, the next sync through each descriptor that was open fails too, and those of later ones do
+not.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ class MemoryFile:
         self._path = path
         self._object = found
         self._access = access
+        self._failed_syncs = found.failed_syncs
+        """Those that this descriptor has reported, or that were before it."""
         self.identity = FileId(0, found.number)
 
     def size_bytes(self) -> int:
@@ -90,7 +94,7 @@ class MemoryFile:
         try:
             faults.between("append", self._path)
         except OSError:
-            found.lost.append((len(before), len(before) + len(given)))
+            self._lose(len(before))
             raise
         if durable:
             self._make_durable()
@@ -102,22 +106,44 @@ class MemoryFile:
             return False
         faults = self._files.faults
         try:
-            faults.before("sync", self._path)
+            try:
+                faults.before("sync", self._path)
+            except OSError:
+                durable = self._object.durable_bytes
+                if durable is not None:
+                    self._lose(len(durable))
+                raise
+            self._make_durable()
         except OSError as error:
-            durable = self._object.durable_bytes
-            if durable is not None:
-                self._object.lost.append((len(durable), self._object.data.size))
             raise SyncFailed(self._path, str(error)) from error
-        self._make_durable()
         faults.after("sync", self._path)
         return True
 
-    def _make_durable(self) -> None:
-        self._object.durable_bytes = _zeroed(self._object)
+    def _lose(self, start: int) -> None:
+        """Has a sync fail for the bytes from `start` on; this descriptor has reported it then."""
+        self._object.lost.append((start, self._object.data.size))
+        self._object.failed_syncs += 1
+        self._failed_syncs = self._object.failed_syncs
 
-    def drop_cached(self) -> None:
-        self._object.data = pa.py_buffer(_zeroed(self._object))
-        self._object.lost.clear()
+    def _make_durable(self) -> None:
+        """Makes all bytes durable that are not lost. Raises OSError if a sync has failed since the last."""
+        self._object.durable_bytes = _zeroed(self._object)
+        if self._failed_syncs != self._object.failed_syncs:
+            self._failed_syncs = self._object.failed_syncs
+            raise OSError(errno.EIO, os.strerror(errno.EIO), self._path)
+
+    def drop_cached(self, start: int = 0, length: int = 0) -> None:
+        found = self._object
+        end = start + length if length else found.data.size
+        content, kept = bytearray(found.data.to_pybytes()), []
+        for first, last in found.lost:
+            low, high = max(first, start), min(last, end)
+            if low >= high:
+                kept.append((first, last))
+                continue
+            content[low:high] = bytes(high - low)
+            kept += [(first, low)] * (first < low) + [(high, last)] * (high < last)
+        found.data, found.lost = pa.py_buffer(bytes(content)), kept
 
     def allocate(self, end: int) -> None:
         room = self._files.space_bytes

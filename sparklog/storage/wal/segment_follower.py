@@ -36,8 +36,8 @@ class SegmentFollower:
         """The bytes of the segment that were visible when this poll came to it."""
         self._ready: list[WalObject] = []
         """Flushes that were read and not returned yet, so that a failing poll loses none."""
-        self._doubtful: dict[int, Segment] = {}
-        """By ordinal: segments with something that was read and may not be durable."""
+        self._cannot_sync = False
+        """True if this process cannot sync the segments."""
         self._failure: SyncFailed | None = None
         """Set once: no later sync can be trusted."""
 
@@ -50,32 +50,18 @@ class SegmentFollower:
             except errors.Corrupt:
                 if not self._ready:
                     raise
-        held = self._held_back()
+        held = self._unconfirmed() if self._cannot_sync else 0
         found, self._ready = self._ready[: len(self._ready) - held], self._ready[-held:]
         if not held:
             self._ready = []
         return found
 
-    def _held_back(self) -> int:
-        """Makes the flushes durable that were read. Returns how many of the newest may not be.
-
-        Only if this process cannot sync the file, the newest flush is not, and a fence after it:
-        each flush is written after the one before it was durable.
-        """
-        for ordinal, segment in list(self._doubtful.items()):
-            try:
-                if not segment.file.sync():
-                    return self._unconfirmed()
-            except SyncFailed as error:
-                self._failure = error
-                raise
-            del self._doubtful[ordinal]
-            if segment is not self._segment:
-                segment.file.close()
-        return 0
-
     def _unconfirmed(self) -> int:
-        """Returns how many of the newest flushes no heartbeat of the broker confirms."""
+        """Returns how many of the newest flushes no heartbeat of the broker confirms.
+
+        Only the newest flush may not be durable, and a fence after it: each flush is written after
+        the one before it was durable.
+        """
         newest = self._ready[-1:] + self._ready[-2:-1] * self.fenced
         if not newest:
             return 0
@@ -131,16 +117,17 @@ class SegmentFollower:
         event = segment.event(self._window, self._place, self.next_sequence)
         if isinstance(event, frames.Nothing) and event.unfinished is not None:
             event = self._vouched_by_next(segment, event.unfinished) or event
+        if isinstance(event, frames.Fence) or (
+            isinstance(event, frames.Frame) and not event.is_vouched
+        ):
+            event = self._from_disk(segment, self._window)
         if isinstance(event, frames.Nothing):
             return False
         if isinstance(event, frames.Fence):
             if self._jump_to_checkpoint():
                 return True  # created by a fencer for an epoch whose first segments are gone
-            self._doubtful[segment.ordinal] = segment
             self._add_fence(event)
             return False
-        if not event.is_vouched:
-            self._doubtful[segment.ordinal] = segment
         self._ready.append(self._epoch.wal_object(segment.ordinal, event))
         self.next_sequence += 1
         header = event.header
@@ -150,6 +137,24 @@ class SegmentFollower:
             self._place = Place(segment.ordinal + 1, frames.FIRST, frames.NONE)
             self._leave_segment()
         return True
+
+    def _from_disk(self, segment: Segment, window: frames.Window) -> frames.Event:
+        """Returns the event at the present place, once what nothing vouches for is on the disk.
+
+        Its writer may have failed to sync it. The kernel then shows it until its pages leave the
+        cache, syncs of other processes succeed, and a fencer will not find it.
+        """
+        try:
+            if not segment.file.sync():
+                self._cannot_sync = True
+        except SyncFailed as error:
+            self._failure = error
+            raise
+        if not self._cannot_sync:
+            start = self._place.offset
+            segment.file.drop_cached(start, window.size - start)
+            self._window = window = frames.Window(segment.file.read, window.size)
+        return segment.event(window, self._place, self.next_sequence)
 
     def _vouched_by_next(self, segment: Segment, header: frames.Header) -> frames.Frame | None:
         """Returns a damaged last frame of a segment if the next segment continues it."""
@@ -174,7 +179,7 @@ class SegmentFollower:
 
     def _leave_segment(self) -> None:
         segment, self._segment, self._window = self._segment, None, None
-        if segment is not None and segment.ordinal not in self._doubtful:
+        if segment is not None:
             segment.file.close()
 
     def _jump_to_checkpoint(self) -> bool:

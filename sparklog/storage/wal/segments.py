@@ -9,7 +9,8 @@
   of the writer lands behind the fence, so exactly one of the two counts at each offset.
 - The frame flagged *last* ends its segment. The next one is durable before that frame is written.
 - The first segment is created by the broker, or by a fencer, with a fence in it. The name decides.
-- A reader syncs a frame before it returns it, so that a power cut takes nothing back.
+- A reader syncs the newest frame, and reads it again from the disk, before it returns it. So
+  neither a power cut nor a failed sync of the writer takes back records that were read.
 - Segments are deleted whole, after a checkpoint that needs none of their frames. Checkpoints are
   objects; they hold the place where reading continues.
 - After a failed sync the appender ends: lost pages may still be visible.
