@@ -126,7 +126,7 @@ class MemoryFile:
         self._failed_syncs = self._object.failed_syncs
 
     def _make_durable(self) -> None:
-        """Makes all bytes durable that are not lost. Raises OSError if a sync has failed since the last."""
+        """Makes all bytes durable that are not lost. Raises OSError if another sync has failed."""
         self._object.durable_bytes = _zeroed(self._object)
         if self._failed_syncs != self._object.failed_syncs:
             self._failed_syncs = self._object.failed_syncs
