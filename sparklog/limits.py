@@ -44,6 +44,7 @@ STAGED_BYTES = 64 * GIB
 TOPIC_HELD_BYTES = 1 * GIB
 TOPIC_HELD_STAGED_BYTES = 8 * GIB
 FREE_SPACE_RESERVE_BYTES = 256 * MIB
+FREE_SPACE_SECONDS = 0.1  # between two looks at the free space while twice the reserve is free
 CHECKPOINT_EVERY_OBJECTS = 1_000
 CHECKPOINT_EVERY_SECONDS = 10.0
 SEGMENT_BYTES = 64 * MIB  # of the write-ahead log of a local root; also between two checkpoints

@@ -699,6 +699,7 @@ def test_a_full_disk_refuses_and_heals(tmp_path: Path) -> None:
     """Without free space, records are refused as retriable and acked ones are published."""
     disk = SmallDisk(tmp_path)
     writer = WriterSettings(free_space_reserve_bytes=1_000)
+    disk.free = 1_500
     agent = Agent(settings(tmp_path, writer=writer), store=disk)
     with running(agent) as client:
         client.create()

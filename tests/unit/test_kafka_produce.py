@@ -49,10 +49,10 @@ class Context:
         return [self.broker.wait(each) for each in pending_appends]
 
 
-def rig(*, seconds: float) -> Rig:
-    """A broker whose queue has room for one append, with topic t of two partitions."""
+def rig(*, seconds: float, queue_bytes: int = 1) -> Rig:
+    """A broker whose queue has room for one append, or more, with topic t of two partitions."""
     clock = ManualClock()
-    bounds = WriterLimits(queue_bytes=1)
+    bounds = WriterLimits(queue_bytes=queue_bytes)
     options = RigOptions(writer=bounds, submit_timeout_seconds=seconds)
     found = Rig(MemoryStore(clock), clock, options=options)
     found.create("t", 2)
@@ -168,5 +168,23 @@ def test_a_batch_that_waits_too_long_is_refused_alone() -> None:
         answer = await handled(context, request(0, 1))
         context.may_flush.set()
         assert codes(await answer) == [ErrorCode.none, ErrorCode.request_timed_out]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("partitions", "is_plain"), [((0, 1), True), ((0, 2), False), ((0,) * 8, False)]
+)
+def test_small_replies_without_errors_are_written_without_kio(
+    partitions: tuple[int, ...], is_plain: bool
+) -> None:
+    """A reply with an error, or of more than a few items, is kio's."""
+
+    async def work() -> None:
+        context = Context(rig(seconds=0, queue_bytes=1 << 20).broker)
+        context.may_flush.set()
+        answer = await (await handled(context, request(*partitions)))
+        assert isinstance(answer, messages.PlainProduceReply) is is_plain
+        assert len(codes(answer)) == len(partitions)
 
     asyncio.run(work())

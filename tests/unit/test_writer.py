@@ -851,6 +851,24 @@ def test_a_full_disk_refuses_records_only(clock: ManualClock) -> None:
     assert rig.append(["b"]).base_offset == 1
 
 
+def test_free_space_is_seldom_looked_at_while_there_is_much(clock: ManualClock) -> None:
+    """From twice the reserve on, one look counts for a moment; below, each flush looks."""
+    disk = SmallDisk(clock)
+    rig = rig_with(disk, clock, free_space_reserve_bytes=1_000)
+    disk.free = 2_000
+    rig.append(["a"])
+    disk.free = 999
+    rig.append(["b"])
+    clock.advance(2 * limits.FREE_SPACE_SECONDS)
+    with pytest.raises(errors.StorageFull):
+        rig.append(["c"])
+    disk.free = 1_999
+    rig.append(["c"])
+    disk.free = 999
+    with pytest.raises(errors.StorageFull):
+        rig.append(["d"])
+
+
 # ------------------------------------------------------------------------------ the end of a writer
 
 

@@ -41,7 +41,7 @@ from kio.serial import entity_reader, entity_writer, writers
 from kio.serial._serialize import get_field_writer
 
 from sparklog import errors
-from sparklog.broker.kafka import fetch_codec, frame_check
+from sparklog.broker.kafka import fetch_codec, frame_check, produce_codec
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.limits import KAFKA_ITEMS, KAFKA_QUICK_ITEMS
 
@@ -261,8 +261,14 @@ class FetchReply(dict[str, Any]):
         """The number of its topics and partitions."""
 
 
+class PlainProduceReply(dict[str, Any]):
+    """A response to Produce without errors and of few items, for `produce_codec`."""
+
+
 def is_large(reply: Fields, most_items: int) -> bool:
     """Returns whether a reply has more than `most_items`, or slow ones, without making all."""
+    if isinstance(reply, PlainProduceReply):
+        return False
     if isinstance(reply, FetchReply):
         return reply.item_count > most_items
     return not isinstance(reply, ConstantReply) and _left_items(reply, most_items) < 0
@@ -322,6 +328,8 @@ def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields)
     """Returns the frame of a reply, with its length, in consecutive chunks."""
     if isinstance(fields, FetchReply):
         return fetch_codec.write(version, correlation_id, fields)
+    if isinstance(fields, PlainProduceReply):
+        return [produce_codec.write(version, correlation_id, fields)]
     schema: Any = _response_schema(api_key, version)
     frame = _start_frame(schema, correlation_id)
     if not isinstance(fields, ConstantReply):

@@ -17,3 +17,8 @@ def moment(ms: int) -> dt.datetime:
 def to_ms(duration: dt.timedelta) -> int:
     """Returns the whole milliseconds of a duration."""
     return duration // dt.timedelta(milliseconds=1)
+
+
+def ms_of(time: dt.datetime) -> int:
+    """Returns the whole milliseconds since the Unix epoch."""
+    return to_ms(time - _EPOCH)

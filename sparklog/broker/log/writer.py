@@ -498,7 +498,9 @@ class Writer:
         """The flush that was planned last, until it is done."""
         self._planned_at = -float("inf")
         self._pace = FlushPace()
-        """Written by the leader of a flush only."""
+        """Written by the leader of a flush only, as the next field."""
+        self._space_until = -float("inf")
+        """Until when enough space is free for certain, in monotonic seconds."""
         self._refusals = Refusals()
         """Guarded by the lock of the partition table."""
         self._closed: errors.SparklogError | None = None
@@ -1052,13 +1054,22 @@ class Writer:
                     _wake(pending)
 
     def _check_space(self) -> None:
+        """Raises `StorageFull` below the reserve.
+
+        While twice the reserve is free, one look counts for `FREE_SPACE_SECONDS`: no disk writes
+        the rest in that time.
+        """
+        now = self._clock.monotonic()
+        if now < self._space_until:
+            return
         free = self._store.free_bytes()
-        if free is not None and free < self._bounds.free_space_reserve_bytes:
-            raise errors.StorageFull(
-                root=self._store.uri,
-                free_bytes=free,
-                reserve_bytes=self._bounds.free_space_reserve_bytes,
-            )
+        reserve = self._bounds.free_space_reserve_bytes
+        if free is None:
+            return
+        if free < reserve:
+            raise errors.StorageFull(root=self._store.uri, free_bytes=free, reserve_bytes=reserve)
+        if free >= 2 * reserve:
+            self._space_until = now + limits.FREE_SPACE_SECONDS
 
     # -------------------------------------------------------------------------- ending
 

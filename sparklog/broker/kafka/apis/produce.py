@@ -20,11 +20,12 @@ from kio.schema.errors import ErrorCode
 from sparklog import errors
 from sparklog.broker.broker import Append, PendingAppend, WouldBlock
 from sparklog.broker.kafka.error_codes import code_of
-from sparklog.broker.kafka.messages import Fields, LazyArray, Request
+from sparklog.broker.kafka.messages import Fields, LazyArray, PlainProduceReply, Request
 from sparklog.broker.kafka.registry import HandlerContext, Outcome, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME, moment
 from sparklog.broker.kafka.topics import identity_fields, topic_name
 from sparklog.formats.record import LOG_APPEND_TIME
+from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 _PreparedTopics = list[tuple[Any, list[tuple[int, Append | errors.SparklogError]]]]
 """The checked batches of a request: (topic, [(partition, append or error)])."""
@@ -163,14 +164,18 @@ async def _reply(
 ) -> Reply:
     outcomes = iter(await durable)
     responses = []
+    items, is_plain = len(queued), True
     for topic, partitions in queued:
         results = [
             (index, each if isinstance(each, Exception) else next(outcomes))
             async for index, each in context.scheduler.iterate(partitions)
         ]
+        items += len(results)
+        is_plain = is_plain and not any(isinstance(each, Exception) for _, each in results)
         partition_responses = LazyArray(partial(_partition_fields, context, topic), results)
         responses.append({**identity_fields(topic), "partition_responses": partition_responses})
-    return {"responses": responses, "throttle_time": NO_TIME}
+    fields = {"responses": responses, "throttle_time": NO_TIME}
+    return PlainProduceReply(fields) if is_plain and items <= KAFKA_LITTLE_ITEMS else fields
 
 
 def _partition_fields(context: HandlerContext, topic: Any, ended: tuple[int, Outcome]) -> Fields:
