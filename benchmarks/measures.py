@@ -17,6 +17,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "kafka-consume": kafka.consume,
     "kafka-python": kafka.python,
     "kafka-single": kafka.single,
+    "kafka-start": kafka.start,
     "kafka-idle": kafka.idle,
     "kafka-rebalance": kafka.rebalance,
     "kafka-tails": tails.kafka,

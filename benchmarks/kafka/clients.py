@@ -132,6 +132,26 @@ def one_at_a_time(address: str, count: int) -> Times:
     return times
 
 
+def first_acks(address: str, count: int, partitions: int) -> float:
+    """Starts idempotent producers at once; the seconds until each of them has its first ack."""
+    import confluent_kafka
+
+    config: dict[str, Any] = {
+        "bootstrap.servers": address,
+        "enable.idempotence": True,
+        "linger.ms": 0,
+    }
+    value = os.urandom(VALUE_BYTES)
+    began = time.perf_counter()
+    producers = [confluent_kafka.Producer(config) for _ in range(count)]
+    for number, each in enumerate(producers):
+        each.produce(TOPIC, value, partition=number % partitions)
+    for each in producers:
+        if each.flush(_SECONDS):
+            raise RuntimeError("a record was not acked")
+    return time.perf_counter() - began
+
+
 # ------------------------------------------------------------------------------ Python's
 
 

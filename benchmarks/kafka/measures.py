@@ -20,6 +20,8 @@ from sparklog.bench.report import Measurement, Times
 
 _IDLE: Final = 500
 _GROUPS: Final = 50
+_STARTED: Final = 300
+_STARTS: Final = 3
 _Client: TypeAlias = Callable[[str, int], float]
 _READS: Final = 5
 """Each takes a part of a second, in which much can come between."""
@@ -121,6 +123,27 @@ def single(setup: KafkaSetup) -> Iterator[Measurement]:
     ours, theirs = found[Ours.name], found.get(Theirs.name)
     yield sooner(
         f"{what}, flush.messages=1", ours, theirs, most={50: math.inf, 99: math.inf}, than="Kafka"
+    )
+
+
+@measure
+def start(setup: KafkaSetup) -> Iterator[Measurement]:
+    """Idempotent producers that start at once, each with one record."""
+
+    def times(side: Side) -> Times:
+        clients.create(side.address, PARTITIONS)
+        clients.first_acks(side.address, _STARTED // _WARM, PARTITIONS)
+        return Times(
+            [clients.first_acks(side.address, _STARTED, PARTITIONS) for _ in range(_STARTS)]
+        )
+
+    found = setup.each(f"{_STARTED} producers start", times)
+    yield sooner(
+        f"{_STARTED} idempotent producers start at once: until all have their first ack",
+        found[Ours.name],
+        found.get(Theirs.name),
+        most={50: 1.2},
+        than="Kafka",
     )
 
 
