@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -104,6 +105,12 @@ class BrokerProcess:
         _trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def free_address() -> str:
+    """Returns a local address that several brokers can use in turn."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
 
 
 class FreshRoot:

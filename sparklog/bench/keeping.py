@@ -12,7 +12,7 @@ from typing import Self
 import msgspec
 import pyarrow as pa
 
-from sparklog.bench.broker import BrokerProcess, FreshRoot
+from sparklog.bench.broker import BrokerProcess, FreshRoot, free_address
 from sparklog.bench.report import BenchOptions, Measurement, Times
 from sparklog.bench.writing import in_streams, values
 from sparklog.client.log import Log
@@ -28,6 +28,8 @@ _AGE_ACKS = 100
 _AGE_PLANS = 20
 _RESTART_FLUSHES = 2_000
 _RESTART_ROWS = 500
+_OUTAGES = 10
+_OUTAGE_SECONDS = 2.0
 
 
 def lag(options: BenchOptions) -> list[Measurement]:
@@ -230,6 +232,39 @@ def restart(options: BenchOptions) -> list[Measurement]:
             value=f"{seconds:.2f} s to the first ack",
             target="serving in ≤ 1.5 s",
             met=seconds <= 1.5,
+        )
+    ]
+
+
+def outage(options: BenchOptions) -> list[Measurement]:
+    """From `kill -9` of a broker to the next ack that a running producer gets.
+
+    The next process is started at once, with a Kafka listener, as a service manager would.
+    """
+    times = Times()
+    with FreshRoot(options.folder) as root:
+        broker = BrokerProcess(root, flight=free_address(), kafka=free_address()).start()
+        with broker.connect() as log, log.producer(linger_ms=0) as producer:
+            log.create_topic("outage", partitions=4)
+            for _ in range(_OUTAGES):
+                end = time.perf_counter() + _OUTAGE_SECONDS
+                while time.perf_counter() < end:
+                    producer.send("outage", bytes(100)).result()
+                broker.kill()
+                began = time.perf_counter()
+                starting = threading.Thread(target=broker.start)
+                starting.start()
+                producer.send("outage", b"again").result()
+                times.add(time.perf_counter() - began)
+                starting.join()
+        broker.stop()
+    return [
+        Measurement(
+            name="from `kill -9` to the next ack of a running producer",
+            value=str(times),
+            target="p50 ≤ 1 s",
+            met=times.ms(50) <= 1_000,
+            detail=f"{_OUTAGES} times",
         )
     ]
 

@@ -18,6 +18,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "age": keeping.age,
     "memory": keeping.memory,
     "restart": keeping.restart,
+    "outage": keeping.outage,
     "objectstore": object_store.objectstore,
     "objectstorewide": object_store.objectstore_wide,
     "compaction": keeping.flights,

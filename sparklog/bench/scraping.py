@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from sparklog.bench.broker import BrokerProcess, FreshRoot
+from sparklog.bench.broker import BrokerProcess, FreshRoot, free_address
 from sparklog.bench.report import BenchOptions, Measurement, Times
 
 _TOPICS: Final = 400
@@ -41,8 +41,8 @@ print(json.dumps(found))
 
 def scrape(options: BenchOptions) -> Iterator[Measurement]:
     """Scrapes of 8,000 partitions, and what a Kafka client beside them waits."""
-    port = _free_port()
-    settings = {"SPARKLOG_METRICS_LISTEN": f"127.0.0.1:{port}"}
+    metrics = free_address()
+    settings = {"SPARKLOG_METRICS_LISTEN": metrics}
     with (
         FreshRoot(options.folder) as root,
         BrokerProcess(root, settings, kafka="127.0.0.1:0") as broker,
@@ -55,7 +55,7 @@ def scrape(options: BenchOptions) -> Iterator[Measurement]:
                     producer.send(name, value=b"v")
         time.sleep(3)
         alone = _pings(broker.kafka_address, options.seconds)
-        command = [sys.executable, "-c", _SCRAPER, f"127.0.0.1:{port}"]
+        command = [sys.executable, "-c", _SCRAPER, metrics]
         command += [str(options.seconds), str(_SCRAPE_SECONDS)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as scraper:
             beside = _pings(broker.kafka_address, options.seconds)
@@ -107,8 +107,3 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
             raise ConnectionError("the broker closed the connection")
         found += data
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])

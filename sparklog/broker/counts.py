@@ -8,8 +8,10 @@ one in CPython with a GIL; elsewhere, a count could at worst be lost.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
+
+from sparklog.storage.snapshot import TableFile
 
 _STEPS_BITS: Final = 3
 _STEPS: Final = 1 << _STEPS_BITS
@@ -62,7 +64,7 @@ class TopicCounts:
 
 
 class UpkeepCounts:
-    """Bytes and files that were written to the tables: published first, then merged."""
+    """Bytes and files that were written to the tables: published first, then compacted."""
 
     __slots__ = ("commits", "merged_bytes", "merged_files", "published_bytes", "published_files")
 
@@ -80,6 +82,18 @@ class UpkeepCounts:
         self.commits += 1
         self.published_files += files
         self.published_bytes += size
+
+    def add_merged(self, files: Iterable[TableFile]) -> None:
+        """Counts files of a compaction, of small files or by key."""
+        for each in files:
+            self.merged_files += 1
+            self.merged_bytes += each.size_bytes
+
+    @property
+    def amplification(self) -> float:
+        """The bytes that were written for each byte that was published; 1 before the first."""
+        written_bytes = self.published_bytes + self.merged_bytes
+        return written_bytes / self.published_bytes if self.published_bytes else 1.0
 
 
 class Distribution:

@@ -504,8 +504,11 @@ class TopicAdmin:
         table = self._table(name)
         with self._metadata.stopping_on_sync_failure(f"compaction of topic {name}"):
             check_current(table.refresh(), topic)
+            counts = self._publisher.counts
             for each in log_compaction.choose(table, everything=True):
-                log_compaction.compact(table, each, should_stop=self._should_stop)
+                log_compaction.compact(
+                    table, each, should_stop=self._should_stop, on_commit=counts.add_merged
+                )
             snapshot = check_current(table.refresh(), topic)
             groups = file_compaction.choose(
                 snapshot,
@@ -514,7 +517,9 @@ class TopicAdmin:
                 span_us=retention.span_us(snapshot.config),
             )
             for group in groups:
-                file_compaction.compact(table, group)
+                merged = file_compaction.compact(table, group)
+                if merged is not None:
+                    counts.add_merged([merged])
             self._publisher.table(topic).refresh()
         return self.describe(name)
 

@@ -272,16 +272,22 @@ def _size(files: Sequence[TableFile]) -> int:
 
 
 def compact(
-    table: TopicTable, each: CompactionPass, *, should_stop: Callable[[], bool] = lambda: False
+    table: TopicTable,
+    each: CompactionPass,
+    *,
+    should_stop: Callable[[], bool] = lambda: False,
+    on_commit: Callable[[Sequence[TableFile]], None] = lambda _: None,
 ) -> int | None:
     """Runs the pass and commits it. Returns the number of removed records.
+
+    Calls `on_commit` after each of its commits, with the files that it has added.
 
     None if it was abandoned, because the partition's files or the topic have changed, or because of
     `should_stop`. Raises like `TopicTable.commit`, `MissingObject` for an active file that does not
     exist, and `CorruptObject` for one that differs from the log.
     """
     try:
-        return _Compaction(table, each, should_stop).run()
+        return _Compaction(table, each, should_stop, on_commit).run()
     except _Abandoned:
         return None
     except ObjectMissing as error:
@@ -328,11 +334,16 @@ class _Input:
 
 class _Compaction:
     def __init__(
-        self, table: TopicTable, each: CompactionPass, should_stop: Callable[[], bool]
+        self,
+        table: TopicTable,
+        each: CompactionPass,
+        should_stop: Callable[[], bool],
+        on_commit: Callable[[Sequence[TableFile]], None],
     ) -> None:
         self._table = table
         self._pass = each
         self._should_stop = should_stop
+        self._on_commit = on_commit
         self._paths = {file.path for file in each.files}
         """The expected paths of the files with the partition's rows below the end."""
 
@@ -442,6 +453,7 @@ class _Compaction:
                     table.store.delete([data_path(table.topic, file) for file in adds])
         if not is_wanted:
             raise _Abandoned
+        self._on_commit(adds)
         restoring.verify(table, adds, removes)
         self._paths -= {file.path for file in removes}
         self._paths |= {file.path for file in adds}

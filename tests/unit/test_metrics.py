@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,13 @@ from sparklog.broker.metrics.families import FAMILIES
 from sparklog.broker.metrics.overview import BrokerOverview
 from sparklog.clock import ManualClock
 from sparklog.settings import GroupSettings
-from sparklog.storage.objects import DelayedStore, MemoryStore
+from sparklog.storage.objects import (
+    DelayedStore,
+    Fault,
+    LocalStore,
+    MemoryStore,
+    ScriptedFaults,
+)
 from tests.support.brokers import START_US, Rig
 
 ROOT: Final = Path(__file__).parents[2]
@@ -88,7 +95,7 @@ def bench() -> Bench:
     groups.open()
     groups.tick(0.0)
     kafka, upkeep = Kafka(), UpkeepCounts()
-    rig.publisher._counts = upkeep
+    rig.publisher.counts = upkeep
     sources = Sources(
         broker=rig.broker,
         partition_table=rig.partition_table,
@@ -229,6 +236,47 @@ def test_debt_and_amplification_of_compaction(bench: Bench) -> None:
     found = bench.values()
     assert found[at("sparklog_write_amplification")] == 2.0
     assert found[at("sparklog_compaction_bytes_total")] == size
+
+
+def test_compaction_by_key_amplifies_writing(bench: Bench) -> None:
+    """Its files count as those of other compactions do, whoever asks for it."""
+    bench.rig.create("c", 1, cleanup_policy="compact")
+    for value in ("a", "b"):
+        bench.rig.append([value, value], topic="c", key=[b"k", value.encode()])
+        bench.publish()
+    upkeep = bench.sources.upkeep
+    published_bytes = upkeep.published_bytes
+    bench.rig.broker.topics.compact("c")
+    (file,) = bench.rig.publisher.table(bench.rig.partition_table.topic("c")).snapshot.files[0]
+    assert upkeep.merged_files >= 1
+    assert upkeep.merged_bytes >= file.size_bytes
+    found = bench.values()
+    assert found[at("sparklog_compaction_bytes_total")] == upkeep.merged_bytes
+    amplification = 1 + upkeep.merged_bytes / published_bytes
+    assert found[at("sparklog_write_amplification")] == pytest.approx(amplification)
+
+
+def test_bytes_of_the_write_ahead_log(bench: Bench, tmp_path: Path) -> None:
+    """The files of all epochs of a local root count; an object store is not asked."""
+    assert at("sparklog_wal_bytes") not in bench.values()
+    store = LocalStore(tmp_path)
+    bench.sources = dataclasses.replace(bench.sources, store=store)
+    assert bench.values()[at("sparklog_wal_bytes")] == 0
+    store.put_new("wal/0/0000000001/00000000.seg", bytes(8_192))
+    store.put_new("wal/0/0000000002/00000000000000000000", bytes(100))
+    store.put_new("topics/t/x.parquet", bytes(1_000))
+    assert bench.values()[at("sparklog_wal_bytes")] == 8_292
+
+
+def test_a_log_that_cannot_be_listed_has_no_size(bench: Bench) -> None:
+    """The other figures are still there."""
+    refused = errors.StorageUnavailable(operation="list", path="wal", reason="a test")
+    fault = Fault(operation="walk", error=refused)
+    store = MemoryStore(bench.clock, is_local=True).view(ScriptedFaults(fault))
+    bench.sources = dataclasses.replace(bench.sources, store=store)
+    found = bench.values()
+    assert at("sparklog_wal_bytes") not in found
+    assert at("sparklog_wal_objects") in found
 
 
 def test_lag_of_groups(bench: Bench) -> None:
@@ -420,5 +468,6 @@ def test_documented_labels_are_those_of_the_figures(bench: Bench) -> None:
         known = name if name in FAMILIES else bare
         if not name.startswith("process_"):
             found.setdefault(known, set()).update({label for label, _ in labels} - {"le"})
-    found.setdefault("sparklog_store_free_bytes", set())  # unknown of a store in memory
+    for name in ("sparklog_store_free_bytes", "sparklog_wal_bytes"):
+        found.setdefault(name, set())  # unknown of a store in memory
     assert found == documented

@@ -44,6 +44,19 @@ def test_appends_of_two_descriptors_follow_each_other(files: LocalFiles, access:
     assert ours.read(BLOCK_BYTES - 1, 4) == BLOCK[-1:] + b"one"
 
 
+def test_operations_are_counted_by_kind(tmp_path: Path) -> None:
+    """Beside those on objects, so that a flush of the log is one operation of a local root."""
+    store = LocalStore(tmp_path)
+    store.put_new(PATH, BLOCK)
+    assert store.files is not None
+    file = store.files.open(PATH, Access.WRITE)
+    file.append(pieces(BLOCK))
+    file.append_part(pieces(BLOCK))
+    file.sync()
+    file.read(0, 1)
+    assert store.requests == {"put_new": 1, "open": 1, "append": 2, "sync": 1, "read": 1}
+
+
 def test_pieces_of_any_number_are_one_append(files: LocalFiles) -> None:
     """More pieces than the system takes in one call are joined."""
     file = files.open(PATH, Access.WRITE)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from typing import Final
@@ -49,7 +49,7 @@ from sparklog.storage import (
 from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.metadata import MetadataStore, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed
-from sparklog.storage.snapshot import BatchId, BatchKind, TableFile, TableSnapshot
+from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
@@ -313,7 +313,9 @@ class Janitor:
         for each in passes:
             if should_stop():
                 return
-            log_compaction.compact(table, each, should_stop=should_stop)
+            log_compaction.compact(
+                table, each, should_stop=should_stop, on_commit=self._counts.add_merged
+            )
         if is_settling:
             state.due["settle keys"] = now + limits.SETTLE_EVERY_SECONDS
 
@@ -358,7 +360,8 @@ class Janitor:
                     self._ready[topic_id] = None  # the others come first
                     return
                 merged = file_compaction.compact(table, group)
-                self._count_merged([merged] if merged is not None else ())
+                if merged is not None:
+                    self._counts.add_merged([merged])
             state.merged = snapshot
             self._sort_files(state, since, should_stop)
             if is_settling:
@@ -392,7 +395,7 @@ class Janitor:
             border=log_compaction.borders(table)[found.partition],
             should_stop=should_stop,
         )
-        self._count_merged(files)
+        self._counts.add_merged(files)
         if files:
             _log.info(
                 "sorted the files of another engine",
@@ -401,11 +404,6 @@ class Janitor:
                 replaced=len(found.files),
                 files=len(files),
             )
-
-    def _count_merged(self, files: Iterable[TableFile]) -> None:
-        for each in files:
-            self._counts.merged_files += 1
-            self._counts.merged_bytes += each.size_bytes
 
     def _has_time(self, snapshot: TableSnapshot) -> bool:
         """Returns whether merging may use the machine: not while many records are coming in.

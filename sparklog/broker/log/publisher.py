@@ -210,7 +210,7 @@ class Publisher:
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
         self._pool = pool
-        self._counts = counts or UpkeepCounts()
+        self.counts = counts or UpkeepCounts()
         self._decode_memory = DecodeMemory(commit_bytes)
         self._requested: set[str] = set()
         """Ids of topics that were requested since their last turn began. Guarded by the lock of the
@@ -415,7 +415,7 @@ class Publisher:
                 self._suspend(topic, pending, keep=pending.survives(error))
             raise
         if commit is not None and commit.landed:
-            self._counts.add_published([file.size_bytes for file in pending.files])
+            self.counts.add_published([file.size_bytes for file in pending.files])
         self._apply_snapshot(topic, outcome)
         for each in pending.written:
             each.check()

@@ -31,6 +31,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.record_times import RecordKey
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
+from sparklog.storage import wal
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
@@ -244,6 +245,23 @@ class Collector:
         if found is None:
             found = self._quantiles[key] = RecentQuantiles(distribution)
         return found.at(time.monotonic(), quantiles)
+
+    def wal_bytes(self) -> int | None:
+        """Returns the bytes of the files of all write-ahead logs below a local root.
+
+        None on an object store, where asking would cost requests, and if they cannot be listed.
+        """
+        store = self.sources.store
+        if not store.is_local:
+            return None
+        size = 0
+        try:
+            for stat in store.walk(wal.FOLDER):
+                size += stat.size_bytes
+                self.pacer.spend(1)
+        except errors.SparklogError:
+            return None
+        return size
 
     # -------------------------------------------------------------------------- topics
 

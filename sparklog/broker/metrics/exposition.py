@@ -382,14 +382,14 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield "sparklog_wal_unpublished_bytes", [({}, table.unpublished_bytes)]
     yield "sparklog_wal_oldest_unpublished_seconds", [({}, waited_seconds)]
     yield "sparklog_wal_objects", [({}, newest - oldest[0] + 1 if oldest else 0)]
+    wal_bytes = collector.wal_bytes()
+    yield "sparklog_wal_bytes", [] if wal_bytes is None else [({}, wal_bytes)]
     yield "sparklog_publish_commits_total", [({}, upkeep.commits)]
     yield "sparklog_publish_files_total", [({}, upkeep.published_files)]
     yield "sparklog_publish_bytes_total", [({}, upkeep.published_bytes)]
     yield "sparklog_compaction_files_total", [({}, upkeep.merged_files)]
     yield "sparklog_compaction_bytes_total", [({}, upkeep.merged_bytes)]
-    written = upkeep.published_bytes + upkeep.merged_bytes
-    amplification = written / upkeep.published_bytes if upkeep.published_bytes else 1.0
-    yield "sparklog_write_amplification", [({}, amplification)]
+    yield "sparklog_write_amplification", [({}, upkeep.amplification)]
     yield "sparklog_store_requests_total", [({"kind": k}, n) for k, n in sources.requests().items()]
     free_bytes = sources.broker.free_bytes()
     yield "sparklog_store_free_bytes", [] if free_bytes is None else [({}, free_bytes)]

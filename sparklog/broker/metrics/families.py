@@ -105,6 +105,7 @@ _GAUGES: Final = {
     "sparklog_wal_objects": (
         "Objects of the write-ahead log from the oldest that is needed to the newest."
     ),
+    "sparklog_wal_bytes": "Bytes of the files of all write-ahead logs below a local root.",
     "sparklog_publish_lag_records": "Records of a topic that are not in its table yet.",
     "sparklog_publish_lag_seconds": (
         "Age of the oldest record of a topic that is not in its table yet."

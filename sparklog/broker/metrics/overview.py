@@ -52,7 +52,6 @@ class BrokerOverview:
         delay = 0.0
         if kafka is not None:
             (delay,) = self._collector.recent("loop", kafka.counts.loop_delay_us, [0.99])
-        written = upkeep.published_bytes + upkeep.merged_bytes
         return flight_messages.BrokerFigures(
             at_us=now_us,
             broker=sources.broker.cluster().brokers[0],
@@ -69,7 +68,7 @@ class BrokerOverview:
             connections=kafka.connection_count if kafka is not None else 0,
             streams=sources.flight.stream_count,
             unpublished_bytes=sources.partition_table.unpublished_bytes,
-            amplification=written / upkeep.published_bytes if upkeep.published_bytes else 1.0,
+            amplification=upkeep.amplification,
             store_requests=sources.requests(),
             memory=[
                 flight_messages.MemoryBudget(

@@ -73,9 +73,9 @@ class LocalStore:
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.uri = Path(self.root).as_uri()
-        self.files: LogFiles | None = LocalFiles(self.root)
         self.requests: Counter[str] = Counter()
-        """Operations that were called, by name."""
+        """Operations that were called, on objects and on log files, by name."""
+        self.files: LogFiles | None = LocalFiles(self.root, self.requests)
         self._has_hard_links = True
         # Folders whose entries are durable. Needs no lock: its steps are atomic and idempotent.
         self._durable_folders: set[str] = set()

@@ -16,6 +16,7 @@ import errno
 import fcntl
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -39,15 +40,20 @@ _CANNOT_SYNC: Final = (errno.EBADF, errno.EINVAL, errno.EROFS, errno.EACCES, err
 class LocalFiles:
     """Implements `LogFiles` below a folder."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, requests: Counter[str]) -> None:
+        """`requests` counts the operations by name."""
         self._root = root
+        self._requests = requests
         self._can_sync: bool | None = None
         """False: a sync of this machine does not reach the disk. None: not known yet."""
 
     def open(self, path: str, access: Access) -> LocalFile:
         full_path = f"{self._root}/{path}"
+        self._requests["open"] += 1
         try:
-            return LocalFile(path, full_path, access, can_sync=self._reaches_disk())
+            return LocalFile(
+                path, full_path, access, self._requests, can_sync=self._reaches_disk()
+            )
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(path) from None
         except PermissionError as error:
@@ -74,8 +80,17 @@ class LocalFiles:
 class LocalFile:
     """Implements `LogFile`."""
 
-    def __init__(self, path: str, full_path: str, access: Access, *, can_sync: bool) -> None:
+    def __init__(
+        self,
+        path: str,
+        full_path: str,
+        access: Access,
+        requests: Counter[str],
+        *,
+        can_sync: bool,
+    ) -> None:
         self._path = path
+        self._requests = requests
         self._can_sync = can_sync
         self._read = self._append = self._direct = -1
         try:
@@ -104,6 +119,7 @@ class LocalFile:
         return os.fstat(self._read).st_size
 
     def read(self, start: int, length: int) -> bytes:
+        self._requests["read"] += 1
         data = os.pread(self._read, length, start)
         if len(data) == length or not data:
             return data
@@ -115,6 +131,7 @@ class LocalFile:
         return b"".join(parts)
 
     def append(self, pieces: Sequence[memoryview]) -> Appended:
+        self._requests["append"] += 1
         written = os.writev(self._append, _few(pieces))
         end = os.lseek(self._append, 0, os.SEEK_CUR)
         if self._syncs_appends:
@@ -122,6 +139,7 @@ class LocalFile:
         return Appended(written, end)
 
     def append_part(self, pieces: Sequence[memoryview]) -> Appended:
+        self._requests["append"] += 1
         descriptor = self._direct
         if descriptor >= 0:
             written = direct.write_blocks(descriptor, pieces)
@@ -137,6 +155,7 @@ class LocalFile:
     def sync(self) -> bool:
         if not self._can_sync:
             return False
+        self._requests["sync"] += 1
         try:
             _full_sync(self._read) if _IS_MAC else os.fdatasync(self._read)
         except OSError as error:

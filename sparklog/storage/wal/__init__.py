@@ -12,6 +12,7 @@ from sparklog.storage.objects import Store
 from sparklog.storage.objects.files import files_of
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.wal.base import (
+    FOLDER,
     Appender,
     Checkpoint,
     Follower,
@@ -36,6 +37,7 @@ from sparklog.storage.wal.segments import SegmentWal
 
 __all__ = [
     "EMPTY",
+    "FOLDER",
     "Appender",
     "Checkpoint",
     "Follower",
