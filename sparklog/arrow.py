@@ -60,4 +60,9 @@ def as_numpy(array: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 
 def as_mask(array: pa.BooleanArray) -> npt.NDArray[np.bool_]:
     """Returns booleans without nulls as an array."""
-    return as_numpy(array.cast(pa.uint8())).astype(np.bool_)
+    assert not array.null_count
+    bits, (skipped, shift) = array.buffers()[1], divmod(array.offset, 8)
+    if bits is None:  # of no rows
+        return np.zeros(0, np.bool_)
+    octets = np.frombuffer(bits, np.uint8, -(-(shift + len(array)) // 8), skipped)
+    return np.unpackbits(octets, count=shift + len(array), bitorder="little")[shift:].view(np.bool_)

@@ -78,6 +78,7 @@ PUBLISH_QUIET_SECONDS = 0.25
 PUBLISH_PRESSED_BYTES = 3 * GIB
 ROW_GROUP_ROWS = 65_536
 ROW_GROUP_BYTES = 32 * MIB  # of rows in memory; also a bound wherever row groups are read
+SMALL_FILE_BYTES = 256 * KIB  # of a data file that is read by one request, whatever is wanted of it
 FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow uses 6 × as much
 
 # ---- broker: being alive
@@ -205,6 +206,7 @@ KAFKA_CREATED_TOPICS = 16  # that one Metadata request creates; repeated request
 KAFKA_BATCH_BYTES = 256 * KIB  # of a batch encoded from rows; a larger record has its own
 KAFKA_MADE_BYTES = 1 * MIB  # of such batches that are encoded at a time
 KAFKA_AHEAD_BYTES = 128 * MIB  # of such batches that are kept for sequential readers
+KAFKA_READ_AHEAD_PARTITIONS = 64  # of a fetch that are looked at before the first is sent
 KAFKA_READ_TOGETHER = 4  # partitions of a fetch that are read from storage at the same time
 KAFKA_CURSORS = 4  # sequential readers whose place in a file is kept between two fetches
 KAFKA_PORTION_BATCHES = 512  # that are read at a time, unchanged

@@ -12,12 +12,12 @@ bounded memory (`storage.sorting`).
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Self
 
 import msgspec
@@ -124,8 +124,14 @@ def _read_files(
 ) -> Iterator[pa.RecordBatch]:
     """Files in offset order; row groups outside the slice are skipped, other rows cut off.
 
-    The offsets are read first: they tell where to cut, and whether the file is in order at all.
+    The offsets are read first: they tell where to cut, and whether the file is in order at all. A
+    small file is read at once.
     """
+    small = _read_small(files, piece, columns, batch_rows)
+    if small is not None:
+        if small.num_rows:
+            yield small
+        return
     groups = [group for file in piece.files for group in _groups(files, file, piece)]
     if len(piece.files) == 1 and _are_in_order(groups):
         if groups:
@@ -142,7 +148,9 @@ def _read_files(
                 first=group.first,
                 last=group.last,
                 rises=group.rises,
-                read=partial(_read_group, files, group, piece.partition, names, first, end),
+                read=functools.partial(
+                    _read_group, files, group, piece.partition, names, first, end
+                ),
             )
             for group in inside
         ]
@@ -275,6 +283,33 @@ def _stream(
         )
 
 
+def _read_small(
+    files: _Files, piece: Slice, columns: list[str], batch_rows: int
+) -> pa.RecordBatch | None:
+    """Returns all rows of the slice if that is a file of a few rows, in order; else None.
+
+    Most of the time for such a file is spent on each call that decodes some of it.
+    """
+    file = piece.files[0]
+    if len(piece.files) > 1 or file.size_bytes > limits.SMALL_FILE_BYTES:
+        return None
+    with files.reading(file) as parquet:
+        rows = parquet.metadata.num_rows
+        if rows > min(batch_rows, light_rows(parquet.metadata, range(parquet.num_row_groups))):
+            return None
+        stored = [name for name in dict.fromkeys(["offset", *columns]) if name != "partition"]
+        # Other threads would take longer to begin than this one takes to decode it.
+        found = parquet.read(stored, use_threads=False).combine_chunks().to_batches()
+        if not found:
+            return _schema(tuple(columns)).empty_table().to_batches()[0]
+        (batch,) = found
+        offsets = arrow.as_numpy(batch.column("offset").cast(pa.int64()))
+        if not _rises(offsets):
+            return None
+        low, high = (int(at) for at in np.searchsorted(offsets, [piece.first, piece.end]))
+        return _shape(batch.slice(low, high - low), piece.partition, columns)
+
+
 def _read_group(
     files: _Files, group: _Group, partition: int, columns: list[str], first: int, end: int
 ) -> Iterator[pa.RecordBatch]:
@@ -365,7 +400,7 @@ class _Files:
             _, (oldest, _) = self._open.popitem(last=False)
             oldest.close()
         with ExitStack() as stack:
-            source = stack.enter_context(self._store.open(path))
+            source = stack.enter_context(self._source(path, file))
             parquet = open_parquet(source, is_local=self._store.is_local)
             if "offset" not in parquet.schema_arrow.names:
                 raise errors.CorruptObject(path=path, check="it has no column 'offset'")
@@ -376,6 +411,14 @@ class _Files:
                 )
             self._open[path] = stack.pop_all(), parquet
         return parquet
+
+    def _source(self, path: str, file: TableFile) -> pa.NativeFile:
+        """Returns the bytes of a file; a small one is read by one request."""
+        if file.size_bytes < limits.SMALL_FILE_BYTES:
+            data = self._store.get_range(path, 0, limits.SMALL_FILE_BYTES)
+            if data.size < limits.SMALL_FILE_BYTES:  # it is as small as the table's log says
+                return pa.BufferReader(data)
+        return self._store.open(path)
 
 
 def open_parquet(
@@ -448,12 +491,12 @@ def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.Reco
 
     Delta has a file lack a column that is null in all of its rows.
     """
-    schema = _schema(columns)
+    schema, names = _schema(tuple(columns)), batch.schema.names
     arrays = []
     for field in schema:
         if field.name == "partition":
             arrays.append(arrow.repeated(partition, batch.num_rows, field.type))
-        elif field.name not in batch.schema.names:
+        elif field.name not in names:
             arrays.append(pa.nulls(batch.num_rows, field.type))
         else:
             column = batch.column(field.name)
@@ -461,5 +504,6 @@ def _shape(batch: pa.RecordBatch, partition: int, columns: list[str]) -> pa.Reco
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _schema(columns: Sequence[str]) -> pa.Schema:
+@functools.cache
+def _schema(columns: tuple[str, ...]) -> pa.Schema:
     return pa.schema([ROW_SCHEMA.field(name) for name in columns])

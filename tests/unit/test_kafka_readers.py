@@ -107,6 +107,34 @@ def test_readers_without_a_kept_place_share_the_rows_that_are_read_at_once(
     assert reader.read_bytes < 1.1 * RECORDS * VALUE_BYTES
 
 
+def test_small_files_are_joined_to_one_batch(clock: ManualClock, encoded: list[int]) -> None:
+    """A batch for each file would cost a consumer of many partitions more than its records."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    for number in range(5):
+        rig.append([f"{number}", "more"])
+        rig.publish()
+    found = reader_of(rig).fetch("t", 0, 0, limit_bytes=1 << 20)
+    assert offsets_in(found) == list(range(10))
+    assert len(encoded) == 1
+
+
+def test_joined_files_are_light(
+    clock: ManualClock, encoded: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few bytes of a file may be many when they are decoded."""
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", 30_000)
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    for _ in range(5):
+        rig.append([bytes(10_000)])
+        rig.publish()
+    sizes = [batch.rows.nbytes for batch in rig.broker.read("t", 0, 0, 5)]
+    assert sum(sizes) > 50_000
+    assert max(sizes) <= 30_000
+    assert offsets_in(reader_of(rig).fetch("t", 0, 0, limit_bytes=1 << 20)) == list(range(5))
+
+
 def test_a_place_in_a_file_is_kept_for_some_seconds(clock: ManualClock) -> None:
     """Rows may leave the table, so a slow reader's place is looked up again."""
     reader = reader_of(rig_with_rows(clock))

@@ -239,7 +239,7 @@ def test_debt_and_amplification_of_compaction(bench: Bench) -> None:
 
 
 def test_compaction_by_key_amplifies_writing(bench: Bench) -> None:
-    """Its files count as those of other compactions do, whoever asks for it."""
+    """Its files count as those of other compactions do, also where a client asks for it."""
     bench.rig.create("c", 1, cleanup_policy="compact")
     for value in ("a", "b"):
         bench.rig.append([value, value], topic="c", key=[b"k", value.encode()])

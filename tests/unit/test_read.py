@@ -77,6 +77,40 @@ def test_lacking_columns_are_null(store: MemoryStore, lacking: list[str], order:
     assert all(found[name].null_count == 20 for name in lacking)
 
 
+def test_a_small_file_is_decoded_at_once(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its offsets are not read before, and no part of it by another thread."""
+    calls: list[dict[str, Any]] = []
+    whole = pq.ParquetFile.read
+
+    def reading(parquet: pq.ParquetFile, *columns: Any, **options: Any) -> pa.Table:
+        calls.append(options)
+        return whole(parquet, *columns, **options)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a second call for the same file")
+
+    monkeypatch.setattr(pq.ParquetFile, "read", reading)
+    for name in ("read_row_groups", "iter_batches"):
+        monkeypatch.setattr(pq.ParquetFile, name, refuse)
+    file = put(store, rows(0, 20).slice(3, 14))
+    for first, end, expected in ((0, 20, range(3, 17)), (5, 9, range(5, 9)), (17, 20, range(0))):
+        found = list(read_slice(store, slice_of(file, first=first, end=end), columns=["offset"]))
+        assert [n for batch in found for n in batch.column("offset").to_pylist()] == list(expected)
+        assert all(batch.schema.names == ["offset"] for batch in found)
+    assert calls == [{"use_threads": False}] * 3
+
+
+def test_a_file_that_is_larger_than_its_size_in_the_log_is_read(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more of it than of a small file is in memory at once."""
+    monkeypatch.setattr(limits, "SMALL_FILE_BYTES", 1_000)
+    (batch,) = read(store, put(store, rows(0, 20, value_bytes=500)))
+    assert batch.num_rows == 20
+
+
 def test_files_of_different_columns_are_merged(store: MemoryStore) -> None:
     """With overlapping offsets in two files, each file may lack rows of the other."""
     even = rows(0, 20).take(list(range(0, 20, 2))).drop_columns(["headers"])

@@ -239,7 +239,7 @@ def test_a_read_of_the_broker(store: DelayedStore, clock: ManualClock) -> None:
         assert len(rig.read()) == 5
     rig.publish()
     rig.read()
-    with costs(store, stat=1, get_range=1):
+    with costs(store, get_range=1):
         assert len(rig.read()) == 5
 
 

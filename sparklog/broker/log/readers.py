@@ -7,6 +7,7 @@ the versions read so far, because later records are in the WAL.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -211,12 +212,16 @@ class LogReader:
     def _rows_of(self, run: Sequence[Slice], projection: _Projection) -> Iterator[pa.RecordBatch]:
         """Reads the rows of a file's slice, or of consecutive entries."""
         if run[0].source is ReadSource.FILES:
-            return read_slice(
-                self._store,
-                run[0],
-                columns=projection.with_offset,
-                batch_rows=projection.batch_rows,
+            found = itertools.chain.from_iterable(
+                read_slice(
+                    self._store,
+                    piece,
+                    columns=projection.with_offset,
+                    batch_rows=projection.batch_rows,
+                )
+                for piece in run
             )
+            return found if len(run) == 1 else _joined(found)
         if len(run) == 1 and run[0].entry is not None and _is_packed(run[0].entry.entry):
             return self._unpacked_rows(run[0], run[0].entry, projection)
         parts = []
@@ -467,6 +472,20 @@ def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Reco
             at += part.num_rows
 
 
+def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Joins neighbouring batches up to `READ_RUN_BYTES`."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if waiting and size + batch.nbytes > limits.READ_RUN_BYTES:
+            yield pa.concat_batches(waiting)
+            waiting, size = [], 0
+        waiting.append(batch)
+        size += batch.nbytes
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
 def _light_rows(batch: pa.RecordBatch) -> int:
     """Returns how many rows of the batch fit into `READ_RUN_BYTES`, at least one."""
     while batch.num_rows > 1 and batch.nbytes > limits.READ_RUN_BYTES:
@@ -483,15 +502,18 @@ def _is_packed(entry: Entry) -> bool:
 
 
 def _runs(pieces: Iterable[Slice], batch_rows: int) -> Iterator[list[Slice]]:
-    """Groups slices that are read at once: a file alone, small neighbours in the WAL together."""
+    """Groups slices that are read at once: small neighbours in the table, and in the WAL."""
     run: list[Slice] = []
     size = 0
     for piece in pieces:
-        more = piece.entry.entry.memory_bytes if piece.entry is not None else 0
+        if piece.entry is not None:
+            more, most = piece.entry.entry.memory_bytes, limits.READ_RUN_BYTES
+        else:
+            more, most = sum(file.size_bytes for file in piece.files), limits.SMALL_FILE_BYTES
         if run and not (
-            piece.source is run[0].source is ReadSource.WAL
+            piece.source is run[0].source
             and piece.end - run[0].first <= batch_rows
-            and size + more <= limits.READ_RUN_BYTES
+            and size + more <= most
         ):
             yield run
             run, size = [], 0

@@ -51,9 +51,7 @@ class LocalFiles:
         full_path = f"{self._root}/{path}"
         self._requests["open"] += 1
         try:
-            return LocalFile(
-                path, full_path, access, self._requests, can_sync=self._reaches_disk()
-            )
+            return LocalFile(path, full_path, access, self._requests, can_sync=self._reaches_disk())
         except (FileNotFoundError, NotADirectoryError):
             raise ObjectMissing(path) from None
         except PermissionError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +31,7 @@ from sparklog.broker.kafka.topics import identity_fields, topic_name_of_id
 from sparklog.limits import (
     KAFKA_FETCH_BYTES,
     KAFKA_QUICK_ITEMS,
+    KAFKA_READ_AHEAD_PARTITIONS,
     KAFKA_READ_TOGETHER,
     KAFKA_SHORT_RECORDS_BYTES,
     KAFKA_WAIT_SECONDS,
@@ -300,7 +301,8 @@ class _ReadAhead:
     """Reads records that are not in memory for a few partitions at the same time.
 
     They are read into the cache of encoded batches, and from there in the partitions' order. A
-    response may have no room for all of them; the next request finds the others.
+    response may have no room for all of them; the next request finds the others. A thread takes
+    one partition after another, because each hand-over takes as long as reading a few records.
     """
 
     def __init__(self, context: HandlerContext, partitions: Sequence[_FetchPartition]) -> None:
@@ -313,9 +315,9 @@ class _ReadAhead:
         """Reads a partition and the next ones, unless that was done, or it is in memory."""
         if index < self._end or len(self._partitions) == 1:
             return
-        self._end = index + KAFKA_READ_TOGETHER
-        fetches: list[Coroutine[Any, Any, Fetched | None]] = []
-        for each in self._partitions[index : self._end]:
+        self._end = index + KAFKA_READ_AHEAD_PARTITIONS
+        fetches: list[tuple[int, Callable[[], Fetched | None]]] = []
+        for number, each in enumerate(self._partitions[index : self._end], index):
             if each.code or each.offset >= each.end:
                 continue
             fetch = partial(
@@ -325,12 +327,25 @@ class _ReadAhead:
             )
             with suppress(errors.SparklogError):  # it is raised in the partition's turn
                 if fetch(only_memory=True) is None:
-                    fetches.append(self._context.run_blocking(WorkerPool.READ, fetch))
-        if len(fetches) > 1:
-            await asyncio.gather(*fetches, return_exceptions=True)
-        else:  # there is nothing to do at the same time
-            for fetch_one in fetches:
-                fetch_one.close()
+                    fetches.append((number, fetch))
+        if len(fetches) < 2:
+            return  # there is nothing to do at the same time
+        unread = iter(fetches)  # gives each item to one thread
+        left_bytes = limit_bytes
+
+        def work() -> None:
+            nonlocal left_bytes
+            while left_bytes > 0 and (item := next(unread, None)) is not None:
+                with suppress(errors.SparklogError):  # it is raised in the partition's turn
+                    fetched = item[1]()
+                    left_bytes -= sum(map(len, fetched.pieces)) if fetched is not None else 0
+
+        threads = min(len(fetches), KAFKA_READ_TOGETHER)
+        await asyncio.gather(
+            *(self._context.run_blocking(WorkerPool.READ, work) for _ in range(threads)),
+            return_exceptions=True,
+        )
+        self._end = next(unread, (self._end, None))[0]
 
 
 def _refresh(context: HandlerContext, partition: _FetchPartition, version: int) -> None:
