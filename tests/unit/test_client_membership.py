@@ -6,19 +6,22 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 from kafka.protocol.consumer.metadata import ConsumerProtocolSubscription
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.client.connection import Backoff, Connection
 from sparklog.client.consumer.assignors import (
     decode_assignment,
     decode_member,
     encode_assignment,
 )
+from sparklog.client.consumer.fetcher import Fetcher, FetchPosition
+from sparklog.client.consumer.group_fetcher import GroupFetcher
 from sparklog.client.consumer.membership import GroupOptions, Membership, Step, Topics
 from sparklog.client.offsets import OffsetAndMetadata
 from sparklog.clock import ManualClock
@@ -471,6 +474,73 @@ def test_commit_after_the_next_generation_began(coordinator: Coordinator, make: 
     assert not membership.is_lost
     may_go_on.set()
     coordinator.until(lambda: membership.calls)
+
+
+def closing_while_it_joins(
+    coordinator: Coordinator, make: Make, may_go_on: threading.Event
+) -> threading.Thread:
+    """Begins to close a consumer of `t-1` while its generation is over, and the next one begins.
+
+    The next generation begins once `may_go_on` is set.
+    """
+    membership = cooperating(coordinator, make)
+    coordinator.generation = 2
+
+    def slowly(_asked: object) -> flight_messages.SyncedGroup:
+        assert may_go_on.wait(SECONDS)
+        return flight_messages.SyncedGroup(assignment=encode_assignment([("t", 1)]))
+
+    coordinator.say("groups.sync", slowly)
+    coordinator.say("groups.commit", fenced("ILLEGAL_GENERATION"))
+    membership.join([("t", 1)])
+    position = FetchPosition(
+        topic="t", partition=1, fetched=9, next_offset=9, end=None, high_watermark=9
+    )
+    group = GroupFetcher(
+        cast("Connection", coordinator),
+        cast("Fetcher", SimpleNamespace(positions={("t", 1): position})),
+        membership,
+        start="earliest",
+        first_counts={},
+        on_assign=None,
+        on_revoke=None,
+        on_lost=None,
+    )
+    closing = threading.Thread(target=group.close, kwargs={"is_processed": True})
+    closing.start()
+    coordinator.until(lambda: coordinator.calls("groups.commit"))
+    return closing
+
+
+def test_closing_while_the_group_rebalances(coordinator: Coordinator, make: Make) -> None:
+    """The last commit waits for the generation in which it is not refused."""
+    may_go_on = threading.Event()
+    closing = closing_while_it_joins(coordinator, make, may_go_on)
+    may_go_on.set()
+    closing.join(SECONDS)
+    commits = coordinator.calls("groups.commit")
+    assert [(each.generation, each.offsets[0].offset) for each in commits] == [(1, 9), (2, 9)]
+    assert len(coordinator.calls("groups.leave")) == 1
+
+
+def test_closing_waits_no_longer_than_it_may(
+    coordinator: Coordinator, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A rebalance that does not end delays the consumer's end for a bounded time."""
+    caplog.set_level(logging.WARNING, "sparklog.client")
+    may_go_on = threading.Event()
+
+    def leave(_asked: object) -> flight_messages.Empty:
+        may_go_on.set()
+        return flight_messages.Empty()
+
+    coordinator.say("groups.leave", leave)
+    closing = closing_while_it_joins(coordinator, make, may_go_on)
+    while closing.is_alive():
+        coordinator.clock.advance(limits.GROUP_CLOSE_SECONDS)
+        closing.join(0.01)
+    assert len(coordinator.calls("groups.commit")) == 1
+    assert "the last commit of 'g' failed" in caplog.text
 
 
 # ------------------------------------------------------------------------------ commits

@@ -283,8 +283,17 @@ class GroupFetcher:
             membership.close()
 
     def _commit_last(self, offsets: dict[TopicPartition, int]) -> None:
+        membership = self.membership
+        deadline = self._clock.monotonic() + limits.GROUP_CLOSE_SECONDS
         try:
             if offsets:
-                self.membership.commit(offsets, timeout_seconds=limits.GROUP_CLOSE_SECONDS)
+                try:
+                    membership.commit(offsets, timeout_seconds=limits.GROUP_CLOSE_SECONDS)
+                except errors.GroupBusy:
+                    # In the next generation the partitions are its own until it gives them up.
+                    if not membership.wait(deadline):
+                        raise
+                    left_seconds = max(deadline - self._clock.monotonic(), 0.0)
+                    membership.commit(offsets, timeout_seconds=left_seconds)
         except errors.SparklogError as error:
-            _log.warning("the last commit of %r failed: %s", self.membership.options.group, error)
+            _log.warning("the last commit of %r failed: %s", membership.options.group, error)
