@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -22,7 +22,7 @@ class DecodeMemory:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, threading.Lock]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
     def is_short(self) -> bool:
@@ -42,25 +42,39 @@ class DecodeMemory:
     @contextmanager
     def hold(self, size_bytes: int) -> Iterator[None]:
         """Waits until `size_bytes` are free, and holds them while the context is open."""
-        turn = None
-        with self._lock:
-            if self._waiting or not self._has_room(size_bytes):
-                turn = threading.Lock()
-                turn.acquire()
-                self._waiting.append((size_bytes, turn))
-            else:
-                self._held_bytes += size_bytes
-        if turn is not None:
-            turn.acquire()  # released once the bytes are held for this thread
+        turn = threading.Lock()
+        turn.acquire()
+        if not self.request(size_bytes, turn.release):
+            turn.acquire()
         try:
             yield
         finally:
-            with self._lock:
-                self._held_bytes -= size_bytes
-                while self._waiting and self._has_room(self._waiting[0][0]):
-                    size, next_turn = self._waiting.popleft()
-                    self._held_bytes += size
-                    next_turn.release()
+            self.release(size_bytes)
+
+    def request(self, size_bytes: int, granted: Callable[[], None]) -> bool:
+        """Returns True if `size_bytes` are held now; otherwise `granted` is called once they are.
+
+        It is called in the thread that releases other bytes, and must not block. The bytes are
+        held until they are given to `release`.
+        """
+        with self._lock:
+            if not self._waiting and self._has_room(size_bytes):
+                self._held_bytes += size_bytes
+                return True
+            self._waiting.append((size_bytes, granted))
+            return False
+
+    def release(self, size_bytes: int) -> None:
+        """Frees bytes that `request` has granted."""
+        ready: list[Callable[[], None]] = []
+        with self._lock:
+            self._held_bytes -= size_bytes
+            while self._waiting and self._has_room(self._waiting[0][0]):
+                size, granted = self._waiting.popleft()
+                self._held_bytes += size
+                ready.append(granted)
+        for granted in ready:
+            granted()
 
     def _has_room(self, size_bytes: int) -> bool:
         return not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes

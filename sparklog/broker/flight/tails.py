@@ -3,7 +3,7 @@
 A thread for each tail would be woken by each flush, and hundreds of them would spend a core on
 taking turns. Here a tail that has records waits in one queue for its step: it sends them as far as
 its client takes them. A batch that many tails read at the same time is encoded once. A tail whose
-client does not read waits for the client, and no thread waits with it.
+client does not read waits for the client, a large batch for memory, and no thread waits with them.
 """
 
 from __future__ import annotations
@@ -67,8 +67,12 @@ class ServedTail:
     is_ready: bool = False
     """True while it is in the queue."""
     is_idle_due: bool = False
-    memory: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    """The memory of the message that is being sent."""
+    is_waiting: bool = False
+    """True while it waits for memory for its next batch."""
+    held_bytes: int = 0
+    """The memory of the message that is being sent, or of the next one."""
+    is_granted: bool = False
+    """True while `held_bytes` are for the next message."""
 
 
 class Tails:
@@ -141,7 +145,8 @@ class Tails:
         """Queues a tail for its next step, if it may and has to take one."""
         if not served.is_wanted or served not in self._tails:
             return
-        if not (served.is_busy or served.is_sending or served.is_ready):
+        waits = served.is_sending or (served.is_waiting and self._is_open(served))
+        if not (served.is_busy or waits or served.is_ready):
             served.is_ready = True
             self._ready.append(served)
             self._changed.notify()
@@ -187,7 +192,8 @@ class Tails:
     def _step(self, served: ServedTail) -> None:
         """Sends what the tail has in memory, or has a reading thread send one batch."""
         try:
-            served.memory.close()
+            if not served.is_granted:
+                self._release(served)
             served.stream.advance()
             while self._is_open(served):
                 message = self._known(served)
@@ -229,12 +235,40 @@ class Tails:
         return not (self._is_over or served.call.is_dead)
 
     def _end(self, served: ServedTail, failure: BaseException | None) -> None:
-        served.memory.close()
         served.ending.close()
         served.finish(failure)
         with self._changed:  # its thread ends after the last tail
             self._tails.discard(served)
             self._changed.notify()
+        self._release(served)  # after the last moment at which memory is granted to it
+
+    # -------------------------------------------------------------------------- memory
+
+    def _hold(self, served: ServedTail, size: int) -> bool:
+        """Takes memory for the next message. Returns False if the tail waits for it."""
+        if size <= served.held_bytes:
+            return True
+        self._release(served)
+        served.is_waiting = True
+        if not self._reply_memory.request(size, lambda: self._granted(served, size)):
+            return False
+        served.is_waiting, served.held_bytes = False, size
+        return True
+
+    def _granted(self, served: ServedTail, size: int) -> None:
+        """Takes the memory that a tail has waited for, unless it has ended. Never blocks."""
+        with self._changed:
+            is_served = served in self._tails
+            if is_served:
+                served.is_waiting, served.held_bytes, served.is_granted = False, size, True
+                self._want(served)
+        if not is_served:
+            self._reply_memory.release(size)
+
+    def _release(self, served: ServedTail) -> None:
+        size, served.held_bytes, served.is_granted = served.held_bytes, 0, False
+        if size:
+            self._reply_memory.release(size)
 
     # -------------------------------------------------------------------------- messages
 
@@ -242,11 +276,11 @@ class Tails:
         """Sends a message as far as the client takes it. Returns whether it has taken all."""
         served.sent_at = self._clock.monotonic()
         served.stream.waits(sum(map(len, message)))
-        served.is_sending = True
+        served.is_sending, served.is_granted = True, False
         if not served.call.write_soon(message):
             return False
         served.is_sending = False
-        served.memory.close()
+        self._release(served)
         served.stream.advance()
         return True
 
@@ -269,13 +303,14 @@ class Tails:
                 return None
             is_due, served.is_idle_due = served.is_idle_due, False
             return served.idle if is_due else None
-        if served.before is not None:
-            served.before(batch)
         rows, end = batch.rows, batch.end
         size = rows.nbytes
+        if may_wait and size > limits.FLIGHT_FREE_ROWS_BYTES and not self._hold(served, size):
+            served.tail.again()  # the batch is read again once there is memory
+            return None
+        if served.before is not None:
+            served.before(batch)
         served.tail.count(size)
-        if may_wait and size > limits.FLIGHT_FREE_ROWS_BYTES:
-            served.memory.enter_context(self._reply_memory.hold(size))
         header = flight_messages.TailHeader(
             topic=batch.topic,
             partition=batch.partition,

@@ -137,6 +137,13 @@ class Tail:
         assert self._index is not None
         self._partitions[self._index][0].counts.bytes_out += size_bytes
 
+    def again(self) -> None:
+        """Returns to the place of the batch that `next` has returned last."""
+        assert self._index is not None
+        assert self.read is not None
+        self._offsets[self._index] = self.read.offset
+        self._batches = None
+
     def skip(self, end: int) -> None:
         """Continues at `end` in the partition of `place`, whose records the caller has."""
         assert self._index is not None

@@ -1,0 +1,155 @@
+"""The tails of the Flight listener: tails that wait for memory do not delay others."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Final, cast
+
+import pyarrow as pa
+import pytest
+
+from sparklog import limits
+from sparklog.broker.broker import ReadBatch, Tail
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.flight.streams import OpenStream
+from sparklog.broker.flight.tails import ServedTail, Tails
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.clock import ManualClock
+from tests.support.waiting import wait_until
+
+SECONDS: Final = 20.0
+LARGE_BYTES: Final = 2 * limits.FLIGHT_FREE_ROWS_BYTES
+MANY: Final = 2 * limits.FLIGHT_TAIL_READERS
+
+
+class Client:
+    """The call of a client that reads everything at once, or only when a test lets it."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.is_dead = False
+        self.reads = True
+
+    def write_soon(self, parts: list[Any]) -> bool:
+        self.sent.append(b"".join(bytes(each) for each in parts))
+        return self.reads
+
+
+class Bed:
+    """Tails of partitions that are not in memory: each has one batch of the given bytes."""
+
+    def __init__(self, memory_bytes: int) -> None:
+        self.clock = ManualClock()
+        self.memory = DecodeMemory(memory_bytes)
+        self.tails = Tails(self.memory, clock=self.clock)
+        self.table = PartitionTable()
+        self.topic = Topic("t", "id", {})
+        self.table.add_topic(self.topic)
+        self.sizes: list[int] = []
+        self.ended: list[Client] = []
+
+    def add(self, size_bytes: int, client: Client | None = None) -> tuple[Client, ServedTail]:
+        number = len(self.topic.partitions)
+        partition = Partition(number, leader_epoch=0, start=0, published=0)
+        partition.end = 1
+        self.topic.partitions.append(partition)
+        self.sizes.append(size_bytes)
+        client = client or Client()
+        served = ServedTail(
+            call=cast("Any", client),
+            stream=OpenStream(self.clock, "peer", sends=False, cut=lambda: None),
+            shape=(None, None),
+            idle=(),
+            idle_seconds=3600.0,
+            finish=lambda _: self.ended.append(client),
+        )
+        served.tail = Tail(
+            self.table,
+            [(self.topic, partition)],
+            [0],
+            self._next_batches,
+            lambda: self.tails.wake(served),
+        )
+        served.ending = contextlib.ExitStack()
+        served.ending.callback(served.tail.close)
+        self.tails.add(served)
+        return client, served
+
+    def _next_batches(
+        self, topic: Topic, partition: Partition, start: int, end: int
+    ) -> tuple[Iterator[ReadBatch], bool]:
+        value = bytes([partition.number]) * self.sizes[partition.number]
+        batch = ReadBatch(
+            topic=topic.name,
+            partition=partition.number,
+            first=start,
+            end=end,
+            high_watermark=end,
+            rows=pa.RecordBatch.from_pydict({"value": [value]}),
+        )
+        return iter([batch]), False
+
+
+@pytest.fixture
+def bed() -> Iterator[Bed]:
+    """Tails with memory for one large batch at a time."""
+    found = Bed(LARGE_BYTES * 3 // 2)
+    yield found
+    found.tails.close()
+
+
+def test_tails_that_wait_for_memory_do_not_delay_others(bed: Bed) -> None:
+    """More of them than there are reading threads; each gets its batch once there is memory."""
+    with bed.memory.hold(LARGE_BYTES):
+        waiting = [bed.add(LARGE_BYTES) for _ in range(MANY)]
+        wait_until(lambda: all(served.is_waiting for _, served in waiting), "all wait")
+        small, _ = bed.add(1)
+        wait_until(lambda: len(small.sent) == 1, "the small batch is sent")
+        assert not any(client.sent for client, _ in waiting)
+    for number, (client, served) in enumerate(waiting):
+        wait_until(lambda each=client: bool(each.sent), "it is sent")  # type: ignore[misc]
+        (message,) = client.sent
+        assert bytes([number]) * LARGE_BYTES in message
+        assert not served.is_waiting
+    wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
+    assert not bed.memory.is_short
+
+
+def test_a_message_keeps_its_memory_until_it_is_read(bed: Bed) -> None:
+    """The next tail waits until the client has read it."""
+    slow = Client()
+    slow.reads = False
+    _, first = bed.add(LARGE_BYTES, slow)
+    wait_until(lambda: bool(slow.sent), "it is sent")
+    next_one, served = bed.add(LARGE_BYTES)
+    wait_until(lambda: served.is_waiting, "it waits")
+    assert not next_one.sent
+    bed.tails.progress(first)
+    wait_until(lambda: bool(next_one.sent), "the next is sent")
+    wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
+
+
+def test_a_tail_that_waits_for_memory_ends_with_its_call(bed: Bed) -> None:
+    """It does not wait for the memory first, and keeps none that it gets later."""
+    with bed.memory.hold(LARGE_BYTES):
+        client, served = bed.add(LARGE_BYTES)
+        wait_until(lambda: served.is_waiting, "it waits")
+        client.is_dead = True
+        bed.tails.progress(served)
+        wait_until(lambda: bed.ended == [client], "it has ended")
+    assert not client.sent
+    wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
+
+
+def test_the_end_of_all_tails_waits_for_no_memory(bed: Bed) -> None:
+    """Closing ends tails that wait."""
+    with bed.memory.hold(LARGE_BYTES):
+        _, served = bed.add(LARGE_BYTES)
+        wait_until(lambda: served.is_waiting, "it waits")
+        closing = threading.Thread(target=bed.tails.close)
+        closing.start()
+        closing.join(SECONDS)
+        assert not closing.is_alive()
+    assert not bed.memory.held_bytes
