@@ -383,7 +383,7 @@ def test_batches_of_a_reading_that_is_over(broker: LiveBroker, connection: Conne
         before = fetcher._reading
         consumer.pause("t")
         rows = pa.RecordBatch.from_pylist(broker.rows("t"), record.ROW_SCHEMA)
-        assert not fetcher._put(before, fetcher.positions["t", 0], rows, 10)
+        assert not fetcher._put(before, fetcher.positions["t", 0], rows, 0, 10)
         consumer.resume("t")
         assert _values(_poll_all(consumer, 10)) == list(range(10))
 

@@ -341,18 +341,21 @@ class Consumer:
         self._leave_chunk()
 
     def _leave_chunk(self) -> None:
-        taken = self._taken_rows()
-        self._records_count += taken.num_rows
-        self._bytes_count += taken.nbytes
+        records, size_bytes = self._taken()
+        self._records_count += records
+        self._bytes_count += size_bytes
         self._chunk, self._records = None, iter(())
 
-    def _taken_rows(self) -> pa.RecordBatch:
-        """Returns the rows of the current chunk that were handed out."""
-        if self._chunk is None:
-            return pa.RecordBatch.from_pylist([], pa.schema([]))
-        rows = self._chunk.rows
-        offsets = rows.column("offset").to_numpy()
-        return rows.slice(0, int(np.searchsorted(offsets, self._chunk.position.next_offset)))
+    def _taken(self) -> tuple[int, int]:
+        """Returns how many records of the current chunk were handed out, and their bytes."""
+        chunk = self._chunk
+        if chunk is None:
+            return 0, 0
+        if chunk.position.next_offset >= chunk.end:
+            return chunk.rows.num_rows, chunk.size_bytes
+        offsets = chunk.rows.column("offset").to_numpy()
+        count = int(np.searchsorted(offsets, chunk.position.next_offset))
+        return count, chunk.rows.slice(0, count).nbytes
 
     # -------------------------------------------------------------------------- positions
 
@@ -529,11 +532,11 @@ class Consumer:
 
     def statistics(self) -> ConsumerStatistics:
         """Returns counts of its work; asks no broker."""
-        taken = self._taken_rows()
+        records, size_bytes = self._taken()
         micros = self._last_poll_us
         return ConsumerStatistics(
-            records=self._records_count + taken.num_rows,
-            bytes=self._bytes_count + taken.nbytes,
+            records=self._records_count + records,
+            bytes=self._bytes_count + size_bytes,
             lag=self._fetcher.lag,
             rebalances=0 if self._group is None else self._group.rebalances,
             buffered_bytes=self._fetcher.buffered_bytes,
