@@ -100,6 +100,15 @@ def bed() -> Iterator[Bed]:
     found.tails.close()
 
 
+def test_steps_are_taken_at_a_limited_rate(bed: Bed) -> None:
+    """Many tails leave time to others: a tail has its turn less often, and sends more by it."""
+    clients = [bed.add(1)[0] for _ in range(4 * MANY)]
+    wait_until(lambda: all(each.sent for each in clients), "all are sent")
+    bed.tails.close()
+    least_seconds = bed.tails.steps * limits.FLIGHT_TAIL_SECONDS - 0.001
+    assert bed.clock.monotonic() >= least_seconds > 0
+
+
 def test_tails_that_wait_for_memory_do_not_delay_others(bed: Bed) -> None:
     """More of them than there are reading threads; each gets its batch once there is memory."""
     with bed.memory.hold(LARGE_BYTES):

@@ -10,7 +10,8 @@ from typing import Any, Final, cast
 import pytest
 
 from sparklog.broker.kafka.listener import KafkaListener
-from sparklog.limits import KAFKA_WOKEN_FETCHES, MIB
+from sparklog.clock import Clock, ManualClock
+from sparklog.limits import KAFKA_WAKE_SECONDS, KAFKA_WOKEN_FETCHES, MIB
 
 FETCHES: Final = 5 * KAFKA_WOKEN_FETCHES
 SEEN: Final[Mapping[tuple[str, int], int]] = {("t", 0): 0}
@@ -42,7 +43,7 @@ class Broker:
 class Listening:
     """A listener whose loop runs in this thread, with the calls from other threads counted."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, clock: Clock | None = None) -> None:
         self.broker = Broker()
         self.listener = KafkaListener(
             cast("Any", self.broker),
@@ -51,6 +52,7 @@ class Listening:
             address="127.0.0.1:1",
             request_max_bytes=MIB,
             memory_bytes=MIB,
+            clock=clock,
         )
         self.wakes = 0
         call_in_loop = self.listener._call_in_loop
@@ -95,6 +97,28 @@ def test_a_flush_wakes_the_loop_once_and_its_fetches_in_turns(listening: Listeni
         assert listening.broker.stopped == FETCHES
 
     listening.run(work())
+
+
+def test_fetches_are_woken_at_a_limited_rate() -> None:
+    """The loop has time for others, however many fetches wait: it wakes some, and then pauses."""
+    clock = ManualClock()
+
+    async def work(listening: Listening) -> None:
+        fetches = [listening.fetch() for _ in range(FETCHES)]
+        await asyncio.sleep(0)
+        clock.advance(60.0)  # a long pause earns no more than one turn
+        listening.broker.flush()
+        for turn in range(1, FETCHES // KAFKA_WOKEN_FETCHES + 1):
+            for _ in range(5):
+                listening.listener._wake()
+                await asyncio.sleep(0)
+            assert sum(fetch.done() for fetch in fetches) == turn * KAFKA_WOKEN_FETCHES
+            clock.advance((KAFKA_WOKEN_FETCHES + 0.5) * KAFKA_WAKE_SECONDS)
+
+    with socket.socket() as sock:
+        listening = Listening(sock, clock)
+        listening.run(work(listening))
+        listening.listener.close()
 
 
 def test_fetches_of_a_later_flush_wait_behind_those_of_an_earlier_one(listening: Listening) -> None:

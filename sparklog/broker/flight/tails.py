@@ -29,6 +29,8 @@ from sparklog.broker.flight.streams import OpenStream
 from sparklog.clock import ThreadClock
 from sparklog.formats import flight_messages
 
+_PAUSE_SECONDS: Final = 0.001
+"""The shortest pause between two steps; before it, some are taken without one."""
 _CACHED_MESSAGES: Final = 64
 _CACHED_BYTES: Final = 64 * limits.KIB
 """The largest message that is kept for other tails."""
@@ -154,9 +156,14 @@ class Tails:
     # -------------------------------------------------------------------------- the thread
 
     def _run(self) -> None:
+        next_step = self._clock.monotonic()
         while (served := self._next()) is not None:
             self.steps += 1
             self._step(served)
+            now = self._clock.monotonic()
+            next_step = max(next_step, now) + limits.FLIGHT_TAIL_SECONDS
+            if next_step - now >= _PAUSE_SECONDS:
+                self._clock.sleep(next_step - now)
 
     def _next(self) -> ServedTail | None:
         """Returns the next tail that is due; None when all have ended."""

@@ -45,6 +45,7 @@ from sparklog.limits import (
     KAFKA_OTHER_FILES,
     KAFKA_READ_THREADS,
     KAFKA_SEEK_THREADS,
+    KAFKA_WAKE_SECONDS,
     KAFKA_WATCHED_PARTITIONS,
     KAFKA_WOKEN_FETCHES,
     LISTEN_BACKLOG,
@@ -54,6 +55,8 @@ _T = TypeVar("_T")
 _CHECK_SECONDS: Final = 1.0
 _CHECK_SHORT_SECONDS: Final = 0.25
 """The intervals between two checks of all connections: usually, and while memory is short."""
+_WAKE_PAUSE_SECONDS: Final = 0.001
+"""Between two turns in which fetches are woken: the resolution of the loop's timers."""
 _MEASURE_SECONDS: Final = 0.1
 _MEASURE_WEIGHT: Final = 0.02
 """The weight of the newest interval in the idle share: an average of about five seconds."""
@@ -131,6 +134,8 @@ class KafkaListener:
         """Fetches whose partitions have grown, in the order in which they are woken."""
         self._is_waking = False
         """True if `_wake` is scheduled."""
+        self._next_wake = 0.0
+        """The time from which on the next fetch may be woken."""
         self._watched = 0
         """Partitions that are watched, without those of requests of few partitions."""
         self._stopping: set[asyncio.Task[None]] = set()
@@ -269,15 +274,20 @@ class KafkaListener:
     def _wake(self) -> None:
         """Wakes the next few fetches, and the others in later turns of the loop.
 
-        One record may be awaited by hundreds of consumers. Producers' requests and acks come
-        between their replies, and not behind all of them.
+        One record may be awaited by hundreds of consumers. Their replies take a part of the loop's
+        time, so that producers' requests do not wait behind them: where there are more, each
+        consumer has its turn less often, and gets more records by one reply.
         """
         self._is_waking = False  # first, so that no fetch is added without a wake
-        for _ in range(min(KAFKA_WOKEN_FETCHES, len(self._woken))):
+        now = self._clock.monotonic()
+        spare_seconds = (KAFKA_WOKEN_FETCHES - 1) * KAFKA_WAKE_SECONDS
+        self._next_wake = max(self._next_wake, now - spare_seconds)
+        while self._woken and self._next_wake <= now:
             _set_done(self._woken.popleft())
+            self._next_wake += KAFKA_WAKE_SECONDS
         if self._woken and not self._is_waking:
             self._is_waking = True
-            self._loop.call_soon(self._wake)
+            self._loop.call_later(_WAKE_PAUSE_SECONDS, self._wake)
 
     async def _stop_watching(self, watch: GrowthWatch, partitions: int) -> None:
         await self.scheduler.wait_turn()
