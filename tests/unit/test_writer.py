@@ -1060,7 +1060,7 @@ class Flushes:
         self.pending: list[PendingAppend] = []
         """Appends of `begin`."""
         faulty(self.rig, self.landing)
-        self.pool = ThreadPoolExecutor(8)
+        self.pool = ThreadPoolExecutor(12)
 
     def begin(self, *values: str, puts: bool = True, **where: Any) -> list[Future[AppendResult]]:
         """Submits an append for each value, and waits until the flush of each was begun."""
@@ -1129,6 +1129,21 @@ def test_leading_ends_with_the_writer(flushes: Flushes, *, is_closed: bool) -> N
     (writer.close if is_closed else writer.fail)(ended)
     for each in leading:
         each.result(10)
+
+
+def test_leading_ends_after_the_last_flush(flushes: Flushes) -> None:
+    """All threads that lead flushes return when the writer is closed with appends in its queue."""
+    writer = flushes.rig.writer
+    begun = flushes.begin("a", "b", "c", "d")
+    last = flushes.rig.submit(["e"])
+    leading = [flushes.pool.submit(writer.lead_flushes) for _ in range(writer.leaders)]
+    closing = flushes.pool.submit(writer.close, errors.BrokerClosing(broker=1))
+    time.sleep(0.005)
+    flushes.landing.allow_all()
+    for each in (closing, *leading):
+        each.result(10)
+    assert [each.result(10).base_offset for each in begun] == [0, 1, 2, 3]
+    assert flushes.rig.broker.wait(last)[0].base_offset == 4
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations([1, 2, 3])), ids=str)

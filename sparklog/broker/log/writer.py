@@ -771,7 +771,9 @@ class Writer:
         return not self._leading and self._under_way < self._at_once and bool(self._queue)
 
     def _notify_due(self) -> None:
-        if self._is_due():
+        if self._closed is not None:
+            self._due.notify_all()  # all of them end when the queue is empty
+        elif self._is_due():
             self._due.notify()
 
     @property
