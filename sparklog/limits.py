@@ -39,6 +39,7 @@ QUEUE_BYTES = 64 * MIB
 HOT_TAIL_BYTES = 192 * MIB
 IDLE_HEAP_BYTES = 64 * MIB  # of freed memory; more is returned to the system
 IDLE_HEAP_SECONDS = 10.0  # that it is unused before
+GC_FULL_EVERY = 100  # garbage collections of young objects; Python's default is 10
 UNPUBLISHED_BYTES = 8 * GIB
 STAGED_BYTES = 64 * GIB
 TOPIC_HELD_BYTES = 1 * GIB

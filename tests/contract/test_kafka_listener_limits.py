@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import gc
 import socket
 import threading
 import time
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -440,3 +442,38 @@ def test_clients_that_come_at_a_time_are_all_accepted(tmp_path: Path) -> None:
         assert time.monotonic() - began < 1.0
         with frames(agent) as client:
             assert find_coordinator(client) == ErrorCode.none
+
+
+def test_connections_that_have_ended_keep_no_bytes(tmp_path: Path) -> None:
+    """Read-ahead and unfinished requests are freed at once, before Python collects cycles."""
+    with broker(tmp_path / "root") as agent:
+        assert agent._kafka is not None
+        listener = agent._kafka
+        host, _, port = agent.kafka_address.rpartition(":")
+
+        def opened(sent: bytes = b"") -> socket.socket:
+            client = socket.create_connection((host, int(port)), 30.0)
+            client.sendall(sent)
+            return client
+
+        def kept_bytes() -> int:
+            wait_until(lambda: not listener.connection_count, "the connections do not end")
+            return tracemalloc.get_traced_memory()[0]
+
+        opened().close()
+        gc.disable()
+        tracemalloc.start()
+        try:
+            before_bytes = kept_bytes()
+            clients = [opened() for _ in range(50)]
+            wait_until(lambda: listener.connection_count == 50, "the connections are not accepted")
+            for each in clients:
+                each.close()
+            assert kept_bytes() - before_bytes < 25 * limits.KAFKA_READ_BYTES
+            large = opened((16 * limits.MIB).to_bytes(4, "big") + bytes(8 * limits.MIB))
+            wait_until(lambda: listener.memory.held_bytes >= 4 * limits.MIB, "nothing arrives")
+            large.close()
+            assert kept_bytes() - before_bytes < 4 * limits.MIB
+        finally:
+            tracemalloc.stop()
+            gc.enable()

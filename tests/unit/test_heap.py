@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 
 import pytest
 
+from sparklog.broker.agent import _freeze_objects
 from sparklog.broker.heap import HeapTrimmer
-from sparklog.limits import IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS
+from sparklog.limits import GC_FULL_EVERY, IDLE_HEAP_BYTES, IDLE_HEAP_SECONDS
 
 
 class Heap:
@@ -88,3 +90,15 @@ def test_the_system_gets_the_memory_of_a_burst() -> None:
     assert full - first > 250
     assert freed - first > 250, "glibc gives it back by itself: the trimmer is not needed"
     assert trimmed - first < 50
+
+
+def test_old_objects_are_looked_through_seldom() -> None:
+    """The objects of a broker that has started are exempt; later ones are visited less often."""
+    before = gc.get_threshold()
+    try:
+        _freeze_objects()
+        assert gc.get_freeze_count()
+        assert gc.get_threshold() == (*before[:2], GC_FULL_EVERY)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*before)

@@ -8,7 +8,7 @@ while there is none. Requests and replies of many items are processed in turns (
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, NamedTuple
 
 import structlog
@@ -111,8 +111,8 @@ class KafkaConnection:
         self._stream.left = lambda: self._client_left(task)
         try:
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._receive())
-                both.create_task(self._send())
+                both.create_task(_without_frames(self._receive))
+                both.create_task(_without_frames(self._send))
         except* ConnectionError:
             pass  # the client has left
         except* asyncio.CancelledError:
@@ -123,7 +123,7 @@ class KafkaConnection:
             _log.exception("a connection is closed")
         finally:
             self._disconnected.set()
-            self._stream.transport.close()
+            self._stream.close()
             for grant in self._grants:
                 grant.release_all()
             while not self._replies.empty():
@@ -410,6 +410,17 @@ class KafkaConnection:
                     raise errors.BadRequest(reason=reason)
             grant.shrink_reply(writer.written_bytes)
         return writer.finish()
+
+
+async def _without_frames(work: Callable[[], Awaitable[None]]) -> None:
+    """Does `work`. An error of it refers to no frames, which have the bytes of requests.
+
+    The error of a connection is part of a cycle, which Python frees late.
+    """
+    try:
+        await work()
+    except (ConnectionError, asyncio.CancelledError, errors.SparklogError) as error:
+        raise error.with_traceback(None) from None
 
 
 async def _take_reply_memory(grant: MemoryGrant, size: int) -> None:

@@ -145,6 +145,13 @@ class SocketStream(asyncio.BufferedProtocol):
         self._resume_reading()
         return large
 
+    def close(self) -> None:
+        """Closes the connection, and frees the bytes that were read ahead."""
+        self.transport.close()
+        self.left = None
+        self._buffer = bytearray()
+        self._first = self._last = 0
+
     async def _receive_more(self) -> None:
         if self._is_over:
             raise ConnectionResetError("the client has left")
