@@ -547,7 +547,7 @@ def _encoded(
 
 
 def _offsets(parquet: pq.ParquetFile, path: str) -> npt.NDArray[np.int64]:
-    column = parquet.read(columns=["offset"]).column("offset").cast(pa.int64())
+    column = parquet.read(columns=["offset"], use_threads=False).column("offset").cast(pa.int64())
     if column.null_count:
         raise errors.CorruptObject(path=path, check="it holds a record without an offset")
     return arrow.as_numpy(column)
