@@ -516,10 +516,8 @@ class TopicAdmin:
                 borders=log_compaction.borders(table),
                 span_us=retention.span_us(snapshot.config),
             )
-            for group in groups:
-                merged = file_compaction.compact(table, group)
-                if merged is not None:
-                    counts.add_merged([merged])
+            for together in file_compaction.together(groups):
+                counts.add_merged(file_compaction.compact(table, together))
             self._publisher.table(topic).refresh()
         return self.describe(name)
 

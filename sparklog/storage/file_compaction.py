@@ -20,6 +20,7 @@ Rules:
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ from sparklog import arrow, errors, limits
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import data_file, restoring, sorting
 from sparklog.storage.decode_bounds import light_rows
-from sparklog.storage.objects import ObjectMissing, Store
+from sparklog.storage.objects import ObjectMissing, Store, claim_all, in_parallel
 from sparklog.storage.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path, maintenance_app_id
@@ -208,48 +209,104 @@ def _doubles(pack: Sequence[TableFile]) -> bool:
 # ------------------------------------------------------------------------------ merging
 
 
-def compact(table: TopicTable, group: FileGroup) -> TableFile | None:
-    """Merges the group's files into one, and commits it. Returns the new file.
+@dataclass(frozen=True, slots=True)
+class _Merge:
+    """A group, and the files that are to replace it."""
 
-    None if they have no rows and are only removed, or if the merge was abandoned because another
-    commit replaced or removed one of them. Raises like `TopicTable.commit`, `MissingObject` for an
-    active file that does not exist, and `CorruptObject` for one that differs from the log, or if
-    the merged file is already lost.
+    group: FileGroup
+    files: tuple[TableFile, ...]
+
+
+def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
+    """Yields the groups in lists to be merged by one commit each: small ones together."""
+    found: list[FileGroup] = []
+    size = 0
+    for group in groups:
+        size += _size(group.files)
+        is_full = len(found) >= limits.COMPACT_GROUPS_TOGETHER
+        if found and (is_full or size > limits.COMPACT_TOGETHER_BYTES):
+            yield found
+            found, size = [], _size(group.files)
+        found.append(group)
+    if found:
+        yield found
+
+
+def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
+    """Merges each group's files into one, and commits all of that together. Returns the new files.
+
+    Files of a group without rows are only removed. A group is left out if another commit replaced
+    or removed one of its files. If one cannot be merged, the others are, and then its error is
+    raised: `MissingObject` for an active file that does not exist, `CorruptObject` for one that
+    differs from the log, and those of the store. Raises like `TopicTable.commit`, and
+    `CorruptObject` if a merged file is already lost.
     """
-    try:
-        encoded = _merge(table.store, table.topic, group)
-    except ObjectMissing as error:
-        if _are_active(group, table.refresh()):
-            raise errors.MissingObject(path=error.path, reason="the table names it") from error
-        return None
-    merged = _put(table, group, encoded) if encoded else None
-    return merged if _replace(table, group, (merged,) if merged else ()) else None
-
-
-def _put(table: TopicTable, group: FileGroup, encoded: data_file.Encoded) -> TableFile:
-    return data_file.put_file(
+    found = in_parallel(
         table.store,
-        encoded,
-        topic=table.topic,
-        topic_id=group.topic_id,
-        partition=group.partition,
-        clock=table.clock,
+        partial(_try_merge, table.store, table.topic),
+        groups,
+        at_once=limits.TABLE_REQUESTS_AT_ONCE,
     )
+    failures: list[errors.SparklogError] = []
+    merges: list[_Merge] = []
+    objects: list[tuple[str, pa.Buffer]] = []
+    for group, outcome in zip(groups, found, strict=True):
+        if isinstance(outcome, errors.SparklogError):
+            failures.append(outcome)
+        elif isinstance(outcome, ObjectMissing):
+            if _are_active(group, table.refresh()):
+                reason = "the table names it"
+                failures.append(errors.MissingObject(path=outcome.path, reason=reason))
+        elif outcome is None:
+            merges.append(_Merge(group, ()))
+        else:
+            file = data_file.new_file(
+                outcome, topic_id=group.topic_id, partition=group.partition, clock=table.clock
+            )
+            merges.append(_Merge(group, (file,)))
+            objects.append((data_path(table.topic, file), outcome.data))
+    done: list[_Merge] = []
+    if merges:
+        _put(table, objects)
+        done = _replace(table, merges)
+    for failure in failures:
+        raise failure
+    return [file for each in done for file in each.files]
 
 
-def _replace(table: TopicTable, group: FileGroup, merged: Sequence[TableFile]) -> bool:
-    """Commits `merged` for the group. Returns False, and deletes `merged`, if abandoned."""
-    is_wanted = True
+def _try_merge(
+    store: Store, topic: str, group: FileGroup
+) -> data_file.Encoded | errors.SparklogError | ObjectMissing | None:
+    try:
+        return _merge(store, topic, group)
+    except (errors.SparklogError, ObjectMissing) as error:
+        return error
+
+
+def _put(table: TopicTable, objects: Sequence[tuple[str, pa.Buffer]]) -> None:
+    """Puts new files durably together. Deletes all of them and raises the error if one fails."""
+    outcomes = claim_all(table.store, objects, clock=table.clock)
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
+                table.store.delete(path for path, _ in objects)
+            raise outcome
+    assert all(outcomes), objects
+
+
+def _replace(table: TopicTable, merges: Sequence[_Merge]) -> list[_Merge]:
+    """Commits the merges whose files are still active; deletes the new files of the others."""
+    wanted = list(merges)
 
     def decide(snapshot: TableSnapshot) -> TableChange | None:
-        nonlocal is_wanted
-        is_wanted = _are_active(group, snapshot)
-        if not is_wanted:
+        nonlocal wanted
+        wanted = [each for each in merges if _are_active(each.group, snapshot)]
+        if not wanted:
             return None
         return TableChange(
-            adds=tuple(merged),
-            removes=group.files,
-            txns={maintenance_app_id(group.topic_id): snapshot.version + 1},
+            adds=tuple(file for each in wanted for file in each.files),
+            removes=tuple(file for each in wanted for file in each.group.files),
+            txns={maintenance_app_id(wanted[0].group.topic_id): snapshot.version + 1},
             data_change=False,
             operation="OPTIMIZE",
         )
@@ -257,15 +314,17 @@ def _replace(table: TopicTable, group: FileGroup, merged: Sequence[TableFile]) -
     try:
         table.commit(decide)
     except errors.Retriable:
-        is_wanted = False
+        wanted = []
         raise
     finally:
-        if merged and not is_wanted:
-            _delete(table, merged)
+        _delete(table, [file for each in merges if each not in wanted for file in each.files])
         pa.default_memory_pool().release_unused()  # it would keep what the merge took
-    if is_wanted:
-        restoring.verify(table, merged, group.files)
-    return is_wanted
+    restoring.verify(
+        table,
+        [file for each in wanted for file in each.files],
+        [file for each in wanted for file in each.group.files],
+    )
+    return wanted
 
 
 def _delete(table: TopicTable, files: Sequence[TableFile]) -> None:
@@ -486,7 +545,16 @@ def put_in_order(
     is_done = False
     try:
         for encoded in _encoded(table, group, target_bytes, border):
-            merged.append(_put(table, group, encoded))
+            merged.append(
+                data_file.put_file(
+                    table.store,
+                    encoded,
+                    topic=table.topic,
+                    topic_id=group.topic_id,
+                    partition=group.partition,
+                    clock=table.clock,
+                )
+            )
             if should_stop():
                 return ()
         is_done = True
@@ -497,7 +565,7 @@ def put_in_order(
     finally:
         if not is_done:
             _delete(table, merged)
-    return tuple(merged) if _replace(table, group, merged) else ()
+    return tuple(merged) if _replace(table, [_Merge(group, tuple(merged))]) else ()
 
 
 def _encoded(

@@ -255,8 +255,7 @@ def test_a_file_whose_rows_are_nowhere_holds_its_topic_back(
     rig.publish()
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
-    merged = file_compaction.compact(table, group)
-    assert merged is not None
+    (merged,) = file_compaction.compact(table, [group])
     rig.publisher.table(rig.partition_table.topic("t")).refresh()
     path = f"topics/t/{merged.path}"
     data = store.get(path)
@@ -342,8 +341,7 @@ def test_files_that_a_merge_replaced_stay_until_it_is_confirmed(
         rig.publish()
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
-    merged = file_compaction.compact(table, group)
-    assert merged is not None
+    (merged,) = file_compaction.compact(table, [group])
     before = paths(store, "topics/t/partition=0")
     janitors = TopicTable(store, "t", clock=clock)
     janitors.refresh()
@@ -446,7 +444,7 @@ def test_confirmed_commits_are_dropped(clock: ManualClock) -> None:
         rig.publish()
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
-    file_compaction.compact(table, group)
+    file_compaction.compact(table, [group])
     assert table._unconfirmed
     maintenance.sweep_replaced(table)
     assert not table._unconfirmed

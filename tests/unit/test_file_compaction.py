@@ -19,9 +19,23 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats.record import FILE_SCHEMA, TIMESTAMP
-from sparklog.storage import data_file
-from sparklog.storage.file_compaction import FileGroup, choose, compact, disordered, put_in_order
-from sparklog.storage.objects import LocalStore, MemoryStore, Store
+from sparklog.storage import data_file, file_compaction
+from sparklog.storage.file_compaction import (
+    FileGroup,
+    choose,
+    compact,
+    disordered,
+    put_in_order,
+    together,
+)
+from sparklog.storage.objects import (
+    Fault,
+    LocalStore,
+    MemoryStore,
+    ScriptedFaults,
+    Store,
+    claim_all,
+)
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -298,8 +312,7 @@ def test_merge_keeps_every_row(table: TopicTable) -> None:
     for _ in range(5):
         publish_rows(table, 0, 20)
     before, inputs = rows_of(table), data_files(table)
-    merged = compact(table, whole(table))
-    assert merged is not None
+    (merged,) = compact(table, [whole(table)])
     assert table.snapshot.files == ((merged,),)
     assert rows_of(table).equals(before)
     assert (merged.first, merged.last, merged.rows) == (0, 99, 100)
@@ -318,8 +331,7 @@ def test_merge_goes_on_beside_the_publisher(table: TopicTable, clock: ManualCloc
     slow.refresh()
     group = whole(table)
     publish_rows(table, 0, 20)
-    merged = compact(slow, group)
-    assert merged is not None
+    assert compact(slow, [group])
     assert [file.first for file in table.refresh().files[0]] == [0, 40]
 
 
@@ -330,9 +342,9 @@ def test_two_merges_of_the_same_files(table: TopicTable, clock: ManualClock) -> 
     group = whole(table)
     late = TopicTable(table.store, "t", clock=clock)
     late.refresh()
-    assert compact(table, group) is not None
+    assert compact(table, [group])
     files = data_files(table)
-    assert compact(late, group) is None
+    assert compact(late, [group]) == []
     assert data_files(table) == files
     assert rows_of(table).num_rows == 40
 
@@ -343,12 +355,12 @@ def test_merge_yields_to_retention_and_deletion(table: TopicTable, clock: Manual
     publish_rows(table, 0, 20)
     group = whole(table)
     table.commit(lambda snapshot: TableChange(removes=snapshot.files[0][:1]))
-    assert compact(table, group) is None
+    assert compact(table, [group]) == []
     assert [file.first for file in table.refresh().files[0]] == [20]
     table.commit(delete_change)
-    assert compact(table, group) is None
+    assert compact(table, [group]) == []
     create(table, 1, topic_id="second")
-    assert compact(table, group) is None
+    assert compact(table, [group]) == []
     assert table.refresh().files == ((),)
 
 
@@ -357,9 +369,9 @@ def test_swept_input_gives_the_merge_up(table: TopicTable) -> None:
     publish_rows(table, 0, 20)
     publish_rows(table, 0, 20)
     group = whole(table)
-    compact(table, group)
+    compact(table, [group])
     table.store.delete(data_path("t", file) for file in group.files)
-    assert compact(table, group) is None
+    assert compact(table, [group]) == []
 
 
 def test_missing_active_file_is_reported(table: TopicTable) -> None:
@@ -367,7 +379,7 @@ def test_missing_active_file_is_reported(table: TopicTable) -> None:
     file = publish_rows(table, 0, 20)
     table.store.delete([data_path("t", file)])
     with pytest.raises(errors.MissingObject):
-        compact(table, whole(table))
+        compact(table, [whole(table)])
 
 
 def add_foreign(table: TopicTable, found: pa.Table, **told: int | None) -> TableFile:
@@ -402,7 +414,7 @@ def test_foreign_order_and_types_are_put_right(table: TopicTable) -> None:
     table.store.put_new(data_path("t", file), sink.getvalue())
     txns = {end_app_id(tables.TOPIC_ID, 0): 50}
     table.commit(lambda _: TableChange(adds=(file,), txns=txns))
-    assert compact(table, whole(table)) is not None
+    assert compact(table, [whole(table)])
     expected = [tables.record_batch(0, 0, 20).select(FILE_SCHEMA.names), batch]
     assert rows_of(table).equals(pa.Table.from_batches(expected))
 
@@ -412,7 +424,7 @@ def test_wrong_count_is_not_committed(table: TopicTable) -> None:
     good = pa.Table.from_batches([tables.record_batch(0, 0, 20)]).select(FILE_SCHEMA.names)
     add_foreign(table, good, rows=19)
     with pytest.raises(errors.CorruptObject, match="holds 20 rows"):
-        compact(table, whole(table))
+        compact(table, [whole(table)])
     assert table.refresh().version == 1
 
 
@@ -421,7 +433,7 @@ def test_doubled_offset_is_not_committed(table: TopicTable) -> None:
     half = pa.Table.from_batches([tables.record_batch(0, 0, 10)]).select(FILE_SCHEMA.names)
     add_foreign(table, pa.concat_tables([half, half]))
     with pytest.raises(errors.CorruptObject, match="an offset twice"):
-        compact(table, whole(table))
+        compact(table, [whole(table)])
 
 
 def plain_rows(first: int, count: int) -> pa.Table:
@@ -441,8 +453,7 @@ def test_lacking_columns_are_null(table: TopicTable, lacking: list[str], is_sort
     given = before.drop_columns(lacking)
     order = "ascending" if is_sorted else "descending"
     add_foreign(table, given.sort_by([("offset", order)]), **UNTOLD)
-    merged = compact(table, choose(table.snapshot)[0])
-    assert merged is not None
+    (merged,) = compact(table, choose(table.snapshot)[:1])
     assert (merged.first, merged.last, merged.rows) == (0, 19, 20)
     found = rows_of(table)
     assert found.schema.equals(FILE_SCHEMA)
@@ -490,7 +501,7 @@ def test_odd_files_are_named(table: TopicTable, spoil: Any, check: str) -> None:
     file = add_foreign(table, spoil(plain_rows(0, 20)), **UNTOLD)
     files = data_files(table)
     with pytest.raises(errors.CorruptObject, match=check) as found:
-        compact(table, choose(table.snapshot)[0])
+        compact(table, choose(table.snapshot)[:1])
     assert found.value.path == data_path("t", file)
     assert data_files(table) == files
     assert table.refresh().files == ((file,),)
@@ -503,7 +514,7 @@ def test_lying_statistics_are_named(table: TopicTable, monkeypatch: pytest.Monke
     file = add_foreign(table, plain_rows(15, 20))
     assert (file.first, file.last) == (20, 39)
     with pytest.raises(errors.CorruptObject, match="offsets 15 to 34") as found:
-        compact(table, whole(table))
+        compact(table, [whole(table)])
     assert found.value.path == data_path("t", file)
 
 
@@ -524,7 +535,7 @@ def test_heavy_rows_are_merged_a_few_at_a_time(
         add(encoder, batch)
 
     monkeypatch.setattr(data_file.Encoder, "add", watch)
-    assert compact(table, whole(table)) is not None
+    assert compact(table, [whole(table)])
     assert rows_of(table).equals(before)
     assert max(sizes) < 2 * limits.FILE_BATCH_BYTES
 
@@ -537,7 +548,7 @@ def test_damaged_page_is_not_copied(table: TopicTable) -> None:
     data[len(data) // 2] ^= 1
     table.store.put(path, bytes(data))
     with pytest.raises(errors.CorruptObject) as found:
-        compact(table, whole(table))
+        compact(table, [whole(table)])
     assert found.value.path == path
 
 
@@ -547,7 +558,7 @@ def test_file_without_rows_goes(table: TopicTable) -> None:
     add_foreign(table, FILE_SCHEMA.empty_table(), rows=0, first=None, last=None)
     groups = choose(table.snapshot)
     assert [len(group.files) for group in groups] == [1]
-    assert compact(table, groups[0]) is None
+    assert compact(table, groups[:1]) == []
     assert [file.first for file in table.refresh().files[0]] == [0]
 
 
@@ -557,17 +568,107 @@ def test_merge_too_slow_to_commit_leaves_nothing(
     """A merge that froze for half of the orphan grace removes its output and says so."""
     publish_rows(table, 0, 20)
     files = data_files(table)
-    put = data_file.put_file
+    put = claim_all
 
-    def freeze(*args: object, **more: object) -> TableFile:
-        merged = put(*args, **more)  # type: ignore[arg-type]
+    def freeze(*args: Any, **more: Any) -> list[bool | Exception]:
+        outcomes = put(*args, **more)
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 1)
-        return merged
+        return outcomes
 
-    monkeypatch.setattr(data_file, "put_file", freeze)
+    monkeypatch.setattr(file_compaction, "claim_all", freeze)
     with pytest.raises(errors.TimedOut):
-        compact(table, whole(table))
+        compact(table, [whole(table)])
     assert data_files(table) == files
+
+
+# ------------------------------------------------------------------------------ merging together
+
+
+@pytest.fixture
+def wide(store: Store, clock: ManualClock) -> TopicTable:
+    """A topic of three partitions with three files each."""
+    table = TopicTable(store, "w", clock=clock)
+    create(table, 3)
+    for partition in range(3):
+        for _ in range(3):
+            publish_rows(table, partition, 5)
+    return table
+
+
+def counts(table: TopicTable) -> list[int]:
+    """The number of files of each partition."""
+    return [len(files) for files in table.refresh().files]
+
+
+def test_small_groups_are_merged_by_one_commit(wide: TopicTable) -> None:
+    """Groups of several partitions take one commit, with a merged file for each."""
+    groups = choose(wide.snapshot, compact_files=3)
+    version = wide.snapshot.version
+    merged = compact(wide, groups)
+    assert [(file.partition, file.first, file.last) for file in merged] == [
+        (partition, 0, 14) for partition in range(3)
+    ]
+    assert wide.snapshot.version == version + 1
+    assert wide.snapshot.files == tuple((file,) for file in merged)
+
+
+def test_merges_together_are_bounded(monkeypatch: pytest.MonkeyPatch, wide: TopicTable) -> None:
+    """Lists of groups are bounded in number and in bytes; a larger group is alone."""
+    groups = choose(wide.snapshot, compact_files=3)
+    assert list(together(groups)) == [groups]
+    monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 2)
+    assert list(together(groups)) == [groups[:2], groups[2:]]
+    size = sum(file.size_bytes for group in groups[:2] for file in group.files)
+    monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 9)
+    monkeypatch.setattr(limits, "COMPACT_TOGETHER_BYTES", size)
+    assert list(together(groups)) == [groups[:2], groups[2:]]
+    monkeypatch.setattr(limits, "COMPACT_TOGETHER_BYTES", 1)
+    assert list(together(groups)) == [groups[:1], groups[1:2], groups[2:]]
+    assert list(together([])) == []
+
+
+def test_a_file_that_cannot_be_merged_stops_no_other(wide: TopicTable) -> None:
+    """The other groups are merged, and then the error names the damaged or missing file."""
+    groups = choose(wide.snapshot, compact_files=3)
+    gone = data_path("w", groups[0].files[1])
+    damaged = data_path("w", groups[1].files[1])
+    wide.store.delete([gone])
+    wide.store.put(damaged, b"PAR1")
+    with pytest.raises((errors.MissingObject, errors.CorruptObject), match=r"partition=[01]/"):
+        compact(wide, groups)
+    assert counts(wide) == [3, 3, 1]
+    wide.store.delete([damaged])
+    with pytest.raises(errors.MissingObject, match=gone.rpartition("/")[2]):
+        compact(wide, groups[:1])
+
+
+def test_a_group_that_has_changed_is_left_out(wide: TopicTable, clock: ManualClock) -> None:
+    """A merge of a group whose files another commit replaced leaves no file; the others count."""
+    groups = choose(wide.snapshot, compact_files=3)
+    assert compact(TopicTable(wide.store, "w", clock=clock), groups[1:2])
+    merged = compact(wide, groups)
+    assert [file.partition for file in merged] == [0, 2]
+    assert counts(wide) == [1, 1, 1]
+    named = {file.path for files in wide.snapshot.files for file in files}
+    assert data_files(wide) == named | {file.path for group in groups for file in group.files}
+
+
+def test_a_refused_put_leaves_no_merged_file(clock: ManualClock) -> None:
+    """If one of the merged files cannot be put, none is committed, and none remains."""
+    store = MemoryStore(clock)
+    table = TopicTable(store, "t", clock=clock)
+    create(table, 2)
+    for partition in (0, 0, 1, 1):
+        publish_rows(table, partition, 5)
+    files = data_files(table)
+    groups = choose(table.snapshot, compact_files=2)
+    full = errors.StorageFull(root="?", free_bytes=0, reserve_bytes=0)
+    fault = Fault(operation="put_new", error=full, prefix="topics/t/partition=1")
+    other = TopicTable(store.view(ScriptedFaults(fault)), "t", clock=clock)
+    with pytest.raises(errors.StorageFull):
+        compact(other, groups)
+    assert data_files(table) == files
+    assert counts(table) == [2, 2]
 
 
 # ------------------------------------------------------------------------------ putting in order

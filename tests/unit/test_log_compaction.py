@@ -372,7 +372,7 @@ def test_merges_do_not_reach_over_what_is_dirty(table: TopicTable) -> None:
     groups = file_compaction.choose(table.snapshot, everything=True, borders=borders)
     assert [[file.first for file in group.files] for group in groups] == [[0, 2], [4, 5]]
     for group in groups:
-        assert file_compaction.compact(table, group) is not None
+        assert file_compaction.compact(table, [group])
     assert words_of(table) == "0a1 1b1 2c1 3d1 | 4e1 5f1"
     (each,) = choose(table, everything=True)
     assert compact(table, each) == 0
@@ -384,7 +384,7 @@ def test_what_another_engine_merged_counts_as_dirty(table: TopicTable) -> None:
     compact_all(table)
     add_texts(table, "a2")
     (group,) = file_compaction.choose(table.snapshot, everything=True)
-    file_compaction.compact(table, group)
+    file_compaction.compact(table, [group])
     assert compact_all(table) == [1]
     assert words_of(table) == "1b1 2a2"
 
@@ -530,7 +530,7 @@ def test_a_pass_goes_on_beside_the_publisher(table: TopicTable) -> None:
 def merge_all(table: TopicTable) -> None:
     """One file instead of all."""
     (group,) = file_compaction.choose(table.snapshot, everything=True)
-    assert file_compaction.compact(table, group) is not None
+    assert file_compaction.compact(table, [group])
 
 
 def end_it(table: TopicTable) -> None:
@@ -952,7 +952,7 @@ class History:
     def merge(self, _: None) -> None:
         table = self.table()
         for group in file_compaction.choose(table.snapshot, compact_files=2):
-            file_compaction.compact(table, group)
+            file_compaction.compact(table, [group])
 
     def keys(self, _: None) -> None:
         self.rig.broker.topics.compact("t")

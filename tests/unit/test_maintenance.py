@@ -143,8 +143,7 @@ def merged(table: TopicTable) -> TableFile:
         end=table.snapshot.ends[0],
         is_last=True,
     )
-    found = compact(table, group)
-    assert found is not None
+    (found,) = compact(table, [group])
     return found
 
 

@@ -355,13 +355,11 @@ class Janitor:
                 borders=log_compaction.borders(table),
                 span_us=retention.span_us(snapshot.config),
             )
-            for group in groups:
+            for together in file_compaction.together(groups):
                 if should_stop():
                     self._ready[topic_id] = None  # the others come first
                     return
-                merged = file_compaction.compact(table, group)
-                if merged is not None:
-                    self._counts.add_merged([merged])
+                self._counts.add_merged(file_compaction.compact(table, together))
             state.merged = snapshot
             self._sort_files(state, since, should_stop)
             if is_settling:
