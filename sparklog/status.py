@@ -18,7 +18,7 @@ from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata import ClusterMetadata, MetadataStore
 from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS = 10.0
@@ -98,7 +98,7 @@ def of_root(
         state=state,
         root=store.uri,
         cluster_id=cluster_id,
-        broker=None if leader is None else _as_recorded(leader),
+        broker=None if leader is None else _as_recorded(leader, metadata),
         topics=len(metadata.topics),
         partitions=sum(len(topic.partitions) for topic in metadata.topics.values()),
         reason=reason if state is LeaderStatus.SILENT else "",
@@ -139,8 +139,9 @@ def _served(status: flight_messages.BrokerStatus) -> StatusReport:
     )
 
 
-def _as_recorded(leader: Leader) -> flight_messages.BrokerInfo:
+def _as_recorded(leader: Leader, metadata: ClusterMetadata) -> flight_messages.BrokerInfo:
     heartbeat = leader.heartbeat
+    epochs = {(each.broker, each.epoch): each.log for each in metadata.open_epochs}
     return flight_messages.BrokerInfo(
         broker=leader.broker,
         epoch=leader.epoch,
@@ -153,4 +154,5 @@ def _as_recorded(leader: Leader) -> flight_messages.BrokerInfo:
         pid=leader.process.pid,
         started_us=leader.known.started_us,
         log=heartbeat.log if heartbeat else "",
+        wal=epochs.get((leader.broker, leader.epoch), ""),
     )

@@ -126,6 +126,8 @@ class Agent:
         """Held by the thread that stops the broker."""
         self._heartbeat_lock = threading.Lock()
         self._is_marked_stopped = False
+        self._wal = ""
+        """The storage of the write-ahead log, and why."""
         self._threads: list[threading.Thread] = []
         self._pool = ThreadPoolExecutor(
             limits.PUBLISH_THREADS if self._store.is_local else limits.PUBLISH_THREADS_REMOTE,
@@ -236,6 +238,7 @@ class Agent:
     def _choose_log(self) -> WalKind:
         chosen = choose(self._store, self.settings.writer.log)
         _log.info("storage of the write-ahead log", kind=chosen.kind.value, reason=chosen.reason)
+        self._wal = f"{chosen.kind}: {chosen.reason}"
         return chosen.kind
 
     def _ports(self) -> list[ports.BoundPort]:
@@ -272,6 +275,7 @@ class Agent:
             pid=process.pid,
             started_us=self._meta.current.brokers[self._leadership.broker].started_us,
             log=self.settings.log.file,
+            wal=self._wal,
         )
 
     def _ports_of_leader(self) -> set[int]:

@@ -89,6 +89,7 @@ def _lines(report: StatusReport) -> list[tuple[str, str]]:
             ("Kafka", broker.kafka or "closed"),
             ("metrics", f"http://{broker.metrics}/" if broker.metrics else "closed"),
             ("log", broker.log or "standard error of the process"),
+            ("WAL", broker.wal or "unknown"),
         ]
     lines.append(("topics", f"{report.topics}, of {report.partitions} partitions"))
     if report.unpublished_bytes is not None:

@@ -148,6 +148,8 @@ class BrokerInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Wall time of its host."""
     log: str = ""
     """The file of its log lines; empty: its standard error."""
+    wal: str = ""
+    """The storage of its write-ahead log and, while it serves, why; empty if unknown."""
 
 
 class ClusterInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -56,9 +56,17 @@ def torn_table(tmp_path: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def test_a_live_broker_is_described(tmp_path: Path) -> None:
-    """By root and by address alike: process, addresses, version, age and topics."""
-    with standing(tmp_path, kafka="127.0.0.1:0") as broker:
+@pytest.fixture
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A file of settings for a write-ahead log in objects."""
+    path = tmp_path_factory.mktemp("config") / "broker.toml"
+    path.write_text('[writer]\nlog = "objects"\n')
+    return str(path)
+
+
+def test_a_live_broker_is_described(tmp_path: Path, config: str) -> None:
+    """By root and by address alike: process, addresses, version, age, log and topics."""
+    with standing(tmp_path, "--config", config, kafka="127.0.0.1:0") as broker:
         with sparklog.connect(broker.flight) as log:
             log.create_topic("t", partitions=3)
         for target in (("--root", str(tmp_path)), ("--bootstrap", broker.flight)):
@@ -68,6 +76,7 @@ def test_a_live_broker_is_described(tmp_path: Path) -> None:
             assert f"pid {broker.pid} on host {socket.gethostname()}, started" in words
             assert f"Flight {broker.flight}" in words
             assert f"Kafka {broker.kafka}" in words
+            assert "WAL objects: writer.log says so" in words
             assert "1, of 3 partitions" in words
             found = printed_json(*target)
             assert found["state"] == "served"
@@ -82,13 +91,16 @@ def test_a_live_broker_is_described(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("how", "state"), [(signal.SIGTERM, "stopped"), (signal.SIGKILL, "died")], ids=str
 )
-def test_a_root_without_a_broker(tmp_path: Path, how: signal.Signals, state: str) -> None:
+def test_a_root_without_a_broker(
+    tmp_path: Path, config: str, how: signal.Signals, state: str
+) -> None:
     """The last broker is named, nothing is waited for, none is started, and the exit code is 4."""
-    with standing(tmp_path) as broker:
+    with standing(tmp_path, "--config", config) as broker:
         broker.end(how)
     result = status("--root", str(tmp_path))
     assert result.exit_code == ExitCode.NO_BROKER
     assert f"pid {broker.pid}" in result.stdout
+    assert "WAL          objects\n" in result.stdout
     assert printed_json("--root", str(tmp_path))["state"] == state
     (finding,) = findings(tmp_path)
     assert finding.state is CheckState.OK
