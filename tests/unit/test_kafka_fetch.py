@@ -1,9 +1,11 @@
-"""Fetch requests of many partitions whose records are in storage only."""
+"""Fetch requests: of many partitions whose records are in storage only, and of few records."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,7 +13,10 @@ import pytest
 from sparklog import errors, limits
 from sparklog.broker.broker import Fetched
 from sparklog.broker.kafka.apis import fetch
+from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.registry import HandlerContext, WorkerPool
+from sparklog.broker.kafka.scheduler import LoopScheduler
+from sparklog.clock import SystemClock
 
 SIZE = 100
 PARTITIONS = 150
@@ -102,3 +107,77 @@ def test_a_damaged_partition_does_not_end_the_others() -> None:
     context = Context()
     context.broker.corrupt = 70
     assert read_ahead(context, 1 << 20) == [70]
+
+
+# ------------------------------------------------------------------------------ turns
+
+
+class Tailed(Broker):
+    """One partition, with as many bytes of records as a test says."""
+
+    def __init__(self, size_bytes: int) -> None:
+        super().__init__()
+        self.size_bytes = size_bytes
+        self.end = 1
+        self.read = [0]
+
+    def check_leader_epoch(self, *_: Any) -> None:
+        pass
+
+    def partition_status(self, _name: str, _number: int) -> Any:
+        return SimpleNamespace(start=0, end=self.end, appended_bytes=0)
+
+    def bytes_from(self, *_: Any) -> int:
+        return self.size_bytes
+
+
+class Turns:
+    """The parts of `HandlerContext` that a fetch of one partition uses."""
+
+    def __init__(self, size_bytes: int, *, has_to_wait: bool) -> None:
+        self.broker = Tailed(size_bytes)
+        self.scheduler = LoopScheduler(SystemClock())
+        self.turns = 0
+        self._has_to_wait = has_to_wait
+
+    async def wait_fetch_turn(self) -> bool:
+        self.turns += 1
+        self.broker.end += self._has_to_wait
+        return self._has_to_wait
+
+
+class NoBounds:
+    """The memory of a request that has all it wants."""
+
+    async def take_records(self, size: int) -> None:
+        pass
+
+    def release_records(self, left_bytes: int = 0) -> None:
+        pass
+
+
+def collected(context: Turns) -> fetch._FetchPartition:
+    """Fetches the partition from its beginning."""
+    partition = fetch._FetchPartition(
+        topic={}, identity="t", number=0, offset=0, limit_bytes=1 << 20, leader_epoch=-1
+    )
+    body = SimpleNamespace(min_bytes=1, max_bytes=1 << 20, max_wait=timedelta(seconds=60))
+    request = cast("Request", SimpleNamespace(version=11, body=body, memory=NoBounds()))
+    asyncio.run(fetch._collect(cast("HandlerContext", context), [partition], request))
+    return partition
+
+
+@pytest.mark.parametrize("has_to_wait", [True, False])
+def test_a_fetch_of_few_records_waits_for_its_turn(has_to_wait: bool) -> None:
+    """It returns also the records that came meanwhile."""
+    context = Turns(limits.KAFKA_SHORT_RECORDS_BYTES, has_to_wait=has_to_wait)
+    partition = collected(context)
+    count = 1 + has_to_wait
+    assert (context.turns, partition.end, partition.size) == (1, count, count * SIZE)
+
+
+def test_a_fetch_of_many_records_does_not_wait_for_a_turn() -> None:
+    """A consumer that reads a backlog is not slowed down."""
+    context = Turns(limits.KAFKA_SHORT_RECORDS_BYTES + 1, has_to_wait=True)
+    assert collected(context).size == SIZE
+    assert context.turns == 0

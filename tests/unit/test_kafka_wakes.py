@@ -121,6 +121,33 @@ def test_fetches_are_woken_at_a_limited_rate() -> None:
         listening.listener.close()
 
 
+def test_fetches_that_find_records_have_turns_too() -> None:
+    """Those beyond the rate wait, in their order."""
+    clock = ManualClock()
+
+    async def work(listening: Listening) -> None:
+        listener = listening.listener
+        clock.advance(60.0)
+        assert not any([await listener.wait_fetch_turn() for _ in range(KAFKA_WOKEN_FETCHES)])
+        order: list[str] = []
+
+        async def find(name: str) -> None:
+            assert await listener.wait_fetch_turn()
+            order.append(name)
+
+        tasks = [asyncio.create_task(find(name)) for name in "ab"]
+        await asyncio.sleep(0)
+        assert order == []
+        clock.advance(3 * KAFKA_WAKE_SECONDS)
+        await asyncio.wait_for(asyncio.gather(*tasks), 60.0)
+        assert order == ["a", "b"]
+
+    with socket.socket() as sock:
+        listening = Listening(sock, clock)
+        listening.run(work(listening))
+        listening.listener.close()
+
+
 def test_fetches_of_a_later_flush_wait_behind_those_of_an_earlier_one(listening: Listening) -> None:
     """No fetch is forgotten, and the longest waiting one is first."""
 

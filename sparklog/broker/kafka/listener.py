@@ -131,7 +131,7 @@ class KafkaListener:
         self.scheduler = LoopScheduler(self._clock)
         self.producer_id_lock = asyncio.Lock()
         self._woken: deque[asyncio.Future[None]] = deque()
-        """Fetches whose partitions have grown, in the order in which they are woken."""
+        """Fetches of few records that wait for their turns, in this order."""
         self._is_waking = False
         """True if `_wake` is scheduled."""
         self._next_wake = 0.0
@@ -280,14 +280,28 @@ class KafkaListener:
         """
         self._is_waking = False  # first, so that no fetch is added without a wake
         now = self._clock.monotonic()
-        spare_seconds = (KAFKA_WOKEN_FETCHES - 1) * KAFKA_WAKE_SECONDS
-        self._next_wake = max(self._next_wake, now - spare_seconds)
-        while self._woken and self._next_wake <= now:
+        while self._woken and self._takes_turn(now):
             _set_done(self._woken.popleft())
-            self._next_wake += KAFKA_WAKE_SECONDS
         if self._woken and not self._is_waking:
             self._is_waking = True
             self._loop.call_later(_WAKE_PAUSE_SECONDS, self._wake)
+
+    def _takes_turn(self, now: float) -> bool:
+        """Takes the turn of the next fetch, if its time has come."""
+        spare_seconds = (KAFKA_WOKEN_FETCHES - 1) * KAFKA_WAKE_SECONDS
+        self._next_wake = max(self._next_wake, now - spare_seconds)
+        if self._next_wake > now:
+            return False
+        self._next_wake += KAFKA_WAKE_SECONDS
+        return True
+
+    async def wait_fetch_turn(self) -> bool:
+        if not self._woken and self._takes_turn(self._clock.monotonic()):
+            return False
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._wake_later(waiter)
+        await waiter
+        return True
 
     async def _stop_watching(self, watch: GrowthWatch, partitions: int) -> None:
         await self.scheduler.wait_turn()

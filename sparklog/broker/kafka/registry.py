@@ -89,6 +89,12 @@ class HandlerContext(Protocol):
             seen: `PartitionStatus.appended_bytes` of each partition, from which growth is counted.
         """
 
+    async def wait_fetch_turn(self) -> bool:
+        """Waits for the turn of a fetch that finds few records. Returns whether it had to wait.
+
+        `wait_for_append` waits for such a turn too, before it returns for records that have come.
+        """
+
 
 Handler: TypeAlias = Callable[[HandlerContext, Request], Awaitable[Reply | Awaitable[Reply]]]
 """Handles one request. The requests of a connection are handled one after another. If a handler

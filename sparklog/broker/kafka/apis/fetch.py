@@ -30,6 +30,7 @@ from sparklog.broker.kafka.times import NO_TIME
 from sparklog.broker.kafka.topics import identity_fields, topic_name_of_id
 from sparklog.limits import (
     KAFKA_FETCH_BYTES,
+    KAFKA_LITTLE_ITEMS,
     KAFKA_QUICK_ITEMS,
     KAFKA_READ_AHEAD_PARTITIONS,
     KAFKA_READ_TOGETHER,
@@ -171,11 +172,16 @@ async def _collect(
     most_bytes = max(min(getattr(body, "max_bytes", KAFKA_FETCH_BYTES), KAFKA_FETCH_BYTES), 0)
     min_bytes = min(body.min_bytes, most_bytes)
     deadline = time.monotonic() + min(body.max_wait.total_seconds(), KAFKA_WAIT_SECONDS)
+    has_turn = False
     while True:
         has_records = False
         async for partition in context.scheduler.iterate(partitions):
             _refresh(context, partition, request.version)
             has_records |= not partition.code and partition.offset < partition.end
+        if has_records and not has_turn and _finds_little(context, partitions):
+            has_turn = True
+            if await context.wait_fetch_turn():
+                continue  # with the records that have come meanwhile
         left_seconds = deadline - time.monotonic()
         size, is_full = 0, False
         if has_records and (left_seconds <= 0 or not _has_too_few(context, partitions, min_bytes)):
@@ -200,6 +206,15 @@ async def _collect(
             left_seconds,
         ):
             return  # without records: the client fetches again
+        has_turn = True
+
+
+def _finds_little(context: HandlerContext, partitions: Sequence[_FetchPartition]) -> bool:
+    """Returns whether the fetch is one of a consumer at the end of a few partitions."""
+    if len(partitions) > KAFKA_LITTLE_ITEMS:
+        return False
+    found_bytes = sum(_readable_bytes(context, partition) for partition in partitions)
+    return found_bytes <= KAFKA_SHORT_RECORDS_BYTES
 
 
 def _has_too_few(
