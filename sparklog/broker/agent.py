@@ -70,6 +70,8 @@ METRICS_PACKAGES: Final = ("prometheus_client", "starlette", "uvicorn")
 
 _log = structlog.get_logger("sparklog.broker")
 _PUBLISH_TICK_SECONDS = 0.02
+_PUBLISH_IDLE_SECONDS = 0.1
+"""Between two looks while no record waits, or a tenth of the publish interval if that is less."""
 _WAL_TICK_SECONDS = 0.5
 _GROUPS_TICK_SECONDS = 0.2
 _RETRY_SECONDS = 1.0
@@ -520,8 +522,10 @@ class Agent:
     # -------------------------------------------------------------------------- loops
 
     def _publish_loop(self) -> None:
+        interval_seconds = self.settings.publisher.interval_seconds
         while not self._stopping.is_set():
-            self._publish_now.wait(_PUBLISH_TICK_SECONDS)
+            waiting = self._partition_table.waiting_count
+            self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))
             self._publish_now.clear()
             self._publishing.tick()
 
@@ -719,6 +723,7 @@ class Agent:
     def _join_threads(self) -> None:
         if self._groups is not None:
             self._groups.wake()
+        self._publish_now.set()
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -785,6 +790,15 @@ class Agent:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+# ------------------------------------------------------------------------------ publishing
+
+
+def publish_pause_seconds(waiting: int, interval_seconds: float) -> float:
+    """Returns the time until the next look for topics to publish, of which so many wait now."""
+    idle_seconds = min(interval_seconds / 10, _PUBLISH_IDLE_SECONDS)
+    return _PUBLISH_TICK_SECONDS if waiting else max(idle_seconds, _PUBLISH_TICK_SECONDS)
 
 
 # ------------------------------------------------------------------------------ addresses

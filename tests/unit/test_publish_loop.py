@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from sparklog import errors, limits
+from sparklog.broker.agent import publish_pause_seconds
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.log.publish_loop import PublishLoop, PublishPace
 from sparklog.broker.log.takeover import check_leadership
@@ -433,3 +434,14 @@ def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock)
     clock.advance(0.5)
     names = [each.name for each in table.due(interval_seconds=1.0, publish_bytes=1 << 20)]
     assert names == ["u", "t"]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "interval_seconds", "seconds"),
+    [(1, 1.0, 0.02), (0, 1.0, 0.1), (0, 0.5, 0.05), (0, 0.05, 0.02), (0, 600.0, 0.1)],
+)
+def test_an_idle_publisher_looks_less_often(
+    waiting: int, interval_seconds: float, seconds: float
+) -> None:
+    """While no record waits, it looks ten times per interval, every 0.02 to 0.1 s."""
+    assert publish_pause_seconds(waiting, interval_seconds) == pytest.approx(seconds)
