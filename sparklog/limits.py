@@ -64,7 +64,6 @@ PUBLISH_MAX_BYTES = 128 * MIB
 PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
 PUBLISH_FILE_BYTES = 64 * MIB
 PUBLISH_TOPICS_TOGETHER = 64  # that are published together
-PUBLISH_TOPICS_IN_GROUP = 16  # of these, on an object store, where groups run beside each other
 PUBLISH_LIGHT_BYTES = 4 * MIB  # of a topic that is published with others
 PUBLISH_ENCODED_BYTES = 32 * MIB  # of encoded files that wait to be put together
 PUBLISH_BESIDE = 2  # topics that are published beside the others, because they have much

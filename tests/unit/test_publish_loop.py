@@ -259,33 +259,6 @@ def test_topics_are_published_together(rig: Rig, store: MemoryStore, clock: Manu
         assert rows_of_table(store, clock, name) == expected
 
 
-def test_groups_are_published_beside_each_other(
-    rig: Rig, store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On an object store a group is committed while another one waits for its puts."""
-    monkeypatch.setattr(limits, "PUBLISH_TOPICS_IN_GROUP", 1)
-    committed = threading.Event()
-
-    class Gate(NoFaults):
-        def before(self, operation: Operation, path: str) -> None:
-            if operation == "put_new" and path.startswith("topics/t/partition"):
-                assert committed.wait(10)
-
-        def after(self, operation: Operation, path: str) -> None:
-            if operation == "put_new" and path.startswith("topics/u/_delta_log"):
-                committed.set()
-
-    rig.append(["a"])
-    rig.append(["b"], topic="u")
-    view = store.view(Gate())
-    view.requests_at_once = 2
-    rig.publisher._store = view
-    topics = [rig.partition_table.topic(name) for name in "tu"]
-    assert rig.publisher.publish_together(topics) == [None, None]
-    assert rows_of_table(store, clock) == [(0, b"a")]
-    assert rows_of_table(store, clock, "u") == [(0, b"b")]
-
-
 class Workers(ThreadPoolExecutor):
     """A pool that names what it runs."""
 

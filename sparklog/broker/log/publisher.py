@@ -6,8 +6,7 @@ must find the topic's id, and every partition's `txn` where its run of entries b
 is not made, and a new run is chosen from the table's present end.
 
 Several topics are published together: the files of all of them are encoded, then put with a few
-rounds of parallel flushes, then all commits likewise. On an object store they are several groups,
-and one is encoded while others wait for their puts. A topic that fails affects no other.
+rounds of parallel flushes, then all commits likewise. A topic that fails affects no other.
 
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
@@ -35,14 +34,7 @@ from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import restoring, wal
 from sparklog.storage.data_file import encode, new_file, write_file
-from sparklog.storage.objects import (
-    ObjectExists,
-    ObjectMissing,
-    PutUnresolved,
-    Store,
-    SyncFailed,
-    in_parallel,
-)
+from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import (
@@ -313,23 +305,12 @@ class Publisher:
         return published
 
     def publish_together(self, topics: Sequence[Topic]) -> list[Exception | None]:
-        """Makes one commit of each topic, as `publish` does, but many of them durable together.
+        """Makes one commit of each topic, as `publish` does, but all of them durable together.
 
         Returns for each what `publish` would have raised, or None. `PutUnresolved`: a file was
         refused, or got no answer; `publish` tries again. A topic whose commit is large, or
         that was held back, is published by itself. Raises `SyncFailed`.
         """
-        size = len(topics) if self._store.is_local else limits.PUBLISH_TOPICS_IN_GROUP
-        groups = [topics[first : first + size] for first in range(0, len(topics), max(size, 1))]
-
-        def publish(group: Sequence[Topic]) -> list[Exception | None]:
-            return self._publish_group(group, limits.PUBLISH_ENCODED_BYTES // len(groups))
-
-        # Of several groups, one is encoded while others wait for the store.
-        return [*itertools.chain(*in_parallel(self._store, publish, groups))]
-
-    def _publish_group(self, topics: Sequence[Topic], encoded_bytes: int) -> list[Exception | None]:
-        """Publishes topics together. `encoded_bytes`: of files that wait to be put together."""
         turns = [_Turn(topic) for topic in topics]
         size = 0
         begun: list[_Turn] = []
@@ -338,7 +319,7 @@ class Publisher:
                 self._encode(turn)
             begun.append(turn)
             size += sum(data.size for _, data in turn.encoded)
-            if size >= encoded_bytes:  # these take memory until they are put
+            if size >= limits.PUBLISH_ENCODED_BYTES:  # these take memory until they are put
                 self._put_files(begun)
                 begun, size = [], 0
         self._put_files(begun)
