@@ -486,6 +486,21 @@ def test_a_client_may_answer_each_response(peer: Peer, monkeypatch: pytest.Monke
     assert peer.sent(ping * 1_000).code() == http2.ENHANCE_YOUR_CALM
 
 
+def test_a_client_may_answer_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client, or the server, that was slow for seconds loses nothing of what it may send."""
+    monkeypatch.setattr(connection, "_IDLE_FRAMES", 100)
+    listener = TimedListener()
+    with contextlib.closing(Peer(listener)) as peer:
+        peer.sent(headers(1, path=ECHO))
+        for _ in range(200):
+            peer.sent(data(1, message(b"")))
+            assert peer.until(http2.DATA)[0] == http2.DATA
+        listener.pass_time(5.0)
+        peer.sent(http2.window_update(0, 5) * 200 + http2.window_update(1, 5) * 200)
+        assert peer.sent(headers(3) + data(3, message(b"a"), http2.END_STREAM)).status() == OK
+    assert listener.server.close(0.1)
+
+
 def test_headers_that_are_too_large_decoded_end_the_connection(peer: Peer) -> None:
     """Few bytes can name the same long header often."""
     long = b"\x40\x01a\x7f\xa1\x1e" + bytes(b"b" * 4_000)  # enters the dynamic table

@@ -112,8 +112,8 @@ class GrpcConnection:
         self._block_flags = 0
         self._idle_frames = 0
         self._idle_since = self.began
-        self._answered_frames = self._answered_before = 0
-        """Frames of responses that were sent, in all and until the last count of idle frames."""
+        self._answered_frames = self._allowed_frames_used = 0
+        """Frames of responses that were sent, and the idle frames that they allowed."""
         self._has_settings = False
         self._shrinks_table = self._has_shrunk_table = False
         self._ended_streams: deque[int] = deque(maxlen=_REMEMBERED_STREAMS)
@@ -334,18 +334,17 @@ class GrpcConnection:
     def _idle_frame(self) -> None:
         """Counts a frame without data. Raises `ProtocolError` if there are too many per second.
 
-        Each frame of a response allows some more: gRPC's clients may answer each.
+        Each frame of a response allows some more, at any time: gRPC's clients may answer each.
         """
+        if self._allowed_frames_used < _IDLE_FRAMES_ANSWERED * self._answered_frames:
+            self._allowed_frames_used += 1
+            return
         self._idle_frames += 1
         if self._idle_frames > _IDLE_FRAMES:
             now = self._clock.monotonic()
-            if now - self._idle_since >= _IDLE_FRAMES_SECONDS:
-                self._idle_frames, self._idle_since = 0, now
-                self._answered_before = self._answered_frames
-            elif self._idle_frames > _IDLE_FRAMES + _IDLE_FRAMES_ANSWERED * (
-                self._answered_frames - self._answered_before
-            ):
+            if now - self._idle_since < _IDLE_FRAMES_SECONDS:
                 raise http2.ProtocolError(http2.ENHANCE_YOUR_CALM, "too many frames without data")
+            self._idle_frames, self._idle_since = 0, now
 
     def _settings(self, payload: memoryview) -> None:
         with self.lock:
