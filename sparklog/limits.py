@@ -337,6 +337,7 @@ KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 BACKOFF_FIRST_SECONDS = 0.02
 BACKOFF_MAX_SECONDS = 1.0
+RECONNECT_MAX_SECONDS = 0.2  # between two attempts of a producer to open a stream
 
 # ---- settings: bounds of valid values
 INT32_MAX = 2**31 - 1

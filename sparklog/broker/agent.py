@@ -183,7 +183,7 @@ class Agent:
         try:
             self._bind_ports()
             self.address = _advertised(settings.flight.advertised, self._flight_listener.address)
-            if settings.kafka.listen:
+            if settings.kafka.listen and self._ports_of_leader():
                 _compile_loops()  # while the present leader of the root still serves
             self._meta = MetadataStore(store, clock=clock)
             self._leadership = takeover.acquire(
@@ -313,7 +313,6 @@ class Agent:
                 listening = kafka.listen(patience_seconds=patience_seconds)
                 address = self.settings.kafka.advertised or kafka.address
                 self._kafka = _kafka_server(broker, groups, listening, address, self.settings.kafka)
-                self._kafka.start()
             # Set before the Flight listener opens: its first client may ask for it.
             broker.serving = self._broker_info()
             listening = self._flight_listener.listen(patience_seconds=patience_seconds)
@@ -327,6 +326,9 @@ class Agent:
         self._start_metrics(patience_seconds=patience_seconds)
         for number in range(self._writer.leaders):
             self._start_thread(f"flush-{number}", self._writer.lead_flushes)
+        if self._kafka is not None:
+            _compile_loops()  # while native clients are served, and before the backlog is published
+            self._kafka.start()
         self._start_thread("publisher", self._publish_loop)
         self._start_thread("wal-cleaner", self._wal_loop)
         self._groups = groups
@@ -828,8 +830,9 @@ def _check_installed(settings: BrokerSettings) -> None:
             )
 
 
+@functools.cache
 def _compile_loops() -> None:
-    """Compiles the loops over Kafka's records, so that the first client does not wait for it."""
+    """Loads or compiles the loops over Kafka's records, before the first client needs them."""
     began = time.monotonic()
     slow = threading.Timer(
         _SLOW_SECONDS,
@@ -945,8 +948,8 @@ def _freeze_objects() -> None:
 
     The collector would visit half a million objects that live as long as the process, for a tenth
     of a second, and delay an ack by it. Of later objects it finds hardly any in old cycles, so it
-    visits all of them less often.
+    visits all of them less often. It was off until now.
     """
-    gc.collect()
     gc.freeze()
     gc.set_threshold(*gc.get_threshold()[:2], limits.GC_FULL_EVERY)
+    gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from itertools import chain
 from pathlib import Path
@@ -83,6 +84,9 @@ def broker(
 
     Example: sparklog broker --root ./data --kafka 127.0.0.1:9092
     """
+    # Until the broker serves, nearly all new objects are of modules: a search for unused ones would
+    # make the start a tenth longer. `run_broker` enables it again.
+    gc.disable()
     from sparklog.broker.agent import run_broker
     from sparklog.settings import load_settings
 

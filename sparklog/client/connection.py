@@ -74,15 +74,21 @@ _HINT_BYTES: Final = 300
 class Backoff:
     """Growing waits between attempts; random, so that many clients do not retry at one time."""
 
-    def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        *,
+        jitter: Callable[[], float] = random.random,
+        max_seconds: float = limits.BACKOFF_MAX_SECONDS,
+    ) -> None:
         self._jitter = jitter
+        self._max_seconds = max_seconds
         self._attempts = 0
 
     def next_seconds(self) -> float:
         full = limits.BACKOFF_FIRST_SECONDS * 2.0**self._attempts
-        if full < limits.BACKOFF_MAX_SECONDS:
+        if full < self._max_seconds:
             self._attempts += 1
-        return min(full, limits.BACKOFF_MAX_SECONDS) * (0.5 + 0.5 * self._jitter())
+        return min(full, self._max_seconds) * (0.5 + 0.5 * self._jitter())
 
     def reset(self) -> None:
         self._attempts = 0
@@ -303,6 +309,10 @@ class Connection:
 
     def backoff(self) -> Backoff:
         return Backoff(jitter=self._jitter)
+
+    def reconnect_backoff(self) -> Backoff:
+        """Returns waits between attempts to reach a broker, which cost the broker very little."""
+        return Backoff(jitter=self._jitter, max_seconds=limits.RECONNECT_MAX_SECONDS)
 
     def retry(self, timeout_seconds: float | None = None) -> Retry:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds

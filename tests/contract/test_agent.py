@@ -622,6 +622,67 @@ def test_a_start_that_fails_gives_its_ports_back(tmp_path: Path, owner: object, 
     assert sockets() == at_first
 
 
+def test_native_clients_do_not_wait_for_the_loops_over_kafkas_records(tmp_path: Path) -> None:
+    """They are served while the loops are loaded, which takes longest of a start."""
+    kafka = KafkaSettings(listen="127.0.0.1:0")
+    agent = Agent(settings(tmp_path, kafka=kafka))
+    answers: list[str] = []
+
+    def ask() -> None:
+        with sparklog.connect(agent.address) as log, log.producer() as producer:
+            log.create_topic("t", partitions=1)
+            assert producer.send("t", b"v").result().offset == 0
+        with BrokerClient(agent.address) as client:
+            answers.append(client.action("cluster").brokers[0].kafka)
+
+    with before(agents, "_compile_loops", ask):
+        agent.start()
+    assert answers == [agent.kafka_address] != [""]
+    agent.stop()
+
+
+def test_the_loops_are_loaded_before_a_living_broker_is_replaced(tmp_path: Path) -> None:
+    """It serves its clients meanwhile."""
+    kafka = KafkaSettings(listen="127.0.0.1:0")
+    older = Agent(settings(tmp_path, kafka=kafka))
+    newer = Agent(settings(tmp_path, kafka=kafka), take_over=True)
+    order: list[str] = []
+    with (
+        running(older),
+        before(agents, "_compile_loops", lambda: order.append("compile")),
+        before(takeover, "acquire", lambda: order.append("acquire")),
+        running(newer),
+    ):
+        assert order[:2] == ["compile", "acquire"]
+
+
+def test_objects_of_the_start_are_no_garbage(tmp_path: Path) -> None:
+    """The collector looks at later objects only, and only once the broker serves."""
+    program = """if True:
+        import gc
+        from sparklog.broker.agent import Agent
+        from sparklog.cli import app
+
+        def start(agent, run=Agent.start):
+            print(gc.isenabled(), gc.get_freeze_count())
+            run(agent)
+
+        def wait(agent, _):
+            print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+            agent.stop()
+            return True
+
+        Agent.start, Agent.wait = start, wait
+        app(["broker", "--flight", "127.0.0.1:0", "--kafka", ""])
+    """
+    environment = {**os.environ, "SPARKLOG_ROOT": str(tmp_path), "SPARKLOG_LOG_LEVEL": "warning"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    first, served, last = done.stdout.splitlines()
+    assert (first, last) == ("False 0", "True True")
+    assert "serves" in served
+
+
 def test_a_start_that_is_refused_gives_its_ports_back(tmp_path: Path) -> None:
     """A broker that cannot start keeps no port, whatever the reason."""
     with socket.create_server(("127.0.0.1", 0)) as taken, running(Agent(settings(tmp_path))):

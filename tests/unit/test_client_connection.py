@@ -260,6 +260,9 @@ def test_backoff_grows_to_a_bound() -> None:
     waits = [backoff.next_seconds() for _ in range(12)]
     assert waits[:3] == [limits.BACKOFF_FIRST_SECONDS * each for each in (0.5, 1.0, 2.0)]
     assert waits[-1] == limits.BACKOFF_MAX_SECONDS / 2
+    connection = Connection.to("127.0.0.1:1", jitter=lambda: 1.0)
+    reconnect = connection.reconnect_backoff()
+    assert max(reconnect.next_seconds() for _ in range(12)) == limits.RECONNECT_MAX_SECONDS
     backoff.reset()
     assert backoff.next_seconds() == waits[0]
 

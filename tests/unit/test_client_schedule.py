@@ -52,7 +52,7 @@ def _part(partition: int = 0, *, deadline: float = NEVER, columns: str = "value"
 
 
 def _schedule(*leaders: int, refresh_at: float = NEVER) -> Schedule:
-    schedule: Schedule = SendSchedule("t", FixedBackoff)
+    schedule: Schedule = SendSchedule("t", FixedBackoff, FixedBackoff)
     schedule.set_leaders(leaders or (0,), refresh_at=refresh_at)
     return schedule
 

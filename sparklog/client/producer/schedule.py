@@ -188,12 +188,19 @@ class SendSchedule(Generic[S]):
 
     Args:
         topic: for messages.
-        new_backoff: gives the waits of one partition or route.
+        new_backoff: gives the waits of one partition.
+        new_route_backoff: gives the waits of one route.
     """
 
-    def __init__(self, topic: str, new_backoff: Callable[[], Backoff]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        new_backoff: Callable[[], Backoff],
+        new_route_backoff: Callable[[], Backoff],
+    ) -> None:
         self._topic = topic
         self._new_backoff = new_backoff
+        self._new_route_backoff = new_route_backoff
         self._leaders: Sequence[int] = ()
         self._partitions: dict[int, SendingPartition] = {}
         self._routes: dict[int, Route[S]] = {}
@@ -456,7 +463,7 @@ class SendSchedule(Generic[S]):
         broker = self._leaders[number] if number < len(self._leaders) else -1
         route = self._routes.get(broker)
         if route is None:
-            route = self._routes[broker] = Route(broker, self._new_backoff())
+            route = self._routes[broker] = Route(broker, self._new_route_backoff())
         return route
 
     def _queue(self, partition: SendingPartition) -> None:

@@ -96,7 +96,9 @@ class TopicSender:
         self._pool = pool
         self._options = options
         self._now = connection.clock.monotonic
-        self._schedule: SendSchedule[ProducerStream] = SendSchedule(info.topic, connection.backoff)
+        self._schedule: SendSchedule[ProducerStream] = SendSchedule(
+            info.topic, connection.backoff, connection.reconnect_backoff
+        )
         self._deliveries = Deliveries(info.topic, pool)
         self._sealed: list[ProducerBatch] = []
         """Batches that are not split yet."""

@@ -294,7 +294,8 @@ class SegmentAppender:
         found = self._written.get(sequence)
         if found is None:
             raise ObjectMissing(f"{folder(self._epoch.broker, self._epoch.epoch)}, {sequence}")
-        return self._epoch.read(Needed(sequence, found.ordinal, found.offset))
+        (flush,) = self._epoch.read([Needed(sequence, found.ordinal, found.offset)])
+        return flush
 
     def checkpoint(
         self,

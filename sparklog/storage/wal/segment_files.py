@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -152,22 +153,26 @@ class EpochFiles:
             located=tuple(Located(each, at, origin, ordinal) for each in frame.index.entries),
         )
 
-    def read(self, needed: Needed) -> WalObject:
-        """Reads the index of a durable frame. Raises `ObjectMissing`, `CorruptObject`."""
-        segment = self.open(needed.ordinal, Access.READ)
-        try:
-            frame = frames.frame_at(
-                segment.path,
-                segment.file.read,
-                salt=segment.salt,
-                offset=needed.offset,
-                sequence=needed.sequence,
-            )
-        except OSError as error:
-            raise self.refusal("read", segment.path, error) from error
-        finally:
-            segment.file.close()
-        return self.wal_object(needed.ordinal, frame)
+    def read(self, needed: Sequence[Needed]) -> list[WalObject]:
+        """Reads the indexes of durable frames. Raises `ObjectMissing`, `CorruptObject`."""
+        found = []
+        for ordinal, group in itertools.groupby(needed, lambda each: each.ordinal):
+            segment = self.open(ordinal, Access.READ)
+            try:
+                for each in group:
+                    frame = frames.frame_at(
+                        segment.path,
+                        segment.file.read,
+                        salt=segment.salt,
+                        offset=each.offset,
+                        sequence=each.sequence,
+                    )
+                    found.append(self.wal_object(ordinal, frame))
+            except OSError as error:
+                raise self.refusal("read", segment.path, error) from error
+            finally:
+                segment.file.close()
+        return found
 
     def newest_checkpoint(self) -> CheckpointIndex | None:
         """Returns the checkpoint of the highest sequence, or None. Raises `CorruptObject`."""

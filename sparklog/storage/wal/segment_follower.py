@@ -194,7 +194,7 @@ class SegmentFollower:
             wanted = [each for each in newest.needed if each.sequence >= self.next_sequence]
             found: list[WalObject] = []
             try:
-                found += [self._epoch.read(each) for each in wanted]
+                found += self._epoch.read(wanted)
             except ObjectMissing as missing:
                 again = self._epoch.newest_checkpoint()
                 if again is None or again.sequence <= newest.sequence:
