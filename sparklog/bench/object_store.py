@@ -1,10 +1,17 @@
-"""The cost of an object store: each request takes 20 ms more, and each request is counted."""
+"""The cost of an object store: each request takes 20 ms more, and each request is counted.
+
+The store is in memory, so the broker is in this process. The client that sends at a rate is in
+another one: a single interpreter would be busy with both.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import get_context
 
 import numpy as np
 
@@ -30,7 +37,8 @@ _WARM_SECONDS = 3.0
 def objectstore(options: BenchOptions) -> list[Measurement]:
     """Acks, and requests an hour, over a store in memory that takes 20 ms a request."""
     store = DelayedStore(MemoryStore(SystemClock()), _DELAY_SECONDS)
-    with _broker(store) as log:
+    with _broker(store) as broker:
+        log = broker.log
         topics = [f"topic-{number:02d}" for number in range(_TOPICS)]
         for topic in topics:
             log.create_topic(topic, partitions=1)
@@ -40,8 +48,9 @@ def objectstore(options: BenchOptions) -> list[Measurement]:
             while (began := time.perf_counter()) < end:
                 producer.send(topics[0], bytes(100)).result()
                 times.add(time.perf_counter() - began)
+        broker.send(topics, _WARM_SECONDS, _RECORDS_PER_SECOND)
         requests = _Requests(store)
-        _send(log, topics, options.seconds, _RECORDS_PER_SECOND)
+        broker.send(topics, options.seconds, _RECORDS_PER_SECOND)
     return [
         Measurement(
             name="object store with 20 ms injected per request: ack",
@@ -61,23 +70,24 @@ def objectstore_wide(options: BenchOptions) -> list[Measurement]:
 def _idle_and_busy(options: BenchOptions) -> Iterator[Measurement]:
     inner = MemoryStore(SystemClock())
     store = DelayedStore(inner, _DELAY_SECONDS)
-    with _broker(store) as log:
+    with _broker(store) as broker:
+        log = broker.log
         time.sleep(_WARM_SECONDS)
         requests = _Requests(store)
         time.sleep(options.seconds)
         yield requests.measured("a broker without topics: requests per hour")
         topics = [f"topic-{number:02d}" for number in range(_BUSY_TOPICS)]
         log.create_topic(topics[0], partitions=_PARTITIONS)
-        _send(log, topics[:1], _WARM_SECONDS, _BUSY_RECORDS_PER_SECOND)
+        broker.send(topics[:1], _WARM_SECONDS, _BUSY_RECORDS_PER_SECOND)
         requests = _Requests(store)
-        _send(log, topics[:1], options.seconds, _BUSY_RECORDS_PER_SECOND)
+        broker.send(topics[:1], options.seconds, _BUSY_RECORDS_PER_SECOND)
         yield requests.measured("one topic × 4 partitions, 10 records/s: requests per hour")
         for topic in topics[1:]:
             log.create_topic(topic, partitions=_PARTITIONS)
         rate = _BUSY_TOPICS * _BUSY_RECORDS_PER_SECOND
-        _send(log, topics, _WARM_SECONDS, rate)
+        broker.send(topics, _WARM_SECONDS, rate)
         requests, since_us = _Requests(store), time.time_ns() // 1_000
-        _send(log, topics, options.seconds, rate)
+        broker.send(topics, options.seconds, rate)
         yield requests.measured("100 topics × 4 partitions, 10 records/s each: requests per hour")
         log.flush_to_table()
         lags = np.array([each for topic in topics for each in _lags(inner, topic, since_us)])
@@ -92,9 +102,9 @@ def _idle_and_busy(options: BenchOptions) -> Iterator[Measurement]:
 
 def _many_idle_topics(options: BenchOptions) -> Iterator[Measurement]:
     inner = MemoryStore(SystemClock())
-    with _broker(inner) as log:
+    with _broker(inner) as broker:
         for number in range(_IDLE_TOPICS):
-            log.create_topic(f"topic-{number:04d}", partitions=_PARTITIONS)
+            broker.log.create_topic(f"topic-{number:04d}", partitions=_PARTITIONS)
     store = DelayedStore(inner, _DELAY_SECONDS)
     began, used = time.perf_counter(), time.process_time()
     with _broker(store):
@@ -112,23 +122,39 @@ def _many_idle_topics(options: BenchOptions) -> Iterator[Measurement]:
         yield requests.measured("the same: requests per hour")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Broker:
+    """A broker in this process, and its clients."""
+
+    log: Log
+    address: str
+    sender: Executor
+    """Runs calls in another process, which starts with the first one."""
+
+    def send(self, topics: Sequence[str], seconds: float, records_per_second: float) -> None:
+        """Sends records of 100 bytes at a rate, to each topic in turn."""
+        self.sender.submit(_send, self.address, topics, seconds, records_per_second).result()
+
+
 @contextmanager
-def _broker(store: Store) -> Iterator[Log]:
-    """Runs a broker in this process, and yields a client of it."""
+def _broker(store: Store) -> Iterator[_Broker]:
     settings = BrokerSettings(
         root=store.uri,
         flight=FlightSettings(listen="127.0.0.1:0"),
         kafka=KafkaSettings(listen=""),
         log=LogSettings(level="error"),
     )
-    with Agent(settings, store=store) as agent, Log(Connection(lambda: agent.address)) as log:
-        yield log
+    with (
+        Agent(settings, store=store) as agent,
+        Log(Connection(lambda: agent.address)) as log,
+        ProcessPoolExecutor(1, get_context("spawn")) as sender,
+    ):
+        yield _Broker(log=log, address=agent.address, sender=sender)
 
 
-def _send(log: Log, topics: Sequence[str], seconds: float, records_per_second: float) -> None:
-    """Sends records of 100 bytes at a rate, to each topic in turn."""
+def _send(address: str, topics: Sequence[str], seconds: float, records_per_second: float) -> None:
     began = time.perf_counter()
-    with log.producer() as producer:
+    with Log(Connection(lambda: address)) as log, log.producer() as producer:
         for count in range(int(seconds * records_per_second)):
             due = began + count / records_per_second
             time.sleep(max(due - time.perf_counter(), 0))
