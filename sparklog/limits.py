@@ -65,6 +65,7 @@ PUBLISH_MAX_ENTRIES = 65_536  # of a partition, in one commit
 PUBLISH_FILE_BYTES = 64 * MIB
 PUBLISH_TOPICS_TOGETHER = 64  # that are published together
 PUBLISH_LIGHT_BYTES = 4 * MIB  # of a topic that is published with others
+PUBLISH_SMALL_BYTES = 128 * KIB  # of the rows of a file that is put together with others
 PUBLISH_ENCODED_BYTES = 32 * MIB  # of encoded files that wait to be put together
 PUBLISH_BESIDE = 2  # topics that are published beside the others, because they have much
 PUBLISH_BESIDE_REMOTE = 8

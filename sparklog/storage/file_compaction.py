@@ -38,7 +38,7 @@ from sparklog import arrow, errors, limits
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import data_file, restoring, sorting
 from sparklog.storage.decode_bounds import light_rows
-from sparklog.storage.objects import ObjectMissing, Store, claim_all, in_parallel
+from sparklog.storage.objects import ObjectMissing, Store, in_parallel, put_together
 from sparklog.storage.read import open_parquet
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, data_path, maintenance_app_id
@@ -284,14 +284,13 @@ def _try_merge(
 
 
 def _put(table: TopicTable, objects: Sequence[tuple[str, pa.Buffer]]) -> None:
-    """Puts new files durably together. Deletes all of them and raises the error if one fails."""
-    outcomes = claim_all(table.store, objects, clock=table.clock)
-    for outcome in outcomes:
-        if isinstance(outcome, Exception):
-            with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
-                table.store.delete(path for path, _ in objects)
-            raise outcome
-    assert all(outcomes), objects
+    """Puts new files durably together; deletes all of them if one fails."""
+    try:
+        put_together(table.store, objects, clock=table.clock)
+    except Exception:
+        with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
+            table.store.delete(path for path, _ in objects)
+        raise
 
 
 def _replace(table: TopicTable, merges: Sequence[_Merge]) -> list[_Merge]:

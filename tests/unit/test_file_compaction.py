@@ -34,7 +34,7 @@ from sparklog.storage.objects import (
     MemoryStore,
     ScriptedFaults,
     Store,
-    claim_all,
+    put_together,
 )
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
@@ -568,14 +568,12 @@ def test_merge_too_slow_to_commit_leaves_nothing(
     """A merge that froze for half of the orphan grace removes its output and says so."""
     publish_rows(table, 0, 20)
     files = data_files(table)
-    put = claim_all
 
-    def freeze(*args: Any, **more: Any) -> list[bool | Exception]:
-        outcomes = put(*args, **more)
+    def freeze(*args: Any, **more: Any) -> None:
+        put_together(*args, **more)
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 2 + 1)
-        return outcomes
 
-    monkeypatch.setattr(file_compaction, "claim_all", freeze)
+    monkeypatch.setattr(file_compaction, "put_together", freeze)
     with pytest.raises(errors.TimedOut):
         compact(table, [whole(table)])
     assert data_files(table) == files

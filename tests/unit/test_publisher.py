@@ -672,6 +672,47 @@ def test_a_burst_keeps_the_cores(clock: ManualClock, monkeypatch: pytest.MonkeyP
         assert pool.asked == 3
 
 
+def test_files_of_many_partitions_are_put_together(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small files of a commit share rounds of flushes; so many are encoded at a time."""
+    rig.create("wide", 8)
+    for partition in range(8):
+        rig.append([f"{partition}"], topic="wide", partition=partition)
+    rig.append(["x" * 4_000], topic="wide", partition=7)
+    monkeypatch.setattr(limits, "PUBLISH_SMALL_BYTES", 2_000)
+    monkeypatch.setattr(limits, "PUBLISH_ENCODED_BYTES", 8_000)
+    put: list[int] = []
+    put_all_new = rig.store.put_all_new
+
+    def note(objects: Sequence[tuple[str, Any]]) -> list[Exception | None]:
+        put.append(len(objects))
+        return put_all_new(objects)
+
+    monkeypatch.setattr(rig.store, "put_all_new", note)
+    assert rig.publisher.publish(rig.partition_table.topic("wide")).files == 8
+    assert put == [4, 3]  # and the large file alone
+    for partition in range(8):
+        rows = rows_of_table(rig.store, rig.clock, "wide", partition)
+        assert rows == rig.read("wide", partition)
+
+
+def test_a_refused_file_of_many_leaves_none(rig: Rig) -> None:
+    """If a file that is put with others is refused, the commit is not made, and no file remains."""
+    topic = rig.create("wide", 3)
+    for partition in range(3):
+        rig.append(["a"], topic="wide", partition=partition)
+    full = errors.StorageFull(root="?", free_bytes=0, reserve_bytes=0)
+    fault = Fault(operation="put_new", error=full, prefix="topics/wide/partition=1")
+    assert isinstance(rig.store, MemoryStore)
+    whole, rig.publisher._store = rig.publisher._store, rig.store.view(ScriptedFaults(fault))
+    with pytest.raises(errors.StorageFull):
+        rig.publisher.publish(topic)
+    assert not [name for name in paths(rig.store, "topics/wide") if name.endswith(".parquet")]
+    rig.publisher._store = whole
+    assert rig.publisher.publish(topic).files == 3
+
+
 def test_a_missing_object_is_named(rig: Rig) -> None:
     """An object that is missing before its records are in the table is an error that names it."""
     appended = rig.append(["a"])

@@ -34,7 +34,14 @@ from sparklog.clock import Clock
 from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
 from sparklog.storage import restoring, wal
 from sparklog.storage.data_file import encode, new_file, write_file
-from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
+from sparklog.storage.objects import (
+    ObjectExists,
+    ObjectMissing,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+    put_together,
+)
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import (
@@ -61,6 +68,11 @@ class _Run:
     @property
     def end(self) -> int:
         return self.entries[-1].entry.end
+
+    @property
+    def is_small(self) -> bool:
+        """Returns whether its rows are a small file."""
+        return sum(each.entry.memory_bytes for each in self.entries) <= limits.PUBLISH_SMALL_BYTES
 
 
 @dataclass(slots=True)
@@ -571,16 +583,37 @@ class Publisher:
         written = [each for each in pending.written if not each.is_complete]
         if pending.preparation is not None:
             written = written[: max(self._commit_bytes // self._file_bytes, 1)]
+        else:
+            self._write_together(topic, [each for each in written if each.run.is_small])
+            written = [each for each in written if not each.is_complete]
+        self._write_some(topic, written, pending.preparation)
+
+    def _write_some(
+        self, topic: Topic, written: Sequence[_WrittenRun], preparation: int | None
+    ) -> None:
         pool = self._pool
         if pool is None or not self._is_worth_a_pool(written):
             for each in written:
-                self._write(topic, each, pending.preparation)
+                self._write(topic, each, preparation)
             return
-        writing = [pool.submit(self._write, topic, each, pending.preparation) for each in written]
+        writing = [pool.submit(self._write, topic, each, preparation) for each in written]
         for future in writing:
             future.exception()  # waits, so that no write continues after a failure
         for future in writing:
             future.result()
+
+    def _write_together(self, topic: Topic, written: Sequence[_WrittenRun]) -> None:
+        """Writes small files, and puts them with a few rounds of flushes: a topic may have many."""
+        count = limits.PUBLISH_ENCODED_BYTES // limits.PUBLISH_SMALL_BYTES
+        for first in range(0, len(written), count):
+            some = written[first : first + count]
+            objects: list[tuple[str, pa.Buffer]] = []
+            for each in some:
+                each.encoded = objects
+            self._write_some(topic, some, None)
+            for each in some:
+                each.encoded = None
+            put_together(self._store, objects, clock=self._clock)
 
     def _is_worth_a_pool(self, written: Sequence[_WrittenRun]) -> bool:
         """Returns whether to write in parallel. On a local root, not a few rows, nor in a burst.

@@ -21,6 +21,7 @@ from sparklog.storage.objects.base import (
     backoff_seconds,
     claim,
     claim_all,
+    put_together,
 )
 from sparklog.storage.objects.local import LocalStore
 from sparklog.storage.objects.memory import (
@@ -57,6 +58,7 @@ __all__ = [
     "claim_all",
     "in_parallel",
     "open_store",
+    "put_together",
 ]
 
 

@@ -300,6 +300,20 @@ def claim_all(
     return found
 
 
+def put_together(store: Store, objects: Sequence[tuple[str, Payload]], *, clock: Clock) -> None:
+    """Puts objects under new names, all of them durably together.
+
+    Raises what `claim` raises for the first that fails; then some of them may exist.
+    """
+    outcomes = store.put_all_new(objects)
+    for (path, data), outcome in zip(objects, outcomes, strict=True):
+        if isinstance(outcome, ObjectExists | PutUnresolved):
+            is_ours = claim(store, path, data, clock=clock, doubtful=True)
+            assert is_ours, path
+        elif outcome is not None:
+            raise outcome
+
+
 _REFUSALS = (errors.StorageFull, errors.StorageUnavailable, errors.RootNotWritable)
 
 
