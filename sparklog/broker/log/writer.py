@@ -773,7 +773,7 @@ class Writer:
     def _notify_due(self) -> None:
         if self._closed is not None:
             self._due.notify_all()  # all of them end when the queue is empty
-        elif self._is_due():
+        elif self._at_once > 1 and self._is_due():
             self._due.notify()
 
     @property
