@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sparklog import errors, limits
 from sparklog.broker.log import partitions
-from sparklog.broker.log.partitions import Partition
+from sparklog.broker.log.partitions import Partition, Topic
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import CarriedEntry, WriterLimits
 from sparklog.clock import ManualClock
@@ -21,7 +21,7 @@ from sparklog.storage.follow import RootFollower
 from sparklog.storage.metadata import Epoch
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
-from sparklog.storage.snapshot import Bounds, WalKind
+from sparklog.storage.snapshot import Bounds, TableSnapshot, WalKind
 from sparklog.storage.wal.base import object_path
 from sparklog.storage.wal.objects import newest_checkpoint
 from tests.support.brokers import (
@@ -503,6 +503,16 @@ def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> N
     table.advance_published(gone, [(gone.partitions[0], 1)])  # a commit that was under way
     assert table.bounds() == bounds_of_all(rig)
     assert table.bounds().keys() == {topic.topic_id}
+
+
+def test_bounds_of_a_topic_that_is_being_created(rig: Rig) -> None:
+    """A checkpoint between two steps of a creation does not keep its topic from the next one."""
+    table, topic = rig.partition_table, Topic("new", "id", {})
+    snapshot = TableSnapshot(version=0, topic_id="id", partitions=2, ends=(0, 0), starts=(0, 0))
+    table.add_partitions(topic, snapshot, [0, 0])
+    table.bounds()
+    table.add_topic(topic)
+    assert table.bounds() == bounds_of_all(rig)
 
 
 def test_a_checkpoint_looks_only_at_changed_partitions(

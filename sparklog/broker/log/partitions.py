@@ -436,6 +436,7 @@ class PartitionTable:
         with self.lock:
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
+            self._bounds_changed.update(dict.fromkeys(topic.partitions, topic))
             self.topics_version += 1
 
     def add_partitions(
