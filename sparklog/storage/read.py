@@ -301,7 +301,7 @@ def _read_small(
         # Other threads would take longer to begin than this one takes to decode it.
         found = parquet.read(stored, use_threads=False).combine_chunks().to_batches()
         if not found:
-            return _schema(tuple(columns)).empty_table().to_batches()[0]
+            return pa.RecordBatch.from_pylist([], _schema(tuple(columns)))
         (batch,) = found
         offsets = arrow.as_numpy(batch.column("offset").cast(pa.int64()))
         if not _rises(offsets):

@@ -102,6 +102,13 @@ def test_a_small_file_is_decoded_at_once(
     assert calls == [{"use_threads": False}] * 3
 
 
+@pytest.mark.parametrize("columns", [None, ["offset"], ["partition"]])
+def test_a_file_without_rows_has_none(store: MemoryStore, columns: list[str] | None) -> None:
+    """Other engines leave such files."""
+    found = slice_of(put(store, rows(0, 20).slice(0, 0)), end=20)
+    assert list(read_slice(store, found, columns=columns)) == []
+
+
 def test_a_file_that_is_larger_than_its_size_in_the_log_is_read(
     store: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
