@@ -341,7 +341,8 @@ class _ReadAhead:
                 limit_bytes=min(each.limit_bytes, limit_bytes),
             )
             with suppress(errors.SparklogError):  # it is raised in the partition's turn
-                if fetch(only_memory=True) is None:
+                # The loop waits: one batch shows where the records are.
+                if fetch(only_memory=True, limit_bytes=1) is None:
                     fetches.append((number, fetch))
         if len(fetches) < 2:
             return  # there is nothing to do at the same time
