@@ -13,7 +13,7 @@ from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
 from sparklog.storage.objects import MemoryStore
-from sparklog.storage.table import TableChange, TopicTable
+from sparklog.storage.table import TableChange, TopicTable, data_path
 from tests.support.batches import Record, built, split
 from tests.support.brokers import Rig, RigOptions
 
@@ -117,6 +117,26 @@ def test_small_files_are_joined_to_one_batch(clock: ManualClock, encoded: list[i
     found = reader_of(rig).fetch("t", 0, 0, limit_bytes=1 << 20)
     assert offsets_in(found) == list(range(10))
     assert len(encoded) == 1
+
+
+def test_records_before_a_damaged_file_are_read(clock: ManualClock) -> None:
+    """Files that are read together fail one by one, for consumers of any kind."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0))
+    rig.create()
+    for number in range(3):
+        rig.append([f"{number}"])
+        rig.publish()
+    damaged = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[0][2]
+    rig.store.put(data_path("t", damaged), b"PAR1")
+    found: list[int] = []
+    offsets = (batch.rows.column("offset").to_pylist() for batch in rig.broker.read("t", 0, 0, 3))
+    with pytest.raises(errors.CorruptObject):
+        found.extend(offset for each in offsets for offset in each)
+    assert found == [0, 1]
+    reader = reader_of(rig)
+    assert offsets_in(reader.fetch("t", 0, 0, limit_bytes=1 << 20)) == [0, 1]
+    with pytest.raises(errors.CorruptObject):
+        reader.fetch("t", 0, 2, limit_bytes=1 << 20)
 
 
 def test_joined_files_are_light(

@@ -1239,6 +1239,27 @@ def test_the_last_flush_may_be_refused(flushes: Flushes) -> None:
     assert rows_of_root(flushes.rig.store, flushes.rig.clock) == [(0, b"a"), (1, b"c")]
 
 
+def test_a_flush_that_gives_up_keeps_later_batches_back_at_once(
+    flushes: Flushes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second batch of an unknown producer is refused as soon as the first is not needed."""
+    writer = flushes.rig.writer
+    gives_up, later = writer._gives_up, list[Future[AppendResult]]()
+
+    def then_append(flush: Any) -> bool:
+        given_up = gives_up(flush)
+        later.extend(flushes.begin("b", puts=False, producer_sequence=(7, 0, 1)))
+        assert isinstance(later[0].exception(10), errors.OutOfOrderSequence)
+        return given_up
+
+    monkeypatch.setattr(writer, "_gives_up", then_append)
+    (first,) = flushes.begin("a", producer_sequence=(7, 0, 0))
+    flushes.landing.allow(1, UNAVAILABLE)
+    with pytest.raises(errors.StorageUnavailable):
+        first.result(20)
+    assert len(later) == 1
+
+
 def test_a_duplicate_of_a_flush_under_way_waits_for_it(flushes: Flushes) -> None:
     """A retry of a batch under way is acked with its offset, once the batch is durable."""
     (first,) = flushes.begin("a", producer_sequence=(7, 0, 0))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import pyarrow as pa
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.counts import Budget
 from sparklog.broker.log.batch_cache import KEPT_SECONDS, BatchCache, EncodedBatch, TopicPartition
 from sparklog.broker.log.hot_tail import HotTail
@@ -224,17 +224,23 @@ class _Cursor:
 
         Args:
             rest_bytes: takes more up to this limit, if it is of rows that are read anyway.
+
+        Raises the errors of the reader for the first batch; those of others end the cursor.
         """
         found: list[EncodedBatch] = []
         size = decoded_bytes = 0
-        for encoded, row_bytes, is_last in self._batches:
-            found.append(encoded)
-            size += encoded.size
-            # If the topic compresses, a megabyte of batches may take a gigabyte of rows.
-            decoded_bytes += row_bytes
-            is_enough = size >= least_bytes or decoded_bytes >= limits.ROW_GROUP_BYTES
-            if is_enough and (rest_bytes is None or is_last or size >= rest_bytes):
-                break
+        try:
+            for encoded, row_bytes, is_last in self._batches:
+                found.append(encoded)
+                size += encoded.size
+                # If the topic compresses, a megabyte of batches may take a gigabyte of rows.
+                decoded_bytes += row_bytes
+                is_enough = size >= least_bytes or decoded_bytes >= limits.ROW_GROUP_BYTES
+                if is_enough and (rest_bytes is None or is_last or size >= rest_bytes):
+                    break
+        except errors.SparklogError:
+            if not found:
+                raise
         return found
 
 

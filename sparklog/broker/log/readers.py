@@ -473,15 +473,20 @@ def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Reco
 
 
 def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins neighbouring batches up to `READ_RUN_BYTES`."""
+    """Joins neighbouring batches up to `READ_RUN_BYTES`; an error comes after those before it."""
     waiting: list[pa.RecordBatch] = []
     size = 0
-    for batch in batches:
-        if waiting and size + batch.nbytes > limits.READ_RUN_BYTES:
+    try:
+        for batch in batches:
+            if waiting and size + batch.nbytes > limits.READ_RUN_BYTES:
+                yield pa.concat_batches(waiting)
+                waiting, size = [], 0
+            waiting.append(batch)
+            size += batch.nbytes
+    except (errors.SparklogError, ObjectMissing):
+        if waiting:
             yield pa.concat_batches(waiting)
-            waiting, size = [], 0
-        waiting.append(batch)
-        size += batch.nbytes
+        raise
     if waiting:
         yield pa.concat_batches(waiting)
 

@@ -973,6 +973,9 @@ class Writer:
             self._planner.take_back(flush.planned)
             previous = flush.previous
             self._last = None if previous is None or previous.is_done else previous
+            for pending in flush.pending_appends:
+                if pending.error is None:  # before the next flush is judged
+                    self._record_refusals(pending.appends)
             return True
 
     def _failure_of(self, error: BaseException) -> BaseException:
