@@ -712,7 +712,7 @@ def test_a_long_table_is_planned_as_it_is_read(
         return Slice(**what)
 
     monkeypatch.setattr("sparklog.storage.plan.Slice", counting)
-    monkeypatch.setattr(limits, "SCAN_BATCH_ROWS", 1)
+    monkeypatch.setattr(limits, "SMALL_FILE_BYTES", 0)  # joins no files
     assert len(list(rig.broker.read("t", 0, 0, 20))) == 20
     assert made <= 2 * 20
 
@@ -1648,8 +1648,11 @@ def test_deletion_waits_for_the_table(rig: Rig, store: MemoryStore) -> None:
     assert rig.read() == numbered(0, 2)
 
 
-def test_a_read_that_is_overtaken(store: MemoryStore, clock: ManualClock) -> None:
+def test_a_read_that_is_overtaken(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A reader of records that are deleted meanwhile gets the new log start offset."""
+    monkeypatch.setattr(limits, "SMALL_FILE_BYTES", 0)  # joins no files
     rig = Rig(store, clock, options=COLD)
     rig.create()
     for number in range(6):
