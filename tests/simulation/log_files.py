@@ -33,6 +33,7 @@ _STEPS = 3
 _TORN_RATE = 0.3
 """Probabilities that lost pages have old bytes, and that the file ends somewhere else."""
 _SECTOR_BYTES = 512
+_TRAILER_BYTES = 16
 
 
 class SimulatedFiles(MemoryFiles):
@@ -61,7 +62,7 @@ class SimulatedFile(MemoryFile):
         store.hooks.before("append", self._path)
         with store.disk.locks.held(found.number, store.process):
             if store.is_full():
-                given = given[: store.chance.choice([0, store.chance.randrange(len(given))])]
+                given = given[: _cut(store.chance, len(given))]
                 if not given:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
             before = found.data.to_pybytes()
@@ -109,6 +110,12 @@ class _Held:
 
     def __exit__(self, *_: object) -> None:
         self._holders.pop(self._number, None)
+
+
+def _cut(chance: random.Random, length: int) -> int:
+    """Returns how much of an append a full disk takes: often nothing, or nearly all."""
+    few = min(length, _TRAILER_BYTES)
+    return chance.choice([0, chance.randrange(length), length - 1 - chance.randrange(few)])
 
 
 def _steps(chance: random.Random, length: int) -> list[int]:

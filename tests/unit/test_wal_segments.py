@@ -406,6 +406,28 @@ def test_a_short_write_does_not_count(
     assert values_of(store, log.follower(1, 1).fence()) == ["a", "c"]
 
 
+@pytest.mark.parametrize("missing", [1, 7, 8, 16, 17])
+@pytest.mark.parametrize("ends_by", ["another", "fence"])
+def test_nothing_completes_a_flush_that_was_cut_short(
+    store: MemoryStore, clock: ManualClock, missing: int, ends_by: str
+) -> None:
+    """A refused flush remains without effect, even if only its last zeros are missing."""
+    log = log_of(store, clock)
+    ours = log.appender(1, 1)
+    ours.append([records("a")])
+    assert store.files is not None
+    store.files.space_bytes = BLOCK_BYTES - missing
+    with pytest.raises(errors.StorageFull):
+        ours.append([records("b")])
+    store.files.space_bytes = None
+    expected = ["a"]
+    if ends_by == "another":
+        ours.append([records("c")])
+        ours.append([records("d")])
+        expected += ["c", "d"]
+    assert values_of(store, log.follower(1, 1).fence()) == expected
+
+
 def test_a_failed_sync_ends_the_appender(store: MemoryStore, clock: ManualClock) -> None:
     """Nothing is acked after a sync failed, and a fencer reads what the disk has."""
     faulty = store.view(ScriptedFaults(_failing(errno.EIO, "between", 2)))

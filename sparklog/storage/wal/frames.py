@@ -7,7 +7,8 @@ that ends the epoch.
 
 A header states its own offset in the file. The kernel decides where an append lands, so a frame
 counts only if it lies at that offset: an append becomes a put-if-absent. Bytes that do not count,
-of a frame that landed elsewhere, of a full disk, or of a killed process, remain where they are.
+of a frame that landed elsewhere, of a full disk, or of a killed process, remain where they are, and
+the next append fills up their last block.
 
 The rule, at an offset where sequence n is expected after the frame at `previous`: a header counts
 if its CRC, the salt, its own offset, n and `previous` fit. Its frame is taken if it is *vouched*,
@@ -154,6 +155,15 @@ def frame_bytes(index_bytes: int, payload_bytes: int) -> int:
 def round_up(position: int) -> int:
     """Returns the first multiple of a block at or after a position."""
     return -(-position // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def filler(position: int) -> bytes:
+    """Returns the bytes to append from a position up to the next block.
+
+    A trailer ends with zeros, the upper bytes of its sequence. So zeros could complete a frame of
+    which a full disk has cut off only these, after it was refused.
+    """
+    return b"\xff" * (round_up(position) - position)
 
 
 def encode_head(

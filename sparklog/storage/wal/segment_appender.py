@@ -197,7 +197,7 @@ class SegmentAppender:
             )
             unused = length - len(head) - payload_bytes
             tail = frames.encode_tail(unused_bytes=unused, sequence=sequence, nonce=nonce)
-            views = views_of([bytes(offset - self._end), head, *payloads, tail])
+            views = views_of([frames.filler(self._end), head, *payloads, tail])
             if self._is_written(segment, views, offset + length - self._end):
                 return offset
         raise errors.StorageUnavailable(

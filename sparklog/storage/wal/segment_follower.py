@@ -9,7 +9,7 @@ import msgspec
 from sparklog import errors, limits
 from sparklog.storage.objects import ObjectMissing, SyncFailed
 from sparklog.storage.objects.base import pieces as views_of
-from sparklog.storage.objects.files import BLOCK_BYTES, Access
+from sparklog.storage.objects.files import Access
 from sparklog.storage.snapshot import Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal import frames
 from sparklog.storage.wal.base import (
@@ -262,7 +262,7 @@ class SegmentFollower:
         except ObjectMissing:
             return  # trimmed meanwhile
         try:
-            padding = bytes(-segment.file.size_bytes() % BLOCK_BYTES)
+            padding = frames.filler(segment.file.size_bytes())
             block = frames.encode_fence(salt=segment.salt, nonce=nonce)
             wanted_bytes = len(padding) + len(block)
             done = segment.file.append(views_of([padding, block]))
