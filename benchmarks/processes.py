@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -37,6 +38,15 @@ def _pid(spark: SparkSession) -> int:
     """The process of its JVM."""
     jvm: Any = spark._jvm
     return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+def rss_bytes(pid: int) -> int:
+    """Resident memory of `pid` and each living descendant of it."""
+    pages = 0
+    for each in cpu_seconds(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            pages += int(Path(f"/proc/{each}/statm").read_text("ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> Mapping[int, float]:

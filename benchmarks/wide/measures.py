@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from benchmarks.processes import cpu_seconds
+from benchmarks.processes import cpu_seconds, rss_bytes
 from benchmarks.progress import doing
 from sparklog.bench.broker import BrokerProcess, FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement, Times
@@ -56,18 +56,18 @@ def _create(broker: BrokerProcess, names: Sequence[str], partitions: int) -> flo
 
 
 class _Usage:
-    """Processor time and the largest memory of the broker, from its making on."""
+    """Processor time and the largest memory of the broker's processes, from its making on."""
 
     def __init__(self, broker: BrokerProcess) -> None:
         self._broker = broker
         self._began, self._used = time.perf_counter(), self._seconds()
-        self.rss_bytes = broker.rss_bytes()
+        self.rss_bytes = rss_bytes(broker.pid)
 
     def _seconds(self) -> float:
         return sum(cpu_seconds(self._broker.pid).values())
 
     def look(self) -> None:
-        self.rss_bytes = max(self.rss_bytes, self._broker.rss_bytes())
+        self.rss_bytes = max(self.rss_bytes, rss_bytes(self._broker.pid))
 
     def cores(self) -> float:
         """Returns the share of a core, of all its processes."""
