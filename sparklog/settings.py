@@ -89,6 +89,7 @@ class PublisherSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Publishing to the topics' tables. Bounds apply to all topics together."""
 
     interval_seconds: _Interval = limits.PUBLISH_INTERVAL_SECONDS
+    process: Literal["auto", "off"] = "auto"
     publish_bytes: _BufferBytes = limits.PUBLISH_BYTES
     unpublished_bytes: _SpaceBytes = limits.UNPUBLISHED_BYTES
     staged_bytes: _SpaceBytes = limits.STAGED_BYTES

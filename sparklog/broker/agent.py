@@ -40,6 +40,7 @@ from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleaner, WalCleanerLimits
 from sparklog.broker.log.writer import Writer, WriterLimits
@@ -52,7 +53,7 @@ from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write_heartbeat
 from sparklog.storage.metadata import BrokerKind, MetadataStore
-from sparklog.storage.objects import PutUnresolved, Store, open_store
+from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import WalKind
 from sparklog.storage.table import TopicTable
@@ -142,6 +143,7 @@ class Agent:
             limits.PUBLISH_BESIDE if self._store.is_local else limits.PUBLISH_BESIDE_REMOTE,
             thread_name_prefix="sparklog-publish",
         )
+        self._publish_process: PublishProcess | None = None
         self._broker: Broker | None = None
         self._flight_listener = ports.BoundPort("flight.listen", settings.flight.listen)
         self._kafka_listener = (
@@ -424,6 +426,7 @@ class Agent:
             ),
             on_flush=self._flushes.count,
         )
+        self._publish_process = self._new_publish_process()
         self._publisher = Publisher(
             store,
             self._partition_table,
@@ -432,6 +435,7 @@ class Agent:
             tables=tables.values(),
             pool=self._pool,
             counts=self._upkeep,
+            process=self._publish_process,
         )
         self._wal_cleaner = WalCleaner(
             store,
@@ -492,6 +496,14 @@ class Agent:
             counts=self._upkeep,
         )
         return broker
+
+    def _new_publish_process(self) -> PublishProcess | None:
+        """Returns the publishing process, which starts with work for it; None if none is wanted."""
+        is_possible = self.kind is BrokerKind.STANDING and isinstance(self._store, LocalStore)
+        if self.settings.publisher.process == "off" or not is_possible:
+            return None
+        start = functools.partial(WorkerProcess, self._store.uri)
+        return PublishProcess(self._hot, start, clock=self._clock)
 
     def _check_leadership(self) -> None:
         """Raises `BrokerFenced` where a newer broker has taken over."""
@@ -769,6 +781,8 @@ class Agent:
         self._compactors.shutdown()
         self._publishers.shutdown()  # their work uses the other pool
         self._pool.shutdown()
+        if self._publish_process is not None:
+            self._publish_process.close()
 
     def _close_listeners(self) -> None:
         if self._broker is not None:

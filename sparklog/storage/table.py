@@ -42,6 +42,7 @@ from sparklog.storage import delta_log
 from sparklog.storage.delta_log import Actions, Add, CommitInfo, Metadata, Protocol, Remove, Txn
 from sparklog.storage.objects import (
     ObjectMissing,
+    PutAllNew,
     PutUnresolved,
     Store,
     SyncFailed,
@@ -1170,12 +1171,17 @@ def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:
 
 
 def commit_all(
-    store: Store, commits: Sequence[tuple[TopicTable, Decide]], *, clock: Clock
+    store: Store,
+    commits: Sequence[tuple[TopicTable, Decide]],
+    *,
+    clock: Clock,
+    put_all_new: PutAllNew | None = None,
 ) -> list[TableSnapshot | Exception]:
     """Commits to several tables, whose commits are made durable together.
 
     Returns for each what `TopicTable.commit` would have returned or raised. A table whose version
-    another writer has taken is committed to by itself, after the others. Raises `SyncFailed`.
+    another writer has taken is committed to by itself, after the others. `put_all_new` is as for
+    `claim_all`. Raises `SyncFailed`.
     """
     found: list[TableSnapshot | Exception | PreparedCommit] = []
     for table, decide in commits:
@@ -1186,7 +1192,8 @@ def commit_all(
         except Exception as error:
             found.append(error)
     prepared = [each for each in found if isinstance(each, PreparedCommit)]
-    claimed = claim_all(store, [(each.path, each.data) for each in prepared], clock=clock)
+    objects = [(each.path, each.data) for each in prepared]
+    claimed = claim_all(store, objects, clock=clock, put_all_new=put_all_new)
     outcomes = iter(claimed)
     put = [
         (table, each, next(outcomes))

@@ -63,6 +63,7 @@ _NEAR = {
     "sparklog/broker/groups/offsets_topic.py": ("broker",),
     "sparklog/broker/log/partitions.py": ("takeover", "wal_cleaner", "publisher", "broker"),
     "sparklog/broker/log/readers.py": ("broker", "kafka_readers"),
+    "sparklog/broker/log/run_writer.py": ("publisher", "publish_process", "confirmer"),
 }
 _UNSIMULATED = re.compile(
     r"/sources/|/config/|/flight/|/kafka/|/formats/kernel|log/(batch_cache|kafka_readers)|broker/ports"
@@ -72,6 +73,7 @@ _LAST = (
     # Tests of a minute or two that cover code no other test does; all that match run.
     (r"broker/(agent|ports)", ("contract/test_status.py", "contract/test_knocks.py")),
     (r"broker/(agent|ports)", ("contract/test_standing.py",)),
+    (r"broker/log/publish_(process|worker)", ("contract/test_publish_process.py",)),
     (r"broker/flight/\w+\.", ("contract/test_hostile_flight.py",)),
     (
         r"broker/kafka/(connection|listener|memory|messages|scheduler|socket_stream)",

@@ -18,6 +18,7 @@ from unittest import mock
 
 import msgspec
 
+from sparklog import limits
 from sparklog.broker import agent as agents
 from sparklog.broker import ports
 from sparklog.broker.agent import Agent
@@ -25,6 +26,8 @@ from sparklog.broker.broker import Broker
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.log import takeover
 from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.log.publish_worker import Answer, PutAll, Worker, WorkerLost, WriteTogether
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import WriterLimits
@@ -232,6 +235,62 @@ class SimulatedBroker:
         return call
 
 
+# ------------------------------------------------------------------------------ publishing
+
+
+class SimulatedWorker:
+    """A publishing process: it dies, freezes and loses answers by itself, and may outlive its end.
+
+    It also outlives its broker, until its work is done.
+    """
+
+    def __init__(self, world: World, broker: SimulatedBroker) -> None:
+        self._world = world
+        self._process = Process(world.scheduler, f"{broker.process}-worker{world.nonce()}")
+        store = world.disk.view(self._process, world.faults)
+        self._worker = Worker(store, clock=self._process.clock)
+        self._process.skew_us = broker.process.skew_us  # one machine has one clock
+
+    def is_ready(self) -> bool:
+        if not self._process.alive:
+            raise WorkerLost("it is dead")
+        return True
+
+    def ask(self, request: WriteTogether | PutAll) -> Answer:
+        answers: list[Answer] = []
+        scheduler = self._world.scheduler
+        scheduler.spawn(
+            self._process, "sparklog-publisher", lambda: answers.append(self._worker.serve(request))
+        )
+        if not scheduler.wait(
+            lambda: bool(answers) or not self._process.alive, limits.PUBLISH_PROCESS_SECONDS
+        ):
+            raise WorkerLost("it does not answer")
+        if not answers or self._world.faults.loses_answer():
+            raise WorkerLost("it is dead")
+        return answers[0]
+
+    def end(self) -> None:
+        """Kills it; what it waits for at the disk may take effect for a while."""
+        if self._world.chance.random() < 0.5:
+            self._process.alive = False
+            return
+
+        def body() -> None:
+            self._world.scheduler.sleep(self._world.faults.late_by_seconds())
+            self._process.alive = False
+
+        self._world.scheduler.spawn(self._world.disk.network, "late kill", body)
+
+
+def _publish_process(agent: Agent) -> PublishProcess | None:
+    assert _world is not None
+    if not _world.profile.has_worker:
+        return None
+    start = functools.partial(SimulatedWorker, _world, _broker())
+    return PublishProcess(agent._hot, start, clock=agent._clock, topics=1)
+
+
 # ------------------------------------------------------------------------------ surroundings
 
 
@@ -392,6 +451,7 @@ def simulated(world: World) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, value in replaced.items():
             stack.enter_context(mock.patch.object(agents, name, value))
+        stack.enter_context(mock.patch.object(Agent, "_new_publish_process", _publish_process))
         stack.enter_context(mock.patch.object(ports, "BoundPort", _Listener))
         stack.enter_context(mock.patch.object(sys, "setswitchinterval"))
         stack.enter_context(mock.patch.object(takeover, "acquire", acquire_boldly))

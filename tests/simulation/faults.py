@@ -79,6 +79,7 @@ class Rates:
     outage: float = 0.0
     forbidden: float = 0.0
     surprise: float = 0.0
+    lost_answer: float = 0.0
 
     @classmethod
     def draw(cls, chance: random.Random, *, is_local: bool) -> Rates:
@@ -115,7 +116,14 @@ AIMS = (
 _AIMED = 10.0
 """Factor of the fault's probability at that place, if the run aims at it."""
 _PLACES = ("meta", "staging", "topics/t0", "topics/t0/_delta_log", "topics/t1", "wal")
-_WEIGHTS = {"power_cut": 0.2, "crash": 0.6, "sync_failed": 0.3, "unresolved": 3.0, "late": 2.0}
+_WEIGHTS = {
+    "lost_answer": 10.0,
+    "power_cut": 0.2,
+    "crash": 0.6,
+    "sync_failed": 0.3,
+    "unresolved": 3.0,
+    "late": 2.0,
+}
 
 
 class Faults:
@@ -228,6 +236,10 @@ class Faults:
             raise errors.RootNotWritable(root="memory://", reason=f"403 for {path}")
         if path.startswith("topics/") and self._hits("surprise", self._rates.surprise):
             raise self._chance.choice([pa.ArrowInvalid, MemoryError, AssertionError])("simulated")
+
+    def loses_answer(self) -> bool:
+        """Returns true if a publishing process dies after its work, before its answer arrives."""
+        return self.active and self._hits("lost_answer", self._rates.lost_answer)
 
     def is_full(self) -> bool:
         """Returns true if only the reserve is left, and sometimes not even that."""

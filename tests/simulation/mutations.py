@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from sparklog import limits
+from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log import publish_process, readers, takeover
 from sparklog.broker.log import publisher as publishers
-from sparklog.broker.log import readers, takeover
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.partitions import PartitionTable, StateEncoder, StateSnapshot
@@ -63,6 +63,11 @@ def _commit_blindly(commit: Any, before: TableSnapshot) -> TableChange | None:
         for run in commit._runs
     }
     return TableChange(adds=tuple(commit._pending.files), txns=ends)
+
+
+def _refuse(path: str, reason: str) -> errors.StorageUnavailable:
+    """States that a put without an answer had no effect."""
+    return errors.StorageUnavailable(operation="put", path=path, reason=reason)
 
 
 def _put_without_syncing(
@@ -182,6 +187,12 @@ MUTATIONS = (
         patches=((publishers._Commit, "decide", _commit_blindly),),
         rates=_RIVALS,
         profile=(("brokers", 3),),
+    ),
+    Mutation(
+        name="a lost publishing process has put no commit",
+        patches=((publish_process, "PutUnresolved", _refuse),),
+        rates=Rates(lost_answer=0.2),
+        profile=(("has_worker", True),),
     ),
     Mutation(
         name="producers are not remembered",

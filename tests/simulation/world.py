@@ -63,6 +63,8 @@ _LIMITS = {
     "COMPACT_SETTLED_SECONDS": 0.5,
     "TOMBSTONE_SECONDS": 1.0,
     "RETRY_MAX_SECONDS": 1.0,
+    "PUBLISH_PROCESS_SECONDS": 1.5,
+    "PUBLISH_PROCESS_RETRY_SECONDS": 1.0,
     "CLAIM_BACKOFF_SECONDS": 0.02,
     "CLAIM_BACKOFF_MAX_SECONDS": 0.2,
     "BATCHES_REMEMBERED": 2,
@@ -138,6 +140,8 @@ class Profile:
     steps: int
     segment_blocks: int
     """Size of a segment of the log, in blocks; 0: the log is in objects."""
+    has_worker: bool
+    """True if brokers publish by a process of their own."""
 
     @property
     def is_skewed(self) -> bool:
@@ -196,6 +200,7 @@ class Profile:
             steps=chance.randint(600 if cut_rate else 250, 900)
             * (4 if chance.random() < 0.05 else 1),
             segment_blocks=chance.choice([0, 4, 8, _EVEN_BLOCKS]) if is_local else 0,
+            has_worker=chance.random() < 0.4,
         )
 
 

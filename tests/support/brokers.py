@@ -183,6 +183,10 @@ class Rig:
         before, self.appender._store = self.appender._store, store
         return before
 
+    def publish_to(self, store: Store) -> None:
+        """Makes the publisher put its files and commits through another view of the store."""
+        self.publisher._store = self.publisher._runs._store = store
+
     # -------------------------------------------------------------------------- writing
 
     def create(self, name: str = "t", partitions: int = 1, **config: str) -> Topic:

@@ -45,7 +45,7 @@ def vacuumed(rig: Rig, *, count: int = 1) -> Vacuum:
     """Removes the publisher's files between their put and their commit."""
     assert isinstance(rig.store, MemoryStore)
     vacuum = Vacuum(rig.store, count)
-    rig.publisher._store = rig.store.view(vacuum)
+    rig.publish_to(rig.store.view(vacuum))
     return vacuum
 
 
@@ -83,7 +83,7 @@ def test_a_file_removed_before_its_commit_is_written_again(
     if when == "by a successor":
         rig.wal_cleaner._store = store.view(NoFaults())
         rig = rig.successor()
-        rig.publisher._store = store.view(vacuum)
+        rig.publish_to(store.view(vacuum))
     rig.append(["f"])
     rig.publish()
     for _ in range(2):

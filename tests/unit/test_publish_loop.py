@@ -76,7 +76,7 @@ def test_an_error_holds_back_one_topic(
 ) -> None:
     """The topic is named, tried again at growing intervals, and published once it can be."""
     faults = FailingPuts(error)
-    rig.publisher._store = store.view(faults)
+    rig.publish_to(store.view(faults))
     woken: list[bool] = []
     loop = publishing(rig, lambda: woken.append(True))
     rig.append(["a"])
@@ -105,7 +105,7 @@ def test_an_error_holds_back_one_topic(
 
 def test_a_failed_flush_is_not_one_topics_affair(rig: Rig, store: MemoryStore) -> None:
     """A disk that fails to flush ends the broker."""
-    rig.publisher._store = store.view(FailingPuts(SyncFailed("?", "EIO")))
+    rig.publish_to(store.view(FailingPuts(SyncFailed("?", "EIO"))))
     rig.append(["a"])
     assert isinstance(rig.clock, ManualClock)
     rig.clock.advance(2.0)
@@ -245,7 +245,7 @@ def test_topics_are_published_together(rig: Rig, store: MemoryStore, clock: Manu
                 if path.startswith("topics/v1/"):
                     raise errors.StorageUnavailable(operation="put", path=path, reason="down")
 
-    rig.publisher._store = store.view(Recorded())
+    rig.publish_to(store.view(Recorded()))
     topics = [rig.partition_table.topic(name) for name in names]
     outcomes = rig.publisher.publish_together(topics)
     assert [type(each) for each in outcomes] == [
@@ -284,7 +284,7 @@ def test_a_topic_with_much_is_published_beside_the_others(
             if operation == "put_new" and path.startswith("topics/t/"):
                 assert gate.wait(30)
 
-    rig.publisher._store = store.view(Gate())
+    rig.publish_to(store.view(Gate()))
     with Workers() as workers:
         loop = publishing(rig, workers=workers)
         rig.append(["x" * 4_000])
@@ -313,7 +313,7 @@ def test_a_request_is_kept_until_the_topic_is_begun_after_it(
                 begun.set()
                 assert gate.wait(30)
 
-    rig.publisher._store = store.view(Gate())
+    rig.publish_to(store.view(Gate()))
     topic = rig.partition_table.topic("t")
     with Workers() as workers:
         loop = publishing(rig, workers=workers)
@@ -352,7 +352,7 @@ def test_a_disk_that_fails_beside_the_others_ends_the_broker(
 ) -> None:
     """The next tick raises the failure of a topic that is published beside the others."""
     monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", 0)
-    rig.publisher._store = store.view(FailingPuts(SyncFailed("topics/t", "EIO")))
+    rig.publish_to(store.view(FailingPuts(SyncFailed("topics/t", "EIO"))))
     with Workers() as workers:
         loop = publishing(rig, workers=workers)
         rig.append(["a"])
@@ -367,7 +367,7 @@ def test_a_disk_that_fails_beside_the_others_ends_the_broker(
 def test_everything_is_published_before_a_stop(rig: Rig, store: MemoryStore) -> None:
     """A stop publishes without waiting for an interval; a topic that fails affects no other."""
     faults = FailingPuts(errors.StorageUnavailable(operation="put", path="?", reason="down"))
-    rig.publisher._store = store.view(faults)
+    rig.publish_to(store.view(faults))
     rig.append(["a"])
     rig.append(["b"], topic="u")
     publishing(rig).publish_everything(rig.clock.monotonic() + 30.0)
@@ -380,17 +380,14 @@ def test_the_interval_stretches_with_the_work() -> None:
     pace = PublishPace(1.0)
     for _ in range(50):
         pace.note(64, 64 * 0.002)
-    assert pace.interval_seconds(1) == 1.0
-    assert pace.interval_seconds(100) == 1.0
-    assert pace.interval_seconds(250) == pytest.approx(250 * 0.002 / limits.PUBLISH_SHARE)
-    assert pace.interval_seconds(10_000) == limits.PUBLISH_STRETCH
-    waiting = PublishPace(1.0, share=1.0)
-    for _ in range(50):
-        waiting.note(64, 64 * 0.002)
-    assert waiting.interval_seconds(1_000) == pytest.approx(1_000 * 0.002)
+    assert pace.interval_seconds(1, 0.25) == 1.0
+    assert pace.interval_seconds(100, 0.25) == 1.0
+    assert pace.interval_seconds(250, 0.25) == pytest.approx(250 * 0.002 / 0.25)
+    assert pace.interval_seconds(10_000, 0.25) == limits.PUBLISH_STRETCH
+    assert pace.interval_seconds(1_000, 1.0) == pytest.approx(1_000 * 0.002)
     for _ in range(50):
         pace.note(64, 64 * 0.0001)
-    assert pace.interval_seconds(1_000) == 1.0
+    assert pace.interval_seconds(1_000, 0.25) == 1.0
 
 
 def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock) -> None:

@@ -69,7 +69,7 @@ def faulty(rig: Rig, *script: Fault) -> None:
     """Makes the publisher's own requests fail from now on."""
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
-    rig.publisher._store = rig.store.view(faults)
+    rig.publish_to(rig.store.view(faults))
     for each in rig.publisher._tables.values():
         each.store = rig.publisher._store
 
@@ -152,15 +152,13 @@ def watch_files(
 ) -> list[int]:
     """Records the size of each file that is written, as `size_of` counts its batches."""
     written: list[int] = []
-    write_file = rig.publisher._write_file
+    write_file = rig.publisher._runs._write_file
 
-    def watch(
-        topic: Any, run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None
-    ) -> TableFile:
+    def watch(run: Any, batches: Sequence[pa.RecordBatch], preparation: int | None) -> TableFile:
         written.append(sum(map(size_of, batches)))
-        return write_file(topic, run, batches, preparation)
+        return write_file(run, batches, preparation)
 
-    monkeypatch.setattr(rig.publisher, "_write_file", watch)
+    monkeypatch.setattr(rig.publisher._runs, "_write_file", watch)
     return written
 
 
@@ -396,7 +394,7 @@ def test_an_error_in_a_large_batch(
     with pytest.raises(Exception, match=r"a fault|bytes are free|a mistake"):
         publish_once(rig)
     assert len(files(store)) == (4 if is_kept else 0)
-    rig.publisher._store = store
+    rig.publish_to(store)
     for each in rig.publisher._tables.values():
         each.store = store
     assert turns(rig) == (6 if is_kept else 10)
@@ -426,7 +424,7 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     )
     with pytest.raises(errors.OutcomeUnknown):
         publish_once(rig)
-    rig.publisher._store = store
+    rig.publish_to(store)
     for each in rig.publisher._tables.values():
         each.store = store
     publish_once(rig)
@@ -463,7 +461,7 @@ def test_files_of_a_commit_that_may_have_landed_stay(
         publish_once(rig)
     if ends_by == "a renewal":
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
-        rig.publisher._store = store
+        rig.publish_to(store)
         for each in rig.publisher._tables.values():
             each.store = store
     if ends_by == "a deletion":
@@ -705,11 +703,12 @@ def test_a_refused_file_of_many_leaves_none(rig: Rig) -> None:
     full = errors.StorageFull(root="?", free_bytes=0, reserve_bytes=0)
     fault = Fault(operation="put_new", error=full, prefix="topics/wide/partition=1")
     assert isinstance(rig.store, MemoryStore)
-    whole, rig.publisher._store = rig.publisher._store, rig.store.view(ScriptedFaults(fault))
+    whole = rig.publisher._store
+    rig.publish_to(rig.store.view(ScriptedFaults(fault)))
     with pytest.raises(errors.StorageFull):
         rig.publisher.publish(topic)
     assert not [name for name in paths(rig.store, "topics/wide") if name.endswith(".parquet")]
-    rig.publisher._store = whole
+    rig.publish_to(whole)
     assert rig.publisher.publish(topic).files == 3
 
 
@@ -926,14 +925,14 @@ def test_a_topic_deleted_meanwhile_leaves_no_orphans(rig: Rig, store: MemoryStor
     """Files that were written for a deleted topic are removed, and the broker continues."""
     rig.append(["a"])
     topic = rig.partition_table.topic("t")
-    real = rig.publisher._write_file
+    real = rig.publisher._runs._write_file
 
     def deleting(*args: object, **options: object) -> object:
         written = real(*args, **options)  # type: ignore[arg-type]
         rig.broker.topics.delete("t")
         return written
 
-    rig.publisher._write_file = deleting  # type: ignore[method-assign,assignment]
+    rig.publisher._runs._write_file = deleting  # type: ignore[method-assign,assignment]
     rig.publisher.publish(topic)
     assert files(store) == []
     assert (topic.unpublished_bytes, rig.partition_table.unpublished_bytes) == (0, 0)

@@ -31,10 +31,8 @@ class PublishPace:
     processor.
     """
 
-    def __init__(self, interval_seconds: float, *, share: float = limits.PUBLISH_SHARE) -> None:
-        """`share`: of the time that publishing may take before the interval stretches."""
+    def __init__(self, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
-        self._share = share
         self._seconds_per_topic = 0.0
 
     def note(self, topics: int, seconds: float) -> None:
@@ -42,9 +40,12 @@ class PublishPace:
         share = topics / limits.PUBLISH_TOPICS_TOGETHER
         self._seconds_per_topic += (seconds / topics - self._seconds_per_topic) * share / 2
 
-    def interval_seconds(self, waiting: int) -> float:
-        """Returns the interval while so many topics wait."""
-        wanted = waiting * self._seconds_per_topic / self._share
+    def interval_seconds(self, waiting: int, share: float) -> float:
+        """Returns the interval while so many topics wait.
+
+        `share`: of the time that publishing may take before the interval stretches.
+        """
+        wanted = waiting * self._seconds_per_topic / share
         longest = self._interval_seconds * limits.PUBLISH_STRETCH
         return min(max(wanted, self._interval_seconds), longest)
 
@@ -72,7 +73,7 @@ class PublishLoop:
         """`check_leadership` raises `BrokerFenced` if a newer broker has taken over.
 
         `on_published` is called after every commit. `workers` publish the topics with many records;
-        without them the caller does. `share` is as in `PublishPace`.
+        without them the caller does. `share` is as in `PublishPace`, without a publishing process.
         """
         self._publisher = publisher
         self._partition_table = partition_table
@@ -82,7 +83,8 @@ class PublishLoop:
         self._clock = clock
         self._workers = workers
         self._backoff = RetrySchedule(clock, first_seconds=retry_seconds)
-        self._pace = PublishPace(settings.interval_seconds, share=share)
+        self._pace = PublishPace(settings.interval_seconds)
+        self._share = share
         self._beside: dict[str, Future[None]] = {}
         """Topics that are published beside the others, by topic id."""
         self._failure: BaseException | None = None
@@ -90,8 +92,9 @@ class PublishLoop:
     def tick(self) -> None:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
         waiting = self._partition_table.waiting_count
+        share = limits.PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         due = self._publisher.due(
-            interval_seconds=self._pace.interval_seconds(waiting),
+            interval_seconds=self._pace.interval_seconds(waiting, share),
             publish_bytes=self._settings.publish_bytes,
         )
         self._publish_all(due)

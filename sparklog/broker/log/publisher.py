@@ -6,7 +6,8 @@ must find the topic's id, and every partition's `txn` where its run of entries b
 is not made, and a new run is chosen from the table's present end.
 
 Several topics are published together: the files of all of them are encoded, then put with a few
-rounds of parallel flushes, then all commits likewise. A topic that fails affects no other.
+rounds of parallel flushes, then all commits likewise. A topic that fails affects no other. Where
+many topics wait, a process of its own does so for the broker (`publish_process`).
 
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
@@ -16,12 +17,12 @@ written in several turns, with turns of other topics in between, and one commit 
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from urllib.parse import unquote
 
+import msgspec
 import pyarrow as pa
 import structlog
 
@@ -30,19 +31,11 @@ from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.clock import Clock
-from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
-from sparklog.storage import restoring, wal
-from sparklog.storage.data_file import encode, new_file, write_file
-from sparklog.storage.objects import (
-    ObjectExists,
-    ObjectMissing,
-    PutUnresolved,
-    Store,
-    SyncFailed,
-    put_together,
-)
-from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage import restoring
+from sparklog.storage.objects import ObjectMissing, Store, SyncFailed, put_together
 from sparklog.storage.snapshot import BatchId, BatchKind, Located, TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -57,58 +50,11 @@ from sparklog.storage.table import (
 _log = structlog.get_logger("sparklog.publisher")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Run:
-    """Entries of one partition for the next commit. `first`: the end of its table now."""
-
-    partition: Partition
-    first: int
-    entries: tuple[Located, ...]
-
-    @property
-    def end(self) -> int:
-        return self.entries[-1].entry.end
-
-    @property
-    def is_small(self) -> bool:
-        """Returns whether its rows are a small file."""
-        return sum(each.entry.memory_bytes for each in self.entries) <= limits.PUBLISH_SMALL_BYTES
-
-
-@dataclass(slots=True)
-class _WrittenRun:
-    """Progress of a run: files with its rows, up to the first entry that cannot be read."""
-
-    run: _Run
-    count: int = 0
-    """The number of its entries that are in `files`."""
-    files: list[TableFile] = field(default_factory=list)
-    error: errors.SparklogError | None = None
-    encoded: list[tuple[str, pa.Buffer]] | None = None
-    """Paths and bytes of `files` that are put later, with those of other topics."""
-
-    @property
-    def readable_run(self) -> _Run:
-        run = self.run
-        return _Run(partition=run.partition, first=run.first, entries=run.entries[: self.count])
-
-    @property
-    def is_complete(self) -> bool:
-        """True if nothing more of the run can be written."""
-        return self.error is not None or self.count == len(self.run.entries)
-
-    def check(self) -> None:
-        """Raises the error of the first unreadable entry, unless it is published by now."""
-        partition = self.run.partition
-        if self.error is not None and partition.published < self.run.entries[self.count].entry.end:
-            raise self.error
-
-
 @dataclass(slots=True)
 class _PendingCommit:
     """A commit in preparation."""
 
-    written: list[_WrittenRun]
+    written: list[WrittenRun]
     preparation: int | None = None
     """The number in its files' names, if they are written in several turns."""
     renewed_at: float = 0.0
@@ -161,16 +107,6 @@ class _Turn:
     """Its next commit; None if there is nothing to commit, or no more."""
     error: Exception | None = None
 
-    @property
-    def encoded(self) -> list[tuple[str, pa.Buffer]]:
-        if self.pending is None:
-            return []
-        return [each for run in self.pending.written for each in run.encoded or ()]
-
-    def forget_encoded(self) -> None:
-        for run in self.pending.written if self.pending is not None else ():
-            run.encoded = None
-
 
 class _Commit:
     """The change of a table that adds the files of a pending commit, if its runs still fit."""
@@ -187,10 +123,10 @@ class _Commit:
         self.landed = False
         if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
             return None
-        if any(before.ends[run.partition.number] != run.first for run in runs):
+        if any(before.ends[run.partition] != run.first for run in runs):
             return None
         self.landed = True
-        ends = {end_app_id(topic.topic_id, run.partition.number): run.end for run in runs}
+        ends = {end_app_id(topic.topic_id, run.partition): run.end for run in runs}
         return TableChange(
             adds=tuple(self._pending.files),
             txns={**ends, **_batch_txns(topic, runs, self.table)},
@@ -213,17 +149,20 @@ class Publisher:
         file_bytes: int = limits.PUBLISH_FILE_BYTES,
         pool: Executor | None = None,
         counts: UpkeepCounts | None = None,
+        process: PublishProcess | None = None,
     ) -> None:
-        """`pool`: writes the files of a large commit in parallel."""
+        """`pool` writes the files of a large commit in parallel, `process` those of many topics."""
         self._store = store
         self._partition_table = partition_table
-        self._hot = hot
         self._clock = clock
         self._commit_bytes = commit_bytes
         self._file_bytes = file_bytes
         self._pool = pool
         self.counts = counts or UpkeepCounts()
-        self._decode_memory = DecodeMemory(commit_bytes)
+        self._memory = DecodeMemory(commit_bytes)
+        self._runs = RunWriter(store, hot, clock=clock, memory=self._memory, file_bytes=file_bytes)
+        self.process = process
+        """The publishing process, where there may be one."""
         self._requested: set[str] = set()
         """Ids of topics that were requested since their last turn began. Guarded by the lock of the
         partition table.
@@ -250,8 +189,13 @@ class Publisher:
 
     def budget(self) -> Budget:
         """Returns the memory for rows that are written to tables."""
-        memory = self._decode_memory
+        memory = self._memory
         return Budget("publishing", memory.held_bytes, memory.limit_bytes)
+
+    @property
+    def has_process(self) -> bool:
+        """True while the files of light topics are written by another process."""
+        return self.process is not None and self.process.is_ready
 
     def set_table(self, topic: Topic, table: TopicTable) -> None:
         """Sets the view of the topic's table. No other party may commit by it afterwards."""
@@ -262,7 +206,7 @@ class Publisher:
         self._tables.pop(topic.topic_id, None)
         pending = self._pending.pop(topic.topic_id, None)
         if pending is not None:
-            self._discard(topic, pending)
+            self._discard(pending)
         self._refused.pop(topic.topic_id, None)
 
     def request(self, topic: Topic) -> None:
@@ -324,54 +268,45 @@ class Publisher:
         that was held back, is published by itself. Raises `SyncFailed`.
         """
         turns = [_Turn(topic) for topic in topics]
-        size = 0
-        begun: list[_Turn] = []
         for turn in turns:
             with _failing(turn):
-                self._encode(turn)
-            begun.append(turn)
-            size += sum(data.size for _, data in turn.encoded)
-            if size >= limits.PUBLISH_ENCODED_BYTES:  # these take memory until they are put
-                self._put_files(begun)
-                begun, size = [], 0
-        self._put_files(begun)
+                turn.pending = self._begin_light(turn.topic)
+        begun = [(turn, turn.pending) for turn in turns if turn.pending is not None]
+        written = [pending.written for _, pending in begun]
+        process = self._process_if_ready()
+        if process is not None:
+            outcomes = process.write_together(written, self._runs)
+        else:
+            outcomes = self._runs.write_together(written)
+        for (turn, _), error in zip(begun, outcomes, strict=True):
+            if error is not None:
+                turn.error, turn.pending = error, None
         self._commit_all([turn for turn in turns if turn.pending is not None])
         return [turn.error for turn in turns]
 
-    def _encode(self, turn: _Turn) -> None:
-        """Encodes the files of a topic's next commit; publishes a topic that needs more at once."""
-        topic = turn.topic
+    def _process_if_ready(self) -> PublishProcess | None:
+        process = self.process
+        if process is None:
+            return None
+        process.look(self._partition_table.waiting_count)
+        return process if process.is_ready else None
+
+    def _begin_light(self, topic: Topic) -> _PendingCommit | None:
+        """Returns the next commit of a topic; publishes a topic that needs more, and returns None.
+
+        Nothing of the commit is written.
+        """
         if topic.held_back is not None or topic.topic_id in self._pending:
             self.publish(topic)
-            return
+            return None
         self._begin_turn(topic)
         pending = self._begin(topic)
         if pending is None:
             _check_blocked(topic)
-            return
-        if pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
+        elif pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
             self._publish_alone(topic, pending)
-            return
-        for each in pending.written:
-            each.encoded = []
-            self._write(topic, each, None)
-        turn.pending = pending
-
-    def _put_files(self, turns: Sequence[_Turn]) -> None:
-        """Puts the encoded files of several topics."""
-        objects = [each for turn in turns for each in turn.encoded]
-        outcomes = iter(self._store.put_all_new(objects))
-        for turn in turns:
-            failed = [each for _ in turn.encoded if (each := next(outcomes)) is not None]
-            turn.forget_encoded()
-            if failed and turn.pending is not None:
-                # Reading back and trying again may take long, and the others would wait for it.
-                error = failed[0]
-                if isinstance(error, ObjectExists):
-                    error = PutUnresolved(error.path, "an object exists there")
-                with _failing(turn):
-                    self._discard(turn.topic, turn.pending)
-                turn.error, turn.pending = error, None
+            return None
+        return pending
 
     def _commit_all(self, turns: Sequence[_Turn]) -> None:
         """Commits the files of several topics, which are in the store."""
@@ -381,8 +316,12 @@ class Publisher:
                 found = self._commit_of(turn)
                 if found is not None:
                     commits.append((turn, found))
+        process = self._process_if_ready()
         outcomes = commit_all(
-            self._store, [(each.table, each.decide) for _, each in commits], clock=self._clock
+            self._store,
+            [(each.table, each.decide) for _, each in commits],
+            clock=self._clock,
+            put_all_new=process.put_all_new if process is not None else None,
         )
         for (turn, commit), outcome in zip(commits, outcomes, strict=True):
             assert turn.pending is not None
@@ -430,7 +369,7 @@ class Publisher:
             self.counts.add_published([file.size_bytes for file in pending.files])
         self._apply_snapshot(topic, outcome)
         for each in pending.written:
-            each.check()
+            _check_readable(topic, each)
 
     def _publish_some(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
         if pending is None:
@@ -448,7 +387,7 @@ class Publisher:
         outcome: TableSnapshot | Exception
         try:
             if pending.preparation is not None and self._has_lost_files(topic, pending):
-                self._discard(topic, pending)
+                self._discard(pending)
                 return PublishResult()
             # An unreadable object may be gone because a predecessor has published its entries.
             commit = self._commit_of(_Turn(topic, pending))
@@ -466,7 +405,7 @@ class Publisher:
 
     def _begin(self, topic: Topic) -> _PendingCommit | None:
         """Returns the next commit of the topic, with no file written."""
-        pending = _PendingCommit([_WrittenRun(run) for run in self._choose(topic)])
+        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic)])
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
@@ -484,8 +423,8 @@ class Publisher:
         try:
             if pending.may_have_landed:
                 self._apply_snapshot(topic, table.refresh())
-            if not self._relocate_entries(pending):
-                self._discard(topic, pending)
+            if not self._relocate_entries(topic, pending):
+                self._discard(pending)
                 return None
             now = self._clock.monotonic()
             if now - pending.renewed_at > table.orphan_grace_seconds / 4:
@@ -496,17 +435,17 @@ class Publisher:
             raise
         return pending
 
-    def _relocate_entries(self, pending: _PendingCommit) -> bool:
+    def _relocate_entries(self, topic: Topic, pending: _PendingCommit) -> bool:
         """Updates the runs to carried copies. Returns whether they still continue the table."""
         with self._partition_table.lock:
             for each in pending.written:
-                run = each.run
-                entries = tuple(run.partition.unpublished[: len(run.entries)])
-                if run.partition.published != run.first or not entries:
+                run, partition = each.run, topic.partitions[each.run.partition]
+                entries = tuple(partition.unpublished[: len(run.entries)])
+                if partition.published != run.first or not entries:
                     return False
                 if entries[-1].entry.end != run.end:
                     return False
-                each.run = _Run(partition=run.partition, first=run.first, entries=entries)
+                each.run = msgspec.structs.replace(run, entries=entries)
         return True
 
     def _has_lost_files(self, topic: Topic, pending: _PendingCommit) -> bool:
@@ -527,7 +466,7 @@ class Publisher:
             self._pending[topic.topic_id] = pending
             self.request(topic)  # its next turn needs no interval
         else:
-            self._discard(topic, pending)
+            self._discard(pending)
 
     def set_refusal(self, topic: Topic, error: Exception | None) -> None:
         """Stops publishing the topic with `error`; None allows it again."""
@@ -544,19 +483,19 @@ class Publisher:
         Raises `CorruptObject` and `MissingObject` if an entry cannot be read, and the errors of the
         store.
         """
-        written = _WrittenRun(_Run(partition=partition, first=first, entries=tuple(entries)))
+        written = WrittenRun(_run(topic, partition, first, tuple(entries)))
         try:
-            self._write(topic, written, None)
+            self._runs.write(written)
             if written.error is not None:
                 raise written.error
         except errors.SparklogError:
-            self._discard(topic, _PendingCommit([written]))
+            self._discard(_PendingCommit([written]))
             raise
         return written.files
 
     # -------------------------------------------------------------------------- choosing
 
-    def _choose(self, topic: Topic) -> list[_Run]:
+    def _choose(self, topic: Topic) -> list[Run]:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole."""
         with self._partition_table.lock:
             waiting = sorted(topic.waiting_partitions.items())
@@ -572,7 +511,7 @@ class Publisher:
         _keep_batches_whole(batches, ends)
         with self._partition_table.lock:
             return [
-                _Run(partition=partition, first=first, entries=partition.unpublished_below(end))
+                _run(topic, partition, first, partition.unpublished_below(end))
                 for partition, first, end in zip(chosen, firsts, ends, strict=True)
             ]
 
@@ -589,20 +528,20 @@ class Publisher:
         self._write_some(topic, written, pending.preparation)
 
     def _write_some(
-        self, topic: Topic, written: Sequence[_WrittenRun], preparation: int | None
+        self, topic: Topic, written: Sequence[WrittenRun], preparation: int | None
     ) -> None:
         pool = self._pool
-        if pool is None or not self._is_worth_a_pool(written):
+        if pool is None or not self._is_worth_a_pool(topic, written):
             for each in written:
-                self._write(topic, each, preparation)
+                self._runs.write(each, preparation)
             return
-        writing = [pool.submit(self._write, topic, each, preparation) for each in written]
+        writing = [pool.submit(self._runs.write, each, preparation) for each in written]
         for future in writing:
             future.exception()  # waits, so that no write continues after a failure
         for future in writing:
             future.result()
 
-    def _write_together(self, topic: Topic, written: Sequence[_WrittenRun]) -> None:
+    def _write_together(self, topic: Topic, written: Sequence[WrittenRun]) -> None:
         """Writes small files, and puts them with a few rounds of flushes: a topic may have many."""
         count = limits.PUBLISH_ENCODED_BYTES // limits.PUBLISH_SMALL_BYTES
         for first in range(0, len(written), count):
@@ -615,7 +554,7 @@ class Publisher:
                 each.encoded = None
             put_together(self._store, objects, clock=self._clock)
 
-    def _is_worth_a_pool(self, written: Sequence[_WrittenRun]) -> bool:
+    def _is_worth_a_pool(self, topic: Topic, written: Sequence[WrittenRun]) -> bool:
         """Returns whether to write in parallel. On a local root, not a few rows, nor in a burst.
 
         In a burst producers need the cores more, until so much is unpublished that they would soon
@@ -626,157 +565,19 @@ class Publisher:
         entries = [located.entry for each in written for located in each.run.entries]
         if sum(entry.memory_bytes for entry in entries) < limits.PUBLISH_IN_PARALLEL_BYTES:
             return False
-        newest = [found for each in written for found in each.run.partition.unpublished[-1:]]
+        partitions = [topic.partitions[each.run.partition] for each in written]
+        newest = [found for each in partitions for found in each.unpublished[-1:]]
         newest_us = max((each.entry.arrival_us for each in newest), default=0)
         is_quiet = self._clock.now_us() - newest_us > limits.PUBLISH_QUIET_SECONDS * 1e6
         return is_quiet or self._partition_table.unpublished_bytes > limits.PUBLISH_PRESSED_BYTES
 
-    def _discard(self, topic: Topic, pending: _PendingCommit) -> None:
+    def _discard(self, pending: _PendingCommit) -> None:
         """Removes files that no commit has or will have.
 
         If that is unknown, leaves them to the sweeper, which waits until no commit can land.
         """
-        if pending.may_have_landed:
-            return
-        with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
-            self._store.delete(data_path(topic.name, file) for file in pending.files)
-
-    def _write(self, topic: Topic, written: _WrittenRun, preparation: int | None) -> None:
-        """Writes the rows of a run, up to the first entry that cannot be read."""
-        entries = [each.entry for each in written.run.entries[written.count :]]
-        sizes = [each.memory_bytes for each in entries]
-        # Memory for one file at a time, which ends before an entry that would exceed it, and for
-        # a second copy of the largest entry while it is decoded. Staged entries need no decoding.
-        largest = max(sizes)
-        decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
-        needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
-        with self._decode_memory.hold(needed):
-            self._write_run(topic, written, preparation)
-            if largest > limits.LARGE_BYTES and written.is_complete:
-                pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
-
-    def _write_run(self, topic: Topic, written: _WrittenRun, preparation: int | None) -> None:
-        """Continues the files of a run; of a preparation, writes one file."""
-        run = written.run
-        size = count = 0
-        payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
-
-        def write() -> None:
-            nonlocal size, count
-            if payloads:
-                batches = rows_of_run(payloads, partition=run.partition.number)
-                written.files.append(self._write_file(topic, written, batches, preparation))
-                payloads.clear()
-            written.count += count
-            size = count = 0
-
-        files_before = len(written.files)
-        entries_left = run.entries[written.count :]
-        ahead = ReadAhead(
-            self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
-        )
-        try:
-            for group, batches in self._groups(entries_left):
-                if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
-                    write()
-                if preparation is not None and len(written.files) > files_before:
-                    break
-                for entries, payload in self._decoded(group, batches, ahead):
-                    first = entries[0].entry
-                    skip = max(run.first - first.base_offset, 0)
-                    count += len(entries)
-                    # The decoded size; the size in the entry may be an estimate.
-                    size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
-                    payloads.append(
-                        (
-                            first.base_offset + skip,
-                            first.arrival_us,
-                            first.timestamp_type,
-                            payload.slice(skip) if skip else payload,
-                        )
-                    )
-                    del payload  # so that it is freed before the next one is decoded
-                    if size >= self._file_bytes:
-                        write()
-        except errors.CorruptObject as error:
-            written.error = error
-        except ObjectMissing as missing:
-            reason = "it is not published yet"
-            written.error = errors.MissingObject(path=missing.path, reason=reason)
-        write()
-
-    def _write_file(
-        self,
-        topic: Topic,
-        written: _WrittenRun,
-        batches: Sequence[pa.RecordBatch],
-        preparation: int | None,
-    ) -> TableFile:
-        """Puts a file, or leaves that to `_put_files`."""
-        number = written.run.partition.number
-        if written.encoded is None:
-            return write_file(
-                self._store,
-                topic=topic.name,
-                topic_id=topic.topic_id,
-                partition=number,
-                batches=batches,
-                clock=self._clock,
-                preparation=preparation,
-            )
-        encoded = encode(batches)
-        file = new_file(encoded, topic_id=topic.topic_id, partition=number, clock=self._clock)
-        written.encoded.append((data_path(topic.name, file), encoded.data))
-        return file
-
-    def _groups(
-        self, entries: Sequence[Located]
-    ) -> Iterator[tuple[Sequence[Located], Sequence[bytes | bytearray]]]:
-        """Groups entries to be decoded together, with their batches.
-
-        A group consists of small Kafka batches in the hot tail. Any other entry comes alone and
-        without its batch.
-        """
-        at = 0
-        while at < len(entries):
-            batches = self._hot_from_kafka(itertools.islice(entries, at, None))
-            count = max(len(batches), 1)
-            yield entries[at : at + count], batches
-            at += count
-
-    def _hot_from_kafka(self, entries: Iterable[Located]) -> list[bytes | bytearray]:
-        """Returns the batches of the first entries, as many as can be decoded together."""
-        found: list[bytes | bytearray] = []
-        size = 0
-        for each in entries:
-            batch = self._hot.find(each.entry)
-            size += each.entry.memory_bytes
-            if (
-                batch is None
-                or isinstance(batch.records, pa.RecordBatch)
-                or each.entry.timestamp_type == LOG_APPEND_TIME
-                or (found and size > limits.PUBLISH_TOGETHER_BYTES)
-            ):
-                break
-            found.append(batch.records)
-        return found
-
-    def _decoded(
-        self, group: Sequence[Located], batches: Sequence[bytes | bytearray], ahead: ReadAhead
-    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
-        """Decodes a group together, or one by one if a batch in it is corrupt."""
-        if len(batches) > 1:
-            with contextlib.suppress(errors.CorruptObject):
-                yield group, wal.decode_kafka([each.entry for each in group], batches)
-                return
-        for each in group:
-            yield [each], self._payload(each, ahead)
-
-    def _payload(self, located: Located, ahead: ReadAhead) -> pa.RecordBatch:
-        hot = self._hot.find(located.entry)
-        if hot is not None:
-            return hot.payload
-        return wal.decode_payload(located.entry, ahead.payload(located))
+        if not pending.may_have_landed:
+            self._runs.discard(pending.written)
 
     # -------------------------------------------------------------------------- committing
 
@@ -824,6 +625,23 @@ class Publisher:
         self._partition_table.advance_start(topic, snapshot.starts)
 
 
+def _run(topic: Topic, partition: Partition, first: int, entries: tuple[Located, ...]) -> Run:
+    return Run(
+        topic=topic.name,
+        topic_id=topic.topic_id,
+        partition=partition.number,
+        first=first,
+        entries=entries,
+    )
+
+
+def _check_readable(topic: Topic, written: WrittenRun) -> None:
+    """Raises the error of the first unreadable entry, unless it is published by now."""
+    published = topic.partitions[written.run.partition].published
+    if written.error is not None and published < written.run.entries[written.count].entry.end:
+        raise written.error
+
+
 def _check_blocked(topic: Topic) -> None:
     """Raises why a partition is blocked, if one is."""
     for each in topic.partitions:
@@ -842,7 +660,7 @@ def _failing(turn: _Turn) -> Iterator[None]:
         turn.error, turn.pending = error, None
 
 
-def _batch_txns(topic: Topic, runs: Iterable[_Run], table: TopicTable) -> dict[str, int]:
+def _batch_txns(topic: Topic, runs: Iterable[Run], table: TopicTable) -> dict[str, int]:
     """Returns the `txn` of each Spark batch in the runs that the table must record."""
     found: dict[str, int] = {}
     for run in runs:

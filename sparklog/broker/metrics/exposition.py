@@ -387,6 +387,11 @@ def _log_samples(collector: Collector, sums: Sums) -> Iterator[tuple[str, Sequen
     yield "sparklog_publish_commits_total", [({}, upkeep.commits)]
     yield "sparklog_publish_files_total", [({}, upkeep.published_files)]
     yield "sparklog_publish_bytes_total", [({}, upkeep.published_bytes)]
+    process = sources.publisher.process
+    prefix = "sparklog_publish_process"
+    yield f"{prefix}_cpu_seconds_total", [({}, process.cpu_seconds if process else 0.0)]
+    yield f"{prefix}_resident_bytes", [({}, process.resident_bytes if process else 0)]
+    yield f"{prefix}_starts_total", [({}, process.starts if process else 0)]
     yield "sparklog_compaction_files_total", [({}, upkeep.merged_files)]
     yield "sparklog_compaction_bytes_total", [({}, upkeep.merged_bytes)]
     yield "sparklog_write_amplification", [({}, upkeep.amplification)]

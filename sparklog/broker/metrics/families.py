@@ -110,6 +110,9 @@ _GAUGES: Final = {
     "sparklog_publish_lag_seconds": (
         "Age of the oldest record of a topic that is not in its table yet."
     ),
+    "sparklog_publish_process_resident_bytes": (
+        "Resident memory of the publishing process; 0 without one."
+    ),
     "sparklog_topic_held_back": "1 while the topic's table cannot be written.",
     "sparklog_topics_held_back": "Topics whose table cannot be written.",
     "sparklog_partitions_blocked": "Partitions that accept no records.",
@@ -156,6 +159,8 @@ _COUNTERS: Final = {
     "sparklog_publish_commits_total": "Commits of records to tables.",
     "sparklog_publish_files_total": "Data files that were written with records.",
     "sparklog_publish_bytes_total": "Bytes of data files that were written with records.",
+    "sparklog_publish_process_cpu_seconds_total": "Processor time of publishing processes.",
+    "sparklog_publish_process_starts_total": "Publishing processes that were started.",
     "sparklog_compaction_files_total": "Data files that were written in place of others.",
     "sparklog_compaction_bytes_total": "Bytes of data files that were written in place of others.",
     "sparklog_store_requests_total": "Operations on the storage, by kind.",

@@ -15,7 +15,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeAlias
 
@@ -27,6 +27,9 @@ from sparklog.clock import Clock
 Piece: TypeAlias = bytes | memoryview | pa.Buffer
 Payload: TypeAlias = Piece | Sequence[Piece]
 """The content of an object: one buffer, or several that are written one after another."""
+
+PutAllNew: TypeAlias = Callable[[Sequence[tuple[str, Payload]]], list[Exception | None]]
+"""See `Store.put_all_new`."""
 
 TEMPORARY: Final = ".tmp-"
 """Prefix of the names of unfinished files; listings omit them."""
@@ -278,15 +281,20 @@ def claim(
 
 
 def claim_all(
-    store: Store, objects: Sequence[tuple[str, Payload]], *, clock: Clock
+    store: Store,
+    objects: Sequence[tuple[str, Payload]],
+    *,
+    clock: Clock,
+    put_all_new: PutAllNew | None = None,
 ) -> list[bool | Exception]:
     """Puts each object as `claim` does, but all of them durably together.
 
     Returns for each what `claim` would have returned or raised. An object whose put is refused or
-    gets no answer is claimed by itself, after all others. Raises `SyncFailed`.
+    gets no answer is claimed by itself, after all others. `put_all_new` has the first try at the
+    puts, instead of the store's. Raises `SyncFailed`.
     """
     found: list[bool | Exception] = []
-    outcomes = store.put_all_new(objects)
+    outcomes = (put_all_new or store.put_all_new)(objects)
     for (path, data), outcome in zip(objects, outcomes, strict=True):
         if isinstance(outcome, ObjectExists | PutUnresolved):
             try:

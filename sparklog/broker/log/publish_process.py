@@ -1,0 +1,245 @@
+"""The broker's side of the publishing process: starts it, gives it work, and does without it.
+
+Python runs one thread at a time, so publishing many topics would take the time that acks need. The
+data files and commits of light topics are therefore encoded and put by a process of its own, once
+many topics wait. Everything that is decided, and the tables as they are known, stay in the broker.
+
+The process may end or hang at any moment. The broker then kills it, writes the files again under
+other names, and claims the commits as after any put without an answer: a commit that lands late has
+the same bytes. Until another process has started, the broker does all by itself.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from sparklog import limits
+from sparklog.broker.backoff import RetrySchedule
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.broker.log.publish_worker import (
+    Answer,
+    PutAll,
+    WorkerLost,
+    WriteTogether,
+    decode_answer,
+    encode,
+    outcome_of,
+    receive,
+)
+from sparklog.broker.log.run_writer import RunWriter, WrittenRun
+from sparklog.clock import Clock
+from sparklog.storage.objects import Payload, PutUnresolved, SyncFailed
+from sparklog.storage.objects.base import pieces
+
+_log = structlog.get_logger("sparklog.publisher")
+_MODULE: Final = "sparklog.broker.log.publish_worker"
+
+
+class PublishingWorker(Protocol):
+    """A worker in a process of its own."""
+
+    def is_ready(self) -> bool:
+        """Returns whether it takes requests; raises `WorkerLost` if it will not."""
+        ...
+
+    def ask(self, request: WriteTogether | PutAll) -> Answer:
+        """Returns its answer. Raises `WorkerLost`."""
+        ...
+
+    def end(self) -> None:
+        """Kills it, and returns once it has ended."""
+        ...
+
+
+class WorkerProcess:
+    """A worker as a child of this process."""
+
+    def __init__(self, root: str) -> None:
+        self._connection, theirs = socket.socketpair()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", _MODULE, root, str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        except OSError:
+            self._connection.close()
+            raise
+        finally:
+            theirs.close()
+        self._readable = select.poll()  # `select` itself knows the first 1,024 descriptors only
+        self._readable.register(self._connection, select.POLLIN)
+        self._is_ready = False
+        self._ready_by = time.monotonic() + limits.PUBLISH_PROCESS_START_SECONDS
+
+    def is_ready(self) -> bool:
+        if not self._is_ready and self._readable.poll(0):
+            receive(self._connection, self._ready_by)
+            self._is_ready = True
+        if not self._is_ready and time.monotonic() > self._ready_by:
+            raise WorkerLost("it does not start")
+        return self._is_ready
+
+    def ask(self, request: WriteTogether | PutAll) -> Answer:
+        deadline = time.monotonic() + limits.PUBLISH_PROCESS_SECONDS
+        try:
+            self._connection.settimeout(limits.PUBLISH_PROCESS_SECONDS)
+            self._connection.sendall(encode(request))
+            return decode_answer(receive(self._connection, deadline))
+        except (OSError, msgspec.MsgspecError) as error:
+            raise WorkerLost(str(error) or repr(error)) from error
+
+    def end(self) -> None:
+        self._connection.close()
+        self._process.kill()
+        try:
+            self._process.wait(limits.PUBLISH_PROCESS_SECONDS)
+        except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
+            _log.warning("the publishing process does not end", pid=self._process.pid)
+
+
+class PublishProcess:
+    """Writes files and commits of several topics together, in a process of its own if there is one.
+
+    One caller at a time.
+    """
+
+    def __init__(
+        self,
+        hot: HotTail,
+        start: Callable[[], PublishingWorker],
+        *,
+        clock: Clock,
+        topics: int = limits.PUBLISH_PROCESS_TOPICS,
+    ) -> None:
+        """`topics`: the number of topics that wait, from which on the process is started."""
+        self._hot = hot
+        self._start = start
+        self._topics = topics
+        self._worker: PublishingWorker | None = None
+        self._clock = clock
+        self._started_at = 0.0
+        """When the present process was started, in monotonic seconds."""
+        self._backoff = RetrySchedule(
+            clock, first_seconds=1.0, most_seconds=limits.PUBLISH_PROCESS_RETRY_SECONDS
+        )
+        self.starts = 0
+        """The number of times that a process was started."""
+        self._ended_cpu_seconds = self._cpu_seconds = 0.0
+        """Processor time of the processes that have ended, and of the present one."""
+        self.resident_bytes = 0
+        """Memory of the present process after its last answer; 0 without one."""
+
+    def look(self, waiting: int) -> None:
+        """Starts the process if so many waiting topics are worth it."""
+        if self._worker is not None or waiting < self._topics or self._backoff.is_waiting(""):
+            return
+        self.starts += 1
+        self._started_at = self._clock.monotonic()
+        try:
+            self._worker = self._start()
+        except OSError as error:
+            self._note_failure(str(error))
+
+    @property
+    def cpu_seconds(self) -> float:
+        """The processor time of all processes that were started, as of their last answers."""
+        return self._ended_cpu_seconds + self._cpu_seconds
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the process takes work."""
+        try:
+            return self._worker is not None and self._worker.is_ready()
+        except WorkerLost as error:
+            self._lose(str(error))
+            return False
+
+    def write_together(
+        self, topics: Sequence[Sequence[WrittenRun]], alone: RunWriter
+    ) -> list[Exception | None]:
+        """See `RunWriter.write_together`; `alone` writes where there is no process."""
+        request = WriteTogether(
+            [[each.run for each in runs] for runs in topics], self._batches(topics)
+        )
+        answer = self._ask(request)
+        if answer is None:
+            return alone.write_together(topics)
+        for runs, files in zip(topics, answer.files, strict=True):
+            for each, of_run in zip(runs, files, strict=True):
+                each.files.extend(of_run)
+                each.count = len(each.run.entries)
+        return [
+            outcome_of(found, runs[0].run.topic)
+            for runs, found in zip(topics, answer.outcomes, strict=True)
+        ]
+
+    def put_all_new(self, objects: Sequence[tuple[str, Payload]]) -> list[Exception | None]:
+        """See `Store.put_all_new`. If the process is lost, each put is without an answer."""
+        answer = self._ask(PutAll([(path, b"".join(pieces(data))) for path, data in objects]))
+        if answer is None:
+            return [PutUnresolved(path, "the publishing process was lost") for path, _ in objects]
+        return [
+            outcome_of(found, path)
+            for (path, _), found in zip(objects, answer.outcomes, strict=True)
+        ]
+
+    def _batches(self, topics: Sequence[Sequence[WrittenRun]]) -> list[bytes | None]:
+        """Returns Kafka batches from the hot tail; the process reads the other entries."""
+        found: list[bytes | None] = []
+        left = limits.PUBLISH_PROCESS_BYTES
+        for located in (each for runs in topics for run in runs for each in run.run.entries):
+            hot = self._hot.find(located.entry)
+            if hot is None or isinstance(hot.records, pa.RecordBatch) or len(hot.records) > left:
+                found.append(None)
+            else:
+                left -= len(hot.records)
+                found.append(bytes(hot.records))
+        return found
+
+    def _ask(self, request: WriteTogether | PutAll) -> Answer | None:
+        """Returns the answer; None if the process was lost. Raises `SyncFailed`."""
+        if self._worker is None:
+            return None
+        try:
+            answer = self._worker.ask(request)
+        except WorkerLost as error:
+            self._lose(str(error))
+            return None
+        self._cpu_seconds, self.resident_bytes = answer.cpu_seconds, answer.resident_bytes
+        if answer.sync_failed is not None:
+            # The system reports a failed flush once, to the process that asked for it.
+            raise SyncFailed(*answer.sync_failed)
+        return answer
+
+    def _lose(self, reason: str) -> None:
+        self.close()
+        self._note_failure(reason)
+
+    def _note_failure(self, reason: str) -> None:
+        if self._clock.monotonic() - self._started_at > limits.PUBLISH_PROCESS_STEADY_SECONDS:
+            self._backoff.succeeded("")
+        self._backoff.failed("")
+        _log.warning(
+            "the publishing process is lost; the broker publishes by itself until another starts",
+            reason=reason,
+        )
+
+    def close(self) -> None:
+        """Ends the process."""
+        worker, self._worker = self._worker, None
+        self._ended_cpu_seconds += self._cpu_seconds
+        self._cpu_seconds, self.resident_bytes = 0.0, 0
+        if worker is not None:
+            worker.end()

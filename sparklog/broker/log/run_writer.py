@@ -1,0 +1,277 @@
+"""Writes the rows of log entries to data files of a topic's table, which a commit has still to add.
+
+The write-ahead log determines the rows, so any process may write them. An entry that is in the hot
+tail is taken from there; any other is read from the log, or from the files that Spark staged.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import pyarrow as pa
+
+from sparklog import errors, limits
+from sparklog.broker.decode_memory import DecodeMemory
+from sparklog.broker.log.hot_tail import HotTail
+from sparklog.clock import Clock
+from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
+from sparklog.storage import wal
+from sparklog.storage.data_file import encode, new_file, write_file
+from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
+from sparklog.storage.read_ahead import ReadAhead
+from sparklog.storage.snapshot import Located, TableFile
+from sparklog.storage.table import data_path
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Entries of one partition for the next commit. `first`: the end of its table now."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    first: int
+    entries: tuple[Located, ...]
+
+    @property
+    def end(self) -> int:
+        return self.entries[-1].entry.end
+
+    @property
+    def is_small(self) -> bool:
+        """Returns whether its rows are a small file."""
+        return sum(each.entry.memory_bytes for each in self.entries) <= limits.PUBLISH_SMALL_BYTES
+
+
+@dataclass(slots=True)
+class WrittenRun:
+    """Progress of a run: files with its rows, up to the first entry that cannot be read."""
+
+    run: Run
+    count: int = 0
+    """The number of its entries that are in `files`."""
+    files: list[TableFile] = field(default_factory=list)
+    error: errors.SparklogError | None = None
+    encoded: list[tuple[str, pa.Buffer]] | None = None
+    """Paths and bytes of `files` that are put later, with those of other topics."""
+
+    @property
+    def readable_run(self) -> Run:
+        """The entries that are in `files`."""
+        return msgspec.structs.replace(self.run, entries=self.run.entries[: self.count])
+
+    @property
+    def is_complete(self) -> bool:
+        """True if nothing more of the run can be written."""
+        return self.error is not None or self.count == len(self.run.entries)
+
+
+class RunWriter:
+    """Writes runs of several topics. Thread-safe, for different runs."""
+
+    def __init__(
+        self, store: Store, hot: HotTail, *, clock: Clock, memory: DecodeMemory, file_bytes: int
+    ) -> None:
+        """`memory`: for decoded rows. `file_bytes`: of rows from which on a further file begins."""
+        self._store = store
+        self._hot = hot
+        self._clock = clock
+        self._memory = memory
+        self._file_bytes = file_bytes
+
+    def write_together(self, topics: Sequence[Sequence[WrittenRun]]) -> list[Exception | None]:
+        """Writes the runs of several topics, whose files are made durable together.
+
+        Returns for each topic the error that left it without files, or None. `PutUnresolved`: a
+        file was refused, or got no answer. Raises `SyncFailed`.
+        """
+        outcomes: list[Exception | None] = []
+        size = 0
+        begun: list[Sequence[WrittenRun]] = []
+        for runs in topics:
+            outcomes.append(self._encode(runs))
+            begun.append(runs)
+            size += sum(data.size for each in runs for _, data in each.encoded or ())
+            if size >= limits.PUBLISH_ENCODED_BYTES:  # these take memory until they are put
+                self._put(begun, outcomes)
+                begun, size = [], 0
+        self._put(begun, outcomes)
+        return outcomes
+
+    def _encode(self, runs: Sequence[WrittenRun]) -> Exception | None:
+        try:
+            for each in runs:
+                each.encoded = []
+                self.write(each)
+        except SyncFailed:
+            raise
+        except Exception as error:
+            for each in runs:
+                each.encoded = []
+            return error
+        return None
+
+    def _put(
+        self, topics: Sequence[Sequence[WrittenRun]], outcomes: list[Exception | None]
+    ) -> None:
+        """Puts the encoded files of several topics, those of the last `outcomes`."""
+        objects = [each for runs in topics for run in runs for each in run.encoded or ()]
+        put = iter(self._store.put_all_new(objects))
+        for number, runs in enumerate(topics, len(outcomes) - len(topics)):
+            failed = [
+                each for run in runs for _ in run.encoded or () if (each := next(put)) is not None
+            ]
+            for run in runs:
+                run.encoded = None
+            if failed:
+                # Reading back and trying again may take long, and the others would wait for it.
+                error = failed[0]
+                if isinstance(error, ObjectExists):
+                    error = PutUnresolved(error.path, "an object exists there")
+                self.discard(runs)
+                outcomes[number] = error
+
+    def discard(self, runs: Iterable[WrittenRun]) -> None:
+        """Removes files that no commit has or will have."""
+        with contextlib.suppress(Exception):  # the sweeper removes them as orphans
+            self._store.delete(
+                data_path(each.run.topic, file) for each in runs for file in each.files
+            )
+
+    def write(self, written: WrittenRun, preparation: int | None = None) -> None:
+        """Writes the rows of a run, up to the first entry that cannot be read.
+
+        Of a preparation, writes one file.
+        """
+        entries = [each.entry for each in written.run.entries[written.count :]]
+        sizes = [each.memory_bytes for each in entries]
+        # Memory for one file at a time, which ends before an entry that would exceed it, and for
+        # a second copy of the largest entry while it is decoded. Staged entries need no decoding.
+        largest = max(sizes)
+        decoded = max((each.memory_bytes for each in entries if each.staged is None), default=0)
+        needed = decoded + max(largest, min(sum(sizes), self._file_bytes))
+        with self._memory.hold(needed):
+            self._write_run(written, preparation)
+            if largest > limits.LARGE_BYTES and written.is_complete:
+                pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
+
+    def _write_run(self, written: WrittenRun, preparation: int | None) -> None:
+        run = written.run
+        size = count = 0
+        payloads: list[tuple[int, int, int, pa.RecordBatch]] = []
+
+        def write() -> None:
+            nonlocal size, count
+            if payloads:
+                batches = rows_of_run(payloads, partition=run.partition)
+                written.files.append(self._write_file(written, batches, preparation))
+                payloads.clear()
+            written.count += count
+            size = count = 0
+
+        files_before = len(written.files)
+        entries_left = run.entries[written.count :]
+        ahead = ReadAhead(
+            self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
+        )
+        try:
+            for group, batches in self._groups(entries_left):
+                if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
+                    write()
+                if preparation is not None and len(written.files) > files_before:
+                    break
+                for entries, payload in self._decoded(group, batches, ahead):
+                    first = entries[0].entry
+                    skip = max(run.first - first.base_offset, 0)
+                    count += len(entries)
+                    # The decoded size; the size in the entry may be an estimate.
+                    size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
+                    payloads.append(
+                        (
+                            first.base_offset + skip,
+                            first.arrival_us,
+                            first.timestamp_type,
+                            payload.slice(skip) if skip else payload,
+                        )
+                    )
+                    del payload  # so that it is freed before the next one is decoded
+                    if size >= self._file_bytes:
+                        write()
+        except errors.CorruptObject as error:
+            written.error = error
+        except ObjectMissing as missing:
+            reason = "it is not published yet"
+            written.error = errors.MissingObject(path=missing.path, reason=reason)
+        write()
+
+    def _write_file(
+        self, written: WrittenRun, batches: Sequence[pa.RecordBatch], preparation: int | None
+    ) -> TableFile:
+        """Puts a file, or leaves that to `_put`."""
+        run = written.run
+        if written.encoded is None:
+            return write_file(
+                self._store,
+                topic=run.topic,
+                topic_id=run.topic_id,
+                partition=run.partition,
+                batches=batches,
+                clock=self._clock,
+                preparation=preparation,
+            )
+        encoded = encode(batches)
+        file = new_file(encoded, topic_id=run.topic_id, partition=run.partition, clock=self._clock)
+        written.encoded.append((data_path(run.topic, file), encoded.data))
+        return file
+
+    def _groups(
+        self, entries: Sequence[Located]
+    ) -> Iterator[tuple[Sequence[Located], Sequence[bytes | bytearray]]]:
+        """Groups entries to be decoded together, with their batches.
+
+        A group consists of small Kafka batches in the hot tail. Any other entry comes alone and
+        without its batch.
+        """
+        at = 0
+        while at < len(entries):
+            batches = self._hot_from_kafka(itertools.islice(entries, at, None))
+            count = max(len(batches), 1)
+            yield entries[at : at + count], batches
+            at += count
+
+    def _hot_from_kafka(self, entries: Iterable[Located]) -> list[bytes | bytearray]:
+        """Returns the batches of the first entries, as many as can be decoded together."""
+        found: list[bytes | bytearray] = []
+        size = 0
+        for each in entries:
+            batch = self._hot.find(each.entry)
+            size += each.entry.memory_bytes
+            if (
+                batch is None
+                or isinstance(batch.records, pa.RecordBatch)
+                or each.entry.timestamp_type == LOG_APPEND_TIME
+                or (found and size > limits.PUBLISH_TOGETHER_BYTES)
+            ):
+                break
+            found.append(batch.records)
+        return found
+
+    def _decoded(
+        self, group: Sequence[Located], batches: Sequence[bytes | bytearray], ahead: ReadAhead
+    ) -> Iterator[tuple[Sequence[Located], pa.RecordBatch]]:
+        """Decodes a group together, or one by one if a batch in it is corrupt."""
+        if len(batches) > 1:
+            with contextlib.suppress(errors.CorruptObject):
+                yield group, wal.decode_kafka([each.entry for each in group], batches)
+                return
+        for each in group:
+            yield [each], self._payload(each, ahead)
+
+    def _payload(self, located: Located, ahead: ReadAhead) -> pa.RecordBatch:
+        hot = self._hot.find(located.entry)
+        if hot is not None:
+            return hot.payload
+        return wal.decode_payload(located.entry, ahead.payload(located))

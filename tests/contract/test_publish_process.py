@@ -1,0 +1,143 @@
+"""The publishing process of a real broker is killed and suspended, and ends with its broker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from sparklog.client.producer.producer import RecordFuture
+from sparklog.clock import SystemClock
+from sparklog.storage.objects import LocalStore
+from tests.support.brokers import rows_of_table
+from tests.support.standing import Standing, standing
+from tests.support.waiting import wait_until
+
+TOPICS = [f"t{number}" for number in range(40)]
+_MODULE = "sparklog.broker.log.publish_worker"
+
+pytestmark = pytest.mark.slow
+
+
+def process_of(broker: int) -> int | None:
+    """Returns the pid of the broker's publishing process; None if it has none."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text("utf-8", "replace").rpartition(")")[2].split()
+            command = (stat.parent / "cmdline").read_bytes()
+            if int(fields[1]) == broker and fields[0] != "Z" and _MODULE.encode() in command:
+                return int(stat.parent.name)
+    return None
+
+
+def runs(pid: int) -> bool:
+    """Returns whether the process exists, and has not ended as a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+class Load:
+    """A producer that sends records to all topics in turn."""
+
+    def __init__(self, address: str) -> None:
+        self.futures: dict[str, list[RecordFuture]] = {name: [] for name in TOPICS}
+        self._address = address
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+        self._thread.start()
+
+    def _send(self) -> None:
+        with sparklog.connect(self._address) as log, log.producer(linger_ms=1) as producer:
+            while not self._ended.wait(0.2):
+                for name, futures in self.futures.items():
+                    value = b"%d" % len(futures)
+                    futures.append(producer.send(name, value=value, partition=0))
+            producer.flush(60.0)
+
+    def end(self) -> None:
+        self._ended.set()
+        self._thread.join(90.0)
+
+
+@contextlib.contextmanager
+def busy(broker: Standing) -> Iterator[Load]:
+    """All topics get records, and a publishing process writes them."""
+    with sparklog.connect(broker.flight) as log:
+        for name in TOPICS:
+            log.create_topic(name, partitions=1)
+    load = Load(broker.flight)
+    try:
+        wait_until(lambda: process_of(broker.pid) is not None, "a process is started")
+        yield load
+    finally:
+        load.end()
+
+
+def check(root: Path, load: Load) -> None:
+    """Each table has each acked record once, in order."""
+    store, clock = LocalStore(root), SystemClock()
+    for name, futures in load.futures.items():
+        rows = rows_of_table(store, clock, name)
+        assert rows == [(number, b"%d" % number) for number in range(len(futures))]
+        assert [each.result(0.0).offset for each in futures] == list(range(len(futures)))
+
+
+def await_published(broker: Standing) -> None:
+    """Returns once the tables have all records that are acked by now."""
+    with sparklog.connect(broker.flight) as log:
+        log.flush_to_table(timeout_seconds=60.0)
+
+
+def test_a_killed_process_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """The broker publishes by itself, and starts another process; both end with the broker."""
+    with standing(tmp_path) as broker:
+        with busy(broker) as load:
+            seen = set()
+            for _ in range(4):
+                found = process_of(broker.pid)
+                if found is not None:
+                    seen.add(found)
+                    os.kill(found, signal.SIGKILL)
+                await_published(broker)
+                wait_until(lambda: process_of(broker.pid) is not None, "another one is started")
+            await_published(broker)
+        last = process_of(broker.pid)
+        assert last is not None
+        assert len(seen) >= 2
+        broker.end(signal.SIGTERM)
+        assert not runs(last)
+    check(tmp_path, load)
+
+
+def test_a_suspended_process_is_replaced(tmp_path: Path) -> None:
+    """The broker waits for it for a bounded time, and acks meanwhile."""
+    with standing(tmp_path) as broker:
+        with busy(broker) as load:
+            suspended = process_of(broker.pid)
+            assert suspended is not None
+            os.kill(suspended, signal.SIGSTOP)
+            wait_until(lambda: not runs(suspended), "it is killed")
+            await_published(broker)
+        broker.end(signal.SIGTERM)
+    check(tmp_path, load)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "stopped"])
+def test_the_process_ends_with_its_broker(tmp_path: Path, how: signal.Signals) -> None:
+    """It outlives a broker that is killed by what it is doing at most."""
+    with standing(tmp_path) as broker:
+        with busy(broker) as load:
+            load.end()
+            process = process_of(broker.pid)
+            assert process is not None
+        broker.end(how)
+        wait_until(lambda: not runs(process), "it has ended")

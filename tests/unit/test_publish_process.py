@@ -1,0 +1,319 @@
+"""The publishing process writes for the broker, and may be lost at any moment."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from sparklog import errors
+from sparklog.broker.log.publish_loop import PublishLoop
+from sparklog.broker.log.publish_process import PublishProcess
+from sparklog.broker.log.publish_worker import (
+    Answer,
+    PutAll,
+    Worker,
+    WorkerLost,
+    WriteTogether,
+    decode_answer,
+    decode_request,
+    encode,
+)
+from sparklog.clock import ManualClock
+from sparklog.settings import PublisherSettings
+from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, Store, SyncFailed
+from sparklog.storage.objects.memory import Operation
+from tests.support.batches import Record, built
+from tests.support.brokers import Rig, RigOptions, flip, paths, rows_of_table
+
+TOPICS = ("t", "u", "v")
+_LENGTH_BYTES = 4
+
+pytestmark = pytest.mark.rig(topics=dict.fromkeys(TOPICS, 2))
+
+
+class FakeWorker:
+    """A worker in this process, which sees what a real one would receive."""
+
+    def __init__(self, store: Store, clock: ManualClock) -> None:
+        self.worker = Worker(store, clock=clock)
+        self.asked: list[type] = []
+        self.lost_at: dict[type, str] = {}
+        """When it is lost: "before" or "after" it serves a request of that kind."""
+        self.has_ended = False
+
+    def is_ready(self) -> bool:
+        return True
+
+    def ask(self, request: WriteTogether | PutAll) -> Answer:
+        assert not self.has_ended
+        self.asked.append(type(request))
+        moment = self.lost_at.get(type(request))
+        if moment == "before":
+            raise WorkerLost("killed")
+        received = decode_request(encode(request)[_LENGTH_BYTES:])
+        answer = self.worker.serve(received)
+        if moment == "after":
+            raise WorkerLost("killed")
+        used = msgspec.structs.replace(answer, cpu_seconds=1.5, resident_bytes=1_000)
+        return decode_answer(encode(used)[_LENGTH_BYTES:])
+
+    def end(self) -> None:
+        self.has_ended = True
+
+
+class Workers:
+    """Starts workers for a rig, on a view of its store."""
+
+    def __init__(self, rig: Rig, store: Store | None = None) -> None:
+        assert isinstance(rig.clock, ManualClock)
+        self.all: list[FakeWorker] = []
+        self._store = store or rig.store
+        self._clock = rig.clock
+        self.process = PublishProcess(rig.hot, self._start, clock=rig.clock, topics=1)
+        rig.publisher.process = self.process
+
+    def _start(self) -> FakeWorker:
+        self.all.append(FakeWorker(self._store, self._clock))
+        return self.all[-1]
+
+
+class Puts(NoFaults):
+    """Records the puts in tables; `error` is raised for those of topic t."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.paths: list[str] = []
+        self.error = error
+
+    def before(self, operation: Operation, path: str) -> None:
+        if operation == "put_new" and path.startswith("topics/"):
+            self.paths.append(path)
+            if self.error is not None and path.startswith("topics/t/"):
+                raise self.error
+
+
+def publish(rig: Rig) -> list[Exception | None]:
+    """Publishes all topics together, and returns why one was not."""
+    return rig.publisher.publish_together([rig.partition_table.topic(name) for name in TOPICS])
+
+
+def fill(rig: Rig) -> None:
+    """Each topic gets records of both kinds of clients."""
+    for name in TOPICS:
+        rig.append([name], topic=name)
+        batch = built([Record(1_700_000_000_000, None, b"k"), Record(1_700_000_000_001, b"", None)])
+        for _ in range(2):
+            rig.broker.wait(rig.broker.submit(rig.broker.prepare_kafka(name, 1, batch)))
+
+
+def check(rig: Rig, rounds: int = 1) -> None:
+    """Each table has each record once."""
+    for name in TOPICS:
+        values = [(number, name.encode()) for number in range(rounds)]
+        assert rows_of_table(rig.store, rig.clock, name) == values
+        values = [(2 * number, b"k") for number in range(2 * rounds)]
+        rows = rows_of_table(rig.store, rig.clock, name, 1)
+        assert rows == sorted([*values, *((offset + 1, None) for offset, _ in values)])
+        assert not rig.partition_table.topic(name).waiting
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 1 << 20], ids=["from the log", "from memory"])
+def test_the_process_writes_files_and_commits(
+    store: MemoryStore, clock: ManualClock, hot_bytes: int
+) -> None:
+    """The broker puts nothing below the tables itself, and knows their new versions."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=hot_bytes))
+    for name in TOPICS:
+        rig.create(name, 2)
+    ours = Puts()
+    rig.publish_to(store.view(ours))
+    workers = Workers(rig)
+    for round_number in range(2):
+        fill(rig)
+        assert publish(rig) == [None] * 3
+        check(rig, round_number + 1)
+    assert ours.paths == []
+    assert workers.all[0].asked == [WriteTogether, PutAll] * 2
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("kind", [WriteTogether, PutAll])
+def test_a_lost_process_loses_and_doubles_nothing(rig: Rig, kind: type, moment: str) -> None:
+    """Whenever it is lost, the broker completes the commits, ends it, and starts another later."""
+    workers = Workers(rig)
+    fill(rig)
+    workers.process.look(1)
+    workers.all[0].lost_at[kind] = moment
+    assert publish(rig) == [None] * 3
+    check(rig)
+    assert workers.all[0].has_ended
+    fill(rig)
+    assert publish(rig) == [None] * 3
+    assert len(workers.all) == 1, "too early"
+    assert isinstance(rig.clock, ManualClock)
+    rig.clock.advance(1.1)
+    fill(rig)
+    assert publish(rig) == [None] * 3
+    check(rig, 3)
+    assert workers.all[1].asked == [WriteTogether, PutAll]
+    assert workers.process.starts == 2
+
+
+def test_a_process_that_is_always_lost_is_started_ever_more_rarely(rig: Rig) -> None:
+    """The broker does without it."""
+    workers = Workers(rig)
+    assert isinstance(rig.clock, ManualClock)
+    for _ in range(30):
+        fill(rig)
+        workers.process.look(1)
+        for each in workers.all:
+            each.lost_at[WriteTogether] = "before"
+        assert publish(rig) == [None] * 3
+        rig.clock.advance(30.0)
+    check(rig, 30)
+    assert 5 <= workers.process.starts <= 10
+
+
+def test_a_lost_process_is_soon_replaced_where_losses_are_rare(rig: Rig) -> None:
+    """Each next process waits a second, if the one before it has served for a while."""
+    workers = Workers(rig)
+    assert isinstance(rig.clock, ManualClock)
+    for number in range(1, 6):
+        workers.process.look(1)
+        assert workers.process.starts == number
+        fill(rig)
+        assert publish(rig) == [None] * 3
+        assert (workers.process.cpu_seconds, workers.process.resident_bytes) == (
+            1.5 * number,
+            1_000,
+        )
+        rig.clock.advance(61.0)
+        workers.all[-1].lost_at[WriteTogether] = "before"
+        fill(rig)
+        assert publish(rig) == [None] * 3
+        assert (workers.process.cpu_seconds, workers.process.resident_bytes) == (1.5 * number, 0)
+        rig.clock.advance(1.1)
+
+
+def test_a_process_is_started_once_many_topics_wait(rig: Rig, clock: ManualClock) -> None:
+    """A broker with few busy topics has none."""
+    started: list[FakeWorker] = []
+
+    def start() -> FakeWorker:
+        started.append(FakeWorker(rig.store, clock))
+        return started[-1]
+
+    process = rig.publisher.process = PublishProcess(rig.hot, start, clock=clock, topics=3)
+    rig.append(["a"])
+    rig.append(["a"], topic="u")
+    assert publish(rig) == [None] * 3
+    assert not started
+    fill(rig)
+    assert publish(rig) == [None] * 3
+    assert started[0].asked == [WriteTogether, PutAll]
+    rig.append(["b"])
+    assert publish(rig) == [None] * 3
+    assert started[0].asked == [WriteTogether, PutAll] * 2
+    process.close()
+    assert started[0].has_ended
+
+
+@pytest.mark.parametrize("has_process", [False, True])
+def test_the_interval_stretches_less_with_a_process(
+    rig: Rig, clock: ManualClock, has_process: bool
+) -> None:
+    """Publishing then takes less from the producers."""
+    loop = PublishLoop(
+        rig.publisher,
+        rig.partition_table,
+        settings=PublisherSettings(interval_seconds=1.0),
+        check_leadership=lambda: None,
+        on_published=lambda: None,
+        clock=clock,
+        retry_seconds=1.0,
+    )
+    if has_process:
+        Workers(rig).process.look(1)
+    for _ in range(50):
+        loop._pace.note(64, 64 * 0.2)
+    fill(rig)
+    clock.advance(2.0)
+    loop.tick()
+    assert bool(rig.partition_table.waiting()) is not has_process
+    clock.advance(1.5)
+    loop.tick()
+    check(rig)
+
+
+def test_a_disk_that_fails_in_the_process_ends_the_broker(rig: Rig, store: MemoryStore) -> None:
+    """The system reports a failed flush once, to the process that asked for it."""
+    Workers(rig, store.view(Puts(SyncFailed("topics/t", "EIO"))))
+    fill(rig)
+    with pytest.raises(SyncFailed):
+        publish(rig)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (
+            errors.StorageFull(root="/r", free_bytes=0, reserve_bytes=0),
+            errors.StorageFull,
+        ),
+        (PutUnresolved("?", "no answer"), PutUnresolved),
+        (MemoryError("malloc"), PutUnresolved),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
+)
+def test_a_failure_in_the_process_is_one_topics(
+    rig: Rig, store: MemoryStore, error: Exception, found: type[Exception]
+) -> None:
+    """The other topics are published; the broker finds out by itself where the cause is unclear."""
+    Workers(rig, store.view(Puts(error)))
+    fill(rig)
+    outcomes = publish(rig)
+    assert [type(each) for each in outcomes] == [found, type(None), type(None)]
+    assert rows_of_table(store, rig.clock, "u") == [(0, b"u")]
+    assert rows_of_table(store, rig.clock) == []
+    assert [each for each in paths(store, "topics/t") if each.endswith(".parquet")] == []
+
+
+@pytest.mark.parametrize("has_process", [False, True])
+def test_files_that_cannot_be_removed_concern_one_topic(
+    rig: Rig, store: MemoryStore, has_process: bool
+) -> None:
+    """If the files of a refused put stay, for whatever reason, the other topics are published."""
+
+    class Stuck(Puts):
+        def before(self, operation: Operation, path: str) -> None:
+            super().before(operation, path)
+            if operation == "delete":
+                raise MemoryError("malloc")
+
+    stuck = store.view(Stuck(errors.StorageFull(root="/r", free_bytes=0, reserve_bytes=0)))
+    if has_process:
+        Workers(rig, stuck)
+    else:
+        rig.publish_to(stuck)
+    fill(rig)
+    outcomes = publish(rig)
+    assert [type(each) for each in outcomes] == [errors.StorageFull, type(None), type(None)]
+    assert rows_of_table(store, rig.clock, "u") == [(0, b"u")]
+
+
+def test_an_entry_that_cannot_be_read_is_named_by_the_broker(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The process leaves such a topic, and no files of it."""
+    rig = Rig(store, clock, options=RigOptions(hot_bytes=0))
+    for name in TOPICS:
+        rig.create(name, 2)
+    Workers(rig)
+    fill(rig)
+    topic = rig.partition_table.topic("u")
+    located = topic.partitions[0].unpublished[0]
+    flip(store, f"wal/1/{located.at.epoch:010d}/{located.at.sequence:020d}", located.origin)
+    outcomes = publish(rig)
+    assert [type(each) for each in outcomes] == [type(None), PutUnresolved, type(None)]
+    assert [each for each in paths(store, "topics/u") if each.endswith(".parquet")] == []
+    with pytest.raises(errors.CorruptObject):
+        rig.publisher.publish(topic)
