@@ -736,15 +736,41 @@ def test_entries_that_a_predecessor_published_may_be_unreadable(rig: Rig) -> Non
     assert table(successor) == [(0, b"a")]
 
 
-def test_a_corrupt_staged_file_stops_its_partition(rig: Rig) -> None:
-    """A damaged staged file is named in the error, and the other partition continues."""
-    rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
+def test_a_corrupt_staged_file_stops_its_batch(rig: Rig) -> None:
+    """A damaged staged file is named in the error, and only records before its batch are added."""
+    rig.append(["b"], partition=1)
+    rig.append_staged([(0, ["a"]), (1, ["c"])], batch=1)
+    rig.append(["d"], partition=1)
     name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
     flip(rig.store, f"staging/{name}", 100)
     with pytest.raises(errors.CorruptObject) as corrupt:
         publish_once(rig)
     assert corrupt.value.path == f"staging/{name}"
     assert (table(rig), table(rig, 1)) == ([], [(0, b"b")])
+
+
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_batch_behind_an_unreadable_one_is_whole(rig: Rig, *, is_together: bool) -> None:
+    """A batch is not added in part if an entry before one of its parts cannot be read."""
+    topic = rig.partition_table.topic("t")
+    rig.append_staged([(1, ["a"])], batch=1)
+    (name,) = [name for name in paths(rig.store, "staging") if "manifest" not in name]
+    rig.append(["b"])
+    rig.append_staged([(0, ["c"]), (1, ["d"])], batch=2)
+    data = rig.store.get(f"staging/{name}")
+    rig.store.delete([f"staging/{name}"])
+    for _ in range(2):
+        if is_together:
+            (error,) = rig.publisher.publish_together([topic])
+            assert isinstance(error, errors.MissingObject)
+        else:
+            with pytest.raises(errors.MissingObject):
+                rig.publisher.publish(topic)
+        assert (table(rig), table(rig, 1)) == ([(0, b"b")], [])
+        assert len(paths(rig.store, "topics/t/partition=0")) == 1
+    rig.store.put_new(f"staging/{name}", data)
+    rig.publisher.publish(topic)
+    assert (table(rig), table(rig, 1)) == ([(0, b"b"), (1, b"c")], [(0, b"a"), (1, b"d")])
 
 
 def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:

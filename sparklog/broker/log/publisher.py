@@ -20,6 +20,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from types import MappingProxyType
 from urllib.parse import unquote
 
 import msgspec
@@ -77,6 +78,21 @@ class _PendingCommit:
     def memory_bytes(self) -> int:
         return sum(
             located.entry.memory_bytes for each in self.written for located in each.run.entries
+        )
+
+    @property
+    def splits_batch(self) -> bool:
+        """True if a part of a Spark batch is written, and another one cannot be read."""
+        unreadable = {
+            located.entry.batch_id
+            for each in self.written
+            for located in each.run.entries[each.count :]
+        }
+        unreadable.discard(None)
+        return bool(unreadable) and any(
+            located.entry.batch_id in unreadable
+            for each in self.written
+            for located in each.run.entries[: each.count]
         )
 
     def survives(self, error: BaseException) -> bool:
@@ -313,6 +329,12 @@ class Publisher:
         commits: list[tuple[_Turn, _Commit]] = []
         for turn in turns:
             with _failing(turn):
+                pending = turn.pending
+                assert pending is not None
+                if pending.splits_batch:
+                    turn.pending = None
+                    self._publish_before_unreadable(turn.topic, pending, {})
+                    continue
                 found = self._commit_of(turn)
                 if found is not None:
                     commits.append((turn, found))
@@ -371,7 +393,13 @@ class Publisher:
         for each in pending.written:
             _check_readable(topic, each)
 
-    def _publish_some(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
+    def _publish_some(
+        self,
+        topic: Topic,
+        pending: _PendingCommit | None,
+        bounds: Mapping[int, int] = MappingProxyType({}),
+    ) -> PublishResult:
+        """`bounds`: as for `_choose`."""
         if pending is None:
             return PublishResult()
         try:
@@ -382,6 +410,8 @@ class Publisher:
         if not pending.is_complete:
             self._suspend(topic, pending, keep=True)
             return PublishResult()
+        if pending.splits_batch:
+            return self._publish_before_unreadable(topic, pending, bounds)
         files = pending.files
         commit: _Commit | None = None
         outcome: TableSnapshot | Exception
@@ -403,9 +433,23 @@ class Publisher:
             bytes=sum(file.size_bytes for file in files),
         )
 
-    def _begin(self, topic: Topic) -> _PendingCommit | None:
-        """Returns the next commit of the topic, with no file written."""
-        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic)])
+    def _publish_before_unreadable(
+        self, topic: Topic, pending: _PendingCommit, bounds: Mapping[int, int]
+    ) -> PublishResult:
+        """Publishes again without the batches of which a part is unreadable, and raises why."""
+        self._discard(pending)
+        unreadable = [each for each in pending.written if each.error is not None]
+        bounds = {**bounds, **{each.run.partition: each.first_unreadable for each in unreadable}}
+        published = self._publish_some(topic, self._begin(topic, bounds), bounds)
+        for each in unreadable:
+            _check_readable(topic, each)
+        return published
+
+    def _begin(
+        self, topic: Topic, bounds: Mapping[int, int] = MappingProxyType({})
+    ) -> _PendingCommit | None:
+        """Returns the topic's next commit, with no file written. `bounds`: as for `_choose`."""
+        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic, bounds)])
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
@@ -495,8 +539,12 @@ class Publisher:
 
     # -------------------------------------------------------------------------- choosing
 
-    def _choose(self, topic: Topic) -> list[Run]:
-        """Chooses the next run of each partition, about `commit_bytes` in all, batches whole."""
+    def _choose(self, topic: Topic, bounds: Mapping[int, int]) -> list[Run]:
+        """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
+
+        `bounds`: offsets by partition, of entries that cannot be read. No run contains one, nor a
+        part of a batch with one.
+        """
         with self._partition_table.lock:
             waiting = sorted(topic.waiting_partitions.items())
             chosen = [each for _, each in waiting if not each.blocked]
@@ -509,11 +557,18 @@ class Publisher:
         share = self._commit_bytes // len(chosen)
         ends = [head[_cut(head, share) - 1].entry.end for head in heads]
         _keep_batches_whole(batches, ends)
+        if bounds:
+            ends = [
+                min(end, bounds.get(partition.number, end))
+                for partition, end in zip(chosen, ends, strict=True)
+            ]
+            _leave_out_cut_batches(batches, ends)
         with self._partition_table.lock:
-            return [
+            runs = [
                 _run(topic, partition, first, partition.unpublished_below(end))
                 for partition, first, end in zip(chosen, firsts, ends, strict=True)
             ]
+        return [each for each in runs if each.entries]
 
     # -------------------------------------------------------------------------- writing
 
@@ -698,10 +753,7 @@ def _keep_batches_whole(
 
     `batches`: (first offset, end) of the unpublished batches, per partition.
     """
-    spans: dict[BatchId, list[tuple[int, int, int]]] = {}
-    for index, of_partition in enumerate(batches):
-        for batch_id, (first, end) in of_partition.items():
-            spans.setdefault(batch_id, []).append((index, first, end))
+    spans = _spans(batches)
     changed = bool(spans)
     while changed:
         changed = False
@@ -711,3 +763,30 @@ def _keep_batches_whole(
                     if ends[index] < end:
                         ends[index] = end
                         changed = True
+
+
+def _leave_out_cut_batches(
+    batches: Sequence[Mapping[BatchId, tuple[int, int]]], ends: list[int]
+) -> None:
+    """Lowers `ends` until no Spark batch is contained in part; see `_keep_batches_whole`."""
+    spans = _spans(batches)
+    changed = bool(spans)
+    while changed:
+        changed = False
+        for span in spans.values():
+            if any(ends[index] < end for index, _, end in span):
+                for index, first, _ in span:
+                    if ends[index] > first:
+                        ends[index] = first
+                        changed = True
+
+
+def _spans(
+    batches: Sequence[Mapping[BatchId, tuple[int, int]]],
+) -> dict[BatchId, list[tuple[int, int, int]]]:
+    """Returns (index of the partition, first offset, end) of the parts of each batch."""
+    spans: dict[BatchId, list[tuple[int, int, int]]] = {}
+    for index, of_partition in enumerate(batches):
+        for batch_id, (first, end) in of_partition.items():
+            spans.setdefault(batch_id, []).append((index, first, end))
+    return spans

@@ -64,6 +64,11 @@ class WrittenRun:
         return msgspec.structs.replace(self.run, entries=self.run.entries[: self.count])
 
     @property
+    def first_unreadable(self) -> int:
+        """The first offset of the entry with `error`."""
+        return self.run.entries[self.count].entry.base_offset
+
+    @property
     def is_complete(self) -> bool:
         """True if nothing more of the run can be written."""
         return self.error is not None or self.count == len(self.run.entries)
