@@ -68,7 +68,7 @@ class KafkaSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class WriterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The write-ahead log: from the arrival of a record to its ack."""
 
-    log: Literal["auto", "segments", "objects"] = "objects"
+    log: Literal["auto", "segments", "objects"] = "auto"
     flush_max_bytes: _BufferBytes = limits.FLUSH_MAX_BYTES
     linger_ms: Annotated[int, Meta(ge=-1, le=limits.LINGER_MAX_MS)] = -1
     queue_bytes: _BufferBytes = limits.QUEUE_BYTES
