@@ -617,6 +617,16 @@ def test_dropped_connection(broker: LiveBroker, producer: Producer, answer_only:
     assert broker.values("t") == [b"x"]
 
 
+def test_retries_are_logged_seldom(
+    broker: LiveBroker, producer: Producer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Several retries each second are one line in the log."""
+    caplog.set_level(logging.WARNING, logger="sparklog")
+    broker.fail_next("append", count=4)
+    producer.send("t", b"x").result(SECONDS)
+    assert sum("is tried again" in each.message for each in caplog.records) == 1
+
+
 def test_refusal_that_passes(broker: LiveBroker, producer: Producer) -> None:
     """A batch with a retriable failure is sent again, before the batches behind it."""
     full = errors.QueueFull(queue="q", bytes=1, setting="s")

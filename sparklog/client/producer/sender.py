@@ -60,6 +60,8 @@ _log = logging.getLogger(__name__)
 
 _DIRECT_WRITE_BYTES: Final = 16 * limits.KIB
 _REQUEST_SECONDS: Final = 5.0
+_LOG_SECONDS: Final = 10.0
+"""The shortest time between two log lines about retries: there may be several each second."""
 """The longest that the sender thread waits for metadata or a producer id."""
 
 _Route = Route[ProducerStream]
@@ -116,6 +118,7 @@ class TopicSender:
         self._sending = threading.Lock()
         """Taken before `lock` by a thread that splits and writes: the sender thread or a caller."""
         self._batch_number = random.randrange(2**20)
+        self._logged_at = -_LOG_SECONDS
         self._abandoned: list[ProducerStream] = []
         """Streams left without their answers; the sender thread ends them."""
 
@@ -560,8 +563,11 @@ class TopicSender:
             if channel is None and is_final(error):
                 self._give_up(NEVER, error)
             else:
-                _log.warning("sending to topic %s is tried again: %s", self.topic, error)
-                self._schedule.route_failed(route, self._now())
+                now = self._now()
+                if now - self._logged_at >= _LOG_SECONDS:
+                    self._logged_at = now
+                    _log.warning("sending to topic %s is tried again: %s", self.topic, error)
+                self._schedule.route_failed(route, now)
 
     # -------------------------------------------------------------------------- callers that write
 
