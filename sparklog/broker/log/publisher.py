@@ -539,7 +539,7 @@ class Publisher:
 
     # -------------------------------------------------------------------------- choosing
 
-    def _choose(self, topic: Topic, bounds: Mapping[int, int]) -> list[Run]:
+    def _choose(self, topic: Topic, bounds: Mapping[int, int] = MappingProxyType({})) -> list[Run]:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
 
         `bounds`: offsets by partition, of entries that cannot be read. No run contains one, nor a
