@@ -22,7 +22,7 @@ class DecodeMemory:
         self._limit_bytes = limit_bytes
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[int, Callable[[], bool]]] = deque()
 
     @property
     def is_short(self) -> bool:
@@ -44,18 +44,23 @@ class DecodeMemory:
         """Waits until `size_bytes` are free, and holds them while the context is open."""
         turn = threading.Lock()
         turn.acquire()
-        if not self.request(size_bytes, turn.release):
+
+        def granted() -> bool:
+            turn.release()
+            return True
+
+        if not self.request(size_bytes, granted):
             turn.acquire()
         try:
             yield
         finally:
             self.release(size_bytes)
 
-    def request(self, size_bytes: int, granted: Callable[[], None]) -> bool:
+    def request(self, size_bytes: int, granted: Callable[[], bool]) -> bool:
         """Returns True if `size_bytes` are held now; otherwise `granted` is called once they are.
 
-        It is called in the thread that releases other bytes, and must not block. The bytes are
-        held until they are given to `release`.
+        It is called in the thread that releases other bytes, and must not block. It returns whether
+        the bytes are still wanted; then they are held until they are given to `release`.
         """
         with self._lock:
             if not self._waiting and self._has_room(size_bytes):
@@ -66,15 +71,19 @@ class DecodeMemory:
 
     def release(self, size_bytes: int) -> None:
         """Frees bytes that `request` has granted."""
-        ready: list[Callable[[], None]] = []
+        while ready := self._free(size_bytes):
+            # A call from `granted` to this method would nest as deep as requests wait.
+            size_bytes = sum(size for size, granted in ready if not granted())
+
+    def _free(self, size_bytes: int) -> list[tuple[int, Callable[[], bool]]]:
+        """Frees bytes, and returns the requests that they are granted to."""
+        ready: list[tuple[int, Callable[[], bool]]] = []
         with self._lock:
             self._held_bytes -= size_bytes
             while self._waiting and self._has_room(self._waiting[0][0]):
-                size, granted = self._waiting.popleft()
-                self._held_bytes += size
-                ready.append(granted)
-        for granted in ready:
-            granted()
+                ready.append(self._waiting.popleft())
+                self._held_bytes += ready[-1][0]
+        return ready
 
     def _has_room(self, size_bytes: int) -> bool:
         return not self._held_bytes or self._held_bytes + size_bytes <= self._limit_bytes

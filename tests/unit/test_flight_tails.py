@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any, Final, cast
@@ -22,6 +23,7 @@ from tests.support.waiting import wait_until
 SECONDS: Final = 20.0
 LARGE_BYTES: Final = 2 * limits.FLIGHT_FREE_ROWS_BYTES
 MANY: Final = 2 * limits.FLIGHT_TAIL_READERS
+MANY_DEAD: Final = sys.getrecursionlimit() // 2
 
 
 class Client:
@@ -80,7 +82,7 @@ class Bed:
     def _next_batches(
         self, topic: Topic, partition: Partition, start: int, end: int
     ) -> tuple[Iterator[ReadBatch], bool]:
-        value = bytes([partition.number]) * self.sizes[partition.number]
+        value = bytes([partition.number % 256]) * self.sizes[partition.number]
         batch = ReadBatch(
             topic=topic.name,
             partition=partition.number,
@@ -150,6 +152,21 @@ def test_a_tail_that_waits_for_memory_ends_with_its_call(bed: Bed) -> None:
         wait_until(lambda: bed.ended == [client], "it has ended")
     assert not client.sent
     wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
+
+
+def test_many_tails_that_end_while_they_wait_leave_the_memory_to_others(bed: Bed) -> None:
+    """A program with hundreds of tails may be killed; each of them is granted memory later."""
+    with bed.memory.hold(LARGE_BYTES):
+        waiting = [bed.add(LARGE_BYTES) for _ in range(MANY_DEAD)]
+        wait_until(lambda: all(served.is_waiting for _, served in waiting), "all wait")
+        for client, served in waiting:
+            client.is_dead = True
+            bed.tails.progress(served)
+        wait_until(lambda: len(bed.ended) == MANY_DEAD, "all have ended")
+    assert not bed.memory.held_bytes
+    assert not bed.memory.is_short
+    client, _ = bed.add(LARGE_BYTES)
+    wait_until(lambda: bool(client.sent), "a later one is served")
 
 
 def test_the_end_of_all_tails_waits_for_no_memory(bed: Bed) -> None:

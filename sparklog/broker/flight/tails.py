@@ -262,15 +262,14 @@ class Tails:
         served.is_waiting, served.held_bytes = False, size
         return True
 
-    def _granted(self, served: ServedTail, size: int) -> None:
+    def _granted(self, served: ServedTail, size: int) -> bool:
         """Takes the memory that a tail has waited for, unless it has ended. Never blocks."""
         with self._changed:
             is_served = served in self._tails
             if is_served:
                 served.is_waiting, served.held_bytes, served.is_granted = False, size, True
                 self._want(served)
-        if not is_served:
-            self._reply_memory.release(size)
+        return is_served
 
     def _release(self, served: ServedTail) -> None:
         size, served.held_bytes, served.is_granted = served.held_bytes, 0, False
