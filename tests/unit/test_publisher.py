@@ -736,6 +736,25 @@ def test_entries_that_a_predecessor_published_may_be_unreadable(rig: Rig) -> Non
     assert table(successor) == [(0, b"a")]
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_a_batch_that_a_predecessor_published_may_be_unreadable_in_part(
+    rig: Rig, *, is_together: bool
+) -> None:
+    """The predecessor is stopped while it removes the staged files of what it has published."""
+    rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
+    successor = rig.successor()
+    rig.publish()
+    name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
+    rig.store.delete([f"staging/{name}"])
+    topic = successor.partition_table.topic("t")
+    if is_together:
+        assert successor.publisher.publish_together([topic]) == [None]
+    else:
+        successor.publisher.publish(topic)
+    assert not topic.waiting
+    assert (table(successor), table(successor, 1)) == ([(0, b"a")], [(0, b"b")])
+
+
 def test_a_corrupt_staged_file_stops_its_batch(rig: Rig) -> None:
     """A damaged staged file is named in the error, and only records before its batch are added."""
     rig.append(["b"], partition=1)

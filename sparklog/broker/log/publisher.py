@@ -440,7 +440,11 @@ class Publisher:
         self._discard(pending)
         unreadable = [each for each in pending.written if each.error is not None]
         bounds = {**bounds, **{each.run.partition: each.first_unreadable for each in unreadable}}
-        published = self._publish_some(topic, self._begin(topic, bounds), bounds)
+        before = self._begin(topic, bounds)
+        if before is None:
+            # As in `_commit_of`: the batches may be published already.
+            self._apply_snapshot(topic, self.table(topic).refresh())
+        published = self._publish_some(topic, before, bounds)
         for each in unreadable:
             _check_readable(topic, each)
         return published
