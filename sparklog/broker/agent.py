@@ -330,6 +330,8 @@ class Agent:
             self._start_thread(f"flush-{number}", self._writer.lead_flushes)
         if self._kafka is not None:
             _compile_loops()  # while native clients are served, and before the backlog is published
+            if self.failure is not None:  # a thread has met it, and closed the listeners
+                raise self.failure
             self._kafka.start()
         self._start_thread("publisher", self._publish_loop)
         self._start_thread("wal-cleaner", self._wal_loop)

@@ -641,6 +641,21 @@ def test_native_clients_do_not_wait_for_the_loops_over_kafkas_records(tmp_path: 
     agent.stop()
 
 
+def test_a_broker_that_fails_while_the_loops_are_loaded_does_not_start(tmp_path: Path) -> None:
+    """Its threads run already, and may meet a successor or a failed disk."""
+    agent = Agent(settings(tmp_path, kafka=KafkaSettings(listen="127.0.0.1:0")))
+
+    def fail() -> None:
+        agent._on_failure(errors.SparklogError(reason="killed"))
+        assert agent._stopped.wait(SECONDS)
+
+    with (
+        before(agents, "_compile_loops", fail),
+        pytest.raises(errors.SparklogError, match="killed"),
+    ):
+        agent.start()
+
+
 def test_the_loops_are_loaded_before_a_living_broker_is_replaced(tmp_path: Path) -> None:
     """It serves its clients meanwhile."""
     kafka = KafkaSettings(listen="127.0.0.1:0")
