@@ -76,6 +76,7 @@ PUBLISH_STRETCH = 4.0  # the factor by which the interval stretches at most
 PUBLISH_PROCESS_TOPICS = 32  # that wait at a time, from which on a process is started
 PUBLISH_PROCESS_START_SECONDS = 60.0
 PUBLISH_PROCESS_SECONDS = 20.0  # for one request
+PUBLISH_PROCESS_RUNS = 512  # that one request writes; each is a file or more
 PUBLISH_PROCESS_BYTES = 16 * MIB  # of Kafka's batches in one request; others are read by it
 PUBLISH_PROCESS_RETRY_SECONDS = 600.0  # the longest pause before another process is started
 PUBLISH_PROCESS_STEADY_SECONDS = 60.0  # after which a lost process counts as the first one

@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 
 import sparklog
+from sparklog.broker.log import publish_process
+from sparklog.broker.log.publish_process import WorkerProcess
+from sparklog.broker.log.publish_worker import PutAll, WorkerLost
 from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
@@ -141,3 +144,44 @@ def test_the_process_ends_with_its_broker(tmp_path: Path, how: signal.Signals) -
             assert process is not None
         broker.end(how)
         wait_until(lambda: not runs(process), "it has ended")
+
+
+@contextlib.contextmanager
+def worker(root: Path) -> Iterator[WorkerProcess]:
+    """A process that takes requests."""
+    found = WorkerProcess(root.as_uri())
+    try:
+        wait_until(found.is_ready, "it is ready")
+        yield found
+    finally:
+        found.end()
+
+
+def test_modules_in_the_working_directory_are_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker may be started in any folder; the process has the modules of the broker."""
+    (tmp_path / "msgspec.py").write_text("raise ValueError")
+    monkeypatch.chdir(tmp_path)
+    with worker(tmp_path / "root") as process:
+        assert process.ask(PutAll([("topics/t/a", b"b")])).outcomes == [None]
+    assert (tmp_path / "root/topics/t/a").read_bytes() == b"b"
+
+
+def test_signals_of_a_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
+    """They go to the broker's process group. It decides when the process ends, which may start."""
+    process = WorkerProcess(tmp_path.as_uri())
+    try:
+        assert os.getpgid(process.pid) != os.getpgid(0)
+    finally:
+        process.end()
+
+
+def test_a_process_of_another_version_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A release may be installed while a broker runs: its messages or files may be others."""
+    monkeypatch.setattr(publish_process, "VERSION", "0.0.1")
+    with pytest.raises(WorkerLost, match="has ended"), worker(tmp_path):
+        pass
+    assert "was installed while 0.0.1 runs: restart the broker" in capfd.readouterr().err

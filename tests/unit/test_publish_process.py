@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from structlog.testing import capture_logs
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.log.publish_worker import (
@@ -194,6 +195,27 @@ def test_a_lost_process_is_soon_replaced_where_losses_are_rare(rig: Rig) -> None
         rig.clock.advance(1.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "most", "requests"),
+    [
+        ("PUBLISH_PROCESS_RUNS", 1, 3),
+        ("PUBLISH_PROCESS_RUNS", 4, 2),
+        ("PUBLISH_PROCESS_RUNS", 6, 1),
+        ("PUBLISH_ENCODED_BYTES", 1, 3),
+    ],
+)
+def test_a_request_is_bounded(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, name: str, most: int, requests: int
+) -> None:
+    """Topics of many partitions would take longer than an answer may; commits are put together."""
+    monkeypatch.setattr(limits, name, most)
+    workers = Workers(rig)
+    fill(rig)
+    assert publish(rig) == [None] * 3
+    check(rig)
+    assert workers.all[0].asked == [WriteTogether] * requests + [PutAll]
+
+
 def test_a_process_is_started_once_many_topics_wait(rig: Rig, clock: ManualClock) -> None:
     """A broker with few busy topics has none."""
     started: list[FakeWorker] = []
@@ -215,6 +237,32 @@ def test_a_process_is_started_once_many_topics_wait(rig: Rig, clock: ManualClock
     assert started[0].asked == [WriteTogether, PutAll] * 2
     process.close()
     assert started[0].has_ended
+
+
+@pytest.mark.parametrize("kind", [WriteTogether, PutAll])
+def test_a_broker_that_fails_starts_no_process_after_it_has_closed_it(rig: Rig, kind: type) -> None:
+    """Another thread may publish meanwhile; it completes what it does by itself."""
+    workers = Workers(rig)
+    fill(rig)
+    workers.process.look(1)
+    (worker,) = workers.all
+    ask = worker.ask
+
+    def closed_meanwhile(request: WriteTogether | PutAll) -> Answer:
+        if isinstance(request, kind):
+            workers.process.close()
+            raise WorkerLost("Bad file descriptor")
+        return ask(request)
+
+    worker.ask = closed_meanwhile  # type: ignore[method-assign]
+    with capture_logs() as logged:
+        assert publish(rig) == [None] * 3
+    check(rig)
+    assert worker.has_ended
+    assert logged == []
+    fill(rig)
+    assert publish(rig) == [None] * 3
+    assert workers.all == [worker]
 
 
 @pytest.mark.parametrize("has_process", [False, True])

@@ -11,12 +11,14 @@ the same bytes. Until another process has started, the broker does all by itself
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -40,6 +42,7 @@ from sparklog.broker.log.run_writer import RunWriter, WrittenRun
 from sparklog.clock import Clock
 from sparklog.storage.objects import Payload, PutUnresolved, SyncFailed
 from sparklog.storage.objects.base import pieces
+from sparklog.version import VERSION
 
 _log = structlog.get_logger("sparklog.publisher")
 _MODULE: Final = "sparklog.broker.log.publish_worker"
@@ -68,10 +71,13 @@ class WorkerProcess:
         self._connection, theirs = socket.socketpair()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, root, str(theirs.fileno())],
+                # Modules come from where ours do, and not from the working directory (`-P`).
+                [sys.executable, "-P", "-m", _MODULE, root, str(theirs.fileno()), VERSION],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
+                start_new_session=True,  # the terminal's signals are for the broker
             )
         except OSError:
             self._connection.close()
@@ -82,6 +88,10 @@ class WorkerProcess:
         self._readable.register(self._connection, select.POLLIN)
         self._is_ready = False
         self._ready_by = time.monotonic() + limits.PUBLISH_PROCESS_START_SECONDS
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def is_ready(self) -> bool:
         if not self._is_ready and self._readable.poll(0):
@@ -128,6 +138,9 @@ class PublishProcess:
         self._start = start
         self._topics = topics
         self._worker: PublishingWorker | None = None
+        self._is_closed = False
+        self._lock = threading.Lock()
+        """Held while the process begins or ends: a broker that fails ends it in another thread."""
         self._clock = clock
         self._started_at = 0.0
         """When the present process was started, in monotonic seconds."""
@@ -145,12 +158,15 @@ class PublishProcess:
         """Starts the process if so many waiting topics are worth it."""
         if self._worker is not None or waiting < self._topics or self._backoff.is_waiting(""):
             return
-        self.starts += 1
-        self._started_at = self._clock.monotonic()
-        try:
-            self._worker = self._start()
-        except OSError as error:
-            self._note_failure(str(error))
+        with self._lock:
+            if self._is_closed:
+                return
+            self.starts += 1
+            self._started_at = self._clock.monotonic()
+            try:
+                self._worker = self._start()
+            except OSError as error:
+                self._note_failure(str(error))
 
     @property
     def cpu_seconds(self) -> float:
@@ -160,8 +176,9 @@ class PublishProcess:
     @property
     def is_ready(self) -> bool:
         """True if the process takes work."""
+        worker = self._worker
         try:
-            return self._worker is not None and self._worker.is_ready()
+            return worker is not None and worker.is_ready()
         except WorkerLost as error:
             self._lose(str(error))
             return False
@@ -170,6 +187,14 @@ class PublishProcess:
         self, topics: Sequence[Sequence[WrittenRun]], alone: RunWriter
     ) -> list[Exception | None]:
         """See `RunWriter.write_together`; `alone` writes where there is no process."""
+        outcomes: list[Exception | None] = []
+        for some in _for_requests(topics):
+            outcomes += self._write_some(some, alone)
+        return outcomes
+
+    def _write_some(
+        self, topics: Sequence[Sequence[WrittenRun]], alone: RunWriter
+    ) -> list[Exception | None]:
         request = WriteTogether(
             [[each.run for each in runs] for runs in topics], self._batches(topics)
         )
@@ -210,10 +235,11 @@ class PublishProcess:
 
     def _ask(self, request: WriteTogether | PutAll) -> Answer | None:
         """Returns the answer; None if the process was lost. Raises `SyncFailed`."""
-        if self._worker is None:
+        worker = self._worker
+        if worker is None:
             return None
         try:
-            answer = self._worker.ask(request)
+            answer = worker.ask(request)
         except WorkerLost as error:
             self._lose(str(error))
             return None
@@ -224,8 +250,9 @@ class PublishProcess:
         return answer
 
     def _lose(self, reason: str) -> None:
-        self.close()
-        self._note_failure(reason)
+        self._end()
+        if not self._is_closed:
+            self._note_failure(reason)
 
     def _note_failure(self, reason: str) -> None:
         if self._clock.monotonic() - self._started_at > limits.PUBLISH_PROCESS_STEADY_SECONDS:
@@ -237,9 +264,32 @@ class PublishProcess:
         )
 
     def close(self) -> None:
-        """Ends the process."""
+        """Ends the process, and starts no other. May be called in any thread."""
+        with self._lock:
+            self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         worker, self._worker = self._worker, None
         self._ended_cpu_seconds += self._cpu_seconds
         self._cpu_seconds, self.resident_bytes = 0.0, 0
         if worker is not None:
             worker.end()
+
+
+def _for_requests(
+    topics: Sequence[Sequence[WrittenRun]],
+) -> Iterator[Sequence[Sequence[WrittenRun]]]:
+    """Divides topics into requests that a slow disk answers in time too, at least one in each."""
+    some: list[Sequence[WrittenRun]] = []
+    count = size = 0
+    for runs in topics:
+        count += len(runs)
+        size += sum(each.run.memory_bytes for each in runs)
+        if some and (count > limits.PUBLISH_PROCESS_RUNS or size > limits.PUBLISH_ENCODED_BYTES):
+            yield some
+            some, count = [], len(runs)
+            size = sum(each.run.memory_bytes for each in runs)
+        some.append(runs)
+    if some:
+        yield some

@@ -1,4 +1,4 @@
-"""The publishing process: `python -m sparklog.broker.log.publish_worker ROOT DESCRIPTOR`.
+"""The publishing process: `python -m sparklog.broker.log.publish_worker ROOT DESCRIPTOR VERSION`.
 
 It serves one broker, over a socket that it inherits: it writes the data files of topics, and puts
 their commits. It knows no tables and decides nothing, so it is at no time needed: the broker can do
@@ -28,6 +28,7 @@ from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.clock import Clock, SystemClock
 from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, SyncFailed, open_store
 from sparklog.storage.snapshot import TableFile
+from sparklog.version import VERSION
 
 _EXISTS: Final = "exists"
 _UNRESOLVED: Final = "unresolved"
@@ -205,6 +206,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     pandas_import.block()
+    if sys.argv[3] != VERSION:  # their messages, and what they write, may differ
+        sys.exit(f"sparklog {VERSION} was installed while {sys.argv[3]} runs: restart the broker")
     with socket.socket(fileno=int(sys.argv[2])) as connection:
         try:
             _serve(sys.argv[1], connection)

@@ -41,9 +41,14 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.entries[-1].entry.end
 
     @property
+    def memory_bytes(self) -> int:
+        """The memory of its rows, as far as its entries tell."""
+        return sum(each.entry.memory_bytes for each in self.entries)
+
+    @property
     def is_small(self) -> bool:
         """Returns whether its rows are a small file."""
-        return sum(each.entry.memory_bytes for each in self.entries) <= limits.PUBLISH_SMALL_BYTES
+        return self.memory_bytes <= limits.PUBLISH_SMALL_BYTES
 
 
 @dataclass(slots=True)
