@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 from pathlib import Path
 
@@ -42,6 +43,20 @@ def test_appends_of_two_descriptors_follow_each_other(files: LocalFiles, access:
     assert ours.sync()
     ours.drop_cached()
     assert ours.read(BLOCK_BYTES - 1, 4) == BLOCK[-1:] + b"one"
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="its system takes no advice")
+def test_whole_pages_are_dropped(files: LocalFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system drops no page of which only a part is named; pages may be larger than blocks."""
+    advised: list[tuple[int, int]] = []
+    monkeypatch.setattr(mmap, "PAGESIZE", 65_536)
+    monkeypatch.setattr(os, "posix_fadvise", lambda _, *where: advised.append(where[:2]))
+    file = files.open(PATH, Access.READ)
+    file.drop_cached(BLOCK_BYTES, BLOCK_BYTES)
+    file.drop_cached(65_536 - BLOCK_BYTES, 2 * BLOCK_BYTES)
+    file.drop_cached(65_536, 65_536)
+    file.drop_cached(BLOCK_BYTES)
+    assert advised == [(0, 65_536), (0, 131_072), (65_536, 65_536), (0, 0)]
 
 
 def test_operations_are_counted_by_kind(tmp_path: Path) -> None:

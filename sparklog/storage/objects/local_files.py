@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import errno
 import fcntl
+import mmap
 import os
 import sys
 from collections import Counter
@@ -164,8 +165,12 @@ class LocalFile:
 
     def drop_cached(self, start: int = 0, length: int = 0) -> None:
         if hasattr(os, "posix_fadvise"):
+            # Of a page in part nothing is dropped, and some machines have pages of many blocks.
+            first = start - start % mmap.PAGESIZE
+            if length:
+                length = -(-(start + length) // mmap.PAGESIZE) * mmap.PAGESIZE - first
             with contextlib.suppress(OSError):  # advice that some file systems do not take
-                os.posix_fadvise(self._read, start, length, os.POSIX_FADV_DONTNEED)
+                os.posix_fadvise(self._read, first, length, os.POSIX_FADV_DONTNEED)
 
     def allocate(self, end: int) -> None:
         start = self.size_bytes()
