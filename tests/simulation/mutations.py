@@ -331,7 +331,7 @@ MUTATIONS = (
     Mutation(
         name="what a dead broker committed is not made durable",
         patches=((TopicTable, "sync", _always(None)), (takeover, "sync_all", _always(None))),
-        rates=Rates(crash=0.03, power_cut=0.005),
+        rates=Rates(crash=0.02, power_cut=0.003),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
     ),
@@ -344,7 +344,7 @@ MUTATIONS = (
     Mutation(
         name="what another engine wrote is not made durable",
         patches=((TopicTable, "_sync_files", _always(None)), (takeover, "sync_all", _always(None))),
-        rates=Rates(power_cut=0.005),
+        rates=Rates(power_cut=0.01),
         profile=(*_ENGINE, ("steps", 1_500)),
     ),
     Mutation(
@@ -380,7 +380,7 @@ MUTATIONS = (
     Mutation(
         name="a slow answer is taken for a silent leader",
         patches=((liveness, "state_of", _state_of_late),),
-        rates=Rates(stall=0.05, freeze=0.05),
+        rates=Rates(stall=0.2, freeze=0.02),
         aim="after get heartbeats",
         profile=(("brokers", 3), ("steps", 1_500)),
     ),
