@@ -250,6 +250,7 @@ class SimulatedWorker:
         store = world.disk.view(self._process, world.faults)
         self._worker = Worker(store, clock=self._process.clock)
         self._process.skew_us = broker.process.skew_us  # one machine has one clock
+        world.workers.append((broker.process, self._process))
 
     def is_ready(self) -> bool:
         if not self._process.alive:

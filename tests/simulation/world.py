@@ -314,6 +314,8 @@ class World:
         self.sizes: dict[tuple[str, int, int, int], int] = {}
         """Rows that each task of a query stages, by sender, batch, partition and task."""
         self._brokers: list[SimulatedBroker] = []
+        self.workers: list[tuple[Process, Process]] = []
+        """(process of the broker, publishing process) of all publishing processes."""
         self._others: list[Reader | Engine] = []
         self._clients: list[Client] = []
         self._nonce = 0
@@ -593,6 +595,8 @@ class World:
             "brokers that were replaced notice it",
         )
         last.process.alive = False
+        for broker, worker in self.workers:  # files that they write now would be swept much later
+            worker.alive &= broker.alive
         self.last = self._replace(check_alive=True)
         # A log is trimmed up to its newest checkpoint, and that comes with the next record.
         self._ask(self.last, "one more", self._append_one)
