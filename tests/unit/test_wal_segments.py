@@ -428,6 +428,31 @@ def test_nothing_completes_a_flush_that_was_cut_short(
     assert values_of(store, log.follower(1, 1).fence()) == expected
 
 
+def test_a_refused_flush_at_the_end_of_a_segment_is_not_read(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The next segment vouches for the flush that was written in its place, not for the cut one."""
+    log = log_of(store, clock, 5 * BLOCK_BYTES)
+    ours = log.appender(1, 1)
+    ours.append([records("a")])
+    assert store.files is not None
+    store.files.space_bytes = 2 * BLOCK_BYTES
+    with pytest.raises(errors.StorageFull):
+        ours.append([records("b" * 9_000)])
+    store.files.space_bytes = None
+    left = ["c", "d"]
+
+    class Meanwhile(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            if operation == "open" and path == segment_path(1, 1, 1):
+                while left:
+                    ours.append([records(left.pop(0))])
+
+    reader = log_of(store.view(Meanwhile()), clock).follower(1, 1)
+    assert values_of(store, [*reader.poll(), *reader.poll()]) == ["a", "c", "d"]
+    assert not left
+
+
 def test_a_failed_sync_ends_the_appender(store: MemoryStore, clock: ManualClock) -> None:
     """Nothing is acked after a sync failed, and a fencer reads what the disk has."""
     faulty = store.view(ScriptedFaults(_failing(errno.EIO, "between", 2)))

@@ -156,8 +156,8 @@ class SegmentFollower:
             self._window = window = frames.Window(segment.file.read, window.size)
         return segment.event(window, self._place, self.next_sequence)
 
-    def _vouched_by_next(self, segment: Segment, header: frames.Header) -> frames.Frame | None:
-        """Returns a damaged last frame of a segment if the next segment continues it."""
+    def _vouched_by_next(self, segment: Segment, header: frames.Header) -> frames.Event | None:
+        """Returns the last frame of a segment, damaged or not, if the next segment continues it."""
         try:
             following = self._epoch.open(segment.ordinal + 1, Access.READ)
         except ObjectMissing:
@@ -168,7 +168,13 @@ class SegmentFollower:
             following.file.close()
         if first is None or first.sequence != header.sequence + 1:
             return None
-        return frames.vouched(segment.path, segment.file.read, header)
+        # The frame was durable before that one, and is the last of its sequence: those before it
+        # were cut short. It may be newer than the window.
+        self._window = segment.window()
+        event = segment.event(self._window, self._place, self.next_sequence)
+        if isinstance(event, frames.Nothing) and event.unfinished is not None:
+            return frames.vouched(segment.path, segment.file.read, event.unfinished)
+        return event
 
     def _add_fence(self, fence: frames.Fence) -> None:
         at = WalPosition(self.broker, self.epoch, self.next_sequence)
