@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
+from sparklog.broker.kafka import wire
 from sparklog.limits import KAFKA_LITTLE_ITEMS
 
 Raw: TypeAlias = bytes | bytearray | memoryview
@@ -31,8 +32,6 @@ _WITH_RACKS: Final = 11
 _LONGEST_BYTES: Final = 4_096
 _SHORT_VARINT: Final = 0x80
 """Lengths from here on take more than one byte."""
-_TWO_BYTE_VARINT: Final = 1 << 14
-_NO_ID: Final = bytes(16)
 _CLIENT_AT: Final = 8
 """The position of the client id in a request, behind API key, version and correlation id."""
 _INT16: Final = struct.Struct(">h")
@@ -168,9 +167,9 @@ def _read_topic(
     is_flexible = version >= _FLEXIBLE
     name, topic_id = "", None
     if version >= _WITH_TOPIC_IDS:
-        octets = frame[at : at + len(_NO_ID)]
-        at += len(_NO_ID)
-        topic_id = uuid.UUID(bytes=octets) if octets != _NO_ID else None
+        octets = frame[at : at + len(wire.NO_ID)]
+        at += len(wire.NO_ID)
+        topic_id = uuid.UUID(bytes=octets) if octets != wire.NO_ID else None
     else:
         start, at = _bounds(frame, at, is_flexible=is_flexible)
         name = _text(frame, start, at)
@@ -259,16 +258,11 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> list[
     gathered += b"\0\0\0\0\0" if is_flexible else b"\0\0\0\0"  # no tags; the throttle time
     if version >= _WITH_SESSIONS:
         gathered += _SESSION.pack(fields["error_code"], fields["session_id"])
-    gathered += _written_count(len(responses), is_flexible=is_flexible)
+    gathered += wire.count(len(responses), is_flexible=is_flexible)
     for topic in responses:
-        if version >= _WITH_TOPIC_IDS:
-            topic_id = topic["topic_id"]
-            gathered += _NO_ID if topic_id is None else topic_id.bytes
-        else:
-            name = topic["topic"].encode()
-            gathered += _varint(len(name) + 1) if is_flexible else _INT16.pack(len(name))
-            gathered += name
-        gathered += _written_count(len(topic["partitions"]), is_flexible=is_flexible)
+        has_id = version >= _WITH_TOPIC_IDS
+        gathered += wire.topic_head(topic, "topic", has_id=has_id, is_flexible=is_flexible)
+        gathered += wire.count(len(topic["partitions"]), is_flexible=is_flexible)
         for each in topic["partitions"]:
             gathered = _write_partition(chunks, gathered, version, layout, each)
         if is_flexible:
@@ -291,12 +285,12 @@ def _write_partition(
     gathered += layout.answer.pack(*numbers)
     aborted = each["aborted_transactions"]
     assert not aborted, "there are no transactions"
-    gathered += _written_count(-1 if aborted is None else 0, is_flexible=is_flexible)
+    gathered += wire.count(-1 if aborted is None else 0, is_flexible=is_flexible)
     if version >= _WITH_RACKS:
         gathered += b"\xff\xff\xff\xff"  # no other replica is preferred
     records = each["records"]
     size = len(records)
-    gathered += _varint(size + 1) if is_flexible else _INT32.pack(size)
+    gathered += wire.count(size, is_flexible=is_flexible)
     for chunk in records.chunks:
         if len(chunk) < _JOINED_BYTES:
             gathered += chunk
@@ -306,20 +300,3 @@ def _write_partition(
     if is_flexible:
         gathered += b"\0"
     return gathered
-
-
-def _written_count(count: int, *, is_flexible: bool) -> bytes:
-    return _varint(count + 1) if is_flexible else _INT32.pack(count)
-
-
-def _varint(value: int) -> bytes:
-    if value < _SHORT_VARINT:
-        return bytes((value,))
-    if value < _TWO_BYTE_VARINT:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    found = bytearray()
-    while value >= _SHORT_VARINT:
-        found.append(value & 0x7F | 0x80)
-        value >>= 7
-    found.append(value)
-    return bytes(found)

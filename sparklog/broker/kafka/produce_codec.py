@@ -11,6 +11,7 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
+from sparklog.broker.kafka import wire
 from sparklog.broker.kafka.times import ms_of
 
 _WITH_LOG_STARTS: Final = 5
@@ -18,15 +19,11 @@ _WITH_ERROR_TEXTS: Final = 8
 _FLEXIBLE: Final = 9
 """The first version with compact lengths and tagged fields."""
 _WITH_TOPIC_IDS: Final = 13
-_NO_ID: Final = bytes(16)
 _NO_TIME: Final = -1
-_INT16: Final = struct.Struct(">h")
 _INT32: Final = struct.Struct(">i")
 _OLD_PARTITION: Final = struct.Struct(">ihqq")
 _PARTITION: Final = struct.Struct(">ihqqq")
 """Index, error code, base offset, time of the append, log start offset."""
-_SHORT_VARINT: Final = 0x80
-"""Lengths from here on take two bytes; no topic's name takes more."""
 
 
 def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytearray:
@@ -40,17 +37,12 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> bytea
     frame = bytearray(_INT32.size) + _INT32.pack(correlation_id)
     if is_flexible:
         frame += b"\0"
-    frame += _count(len(responses), is_flexible=is_flexible)
+    frame += wire.count(len(responses), is_flexible=is_flexible)
     for topic in responses:
-        if version >= _WITH_TOPIC_IDS:
-            topic_id = topic["topic_id"]
-            frame += _NO_ID if topic_id is None else topic_id.bytes
-        else:
-            name = topic["name"].encode()
-            frame += _varint(len(name) + 1) if is_flexible else _INT16.pack(len(name))
-            frame += name
+        has_id = version >= _WITH_TOPIC_IDS
+        frame += wire.topic_head(topic, "name", has_id=has_id, is_flexible=is_flexible)
         partitions = topic["partition_responses"]
-        frame += _count(len(partitions), is_flexible=is_flexible)
+        frame += wire.count(len(partitions), is_flexible=is_flexible)
         for each in partitions:
             _write_partition(frame, version, each)
         if is_flexible:
@@ -72,13 +64,3 @@ def _write_partition(frame: bytearray, version: int, each: Mapping[str, Any]) ->
         frame += b"\1\0\0"  # no errors of records, no text, no tags
     elif version >= _WITH_ERROR_TEXTS:
         frame += b"\0\0\0\0\xff\xff"
-
-
-def _count(number: int, *, is_flexible: bool) -> bytes:
-    return _varint(number + 1) if is_flexible else _INT32.pack(number)
-
-
-def _varint(value: int) -> bytes:
-    if value < _SHORT_VARINT:
-        return bytes((value,))
-    return bytes((value & 0x7F | 0x80, value >> 7))
