@@ -796,7 +796,7 @@ class World:
 
     def _is_refusal(self, path: str) -> bool:
         name = path.rpartition("/")[2]
-        return name == manifest.NAME and manifest.load(self.disk.base, path).refused
+        return manifest.is_manifest(name) and manifest.load(self.disk.base, path).refused
 
 
 # ------------------------------------------------------------------------------ determinism
