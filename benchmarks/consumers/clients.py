@@ -1,4 +1,4 @@
-"""Consumers in a process of their own, so that they do not share the producer's interpreter."""
+"""Consumers in processes of their own, so that they do not share the producer's interpreter."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from typing import Any, Final, TypeAlias
 
 import sparklog
@@ -16,6 +17,8 @@ TOPIC: Final = "tailed"
 _WARM: Final = b"warm"
 _START_SECONDS: Final = 90.0
 _POLL_SECONDS: Final = 0.2
+_IN_ONE_PROCESS: Final = 25
+"""The consumers of a process share one interpreter, which delivers to one at a time."""
 
 _Poll: TypeAlias = Callable[[], list[bytes]]
 """Waits a little for records of one consumer, and returns their values."""
@@ -28,38 +31,39 @@ class Tails:
     """
 
     def __init__(self, kind: str, address: str, count: int) -> None:
+        self._processes: list[tuple[SpawnProcess, Connection]] = []
         context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_run, args=(kind, address, count, theirs), daemon=True
-        )
-        self._process.start()
-        theirs.close()
+        for first in range(0, count, _IN_ONE_PROCESS):
+            some = min(_IN_ONE_PROCESS, count - first)
+            pipe, theirs = context.Pipe()
+            process = context.Process(target=_run, args=(kind, address, some, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            self._processes.append((process, pipe))
 
     def wait_until_ready(self, send: Callable[[bytes], None]) -> None:
         """Sends records until each consumer has one."""
         deadline = time.monotonic() + _START_SECONDS
-        while not self._pipe.poll(0.1):
-            send(_WARM)
-            if time.monotonic() > deadline:
-                raise RuntimeError("the consumers did not begin to read")
-        self._pipe.recv()
+        for _, pipe in self._processes:
+            while not pipe.poll(0.1):
+                send(_WARM)
+                if time.monotonic() > deadline:
+                    raise RuntimeError("the consumers did not begin to read")
+            pipe.recv()
 
     def delays_seconds(self) -> list[float]:
         """Ends the consumers. Returns the delays of all records that they have got."""
-        self._pipe.send("end")
-        found: list[float] = self._pipe.recv()
+        for _, pipe in self._processes:
+            pipe.send("end")
+        found = [each for _, pipe in self._processes for each in pipe.recv()]
         self.close()
         return found
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.join()
-
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+        for process, _ in self._processes:
+            process.terminate()
+        for process, _ in self._processes:
+            process.join()
 
 
 @contextmanager
