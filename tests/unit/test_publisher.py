@@ -792,6 +792,40 @@ def test_a_batch_behind_an_unreadable_one_is_whole(rig: Rig, *, is_together: boo
     assert (table(rig), table(rig, 1)) == ([(0, b"b"), (1, b"c")], [(0, b"a"), (1, b"d")])
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_a_batch_with_a_part_in_a_blocked_partition_waits(
+    rig: Rig, store: MemoryStore, *, is_restarted: bool
+) -> None:
+    """A partition that does not connect to its table keeps its batches out of the whole table."""
+    rig.append(["lost"])
+    rig.publish()
+    rig.trim()
+    rig.append(["b"], partition=1)
+    rig.append_staged([(0, ["c"]), (1, ["d"])], batch=1)
+    lost = f"{LOG}/{1:020d}.json"
+    commit = store.get(lost)
+    store.delete([lost])
+    if is_restarted:
+        rig = rig.successor()
+    else:
+        topic = rig.partition_table.topic("t")
+        reason = errors.ForeignTable(topic="t", reason="its txn was moved")
+        rig.partition_table.block(topic, topic.partition(0), reason, end=2)
+        rig.publisher.set_table(topic, TopicTable(store, "t", clock=rig.clock))
+    topic = rig.partition_table.topic("t")
+    for _ in range(2):
+        with pytest.raises((errors.MissingObject, errors.ForeignTable)):
+            rig.publisher.publish(topic)
+        assert table(rig, 1) == [(0, b"b")]
+        topic.held_back = "as the agent notes it"
+    store.put_new(f"{LOG}/{2:020d}.json", commit)
+    rig.publisher.publish(topic)
+    assert (table(rig), table(rig, 1)) == (
+        [(0, b"lost"), (1, b"c")],
+        [(0, b"b"), (1, b"d")],
+    )
+
+
 def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:
     """Intact bytes of a wrong type stop the partition, and not the broker."""
     (append,) = rig.stage([(0, ["a"])], batch=1)

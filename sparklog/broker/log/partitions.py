@@ -103,6 +103,12 @@ class Partition:
         """Returns the unpublished entries that end at `end` or before."""
         return tuple(self.unpublished[: bisect_right(self.unpublished, end, key=_end)])
 
+    def note_batch(self, entry: Entry) -> None:
+        """Records the Spark batch of an entry that is not published, if it has one."""
+        if entry.batch_id is not None:
+            first, _ = self.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
+            self.unpublished_batches[entry.batch_id] = first, entry.end
+
     def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
         """Returns (leader epoch, end offset) of that epoch, or of the last known one before it.
 
@@ -598,6 +604,7 @@ class PartitionTable:
             partition.is_end_known = is_end_known
             for each in stranded:
                 partition.stranded.append(each)
+                partition.note_batch(each.entry)
                 self._unconfirmed_references.add(each)
             self._blocked[topic.topic_id] = topic
             self._bounds_changed[partition] = topic
@@ -720,10 +727,7 @@ class PartitionTable:
         partition.unpublished.append(located)
         self._bounds_changed[partition] = topic
         self._unpublished_references.add(located)
-        entry = located.entry
-        if entry.batch_id is not None:
-            first, _ = partition.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
-            partition.unpublished_batches[entry.batch_id] = first, entry.end
+        partition.note_batch(located.entry)
         topic.waiting += 1
         if topic.topic_id not in self._waiting:
             self._put_last(topic)

@@ -547,30 +547,33 @@ class Publisher:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
 
         `bounds`: offsets by partition, of entries that cannot be read. No run contains one, nor a
-        part of a batch with one.
+        part of a batch with one. The same is true for the entries of blocked partitions.
         """
+        blocked = [each for each in topic.partitions if each.blocked is not None]
         with self._partition_table.lock:
             waiting = sorted(topic.waiting_partitions.items())
             chosen = [each for _, each in waiting if not each.blocked]
             firsts = [each.published for each in chosen]
             # Copies only the beginning of a long backlog.
             heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
-            batches = [dict(each.unpublished_batches) for each in chosen]
+            batches = [dict(each.unpublished_batches) for each in (*chosen, *blocked)]
         if not chosen:
             return []
         share = self._commit_bytes // len(chosen)
         ends = [head[_cut(head, share) - 1].entry.end for head in heads]
+        ends += [each.published for each in blocked]
         _keep_batches_whole(batches, ends)
-        if bounds:
+        if bounds or blocked:
+            stops = {**bounds, **{each.number: each.published for each in blocked}}
             ends = [
-                min(end, bounds.get(partition.number, end))
-                for partition, end in zip(chosen, ends, strict=True)
+                min(end, stops.get(partition.number, end))
+                for partition, end in zip((*chosen, *blocked), ends, strict=True)
             ]
             _leave_out_cut_batches(batches, ends)
         with self._partition_table.lock:
             runs = [
                 _run(topic, partition, first, partition.unpublished_below(end))
-                for partition, first, end in zip(chosen, firsts, ends, strict=True)
+                for partition, first, end in zip(chosen, firsts, ends, strict=False)
             ]
         return [each for each in runs if each.entries]
 
