@@ -826,6 +826,34 @@ def test_a_batch_with_a_part_in_a_blocked_partition_waits(
     )
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_an_unreadable_part_of_a_batch_costs_files_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, is_together: bool
+) -> None:
+    """While an entry stays unreadable, no file is written again that could not be committed."""
+    topic = rig.partition_table.topic("t")
+    rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
+    name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
+    flip(rig.store, f"staging/{name}", 100)
+    written = watch_files(rig, monkeypatch, lambda batch: batch.num_rows)
+    for _ in range(3):
+        if is_together:
+            (error,) = rig.publisher.publish_together([topic])
+            assert isinstance(error, errors.CorruptObject)
+        else:
+            with pytest.raises(errors.CorruptObject):
+                rig.publisher.publish(topic)
+        assert written == [1]
+        assert not topic.partition(1).published
+    flip(rig.store, f"staging/{name}", 100)
+    rig.append(["c"], partition=1)
+    if is_together:
+        assert rig.publisher.publish_together([topic]) == [None]
+    else:
+        rig.publisher.publish(topic)
+    assert (table(rig), table(rig, 1)) == ([(0, b"a")], [(0, b"b"), (1, b"c")])
+
+
 def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:
     """Intact bytes of a wrong type stop the partition, and not the broker."""
     (append,) = rig.stage([(0, ["a"])], batch=1)

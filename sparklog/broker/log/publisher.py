@@ -20,7 +20,6 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from types import MappingProxyType
 from urllib.parse import unquote
 
 import msgspec
@@ -86,6 +85,7 @@ class _PendingCommit:
         unreadable = {
             located.entry.batch_id
             for each in self.written
+            if each.error is not None
             for located in each.run.entries[each.count :]
         }
         unreadable.discard(None)
@@ -187,6 +187,10 @@ class Publisher:
         """By topic id."""
         self._refused: dict[str, Exception] = {}
         """Why a topic is not published at present, by topic id."""
+        self._unreadable: dict[str, dict[int, WrittenRun]] = {}
+        """Entries that could not be read, and so kept batches out of a table, by topic id and
+        partition. Until they can be, no file is written that could not be committed.
+        """
         self._tables = {table.snapshot.topic_id or "": table for table in tables}
 
     def table(self, topic: Topic) -> TopicTable:
@@ -224,6 +228,7 @@ class Publisher:
         if pending is not None:
             self._discard(pending)
         self._refused.pop(topic.topic_id, None)
+        self._unreadable.pop(topic.topic_id, None)
 
     def request(self, topic: Topic) -> None:
         """Makes the topic due until its next turn begins, because a caller waits for it."""
@@ -255,11 +260,14 @@ class Publisher:
         published), and the errors of the store.
         """
         self._begin_turn(topic)
-        if topic.held_back is not None:
+        has_unreadable = topic.topic_id in self._unreadable
+        if topic.held_back is not None or has_unreadable:
             # First check the table: a table that cannot be written costs no files and no long work.
             snapshot = self.table(topic).refresh()
-            if any(each.blocked is not None for each in topic.partitions):
+            if has_unreadable or any(each.blocked is not None for each in topic.partitions):
                 self._apply_snapshot(topic, snapshot)
+        if has_unreadable:
+            self._read_again(topic)
         return self._publish_alone(topic, self._resume(topic) or self._begin(topic))
 
     def _begin_turn(self, topic: Topic) -> None:
@@ -273,8 +281,33 @@ class Publisher:
 
     def _publish_alone(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
         published = self._publish_some(topic, pending)
-        _check_blocked(topic)
+        self._check_stopped(topic)
         return published
+
+    def _read_again(self, topic: Topic) -> None:
+        """Forgets unreadable entries of a topic that can be read by now, or are published."""
+        found: dict[int, WrittenRun] = {}
+        for number, each in self._unreadable[topic.topic_id].items():
+            partition, first = topic.partitions[number], each.first_unreadable
+            with self._partition_table.lock:
+                entries = partition.unpublished_in(first, first + 1)
+            if entries:
+                again = WrittenRun(_run(topic, partition, first, tuple(entries)))
+                self._runs.read(again)
+                if again.error is not None:
+                    found[number] = again
+        if found:
+            self._unreadable[topic.topic_id] = found
+        else:
+            del self._unreadable[topic.topic_id]
+
+    def _check_stopped(self, topic: Topic) -> None:
+        """Raises why some records of a topic cannot be published, if that is known."""
+        for unreadable in self._unreadable.get(topic.topic_id, {}).values():
+            _check_readable(topic, unreadable)
+        for each in topic.partitions:
+            if each.blocked is not None:
+                raise each.blocked.with_traceback(None)
 
     def publish_together(self, topics: Sequence[Topic]) -> list[Exception | None]:
         """Makes one commit of each topic, as `publish` does, but all of them durable together.
@@ -312,13 +345,14 @@ class Publisher:
 
         Nothing of the commit is written.
         """
-        if topic.held_back is not None or topic.topic_id in self._pending:
+        needs_more = topic.topic_id in self._pending or topic.topic_id in self._unreadable
+        if topic.held_back is not None or needs_more:
             self.publish(topic)
             return None
         self._begin_turn(topic)
         pending = self._begin(topic)
         if pending is None:
-            _check_blocked(topic)
+            self._check_stopped(topic)
         elif pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
             self._publish_alone(topic, pending)
             return None
@@ -333,7 +367,8 @@ class Publisher:
                 assert pending is not None
                 if pending.splits_batch:
                     turn.pending = None
-                    self._publish_before_unreadable(turn.topic, pending, {})
+                    self._publish_before_unreadable(turn.topic, pending)
+                    self._check_stopped(turn.topic)
                     continue
                 found = self._commit_of(turn)
                 if found is not None:
@@ -349,7 +384,7 @@ class Publisher:
             assert turn.pending is not None
             with _failing(turn):
                 self._conclude(turn.topic, turn.pending, commit, outcome)
-                _check_blocked(turn.topic)
+                self._check_stopped(turn.topic)
 
     def _commit_of(self, turn: _Turn) -> _Commit | None:
         """Returns the commit of a topic's files; None if no entry of it could be read."""
@@ -393,13 +428,7 @@ class Publisher:
         for each in pending.written:
             _check_readable(topic, each)
 
-    def _publish_some(
-        self,
-        topic: Topic,
-        pending: _PendingCommit | None,
-        bounds: Mapping[int, int] = MappingProxyType({}),
-    ) -> PublishResult:
-        """`bounds`: as for `_choose`."""
+    def _publish_some(self, topic: Topic, pending: _PendingCommit | None) -> PublishResult:
         if pending is None:
             return PublishResult()
         try:
@@ -411,7 +440,7 @@ class Publisher:
             self._suspend(topic, pending, keep=True)
             return PublishResult()
         if pending.splits_batch:
-            return self._publish_before_unreadable(topic, pending, bounds)
+            return self._publish_before_unreadable(topic, pending)
         files = pending.files
         commit: _Commit | None = None
         outcome: TableSnapshot | Exception
@@ -433,27 +462,23 @@ class Publisher:
             bytes=sum(file.size_bytes for file in files),
         )
 
-    def _publish_before_unreadable(
-        self, topic: Topic, pending: _PendingCommit, bounds: Mapping[int, int]
-    ) -> PublishResult:
-        """Publishes again without the batches of which a part is unreadable, and raises why."""
+    def _publish_before_unreadable(self, topic: Topic, pending: _PendingCommit) -> PublishResult:
+        """Publishes again without the batches of which a part is unreadable."""
         self._discard(pending)
-        unreadable = [each for each in pending.written if each.error is not None]
-        bounds = {**bounds, **{each.run.partition: each.first_unreadable for each in unreadable}}
-        before = self._begin(topic, bounds)
+        self._unreadable.setdefault(topic.topic_id, {}).update(
+            (each.run.partition, each.unreadable)
+            for each in pending.written
+            if each.error is not None
+        )
+        before = self._begin(topic)
         if before is None:
             # As in `_commit_of`: the batches may be published already.
             self._apply_snapshot(topic, self.table(topic).refresh())
-        published = self._publish_some(topic, before, bounds)
-        for each in unreadable:
-            _check_readable(topic, each)
-        return published
+        return self._publish_some(topic, before)
 
-    def _begin(
-        self, topic: Topic, bounds: Mapping[int, int] = MappingProxyType({})
-    ) -> _PendingCommit | None:
-        """Returns the topic's next commit, with no file written. `bounds`: as for `_choose`."""
-        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic, bounds)])
+    def _begin(self, topic: Topic) -> _PendingCommit | None:
+        """Returns the topic's next commit, with no file written."""
+        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic)])
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
@@ -543,12 +568,13 @@ class Publisher:
 
     # -------------------------------------------------------------------------- choosing
 
-    def _choose(self, topic: Topic, bounds: Mapping[int, int] = MappingProxyType({})) -> list[Run]:
+    def _choose(self, topic: Topic) -> list[Run]:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
 
-        `bounds`: offsets by partition, of entries that cannot be read. No run contains one, nor a
-        part of a batch with one. The same is true for the entries of blocked partitions.
+        No run has an entry that is known as unreadable or is in a blocked partition, nor a part of
+        a batch with such an entry.
         """
+        unreadable = self._unreadable.get(topic.topic_id, {})
         blocked = [each for each in topic.partitions if each.blocked is not None]
         with self._partition_table.lock:
             waiting = sorted(topic.waiting_partitions.items())
@@ -563,8 +589,9 @@ class Publisher:
         ends = [head[_cut(head, share) - 1].entry.end for head in heads]
         ends += [each.published for each in blocked]
         _keep_batches_whole(batches, ends)
-        if bounds or blocked:
-            stops = {**bounds, **{each.number: each.published for each in blocked}}
+        if unreadable or blocked:
+            stops = {number: each.first_unreadable for number, each in unreadable.items()}
+            stops |= {each.number: each.published for each in blocked}
             ends = [
                 min(end, stops.get(partition.number, end))
                 for partition, end in zip((*chosen, *blocked), ends, strict=True)
@@ -701,14 +728,7 @@ def _check_readable(topic: Topic, written: WrittenRun) -> None:
     """Raises the error of the first unreadable entry, unless it is published by now."""
     published = topic.partitions[written.run.partition].published
     if written.error is not None and published < written.run.entries[written.count].entry.end:
-        raise written.error
-
-
-def _check_blocked(topic: Topic) -> None:
-    """Raises why a partition is blocked, if one is."""
-    for each in topic.partitions:
-        if each.blocked is not None:
-            raise each.blocked.with_traceback(None)
+        raise written.error.with_traceback(None)
 
 
 @contextlib.contextmanager

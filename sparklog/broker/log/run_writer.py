@@ -74,6 +74,14 @@ class WrittenRun:
         return self.run.entries[self.count].entry.base_offset
 
     @property
+    def unreadable(self) -> WrittenRun:
+        """The entry with `error`, as a run of its own."""
+        assert self.error is not None
+        entry = self.run.entries[self.count : self.count + 1]
+        error = self.error.with_traceback(None)  # its frames keep other entries in memory
+        return WrittenRun(msgspec.structs.replace(self.run, entries=entry), error=error)
+
+    @property
     def is_complete(self) -> bool:
         """True if nothing more of the run can be written."""
         return self.error is not None or self.count == len(self.run.entries)
@@ -168,6 +176,12 @@ class RunWriter:
             if largest > limits.LARGE_BYTES and written.is_complete:
                 pa.default_memory_pool().release_unused()  # the pool keeps memory per thread
 
+    def read(self, written: WrittenRun) -> None:
+        """Reads a run of one entry, and writes nothing."""
+        (located,) = written.run.entries
+        with self._memory.hold(2 * located.entry.memory_bytes), _noting_error(written):
+            self._payload(located, ReadAhead(self._store, [located]))
+
     def _write_run(self, written: WrittenRun, preparation: int | None) -> None:
         run = written.run
         size = count = 0
@@ -187,7 +201,7 @@ class RunWriter:
         ahead = ReadAhead(
             self._store, entries_left, is_wanted=lambda each: self._hot.find(each.entry) is None
         )
-        try:
+        with _noting_error(written):
             for group, batches in self._groups(entries_left):
                 if size + sum(each.entry.memory_bytes for each in group) > self._file_bytes:
                     write()
@@ -210,11 +224,6 @@ class RunWriter:
                     del payload  # so that it is freed before the next one is decoded
                     if size >= self._file_bytes:
                         write()
-        except errors.CorruptObject as error:
-            written.error = error
-        except ObjectMissing as missing:
-            reason = "it is not published yet"
-            written.error = errors.MissingObject(path=missing.path, reason=reason)
         write()
 
     def _write_file(
@@ -285,3 +294,15 @@ class RunWriter:
         if hot is not None:
             return hot.payload
         return wal.decode_payload(located.entry, ahead.payload(located))
+
+
+@contextlib.contextmanager
+def _noting_error(written: WrittenRun) -> Iterator[None]:
+    """Keeps the error of an entry that cannot be read as that of its run."""
+    try:
+        yield
+    except errors.CorruptObject as error:
+        written.error = error
+    except ObjectMissing as missing:
+        reason = "it is not published yet"
+        written.error = errors.MissingObject(path=missing.path, reason=reason)
