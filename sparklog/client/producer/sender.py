@@ -60,9 +60,9 @@ _log = logging.getLogger(__name__)
 
 _DIRECT_WRITE_BYTES: Final = 16 * limits.KIB
 _REQUEST_SECONDS: Final = 5.0
+"""The longest that the sender thread waits for metadata or a producer id."""
 _LOG_SECONDS: Final = 10.0
 """The shortest time between two log lines about retries: there may be several each second."""
-"""The longest that the sender thread waits for metadata or a producer id."""
 
 _Route = Route[ProducerStream]
 
