@@ -182,6 +182,7 @@ FLIGHT_DICTIONARY_BYTES = 32 * MIB  # of columns that foreign clients send with 
 FLIGHT_PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a call
 FLIGHT_STREAMS = 512  # of all clients; each takes a thread, except tails
 FLIGHT_TAIL_READERS = 4  # threads that read records for tails which are not in memory
+FLIGHT_TAIL_STEP_BYTES = 1 * MIB  # that a tail sends before the next one has its turn
 FLIGHT_TAIL_SECONDS = 0.0002  # from the step of one tail to that of the next, on average
 FLIGHT_WAITING_ACTIONS = 512  # that wait for an event; each takes a thread
 FLIGHT_HELD_BYTES = 256 * MIB  # of rows that clients requested and do not read

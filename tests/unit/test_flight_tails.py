@@ -40,7 +40,7 @@ class Client:
 
 
 class Bed:
-    """Tails of partitions that are not in memory: each has one batch of the given bytes."""
+    """Tails of partitions that are not in memory: each has batches of the given bytes."""
 
     def __init__(self, memory_bytes: int) -> None:
         self.clock = ManualClock()
@@ -50,12 +50,16 @@ class Bed:
         self.topic = Topic("t", "id", {})
         self.table.add_topic(self.topic)
         self.sizes: list[int] = []
+        self.is_quick = False
+        """True if the partitions are in memory."""
         self.ended: list[Client] = []
 
-    def add(self, size_bytes: int, client: Client | None = None) -> tuple[Client, ServedTail]:
+    def add(
+        self, size_bytes: int, client: Client | None = None, batches: int = 1
+    ) -> tuple[Client, ServedTail]:
         number = len(self.topic.partitions)
         partition = Partition(number, leader_epoch=0, start=0, published=0)
-        partition.end = 1
+        partition.end = batches
         self.topic.partitions.append(partition)
         self.sizes.append(size_bytes)
         client = client or Client()
@@ -83,15 +87,18 @@ class Bed:
         self, topic: Topic, partition: Partition, start: int, end: int
     ) -> tuple[Iterator[ReadBatch], bool]:
         value = bytes([partition.number % 256]) * self.sizes[partition.number]
-        batch = ReadBatch(
-            topic=topic.name,
-            partition=partition.number,
-            first=start,
-            end=end,
-            high_watermark=end,
-            rows=pa.RecordBatch.from_pydict({"value": [value]}),
+        batches = (
+            ReadBatch(
+                topic=topic.name,
+                partition=partition.number,
+                first=offset,
+                end=offset + 1,
+                high_watermark=end,
+                rows=pa.RecordBatch.from_pydict({"value": [value]}),
+            )
+            for offset in range(start, end)
         )
-        return iter([batch]), False
+        return batches, self.is_quick
 
 
 @pytest.fixture
@@ -109,6 +116,26 @@ def test_steps_are_taken_at_a_limited_rate(bed: Bed) -> None:
     bed.tails.close()
     least_seconds = bed.tails.steps * limits.FLIGHT_TAIL_SECONDS - 0.001
     assert bed.clock.monotonic() >= least_seconds > 0
+
+
+def test_a_long_backlog_does_not_delay_other_tails(bed: Bed) -> None:
+    """A client that reads as fast as the broker sends leaves their turns to other tails."""
+    bed.is_quick = True
+    size_bytes = limits.FLIGHT_FREE_ROWS_BYTES
+    batches = 4 * limits.FLIGHT_TAIL_STEP_BYTES // size_bytes
+    sent: list[Client] = []
+
+    class Fast(Client):
+        def write_soon(self, parts: list[Any]) -> bool:
+            if not sent:
+                bed.add(1, second)
+            sent.append(self)
+            return super().write_soon(parts)
+
+    first, second = Fast(), Fast()
+    bed.add(size_bytes, first, batches)
+    wait_until(lambda: len(sent) == batches + 1, "all are sent")
+    assert sent.index(second) <= 2 * limits.FLIGHT_TAIL_STEP_BYTES // size_bytes
 
 
 def test_tails_that_wait_for_memory_do_not_delay_others(bed: Bed) -> None:

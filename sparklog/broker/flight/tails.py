@@ -197,7 +197,11 @@ class Tails:
         heapq.heappush(self._heartbeats, (due, next(self._numbers), served))
 
     def _step(self, served: ServedTail) -> None:
-        """Sends what the tail has in memory, or has a reading thread send one batch."""
+        """Sends what the tail has in memory, or has a reading thread send one batch.
+
+        A tail with much in memory takes several steps, because the others wait for this thread.
+        """
+        sent_bytes = 0
         try:
             if not served.is_granted:
                 self._release(served)
@@ -212,6 +216,11 @@ class Tails:
                 if message is None and not self._is_quick(served):
                     continue  # the next partition in turn is on disk
                 if message is None or not self._send(served, message):
+                    self._rest(served)
+                    return
+                sent_bytes += sum(map(len, message))
+                if sent_bytes >= limits.FLIGHT_TAIL_STEP_BYTES:
+                    self.wake(served)
                     self._rest(served)
                     return
         except BaseException as error:
