@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+from unittest import mock
 
 import prometheus_client.parser
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from sparklog import errors, limits
 from sparklog.broker.counts import Budget, ListenerCounts, UpkeepCounts
 from sparklog.broker.groups.coordinator import Commit, Coordinator
+from sparklog.broker.log.publish_process import PublishProcess
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Pacer, Sources
 from sparklog.broker.metrics.exposition import Exposition
 from sparklog.broker.metrics.families import FAMILIES
@@ -388,6 +390,12 @@ def test_requests_to_the_store_and_memory(bench: Bench) -> None:
     bench.rig.append(["a"])
     found = bench.values()
     assert found[at("sparklog_store_requests_total", kind="put_new")] == 1
+    process = PublishProcess(bench.rig.hot, mock.Mock(), clock=bench.rig.clock)
+    process.requests.update(put_new=3, delete=1)
+    bench.rig.publisher.process = process
+    found = bench.values()
+    assert found[at("sparklog_store_requests_total", kind="put_new")] == 4
+    assert found[at("sparklog_store_requests_total", kind="delete")] == 1
     assert found[at("sparklog_memory_held_bytes", budget="other")] == 5
     assert found[at("sparklog_memory_limit_bytes", budget="other")] == 7
     held = found[at("sparklog_memory_held_bytes", budget="hot_tail")]

@@ -21,7 +21,14 @@ from sparklog.broker.log.publish_worker import (
 )
 from sparklog.clock import ManualClock
 from sparklog.settings import PublisherSettings
-from sparklog.storage.objects import MemoryStore, NoFaults, PutUnresolved, Store, SyncFailed
+from sparklog.storage.objects import (
+    DelayedStore,
+    MemoryStore,
+    NoFaults,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+)
 from sparklog.storage.objects.memory import Operation
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, flip, paths, rows_of_table
@@ -193,6 +200,19 @@ def test_a_lost_process_is_soon_replaced_where_losses_are_rare(rig: Rig) -> None
         assert publish(rig) == [None] * 3
         assert (workers.process.cpu_seconds, workers.process.resident_bytes) == (1.5 * number, 0)
         rig.clock.advance(1.1)
+
+
+def test_the_requests_of_processes_are_counted(rig: Rig, clock: ManualClock) -> None:
+    """Those of a process that is lost later too."""
+    workers = Workers(rig, DelayedStore(rig.store, 0.0, clock))
+    for number in range(1, 4):
+        workers.process.look(1)
+        fill(rig)
+        assert publish(rig) == [None] * 3
+        files, commits = 2 * len(TOPICS), len(TOPICS)
+        assert workers.process.requests["put_new"] == number * (files + commits)
+        workers.process._lose("killed")
+        clock.advance(61.0)
 
 
 @pytest.mark.parametrize(

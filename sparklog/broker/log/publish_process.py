@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
@@ -151,6 +152,8 @@ class PublishProcess:
         """The number of times that a process was started."""
         self._ended_cpu_seconds = self._cpu_seconds = 0.0
         """Processor time of the processes that have ended, and of the present one."""
+        self.requests = Counter[str]()
+        """Operations on the storage of all processes, by kind."""
         self.resident_bytes = 0
         """Memory of the present process after its last answer; 0 without one."""
 
@@ -244,6 +247,7 @@ class PublishProcess:
             self._lose(str(error))
             return None
         self._cpu_seconds, self.resident_bytes = answer.cpu_seconds, answer.resident_bytes
+        self.requests.update(answer.requests)
         if answer.sync_failed is not None:
             # The system reports a failed flush once, to the process that asked for it.
             raise SyncFailed(*answer.sync_failed)

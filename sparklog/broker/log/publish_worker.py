@@ -26,7 +26,14 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.run_writer import Run, RunWriter, WrittenRun
 from sparklog.clock import Clock, SystemClock
-from sparklog.storage.objects import ObjectExists, PutUnresolved, Store, SyncFailed, open_store
+from sparklog.storage.objects import (
+    CountsRequests,
+    ObjectExists,
+    PutUnresolved,
+    Store,
+    SyncFailed,
+    open_store,
+)
 from sparklog.storage.snapshot import TableFile
 from sparklog.version import VERSION
 
@@ -65,6 +72,8 @@ class Answer(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     cpu_seconds: float = 0.0
     """The processor time of the process since it has started."""
     resident_bytes: int = 0
+    requests: dict[str, int] = {}
+    """Operations on the storage since the last answer, by kind."""
 
 
 class WorkerLost(Exception):
@@ -86,10 +95,19 @@ class Worker:
         """Returns the answer to a request. A failure concerns one topic, or one object."""
         try:
             if isinstance(request, PutAll):
-                return Answer(outcomes=_described(self._store.put_all_new(request.objects)))
-            return self._write(request)
+                answer = Answer(outcomes=_described(self._store.put_all_new(request.objects)))
+            else:
+                answer = self._write(request)
         except SyncFailed as error:
             return Answer(sync_failed=(error.path, error.reason))
+        return msgspec.structs.replace(answer, requests=self._take_requests())
+
+    def _take_requests(self) -> dict[str, int]:
+        if not isinstance(self._store, CountsRequests):
+            return {}
+        found = dict(self._store.requests)
+        self._store.requests.clear()
+        return found
 
     def _write(self, request: WriteTogether) -> Answer:
         hot = HotTail(limit_bytes=limits.BUFFER_MAX_BYTES)

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from sparklog import errors, limits
 from sparklog.broker.broker import Broker
@@ -32,7 +32,7 @@ from sparklog.broker.log.record_times import RecordKey
 from sparklog.clock import Clock
 from sparklog.formats import consumer_offsets
 from sparklog.storage import wal
-from sparklog.storage.objects import Store
+from sparklog.storage.objects import CountsRequests, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.wal import WalObject
 
@@ -69,13 +69,6 @@ class FlushCounts:
         self.sizes_bytes.add(sum(each.entry.length for each in written.located))
 
 
-@runtime_checkable
-class CountsRequests(Protocol):
-    """A store that counts the operations on it, by kind."""
-
-    requests: Counter[str]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Everything that figures are read from."""
@@ -101,7 +94,10 @@ class Sources:
 
     def requests(self) -> dict[str, int]:
         """Returns the operations on the storage by kind; empty where they are not counted."""
-        return dict(self.store.requests) if isinstance(self.store, CountsRequests) else {}
+        found = Counter(self.store.requests if isinstance(self.store, CountsRequests) else {})
+        if self.publisher.process is not None:
+            found.update(dict(self.publisher.process.requests))
+        return found
 
 
 def age_seconds(since_us: int | None, now_us: int) -> float:

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from sparklog import errors
 from sparklog.storage.objects.base import (
+    CountsRequests,
     ObjectExists,
     ObjectMissing,
     Payload,
@@ -38,6 +39,7 @@ from sparklog.storage.objects.memory import (
 from sparklog.storage.objects.parallel import in_parallel
 
 __all__ = [
+    "CountsRequests",
     "DelayFaults",
     "DelayedStore",
     "Fault",

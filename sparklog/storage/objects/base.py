@@ -15,9 +15,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import pyarrow as pa
 
@@ -80,6 +81,13 @@ class Stat:
     size_bytes: int
     modified_us: int
     """By the store's clock, in µs since the Unix epoch; some stores round to whole seconds."""
+
+
+@runtime_checkable
+class CountsRequests(Protocol):
+    """A store that counts the operations on it, by kind."""
+
+    requests: Counter[str]
 
 
 class Store(Protocol):
