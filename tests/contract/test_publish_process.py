@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 import sparklog
+from sparklog import limits
 from sparklog.broker.log import publish_process
 from sparklog.broker.log.publish_process import WorkerProcess
-from sparklog.broker.log.publish_worker import PutAll, WorkerLost
+from sparklog.broker.log.publish_worker import Answer, PutAll, WorkerLost, encode
 from sparklog.client.producer.producer import RecordFuture
 from sparklog.clock import SystemClock
 from sparklog.storage.objects import LocalStore
@@ -178,10 +180,49 @@ def test_signals_of_a_terminal_do_not_reach_the_process(tmp_path: Path) -> None:
 
 
 def test_a_process_of_another_version_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A release may be installed while a broker runs: its messages or files may be others."""
     monkeypatch.setattr(publish_process, "VERSION", "0.0.1")
-    with pytest.raises(WorkerLost, match="has ended"), worker(tmp_path):
+    with (
+        capture_logs() as logged,
+        pytest.raises(WorkerLost, match="has ended"),
+        worker(tmp_path),
+    ):
         pass
-    assert "was installed while 0.0.1 runs: restart the broker" in capfd.readouterr().err
+    (line,) = logged
+    assert "was installed while 0.0.1 runs: restart the broker" in line["text"]
+
+
+def test_the_traceback_of_a_process_is_in_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The broker's standard error may be a log file, which another one replaces meanwhile."""
+    with capture_logs() as logged, worker(tmp_path) as process:
+        process._connection.sendall(encode(Answer()))
+        with pytest.raises(WorkerLost):
+            process.ask(PutAll([]))
+    (line,) = logged
+    assert line["event"] == "the publishing process has written"
+    assert line["pid"] == process.pid
+    assert line["text"].startswith("Traceback (most recent call last):")
+    assert "ValidationError" in line["text"]
+    assert capfd.readouterr().err == ""
+
+
+def test_a_process_that_writes_much_is_not_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the broker to read; the log has the last of it."""
+    loud = tmp_path / "loud"
+    loud.mkdir()
+    (loud / "sitecustomize.py").write_text(
+        "import os\nfor number in range(100_000):\n"
+        "    try: os.write(2, b'%d\\n' % number)\n"
+        "    except BlockingIOError: pass\n"
+    )
+    monkeypatch.syspath_prepend(loud)
+    with capture_logs() as logged, worker(tmp_path / "root") as process:
+        assert process.ask(PutAll([("topics/t/a", b"b")])).outcomes == [None]
+    (line,) = logged
+    assert len(line["text"]) <= limits.PUBLISH_PROCESS_STDERR_BYTES

@@ -11,6 +11,7 @@ the same bytes. Until another process has started, the broker does all by itself
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import socket
@@ -61,7 +62,7 @@ class PublishingWorker(Protocol):
         ...
 
     def end(self) -> None:
-        """Kills it, and returns once it has ended."""
+        """Has it end, kills it if it does not, and returns once it has ended."""
         ...
 
 
@@ -70,6 +71,12 @@ class WorkerProcess:
 
     def __init__(self, root: str) -> None:
         self._connection, theirs = socket.socketpair()
+        stderr, their_stderr = os.pipe()
+        for end in (stderr, their_stderr):
+            os.set_blocking(end, False)  # neither process waits for the other
+        self._stderr = os.fdopen(stderr, "rb", buffering=0)
+        self._written = b""
+        """The end of what it has written to its standard error."""
         try:
             self._process = subprocess.Popen(
                 # Modules come from where ours do, and not from the working directory (`-P`).
@@ -77,14 +84,17 @@ class WorkerProcess:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
+                stderr=their_stderr,  # ours may be a log file, which is replaced once it is large
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path))},
                 start_new_session=True,  # the terminal's signals are for the broker
             )
         except OSError:
             self._connection.close()
+            self._stderr.close()
             raise
         finally:
             theirs.close()
+            os.close(their_stderr)
         self._readable = select.poll()  # `select` itself knows the first 1,024 descriptors only
         self._readable.register(self._connection, select.POLLIN)
         self._is_ready = False
@@ -104,6 +114,7 @@ class WorkerProcess:
 
     def ask(self, request: WriteTogether | PutAll) -> Answer:
         deadline = time.monotonic() + limits.PUBLISH_PROCESS_SECONDS
+        self._read_stderr()
         try:
             self._connection.settimeout(limits.PUBLISH_PROCESS_SECONDS)
             self._connection.sendall(encode(request))
@@ -113,11 +124,22 @@ class WorkerProcess:
 
     def end(self) -> None:
         self._connection.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # it may be writing a traceback
+            self._process.wait(limits.PUBLISH_PROCESS_END_SECONDS)
         self._process.kill()
         try:
             self._process.wait(limits.PUBLISH_PROCESS_SECONDS)
         except subprocess.TimeoutExpired:  # it waits for a disk that does not answer
             _log.warning("the publishing process does not end", pid=self._process.pid)
+        self._read_stderr()
+        self._stderr.close()
+        if self._written:
+            text = self._written.decode("utf-8", "replace")
+            _log.warning("the publishing process has written", pid=self._process.pid, text=text)
+
+    def _read_stderr(self) -> None:
+        data = self._stderr.read(limits.PUBLISH_PROCESS_STDERR_BYTES) or b""
+        self._written = (self._written + data)[-limits.PUBLISH_PROCESS_STDERR_BYTES :]
 
 
 class PublishProcess:
