@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import gc
+import itertools
+import random
 import socket
 import threading
 import time
@@ -321,6 +323,34 @@ def test_offsets_by_time_hold_up_no_reads(tmp_path: Path, monkeypatch: pytest.Mo
             may_go_on.set()
         for each in answers:
             assert each.result(10.0).topics[0].partitions[0].error_code == ErrorCode.none
+
+
+def test_clients_that_do_not_read_hold_up_no_reads(tmp_path: Path) -> None:
+    """However many have asked for megabytes that must be encoded, all reading threads are free."""
+    values = [random.Random(each).randbytes(limits.MIB // 8) for each in range(16)]
+    with broker(tmp_path / "root") as agent, frames(agent) as client, ExitStack() as opened:
+        kafkarequests.create(client, "t", 4)
+        with sparklog.connect(agent.address) as log, log.producer() as producer:
+            for partition, value in itertools.product(range(4), values):
+                producer.send("t", value, partition=partition)
+        fields = fetch_fields(0)
+        (wanted,) = fields["topics"][0]["partitions"]
+        fields["topics"][0]["partitions"] = [wanted | {"partition": each} for each in range(4)]
+        door = agent._kafka
+        assert door is not None
+        slow = [opened.enter_context(frames(agent)) for _ in range(2 * limits.KAFKA_READ_THREADS)]
+        for each in slow:
+            each._socket.sendall(Frames.frame(FETCH, 4, 1, fields) * 4)
+        unread_bytes = len(slow) * limits.MIB
+        wait_until(lambda: door.memory.held_bytes > unread_bytes, "their replies are in memory")
+        together = threading.Barrier(limits.KAFKA_READ_THREADS)
+        reads = [
+            asyncio.run_coroutine_threadsafe(
+                door.run_blocking(WorkerPool.READ, together.wait, 20.0), door._loop
+            )
+            for _ in range(limits.KAFKA_READ_THREADS)
+        ]
+        assert sorted(each.result(30.0) for each in reads) == list(range(len(reads)))
 
 
 def test_many_small_batches_are_read_in_portions(tmp_path: Path) -> None:
