@@ -349,7 +349,9 @@ KEEPALIVE_SECONDS = 10.0
 KEEPALIVE_TIMEOUT_SECONDS = 5.0
 BACKOFF_FIRST_SECONDS = 0.02
 BACKOFF_MAX_SECONDS = 1.0
-RECONNECT_MAX_SECONDS = 0.2  # between two attempts of a producer to open a stream
+RECONNECT_MAX_SECONDS = 0.2  # while a broker is away; an attempt costs very little
+RECONNECT_ATTEMPTS = 200  # about 30 s of them; a broker that is away for longer is tried less often
+RETRY_LOG_SECONDS = 10.0  # between two log lines of a client about the same retries
 
 # ---- settings: bounds of valid values
 INT32_MAX = 2**31 - 1

@@ -74,24 +74,36 @@ _HINT_BYTES: Final = 300
 class Backoff:
     """Growing waits between attempts; random, so that many clients do not retry at one time."""
 
-    def __init__(
-        self,
-        *,
-        jitter: Callable[[], float] = random.random,
-        max_seconds: float = limits.BACKOFF_MAX_SECONDS,
-    ) -> None:
+    def __init__(self, *, jitter: Callable[[], float] = random.random) -> None:
         self._jitter = jitter
-        self._max_seconds = max_seconds
         self._attempts = 0
 
-    def next_seconds(self) -> float:
-        full = limits.BACKOFF_FIRST_SECONDS * 2.0**self._attempts
-        if full < self._max_seconds:
-            self._attempts += 1
-        return min(full, self._max_seconds) * (0.5 + 0.5 * self._jitter())
+    def next_seconds(self, error: errors.SparklogError) -> float:
+        """Returns the wait after `error`. While a broker is away the waits are short, at first."""
+        full = limits.BACKOFF_FIRST_SECONDS * 2.0 ** min(self._attempts, 32)
+        is_quick = is_of_the_broker(error) and self._attempts < limits.RECONNECT_ATTEMPTS
+        self._attempts += 1
+        most = limits.RECONNECT_MAX_SECONDS if is_quick else limits.BACKOFF_MAX_SECONDS
+        return min(full, most) * (0.5 + 0.5 * self._jitter())
 
     def reset(self) -> None:
         self._attempts = 0
+
+
+class RetryLog:
+    """Says which failures to log: there may be several each second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logged_at = -limits.RETRY_LOG_SECONDS
+
+    def is_due(self) -> bool:
+        """Returns True at most once in `limits.RETRY_LOG_SECONDS`."""
+        now = self._clock.monotonic()
+        if now - self._logged_at < limits.RETRY_LOG_SECONDS:
+            return False
+        self._logged_at = now
+        return True
 
 
 class Retry:
@@ -114,7 +126,7 @@ class Retry:
 
     def wait_or_raise(self, error: errors.SparklogError) -> None:
         """Waits before the next attempt; raises `error` if that cannot help or would be late."""
-        wait_seconds = self._backoff.next_seconds()
+        wait_seconds = self._backoff.next_seconds(error)
         if not may_pass(error) or wait_seconds >= self.left_seconds:
             raise error
         self._clock.sleep(wait_seconds)
@@ -309,10 +321,6 @@ class Connection:
 
     def backoff(self) -> Backoff:
         return Backoff(jitter=self._jitter)
-
-    def reconnect_backoff(self) -> Backoff:
-        """Returns waits between attempts to reach a broker, which cost the broker very little."""
-        return Backoff(jitter=self._jitter, max_seconds=limits.RECONNECT_MAX_SECONDS)
 
     def retry(self, timeout_seconds: float | None = None) -> Retry:
         seconds = self._timeout_seconds if timeout_seconds is None else timeout_seconds

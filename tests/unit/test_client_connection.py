@@ -12,7 +12,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.client import connection as connection_module
-from sparklog.client.connection import Backoff, Connection, failure_of
+from sparklog.client.connection import Backoff, Connection, RetryLog, failure_of
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from tests.support.forks import said_in_child
@@ -257,14 +257,35 @@ def test_closed(broker: LiveBroker) -> None:
 def test_backoff_grows_to_a_bound() -> None:
     """Waits double up to the bound, and never are shorter than half of it."""
     backoff = Backoff(jitter=lambda: 0.0)
-    waits = [backoff.next_seconds() for _ in range(12)]
+    busy = errors.GroupBusy(group="g", error="REBALANCE_IN_PROGRESS")
+    waits = [backoff.next_seconds(busy) for _ in range(2_000)]
     assert waits[:3] == [limits.BACKOFF_FIRST_SECONDS * each for each in (0.5, 1.0, 2.0)]
     assert waits[-1] == limits.BACKOFF_MAX_SECONDS / 2
-    connection = Connection.to("127.0.0.1:1", jitter=lambda: 1.0)
-    reconnect = connection.reconnect_backoff()
-    assert max(reconnect.next_seconds() for _ in range(12)) == limits.RECONNECT_MAX_SECONDS
     backoff.reset()
-    assert backoff.next_seconds() == waits[0]
+    assert backoff.next_seconds(busy) == waits[0]
+
+
+def test_a_broker_that_is_away_is_soon_tried_again() -> None:
+    """An attempt to reach it costs little; one that is away for long is tried less often."""
+    backoff = Backoff(jitter=lambda: 1.0)
+    away = errors.BrokerUnavailable(address="a:1", reason="refused")
+    waits = [backoff.next_seconds(away) for _ in range(limits.RECONNECT_ATTEMPTS)]
+    assert max(waits) == limits.RECONNECT_MAX_SECONDS
+    assert 30.0 <= sum(waits) <= 60.0
+    assert backoff.next_seconds(away) == limits.BACKOFF_MAX_SECONDS
+    backoff.reset()
+    assert backoff.next_seconds(away) == limits.BACKOFF_FIRST_SECONDS
+
+
+def test_retries_are_logged_seldom() -> None:
+    """Several failures each second are one line in ten seconds."""
+    clock = ManualClock()
+    log = RetryLog(clock)
+    logged = 0
+    for _ in range(250):
+        logged += log.is_due()
+        clock.advance(0.1)
+    assert logged == 3
 
 
 def test_foreign_exceptions_are_not_hidden() -> None:

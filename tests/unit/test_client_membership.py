@@ -134,7 +134,7 @@ class Coordinator:
 class NoBackoff(Backoff):
     """Tries again at once."""
 
-    def next_seconds(self) -> float:
+    def next_seconds(self, error: errors.SparklogError) -> float:
         return 0.0
 
 

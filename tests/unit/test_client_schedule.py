@@ -38,7 +38,7 @@ Schedule = SendSchedule[StreamState]
 class FixedBackoff:
     """Waits `WAIT_SECONDS` each time."""
 
-    def next_seconds(self) -> float:
+    def next_seconds(self, error: errors.SparklogError) -> float:
         return WAIT_SECONDS
 
     def reset(self) -> None:
@@ -52,7 +52,7 @@ def _part(partition: int = 0, *, deadline: float = NEVER, columns: str = "value"
 
 
 def _schedule(*leaders: int, refresh_at: float = NEVER) -> Schedule:
-    schedule: Schedule = SendSchedule("t", FixedBackoff, FixedBackoff)
+    schedule: Schedule = SendSchedule("t", FixedBackoff)
     schedule.set_leaders(leaders or (0,), refresh_at=refresh_at)
     return schedule
 
@@ -226,7 +226,7 @@ def test_failed_route_waits() -> None:
     schedule = _schedule()
     schedule.add(_part())
     route = _route(schedule)
-    schedule.route_failed(route, 1.0)
+    schedule.route_failed(route, GONE, 1.0)
     assert schedule.next_write(route, 1.0 + WAIT_SECONDS - 0.01) is None
     assert schedule.next_write(route, 1.0 + WAIT_SECONDS) is not None
 
@@ -239,7 +239,7 @@ def test_producer_id_that_is_refused_for_now() -> None:
     route = _route(schedule)
     step = schedule.next_write(route, 1.0)
     assert isinstance(step, GetProducerId)
-    schedule.producer_id_failed(step.partition, 1.0)
+    schedule.producer_id_failed(step.partition, BUSY, 1.0)
     assert [each.partition for each in _write(schedule)] == [1]
     schedule.retry_due(1.0 + WAIT_SECONDS)
     assert [each.partition for each in _write(schedule)] == [0]

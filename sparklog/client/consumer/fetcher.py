@@ -26,7 +26,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sparklog import errors, limits
-from sparklog.client.connection import Backoff, Connection, failure_of, is_of_the_broker, may_pass
+from sparklog.client.connection import (
+    Backoff,
+    Connection,
+    RetryLog,
+    failure_of,
+    is_of_the_broker,
+    may_pass,
+)
 from sparklog.client.consumer.reading import read_range
 from sparklog.client.offsets import TopicPartition, describe
 from sparklog.formats import flight_messages
@@ -407,7 +414,7 @@ class Fetcher:
     def _follow_broker(
         self, reading: _Reading, broker: int, positions: list[FetchPosition]
     ) -> None:
-        backoff = self._connection.backoff()
+        backoff, log = self._connection.backoff(), RetryLog(self._clock)
         while not reading.over.is_set():
             try:
                 self._follow_stream(reading, broker, positions, backoff)
@@ -417,10 +424,12 @@ class Fetcher:
                     return
                 if not may_pass(error):
                     raise
-                _log.warning("reading failed, and is tried again: %s", error)
+                if log.is_due():
+                    _log.warning("reading failed, and is tried again: %s", error)
                 if isinstance(error, errors.NotLeader):
                     self._metadata_expires_at = 0.0
-            reading.over.wait(backoff.next_seconds())
+                wait_seconds = backoff.next_seconds(error)
+            reading.over.wait(wait_seconds)
             self._refresh_metadata(reading)
 
     def _follow_stream(

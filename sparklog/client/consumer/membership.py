@@ -28,7 +28,7 @@ import msgspec
 
 from sparklog import errors, limits
 from sparklog.client import arguments
-from sparklog.client.connection import Backoff, Connection, may_pass
+from sparklog.client.connection import Connection, RetryLog, may_pass
 from sparklog.client.consumer import assignors
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, describe
 from sparklog.formats import flight_messages
@@ -460,7 +460,7 @@ class Membership:
     # -------------------------------------------------------------------------- joining
 
     def _join(self) -> None:
-        backoff = self._connection.backoff()
+        backoff, log = self._connection.backoff(), RetryLog(self._clock)
         while not self._is_ending:
             try:
                 assigned = self._join_once()
@@ -475,17 +475,19 @@ class Membership:
                     # The group may have given them to other members.
                     self._lose(error)
                     return
+                failure: errors.SparklogError = error
             except errors.SparklogError as error:
                 if not may_pass(error):
                     self._fail(error)
                     return
                 # That other members join and leave is usual.
-                level = logging.DEBUG if isinstance(error, errors.GroupBusy) else logging.WARNING
-                _log.log(level, "joining group %r again: %s", self.options.group, error)
+                if not isinstance(error, errors.GroupBusy) and log.is_due():
+                    _log.warning("joining group %r again: %s", self.options.group, error)
+                failure = error
             else:
                 self._joined(assigned)
                 return
-            self._pause(backoff)
+            self._pause(backoff.next_seconds(failure))
 
     def _join_once(self) -> Assigned:
         """Waits until the next generation has begun."""
@@ -642,7 +644,7 @@ class Membership:
 
     def _commit(self, offsets: dict[TopicPartition, int]) -> None:
         """Commits the offsets that the consumer has handed over."""
-        backoff = self._connection.backoff()
+        backoff, log = self._connection.backoff(), RetryLog(self._clock)
         deadline = self._clock.monotonic() + self._answer_seconds
         while not self._is_ending:
             try:
@@ -656,10 +658,12 @@ class Membership:
                 self._lose(error)
                 break
             except errors.SparklogError as error:
-                _log.warning("a commit of group %r failed: %s", self.options.group, error)
+                if log.is_due():
+                    _log.warning("a commit of group %r failed: %s", self.options.group, error)
                 if not may_pass(error) or self._clock.monotonic() > deadline:
                     break
-            self._pause(backoff)
+                wait_seconds = backoff.next_seconds(error)
+            self._pause(wait_seconds)
         with self._changed:
             if self._to_commit is offsets:
                 self._to_commit = None
@@ -700,12 +704,10 @@ class Membership:
             self._clock.wait_until(self._changed, deadline)
         return True
 
-    def _pause(self, backoff: Backoff) -> None:
+    def _pause(self, seconds: float) -> None:
         with self._changed:
             if not self._is_ending:
-                self._clock.wait_until(
-                    self._changed, self._clock.monotonic() + backoff.next_seconds()
-                )
+                self._clock.wait_until(self._changed, self._clock.monotonic() + seconds)
 
     def _commit_request(
         self, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]

@@ -37,7 +37,7 @@ S = TypeVar("S", bound="StreamState")
 class Backoff(Protocol):
     """Growing waits between attempts."""
 
-    def next_seconds(self) -> float: ...
+    def next_seconds(self, error: errors.SparklogError) -> float: ...
 
     def reset(self) -> None: ...
 
@@ -188,19 +188,12 @@ class SendSchedule(Generic[S]):
 
     Args:
         topic: for messages.
-        new_backoff: gives the waits of one partition.
-        new_route_backoff: gives the waits of one route.
+        new_backoff: gives the waits of one partition or route.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        new_backoff: Callable[[], Backoff],
-        new_route_backoff: Callable[[], Backoff],
-    ) -> None:
+    def __init__(self, topic: str, new_backoff: Callable[[], Backoff]) -> None:
         self._topic = topic
         self._new_backoff = new_backoff
-        self._new_route_backoff = new_route_backoff
         self._leaders: Sequence[int] = ()
         self._partitions: dict[int, SendingPartition] = {}
         self._routes: dict[int, Route[S]] = {}
@@ -334,15 +327,17 @@ class SendSchedule(Generic[S]):
         if partition.queue.wants_identity:
             partition.queue.renew(identity)
 
-    def producer_id_failed(self, partition: SendingPartition, now: float) -> None:
-        self._delay(partition, now)
+    def producer_id_failed(
+        self, partition: SendingPartition, error: errors.SparklogError, now: float
+    ) -> None:
+        self._delay(partition, error, now)
 
     def stream_opened(self, route: Route[S], stream: S) -> None:
         route.stream = stream
 
-    def route_failed(self, route: Route[S], now: float) -> None:
+    def route_failed(self, route: Route[S], error: errors.SparklogError, now: float) -> None:
         """Waits before `route` is used again."""
-        route.retry_at = now + route.backoff.next_seconds()
+        route.retry_at = now + route.backoff.next_seconds(error)
 
     def answered(
         self, route: Route[S], stream: S, error: errors.SparklogError | None, now: float
@@ -463,7 +458,7 @@ class SendSchedule(Generic[S]):
         broker = self._leaders[number] if number < len(self._leaders) else -1
         route = self._routes.get(broker)
         if route is None:
-            route = self._routes[broker] = Route(broker, self._new_route_backoff())
+            route = self._routes[broker] = Route(broker, self._new_backoff())
         return route
 
     def _queue(self, partition: SendingPartition) -> None:
@@ -475,9 +470,9 @@ class SendSchedule(Generic[S]):
         partition.is_ready = True
         partition.route.ready.append(partition)
 
-    def _delay(self, partition: SendingPartition, now: float) -> None:
+    def _delay(self, partition: SendingPartition, error: errors.SparklogError, now: float) -> None:
         if partition.retry_at == 0.0:
-            partition.retry_at = now + partition.backoff.next_seconds()
+            partition.retry_at = now + partition.backoff.next_seconds(error)
             self._delayed.append(partition)
 
     def _refused(
@@ -489,7 +484,7 @@ class SendSchedule(Generic[S]):
     ) -> list[Decided]:
         failure = partition.queue.refused(part, error)
         if failure is None and not part.done:
-            self._delay(partition, now)
+            self._delay(partition, error, now)
         if isinstance(error, errors.UnknownTopic | errors.TopicChanged):
             self.topic_error = error
         elif isinstance(error, errors.NotLeader | errors.UnknownPartition):

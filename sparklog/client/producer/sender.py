@@ -29,6 +29,7 @@ from sparklog import errors, limits
 from sparklog.client.connection import (
     Channel,
     Connection,
+    RetryLog,
     failure_of,
     is_of_the_broker,
 )
@@ -61,8 +62,6 @@ _log = logging.getLogger(__name__)
 _DIRECT_WRITE_BYTES: Final = 16 * limits.KIB
 _REQUEST_SECONDS: Final = 5.0
 """The longest that the sender thread waits for metadata or a producer id."""
-_LOG_SECONDS: Final = 10.0
-"""The shortest time between two log lines about retries: there may be several each second."""
 
 _Route = Route[ProducerStream]
 
@@ -98,9 +97,7 @@ class TopicSender:
         self._pool = pool
         self._options = options
         self._now = connection.clock.monotonic
-        self._schedule: SendSchedule[ProducerStream] = SendSchedule(
-            info.topic, connection.backoff, connection.reconnect_backoff
-        )
+        self._schedule: SendSchedule[ProducerStream] = SendSchedule(info.topic, connection.backoff)
         self._deliveries = Deliveries(info.topic, pool)
         self._sealed: list[ProducerBatch] = []
         """Batches that are not split yet."""
@@ -118,7 +115,7 @@ class TopicSender:
         self._sending = threading.Lock()
         """Taken before `lock` by a thread that splits and writes: the sender thread or a caller."""
         self._batch_number = random.randrange(2**20)
-        self._logged_at = -_LOG_SECONDS
+        self._retry_log = RetryLog(connection.clock)
         self._abandoned: list[ProducerStream] = []
         """Streams left without their answers; the sender thread ends them."""
 
@@ -535,7 +532,7 @@ class TopicSender:
                 self._give_up(NEVER, failure)
             else:
                 _log.warning("no producer id for topic %s: %s", self.topic, failure)
-                self._schedule.producer_id_failed(partition, self._now())
+                self._schedule.producer_id_failed(partition, failure, self._now())
 
     def _open_stream(self, step: OpenStream[ProducerStream]) -> None:
         route = step.route
@@ -563,11 +560,9 @@ class TopicSender:
             if channel is None and is_final(error):
                 self._give_up(NEVER, error)
             else:
-                now = self._now()
-                if now - self._logged_at >= _LOG_SECONDS:
-                    self._logged_at = now
+                if self._retry_log.is_due():
                     _log.warning("sending to topic %s is tried again: %s", self.topic, error)
-                self._schedule.route_failed(route, now)
+                self._schedule.route_failed(route, error, self._now())
 
     # -------------------------------------------------------------------------- callers that write
 
