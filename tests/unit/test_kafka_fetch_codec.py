@@ -128,7 +128,7 @@ def test_damaged_requests_are_read_as_kio_reads_them_or_left_to_it(version: int)
 def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
     """Both write the same bytes, for records in small and large chunks, and for none."""
     at = random.Random(version)
-    for count in range(4):
+    for count in (0, 1, 2, 3, 300):
         sizes = [at.choice([0, 1, 126, 127, 200, 5_000, 20_000]) for _ in range(3)]
         chunks = [at.randbytes(size) for size in sizes]
         fields = {
@@ -155,9 +155,17 @@ def test_a_response_is_written_as_kio_writes_it(version: int) -> None:
                 for _ in range(min(count, 2))
             ],
         }
-        mine = messages.write_reply(1, version, 5, messages.FetchReply(fields, count))
+        reply = messages.FetchReply(fields, count)
+        mine = messages.write_reply(1, version, 5, reply)
         theirs = messages.write_reply(1, version, 5, fields)
         assert b"".join(mine) == b"".join(theirs)
+        steps = messages.reply_writer(1, version, 5, reply)
+        assert isinstance(steps, fetch_codec.Writer)
+        assert sum(1 for _ in steps) == count * min(count, 2)
+        in_steps = steps.finish()
+        assert b"".join(in_steps) == b"".join(theirs)
+        large_bytes = sum(len(each) for each in in_steps if any(each is chunk for chunk in chunks))
+        assert steps.written_bytes == len(b"".join(theirs)) - large_bytes
         data = b"".join(mine)[4:]
         schema: Any = load_response_schema(1, version)
         _, start = entity_reader(schema.__header_schema__)(data, 0)

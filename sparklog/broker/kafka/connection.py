@@ -15,7 +15,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import http1
-from sparklog.broker.kafka import apis, messages
+from sparklog.broker.kafka import apis, fetch_codec, messages
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
 from sparklog.broker.kafka.messages import Raw, Request
@@ -381,13 +381,13 @@ class KafkaConnection:
         if code:
             self._context.counts.errors[header[0], code.name] += 1
         if messages.is_large(reply, limits.KAFKA_LITTLE_ITEMS):
-            return await self._encode_large(messages.ReplyWriter(*header, reply), grant)
+            return await self._encode_large(messages.reply_writer(*header, reply), grant)
         frame = messages.write_reply(*header, reply)
         await _take_reply_memory(grant, sum(map(len, frame)) - grant.records_bytes)
         return frame
 
     async def _encode_large(
-        self, writer: messages.ReplyWriter, grant: MemoryGrant
+        self, writer: messages.ReplyWriter | fetch_codec.Writer, grant: MemoryGrant
     ) -> Sequence[Raw]:
         """Returns the frame. Beyond `KAFKA_FREE_BYTES`, one reply at a time is encoded.
 

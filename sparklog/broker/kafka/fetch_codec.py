@@ -1,8 +1,9 @@
-"""Small Fetch requests and their responses, read and written without kio; pure.
+"""Small Fetch requests, and responses of any size, read and written without kio; pure.
 
 A consumer at the end of its log sends one Fetch for each batch that arrives, so hundreds of
 consumers are thousands of requests per second. kio takes four fifths of the time of such a request
-and its response. This module knows their fields: `read` returns None for a request that is not
+and its response, and a tenth of a millisecond for a partition of a large response. This module
+knows their fields: `read` returns None for a request that is not
 small and plain, and kio then reads it, and refuses it if it is malformed.
 Source: https://kafka.apache.org/protocol, "Fetch API (Key: 1)", versions 4 to 18.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import datetime as dt
 import struct
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from sparklog.broker.kafka import wire
@@ -248,55 +249,77 @@ def write(version: int, correlation_id: int, fields: Mapping[str, Any]) -> list[
     """Returns the frame of a response, with its length, in chunks. Record chunks are not copied.
 
     Args:
-        fields: of the response, as for `messages.write_reply`, with few items.
+        fields: of the response, as for `messages.write_reply`.
     """
-    layout = _LAYOUTS[version]
-    is_flexible = version >= _FLEXIBLE
-    responses = fields["responses"]
-    first = gathered = bytearray(_LENGTH_BYTES) + _INT32.pack(correlation_id)
-    chunks: list[Raw] = [gathered]
-    gathered += b"\0\0\0\0\0" if is_flexible else b"\0\0\0\0"  # no tags; the throttle time
-    if version >= _WITH_SESSIONS:
-        gathered += _SESSION.pack(fields["error_code"], fields["session_id"])
-    gathered += wire.count(len(responses), is_flexible=is_flexible)
-    for topic in responses:
+    writer = Writer(version, correlation_id, fields)
+    for _ in writer:
+        pass
+    return writer.finish()
+
+
+class Writer:
+    """Writes a response in steps: iterating writes it, and then `finish` returns the frame."""
+
+    def __init__(self, version: int, correlation_id: int, fields: Mapping[str, Any]) -> None:
+        """`fields`: of the response, as for `messages.write_reply`."""
+        self._version = version
+        self._layout = _LAYOUTS[version]
+        self._is_flexible = version >= _FLEXIBLE
+        self._fields = fields
+        self._first = self._gathered = bytearray(_LENGTH_BYTES) + _INT32.pack(correlation_id)
+        self._chunks: list[Raw] = [self._first]
+        self._gathered_before_bytes = 0
+
+    @property
+    def written_bytes(self) -> int:
+        """Bytes written so far, without large chunks."""
+        return self._gathered_before_bytes + len(self._gathered)
+
+    def __iter__(self) -> Iterator[None]:
+        version, is_flexible, fields = self._version, self._is_flexible, self._fields
+        # No tags; the throttle time.
+        self._gathered += b"\0\0\0\0\0" if is_flexible else b"\0\0\0\0"
+        if version >= _WITH_SESSIONS:
+            self._gathered += _SESSION.pack(fields["error_code"], fields["session_id"])
+        responses = fields["responses"]
+        self._gathered += wire.count(len(responses), is_flexible=is_flexible)
         has_id = version >= _WITH_TOPIC_IDS
-        gathered += wire.topic_head(topic, "topic", has_id=has_id, is_flexible=is_flexible)
-        gathered += wire.count(len(topic["partitions"]), is_flexible=is_flexible)
-        for each in topic["partitions"]:
-            gathered = _write_partition(chunks, gathered, version, layout, each)
+        for topic in responses:
+            head = wire.topic_head(topic, "topic", has_id=has_id, is_flexible=is_flexible)
+            self._gathered += head + wire.count(len(topic["partitions"]), is_flexible=is_flexible)
+            for each in topic["partitions"]:
+                self._write_partition(each)
+                yield
+            if is_flexible:
+                self._gathered += b"\0"
         if is_flexible:
-            gathered += b"\0"
-    if is_flexible:
-        gathered += b"\0"
-    first[:_LENGTH_BYTES] = _INT32.pack(sum(map(len, chunks)) - _LENGTH_BYTES)
-    return chunks
+            self._gathered += b"\0"
 
+    def _write_partition(self, each: Mapping[str, Any]) -> None:
+        version, is_flexible = self._version, self._is_flexible
+        numbers = [each["partition_index"], each["error_code"], each["high_watermark"]]
+        numbers.append(each["last_stable_offset"])
+        if version >= _WITH_LOG_STARTS:
+            numbers.append(each["log_start_offset"])
+        self._gathered += self._layout.answer.pack(*numbers)
+        aborted = each["aborted_transactions"]
+        assert not aborted, "there are no transactions"
+        self._gathered += wire.count(-1 if aborted is None else 0, is_flexible=is_flexible)
+        if version >= _WITH_RACKS:
+            self._gathered += b"\xff\xff\xff\xff"  # no other replica is preferred
+        records = each["records"]
+        self._gathered += wire.count(len(records), is_flexible=is_flexible)
+        for chunk in records.chunks:
+            if len(chunk) < _JOINED_BYTES:
+                self._gathered += chunk
+            else:
+                self._gathered_before_bytes += len(self._gathered)
+                self._gathered = bytearray()
+                self._chunks += chunk, self._gathered
+        if is_flexible:
+            self._gathered += b"\0"
 
-def _write_partition(
-    chunks: list[Raw], gathered: bytearray, version: int, layout: _Layout, each: Mapping[str, Any]
-) -> bytearray:
-    """Writes a partition to the end of the chunks. Returns the last one."""
-    is_flexible = version >= _FLEXIBLE
-    numbers = [each["partition_index"], each["error_code"], each["high_watermark"]]
-    numbers.append(each["last_stable_offset"])
-    if version >= _WITH_LOG_STARTS:
-        numbers.append(each["log_start_offset"])
-    gathered += layout.answer.pack(*numbers)
-    aborted = each["aborted_transactions"]
-    assert not aborted, "there are no transactions"
-    gathered += wire.count(-1 if aborted is None else 0, is_flexible=is_flexible)
-    if version >= _WITH_RACKS:
-        gathered += b"\xff\xff\xff\xff"  # no other replica is preferred
-    records = each["records"]
-    size = len(records)
-    gathered += wire.count(size, is_flexible=is_flexible)
-    for chunk in records.chunks:
-        if len(chunk) < _JOINED_BYTES:
-            gathered += chunk
-        else:
-            gathered = bytearray()
-            chunks += chunk, gathered
-    if is_flexible:
-        gathered += b"\0"
-    return gathered
+    def finish(self) -> list[Raw]:
+        """Returns the frame, with its length, in chunks. Record chunks are not copied."""
+        self._first[:_LENGTH_BYTES] = _INT32.pack(sum(map(len, self._chunks)) - _LENGTH_BYTES)
+        return self._chunks

@@ -253,7 +253,7 @@ class ConstantReply(dict[str, Any]):
 
 
 class FetchReply(dict[str, Any]):
-    """A response to Fetch, for `fetch_codec` if it has few items."""
+    """A response to Fetch, for `fetch_codec`."""
 
     def __init__(self, fields: Fields, item_count: int) -> None:
         super().__init__(fields)
@@ -341,6 +341,15 @@ def write_reply(api_key: int, version: int, correlation_id: int, fields: Fields)
         fields.encoded[version] = b"".join(body.finish())[LENGTH_BYTES:]
     frame.write(fields.encoded[version])
     return frame.finish()
+
+
+def reply_writer(
+    api_key: int, version: int, correlation_id: int, fields: Fields
+) -> ReplyWriter | fetch_codec.Writer:
+    """Returns a writer that writes a reply in steps."""
+    if isinstance(fields, FetchReply):
+        return fetch_codec.Writer(version, correlation_id, fields)
+    return ReplyWriter(api_key, version, correlation_id, fields)
 
 
 class ReplyWriter:
