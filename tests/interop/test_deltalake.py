@@ -8,6 +8,7 @@ from pathlib import Path
 import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from sparklog import errors
 from sparklog.clock import SystemClock
+from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import LocalStore, Payload
 from sparklog.storage.snapshot import TableSnapshot
@@ -102,6 +104,36 @@ def test_duckdb_and_polars_read_files(table: TopicTable) -> None:
         assert connection.execute(query).fetchall() == [(500, 499)]
     expected = record_batch(0, 0, 500).column("value").to_pylist()
     assert pl.read_parquet(path)["value"].to_list() == expected
+
+
+def test_engines_read_files_that_lack_columns_of_nulls(table: TopicTable) -> None:
+    """A file of a few rows lacks `key` and `headers` if they are null in all of its rows."""
+    create(table, 1)
+    nulls = ("key", "headers")
+    files = [
+        publish_rows(table, 0, 5, nulls=nulls),
+        publish_rows(table, 0, 5),
+        publish_rows(table, 0, 5, nulls=["headers"]),
+    ]
+    lacking = [
+        set(FILE_SCHEMA.names) - set(pq.read_schema(f"{root_of(table)}/{file.path}").names)
+        for file in files
+    ]
+    assert lacking == [{"key", "headers"}, set(), {"headers"}]
+    expected = pa.Table.from_batches(
+        [
+            tables.with_nulls(record_batch(0, 0, 5), nulls),
+            record_batch(0, 5, 5),
+            tables.with_nulls(record_batch(0, 10, 5), ["headers"]),
+        ]
+    )
+    found = by_offset(theirs(table).to_pyarrow_table()).select(expected.schema.names)
+    assert found.equals(expected)
+    frame = pl.read_delta(root_of(table)).sort("offset").select("offset", "key", "value", "headers")
+    assert frame.to_dicts() == expected.select(frame.columns).to_pylist()
+    theirs(table).optimize.compact()
+    assert theirs(table).to_pyarrow_table().sort_by("offset")["key"].equals(expected["key"])
+    assert len(our_paths(fresh(table))) == 1
 
 
 def test_delta_rs_follows_250_commits_with_cleanup(table: TopicTable) -> None:

@@ -84,6 +84,19 @@ def test_spark_reads_our_table(
     assert bytes(row.headers[0].value) == b"7"
 
 
+def test_spark_reads_files_that_lack_columns_of_nulls(
+    spark: SparkSession, table: TopicTable
+) -> None:
+    """A file of a few rows lacks `key` and `headers` if they are null in all of its rows."""
+    publish_rows(table, 1, 5, nulls=["key", "headers"])
+    found = read(spark, table).where("partition = 1").orderBy("offset").collect()
+    assert [row.offset for row in found] == list(range(25))
+    assert [row.key is None and row.headers is None for row in found] == [False] * 20 + [True] * 5
+    assert all(row.value is not None for row in found)
+    DeltaTable.forPath(spark, root_of(table)).optimize().executeCompaction()
+    assert read(spark, table).where("partition = 1 and key is null").count() == 5
+
+
 def test_spark_skips_by_our_statistics(spark: SparkSession, table: TopicTable) -> None:
     """A filter on offset, or on time to the microsecond, opens one file of five."""
     for condition in ("offset = 45", f"timestamp < timestamp_micros({tables.START_US + 20})"):

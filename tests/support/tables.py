@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import numpy as np
 import pyarrow as pa
@@ -88,8 +88,24 @@ def record_batch(
     return rows(payload, partition=partition, base_offset=first, timestamp_us=0, timestamp_type=0)
 
 
-def publish_rows(table: TopicTable, partition: int, count: int, *, seed: int = 0) -> TableFile:
-    """A real file at the end of the partition, written and committed; its table entry."""
+def with_nulls(batch: pa.RecordBatch, names: Collection[str]) -> pa.RecordBatch:
+    """The rows with nulls in these columns."""
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.nulls(batch.num_rows, field.type) if field.name in names else batch.column(number)
+            for number, field in enumerate(batch.schema)
+        ],
+        schema=batch.schema,
+    )
+
+
+def publish_rows(
+    table: TopicTable, partition: int, count: int, *, seed: int = 0, nulls: Collection[str] = ()
+) -> TableFile:
+    """A real file at the end of the partition, written and committed; its table entry.
+
+    `nulls`: columns that are null in all rows.
+    """
     topic_id = table.snapshot.topic_id
     assert topic_id is not None
     first = table.snapshot.ends[partition]
@@ -98,7 +114,7 @@ def publish_rows(table: TopicTable, partition: int, count: int, *, seed: int = 0
         topic=table.topic,
         topic_id=topic_id,
         partition=partition,
-        batches=[record_batch(partition, first, count, seed=seed)],
+        batches=[with_nulls(record_batch(partition, first, count, seed=seed), nulls)],
         clock=table.clock,
     )
     txns = {end_app_id(topic_id, partition): first + count}

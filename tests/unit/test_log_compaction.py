@@ -141,7 +141,10 @@ def words_of(table: TopicTable) -> str:
             " ".join(
                 f"{offset}{text(key) or '?'}{text(value) or '-'}"
                 for offset, key, value in zip(
-                    read["offset"], read["key"], read["value"], strict=True
+                    read["offset"],
+                    read.get("key", [None] * len(read["offset"])),  # null in all rows
+                    read["value"],
+                    strict=True,
                 )
             )
         )
