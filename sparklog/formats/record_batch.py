@@ -484,11 +484,15 @@ _EMPTY: Final = Header(
 """Returns the header of a batch that is made here: no producer, no codec, no records yet."""
 
 
+COLUMNS: Final = ("offset", "timestamp", "timestampType", "key", "value", "headers")
+"""The columns of `record.ROW_SCHEMA` that are encoded."""
+
+
 def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iterator[bytearray]:
     """Rows of the log as batches without compression, of `limit_bytes` or a little less.
 
     Args:
-        rows: columns of `record.ROW_SCHEMA`, offsets rising. Times are cut to milliseconds, the
+        rows: the `COLUMNS`, offsets rising. Times are cut to milliseconds, the
             finest that Kafka has; rows with the time of their append go into a batch for each time.
         limit_bytes: one record goes into a batch, however large it is.
     """
@@ -530,8 +534,11 @@ class _Parts:
         pairs = headers.flatten()  # what lies under nulls is left out
         self.name_ends, self.names, _ = _parts(pairs.field("key"))
         self.header_ends, self.header_values, self.has_header = _parts(pairs.field("value"))
-        lengths = headers.value_lengths().fill_null(arrow.number(0, pa.int32()))
-        self.list_ends = np.append(0, np.cumsum(arrow.as_numpy(lengths))).astype(np.int32)
+        if headers.null_count < len(headers):
+            lengths = headers.value_lengths().fill_null(arrow.number(0, pa.int32()))
+            self.list_ends = np.append(0, np.cumsum(arrow.as_numpy(lengths))).astype(np.int32)
+        else:
+            self.list_ends = np.zeros(len(headers) + 1, np.int32)
         self.bounds = self._bounds()
         """Returns upper bounds of the bytes of the records up to each one."""
 

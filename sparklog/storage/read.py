@@ -67,6 +67,53 @@ def read_slice(
             yield from _read_files(files, piece, wanted, batch_rows, wants_all)
 
 
+def read_slices(
+    store: Store,
+    pieces: Sequence[Slice],
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = limits.SCAN_BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of neighbouring slices of a partition's table, as `read_slice` does.
+
+    Slices of small files become one batch, as in `read_runs`. An error comes after the rows before
+    it.
+    """
+    if len(pieces) > 1:
+        (together,) = read_runs(store, [pieces], columns=columns, batch_rows=batch_rows)
+        if together is not None:
+            yield together
+            return
+    for piece in pieces:
+        yield from read_slice(store, piece, columns=columns, batch_rows=batch_rows)
+
+
+def read_runs(
+    store: Store,
+    runs: Sequence[Sequence[Slice]],
+    *,
+    columns: Sequence[str] | None = None,
+    batch_rows: int = limits.SCAN_BATCH_ROWS,
+) -> list[pa.RecordBatch | None]:
+    """Returns a batch for each run of neighbouring slices of small files; None if there is none.
+
+    None means that `read_slices` finds rows, or the error. Most of the time for a small file is
+    spent on each call that handles some of it, and much of that on code that the processor does not
+    have in its caches. So the files of a run are handled together, and each step for all runs.
+    """
+    wanted = list(columns) if columns is not None else ROW_SCHEMA.names
+    tables: list[list[pa.Table]] = []
+    left_bytes = limits.READ_RUN_BYTES
+    for run in runs:
+        decoded = _decode_run(store, run, wanted, batch_rows, left_bytes)
+        left_bytes -= sum(table.get_total_buffer_size() for table in decoded)
+        tables.append(decoded)
+    return [
+        _in_order(of_run, run, wanted) if of_run else None
+        for of_run, run in zip(tables, runs, strict=True)
+    ]
+
+
 def first_since(store: Store, pieces: Iterable[Slice], timestamp_us: int) -> int | None:
     """Returns the least offset with at least the given timestamp, as in Kafka's `ListOffsets`.
 
@@ -286,10 +333,43 @@ def _stream(
 def _read_small(
     files: _Files, piece: Slice, columns: list[str], batch_rows: int
 ) -> pa.RecordBatch | None:
-    """Returns all rows of the slice if that is a file of a few rows, in order; else None.
+    """Returns all rows of the slice if that is a file of a few rows, in order; else None."""
+    table = _decode_small(files, piece, columns, batch_rows)
+    if table is None:
+        return None
+    if not table.num_rows:
+        return pa.RecordBatch.from_pylist([], _schema(tuple(columns)))
+    with files.reading(piece.files[0]):
+        return _shaped(table, [table.num_rows], [piece], columns)
 
-    Most of the time for such a file is spent on each call that decodes some of it.
+
+def _decode_run(
+    store: Store, pieces: Sequence[Slice], columns: list[str], batch_rows: int, most_bytes: int
+) -> list[pa.Table]:
+    """Returns the rows of each slice's file if each is one of a few rows; else none.
+
+    None also if there is an error, or if they take more memory than `most_bytes`.
     """
+    tables: list[pa.Table] = []
+    try:
+        with _Files(store, pieces[0]) as files:
+            for piece in pieces:
+                table = _decode_small(files, piece, columns, batch_rows)
+                if table is None or not table.num_rows:
+                    return []
+                most_bytes -= table.get_total_buffer_size()
+                if most_bytes < 0:
+                    return []
+                tables.append(table)
+    except (errors.SparklogError, ObjectMissing):
+        return []
+    return tables
+
+
+def _decode_small(
+    files: _Files, piece: Slice, columns: list[str], batch_rows: int
+) -> pa.Table | None:
+    """Returns all rows of the slice's file, if it is one of a few rows; else None."""
     file = piece.files[0]
     if len(piece.files) > 1 or file.size_bytes > limits.SMALL_FILE_BYTES:
         return None
@@ -299,15 +379,39 @@ def _read_small(
             return None
         stored = [name for name in dict.fromkeys(["offset", *columns]) if name != "partition"]
         # Other threads would take longer to begin than this one takes to decode it.
-        found = parquet.read(stored, use_threads=False).combine_chunks().to_batches()
-        if not found:
-            return pa.RecordBatch.from_pylist([], _schema(tuple(columns)))
-        (batch,) = found
-        offsets = arrow.as_numpy(batch.column("offset").cast(pa.int64()))
-        if not _rises(offsets):
-            return None
-        low, high = (int(at) for at in np.searchsorted(offsets, [piece.first, piece.end]))
-        return _shape(batch.slice(low, high - low), piece.partition, columns)
+        return parquet.read(stored, use_threads=False)
+
+
+def _in_order(
+    tables: Sequence[pa.Table], pieces: Sequence[Slice], columns: list[str]
+) -> pa.RecordBatch | None:
+    """Returns the rows of neighbouring slices; None if they are not in order, or there are none."""
+    try:
+        # Some files may lack a column.
+        whole = pa.concat_tables(tables, promote_options="default")
+        found = _shaped(whole, [table.num_rows for table in tables], pieces, columns)
+    except pa.ArrowException:  # files of other engines, of columns that differ or cannot be cast
+        return None
+    return found if found is not None and found.num_rows else None
+
+
+def _shaped(
+    table: pa.Table, counts: Sequence[int], pieces: Sequence[Slice], columns: list[str]
+) -> pa.RecordBatch | None:
+    """Returns the rows of slices, whose files have so many rows of the table; None if unordered."""
+    (batch,) = table.combine_chunks().to_batches()
+    column = batch.column("offset")
+    if column.null_count:
+        return None
+    offsets = arrow.as_numpy(column if column.type == pa.int64() else column.cast(pa.int64()))
+    if not _rises(offsets):
+        return None
+    joints = itertools.accumulate(counts)
+    for (piece, after), at in zip(itertools.pairwise(pieces), joints, strict=False):
+        if offsets[at - 1] >= piece.end or offsets[at] < after.first:
+            return None  # a file has offsets outside its slice
+    low, high = (int(at) for at in np.searchsorted(offsets, [pieces[0].first, pieces[-1].end]))
+    return _shape(batch.slice(low, high - low), pieces[0].partition, columns)
 
 
 def _read_group(

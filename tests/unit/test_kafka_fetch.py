@@ -27,6 +27,8 @@ class Broker:
 
     def __init__(self) -> None:
         self.read: list[int] = []
+        self.together: list[int] = []
+        """Partitions that a thread was asked to read together with others."""
         self.corrupt = -1
         self.looks: list[int] = []
         """The limits of reads from memory, in bytes."""
@@ -51,6 +53,11 @@ class Broker:
             raise errors.CorruptObject(path="x", check="a test")
         self.read.append(number)
         return Fetched([bytes(SIZE)], offset + 1)
+
+    def read_kafka_together(self, places: list[tuple[str, int, int]]) -> None:
+        self.together += [number for _, number, _ in places]
+        if self.corrupt in self.together:
+            raise errors.CorruptObject(path="x", check="a test")
 
 
 class Context:
@@ -100,6 +107,7 @@ def test_a_thread_reads_many_partitions(every: int) -> None:
     context = Context()
     assert read_ahead(context, 1 << 20, every=every) == []
     assert sorted(context.broker.read) == list(range(0, PARTITIONS, every))
+    assert sorted(context.broker.together) == list(range(0, PARTITIONS, every))
     rounds = -(-PARTITIONS // limits.KAFKA_READ_AHEAD_PARTITIONS)
     assert context.calls == rounds * limits.KAFKA_READ_TOGETHER
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from sparklog import errors, limits
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
 from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages, record_batch
+from sparklog.storage import read as reads
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.table import TableChange, TopicTable, data_path
 from tests.support.batches import Record, built, split
@@ -303,3 +305,114 @@ def test_a_reader_continues_over_batches_and_rows(clock: ManualClock) -> None:
         assert found is not None
         assert offsets_in(found) == list(range(offset, found.end))
         offset = found.end
+
+
+# ------------------------------------------------------------------------------ many partitions
+
+
+def rig_with_small_files(clock: ManualClock, partitions: int = 4) -> Rig:
+    """Topic t with two small files in each partition, and an empty hot tail."""
+    rig = Rig(MemoryStore(clock), clock, options=RigOptions(hot_bytes=0))
+    rig.create(partitions=partitions)
+    for number in range(2):
+        for partition in range(partitions):
+            rig.append([f"{partition}-{number}", "x"], partition=partition)
+        rig.publish()
+    return rig
+
+
+def in_memory(reader: KafkaReader, partition: int, offset: int = 0) -> list[int]:
+    """The offsets that a fetch finds in memory."""
+    found = reader.fetch("t", partition, offset, limit_bytes=1 << 20, only_memory=True)
+    return offsets_in(found) if found is not None else []
+
+
+def test_small_files_of_many_partitions_are_read_together(clock: ManualClock) -> None:
+    """Fetches of these partitions then find in memory what they would have read."""
+    rig = rig_with_small_files(clock)
+    reader, other = reader_of(rig), reader_of(rig)
+    reader.read_together([("t", number, 0) for number in range(3)] + [("t", 3, 1)])
+    for number in range(4):
+        offset = int(number == 3)
+        assert in_memory(reader, number, offset) == list(range(offset, 4))
+        found = [
+            each.fetch("t", number, offset, limit_bytes=1 << 20, only_memory=each is reader)
+            for each in (reader, other)
+        ]
+        assert found[0] == found[1]
+    assert reader.read_bytes == other.read_bytes > 0
+    assert not reader._encoding
+
+
+def test_what_cannot_be_read_together_is_left_to_fetches(clock: ManualClock) -> None:
+    """The others are read: an error, or a record that is in the log only, is one partition's."""
+    rig = rig_with_small_files(clock, 6)
+    rig.append(["in the log"], partition=4)
+    missing = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[5][1]
+    rig.store.delete([data_path("t", missing)])
+    reader = reader_of(rig)
+    reader.read_together(
+        [("u", 0, 0), ("t", 9, 0), ("t", 0, 9), ("t", 1, 4), ("t", 5, 0), ("t", 4, 4), ("t", 2, 0)]
+    )
+    assert [in_memory(reader, number) for number in range(6)] == [[], [], [0, 1, 2, 3], [], [], []]
+    assert in_memory(reader, 4, 4) == []
+    assert not reader._encoding
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "read"),
+    [
+        ("SMALL_FILE_BYTES", 3_600, 2),
+        ("READ_RUN_BYTES", 100, 0),
+        ("KAFKA_AHEAD_BYTES", 1 << 20, 0),
+    ],
+)
+def test_what_is_read_together_is_bounded(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str, size: int, read: int
+) -> None:
+    """By the bytes of files, by their rows in memory, and by the space for encoded batches."""
+    rig = rig_with_small_files(clock)
+    (file, *_) = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[0]
+    assert 4 * file.size_bytes <= 3_600 < 6 * file.size_bytes
+    monkeypatch.setattr(limits, name, size)
+    reader = reader_of(rig)
+    reader.read_together([("t", number, 0) for number in range(4)])
+    assert [bool(in_memory(reader, number)) for number in range(4)] == [
+        number < read for number in range(4)
+    ]
+
+
+def test_what_another_reader_encodes_is_not_encoded_twice(
+    clock: ManualClock, encoded: list[int]
+) -> None:
+    """Each of two readers leaves to the other what that has begun."""
+    rig = rig_with_small_files(clock, 2)
+    reader = reader_of(rig)
+    topic_id = rig.partition_table.topic("t").topic_id
+    lock = reader._encoding[topic_id, 0, 0] = threading.Lock()
+    with lock:
+        reader.read_together([("t", 0, 0), ("t", 1, 0)])
+    assert list(reader._encoding) == [(topic_id, 0, 0)]
+    assert (in_memory(reader, 0), in_memory(reader, 1)) == ([], [0, 1, 2, 3])
+    assert len(encoded) == 1
+
+
+def test_records_that_are_deleted_while_they_are_read_are_not_returned(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of partitions that are read together."""
+    rig = rig_with_small_files(clock, 2)
+    reader = reader_of(rig)
+    read_runs = reads.read_runs
+
+    def reading(*runs: Any, **options: Any) -> Any:
+        topic = rig.partition_table.topic("t")
+        rig.partition_table.advance_start(topic, [2, 0])
+        return read_runs(*runs, **options)
+
+    monkeypatch.setattr("sparklog.broker.log.readers.read_runs", reading)
+    reader.read_together([("t", 0, 0), ("t", 1, 0)])
+    assert in_memory(reader, 1) == [0, 1, 2, 3]
+    with pytest.raises(errors.OffsetOutOfRange):
+        in_memory(reader, 0)
+    assert in_memory(reader, 0, 2) == []

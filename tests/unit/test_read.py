@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.formats.record import FILE_SCHEMA, ROW_SCHEMA
-from sparklog.storage.objects import MemoryStore
-from sparklog.storage.read import read_slice, row_groups
+from sparklog.storage.objects import MemoryStore, ObjectMissing
+from sparklog.storage.read import read_runs, read_slice, read_slices, row_groups
 from sparklog.storage.snapshot import ReadSource, Slice, TableFile
 from sparklog.storage.table import data_path
 from tests.support import tables
@@ -100,6 +100,108 @@ def test_a_small_file_is_decoded_at_once(
         assert [n for batch in found for n in batch.column("offset").to_pylist()] == list(expected)
         assert all(batch.schema.names == ["offset"] for batch in found)
     assert calls == [{"use_threads": False}] * 3
+
+
+@pytest.mark.parametrize("columns", [None, ["value", "headers"], ["partition", "offset"]])
+def test_small_neighbours_are_read_together(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch, columns: list[str] | None
+) -> None:
+    """Their rows are one batch, whatever columns each file lacks."""
+    given = rows(0, 20)
+    pieces = []
+    for first, end, lacking in ((0, 5, ["headers"]), (5, 9, []), (11, 20, ["key", "headers"])):
+        part = given.slice(first, end - first).drop_columns(lacking)
+        file = put(store, part, str(first))
+        pieces.append(slice_of(file, first=max(first, 2), end=min(end, 18)))
+    alone = [batch for piece in pieces for batch in read_slice(store, piece, columns=columns)]
+    opened: list[int] = []
+    init = pq.ParquetFile.__init__
+
+    def counted(parquet: pq.ParquetFile, *source: Any, **options: Any) -> None:
+        opened.append(1)
+        init(parquet, *source, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "__init__", counted)
+    (found,) = read_slices(store, pieces, columns=columns)
+    assert found.equals(pa.concat_batches(alone))
+    assert found.num_rows == 3 + 4 + 7
+    assert len(opened) == 3
+
+
+def put_numbered(store: MemoryStore, name: str, offsets: Sequence[int]) -> TableFile:
+    """Puts a file of these offsets in this order."""
+    return put(store, rows(0, 20).take(pa.array(offsets, pa.int64())), name)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "expected"),
+    [
+        ([5, 6, 7, 8], list(range(12))),
+        ([8, 7, 6, 5], list(range(12))),
+        ([4, 5, 6, 7, 8], list(range(12))),
+        ([5, 6, 7, 8, 9], list(range(12))),
+        ([5, 8], [0, 1, 2, 3, 4, 5, 8, 9, 10, 11]),
+        ([], [0, 1, 2, 3, 4, 9, 10, 11]),
+    ],
+    ids=["plain", "unordered", "below", "above", "gap", "empty"],
+)
+@pytest.mark.parametrize("taken", [slice(0, 2), slice(1, 3), slice(0, 3)])
+def test_files_that_are_not_what_they_seem_are_read_one_by_one(
+    store: MemoryStore, offsets: list[int], expected: list[int], taken: slice
+) -> None:
+    """Each slice has its offsets and no others, wherever such a file is among its neighbours."""
+    given = [(range(5), 0, 5), (offsets, 5, 9), (range(9, 12), 9, 12)]
+    pieces = [
+        slice_of(put_numbered(store, str(first), each), first=first, end=end)
+        for each, first, end in given
+    ][taken]
+    found = [n for batch in read_slices(store, pieces) for n in batch["offset"].to_pylist()]
+    assert found == [n for n in expected if pieces[0].first <= n < pieces[-1].end]
+
+
+@pytest.mark.parametrize("what", ["missing", "corrupt"])
+def test_an_error_comes_after_the_rows_before_it(store: MemoryStore, what: str) -> None:
+    """A reader of several small files gets what can be read of them."""
+    pieces = [
+        slice_of(put_numbered(store, str(first), range(first, first + 5)), first=first, end=end)
+        for first, end in ((0, 5), (5, 10), (10, 15))
+    ]
+    path = data_path(TOPIC, pieces[1].files[0])
+    store.delete([path])
+    if what == "corrupt":
+        store.put_new(path, b"PAR1 and no more")
+    reading = read_slices(store, pieces)
+    assert next(reading)["offset"].to_pylist() == list(range(5))
+    with pytest.raises(ObjectMissing if what == "missing" else errors.CorruptObject):
+        next(reading)
+
+
+def test_runs_that_cannot_be_read_together_leave_the_others(store: MemoryStore) -> None:
+    """Each run is its own: one may be missing, have null offsets, or a column of another type."""
+    fine = slice_of(put_numbered(store, "fine", range(5)), end=5)
+    missing = slice_of(put_numbered(store, "missing", range(5)), end=5)
+    store.delete([data_path(TOPIC, missing.files[0])])
+    given = rows(0, 5)
+    null = given.set_column(0, given.schema.field("offset"), pa.nulls(5, pa.int64()))
+    text = given.set_column(4, "value", pa.array(list("abcde")))
+    runs = [[fine], [missing], [slice_of(put(store, null, "null"), end=5)]]
+    runs += [[fine, slice_of(put(store, text, "text"), first=5, end=10)], [fine]]
+    found = read_runs(store, runs, columns=["offset", "value"])
+    assert [each is not None for each in found] == [True, False, False, False, True]
+    assert found[0] == found[4] == next(read_slice(store, fine, columns=["offset", "value"]))
+
+
+def test_files_that_are_large_together_are_read_one_by_one(
+    store: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No more is in memory than the bound of rows that are read as one batch, and one file."""
+    pieces = [
+        slice_of(put_numbered(store, str(first), range(first, first + 5)), first=first, end=end)
+        for first, end in ((0, 5), (5, 10), (10, 15))
+    ]
+    (whole,) = read_slices(store, pieces)
+    monkeypatch.setattr(limits, "READ_RUN_BYTES", whole.nbytes // 2)
+    assert [batch.num_rows for batch in read_slices(store, pieces)] == [5, 5, 5]
 
 
 @pytest.mark.parametrize("columns", [None, ["offset"], ["partition"]])

@@ -7,7 +7,7 @@ the versions read so far, because later records are in the WAL.
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -25,7 +25,7 @@ from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
-from sparklog.storage.read import first_row_since, read_slice
+from sparklog.storage.read import first_row_since, read_runs, read_slices
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
 from sparklog.storage.table import TopicTable
@@ -113,6 +113,57 @@ class LogReader:
         check_range(topic, led_partition, start, end)
         projection = _Projection(columns=columns, batch_rows=batch_rows)
         return self._all_batches(topic, led_partition, start, end, projection)
+
+    def read_together(
+        self, places: Sequence[tuple[str, int, int]], *, columns: Sequence[str]
+    ) -> list[ReadBatch]:
+        """Returns the next rows of several partitions, of those in small files of their tables.
+
+        It takes less time than reading each of them. Errors and other partitions are left to
+        `read`, and so are those beyond the bytes of one small file.
+
+        Args:
+            places: topic, partition, and the first offset of each.
+            columns: as for `read`.
+        """
+        projection = _Projection(columns=columns, batch_rows=limits.SCAN_BATCH_ROWS)
+        planned: list[tuple[Topic, Partition, int]] = []
+        runs: list[list[Slice]] = []
+        left_bytes = limits.SMALL_FILE_BYTES
+        for name, number, start in places:
+            with contextlib.suppress(errors.SparklogError):
+                topic = self._topic(name, None)
+                partition = topic.partition(number)
+                run = self._next_files(topic, partition, start, projection)
+                size = sum(file.size_bytes for piece in run for file in piece.files)
+                if run and size <= left_bytes:
+                    left_bytes -= size
+                    planned.append((topic, partition, start))
+                    runs.append(run)
+        found = []
+        read = read_runs(
+            self._store, runs, columns=projection.with_offset, batch_rows=projection.batch_rows
+        )
+        for (topic, partition, start), rows in zip(planned, read, strict=True):
+            if rows is not None:
+                end = rows.column("offset")[-1].as_py() + 1
+                with contextlib.suppress(errors.SparklogError):  # records may be deleted meanwhile
+                    check_range(topic, partition, start, end)
+                    found.append(_batch(topic, partition, start, end, projection.select(rows)))
+        return found
+
+    def _next_files(
+        self, topic: Topic, partition: Partition, start: int, projection: _Projection
+    ) -> list[Slice]:
+        """Returns the slices of files that a read from `start` on begins with, if it does."""
+        end = partition.end
+        check_range(topic, partition, start, end)
+        if start == end or self._hot_run(topic, partition, start, end, projection):
+            return []
+        enough = min(start + projection.batch_rows, end)
+        pieces, _ = self._plan(topic, partition, start, end, enough)
+        run = next(_runs(pieces, projection.batch_rows), [])
+        return run if run and run[0].source is ReadSource.FILES else []
 
     def _topic(self, name: str, topic_id: str | None) -> Topic:
         topic = self._partition_table.topic(name)
@@ -210,18 +261,11 @@ class LogReader:
         raise errors.MissingObject(path=gone, reason="the log still names it")
 
     def _rows_of(self, run: Sequence[Slice], projection: _Projection) -> Iterator[pa.RecordBatch]:
-        """Reads the rows of a file's slice, or of consecutive entries."""
+        """Reads the rows of consecutive slices of files, or of consecutive entries."""
         if run[0].source is ReadSource.FILES:
-            found = itertools.chain.from_iterable(
-                read_slice(
-                    self._store,
-                    piece,
-                    columns=projection.with_offset,
-                    batch_rows=projection.batch_rows,
-                )
-                for piece in run
+            return read_slices(
+                self._store, run, columns=projection.with_offset, batch_rows=projection.batch_rows
             )
-            return found if len(run) == 1 else _joined(found)
         if len(run) == 1 and run[0].entry is not None and _is_packed(run[0].entry.entry):
             return self._unpacked_rows(run[0], run[0].entry, projection)
         parts = []
@@ -470,25 +514,6 @@ def _cut(batches: Iterable[pa.RecordBatch], batch_rows: int) -> Iterator[pa.Reco
             part = part.slice(0, _light_rows(part))
             yield part
             at += part.num_rows
-
-
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Joins neighbouring batches up to `READ_RUN_BYTES`; an error comes after those before it."""
-    waiting: list[pa.RecordBatch] = []
-    size = 0
-    try:
-        for batch in batches:
-            if waiting and size + batch.nbytes > limits.READ_RUN_BYTES:
-                yield pa.concat_batches(waiting)
-                waiting, size = [], 0
-            waiting.append(batch)
-            size += batch.nbytes
-    except (errors.SparklogError, ObjectMissing):
-        if waiting:
-            yield pa.concat_batches(waiting)
-        raise
-    if waiting:
-        yield pa.concat_batches(waiting)
 
 
 def _light_rows(batch: pa.RecordBatch) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -317,7 +317,8 @@ class _ReadAhead:
 
     They are read into the cache of encoded batches, and from there in the partitions' order. A
     response may have no room for all of them; the next request finds the others. A thread takes
-    one partition after another, because each hand-over takes as long as reading a few records.
+    one partition after another, because each hand-over takes as long as reading a few records; but
+    first it reads the small files of some partitions together, which takes less time.
     """
 
     def __init__(self, context: HandlerContext, partitions: Sequence[_FetchPartition]) -> None:
@@ -331,7 +332,7 @@ class _ReadAhead:
         if index < self._end or len(self._partitions) == 1:
             return
         self._end = index + KAFKA_READ_AHEAD_PARTITIONS
-        fetches: list[tuple[int, Callable[[], Fetched | None]]] = []
+        fetches: list[tuple[int, partial[Fetched | None]]] = []
         for number, each in enumerate(self._partitions[index : self._end], index):
             if each.code or each.offset >= each.end:
                 continue
@@ -346,17 +347,22 @@ class _ReadAhead:
                     fetches.append((number, fetch))
         if len(fetches) < 2:
             return  # there is nothing to do at the same time
-        unread = iter(fetches)  # gives each item to one thread
+        threads = min(len(fetches), KAFKA_READ_TOGETHER)
+        places = [fetch.args for _, fetch in fetches]
+        groups = iter([places[first::threads] for first in range(threads)])
+        unread = iter(fetches)  # gives each item to one thread, as `groups` does
         left_bytes = limit_bytes
 
         def work() -> None:
             nonlocal left_bytes
+            for group in groups:
+                with suppress(errors.SparklogError):
+                    self._context.broker.read_kafka_together(group)
             while left_bytes > 0 and (item := next(unread, None)) is not None:
                 with suppress(errors.SparklogError):  # it is raised in the partition's turn
                     fetched = item[1]()
                     left_bytes -= sum(map(len, fetched.pieces)) if fetched is not None else 0
 
-        threads = min(len(fetches), KAFKA_READ_TOGETHER)
         await asyncio.gather(
             *(self._context.run_blocking(WorkerPool.READ, work) for _ in range(threads)),
             return_exceptions=True,
