@@ -53,6 +53,8 @@ class Bed:
         self.is_quick = False
         """True if the partitions are in memory."""
         self.ended: list[Client] = []
+        self.reading = 0
+        """Reads of which the rest is kept."""
 
     def add(
         self, size_bytes: int, client: Client | None = None, batches: int = 1
@@ -86,19 +88,25 @@ class Bed:
     def _next_batches(
         self, topic: Topic, partition: Partition, start: int, end: int
     ) -> tuple[Iterator[ReadBatch], bool]:
+        return self._batches(topic, partition, start, end), self.is_quick
+
+    def _batches(
+        self, topic: Topic, partition: Partition, start: int, end: int
+    ) -> Iterator[ReadBatch]:
         value = bytes([partition.number % 256]) * self.sizes[partition.number]
-        batches = (
-            ReadBatch(
-                topic=topic.name,
-                partition=partition.number,
-                first=offset,
-                end=offset + 1,
-                high_watermark=end,
-                rows=pa.RecordBatch.from_pydict({"value": [value]}),
-            )
-            for offset in range(start, end)
-        )
-        return batches, self.is_quick
+        self.reading += 1
+        try:
+            for offset in range(start, end):
+                yield ReadBatch(
+                    topic=topic.name,
+                    partition=partition.number,
+                    first=offset,
+                    end=offset + 1,
+                    high_watermark=end,
+                    rows=pa.RecordBatch.from_pydict({"value": [value]}),
+                )
+        finally:
+            self.reading -= 1
 
 
 @pytest.fixture
@@ -167,6 +175,16 @@ def test_a_message_keeps_its_memory_until_it_is_read(bed: Bed) -> None:
     bed.tails.progress(first)
     wait_until(lambda: bool(next_one.sent), "the next is sent")
     wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
+
+
+def test_a_slow_client_keeps_only_its_message_in_memory(bed: Bed) -> None:
+    """The rows of later messages, perhaps many more, are read again once the client continues."""
+    slow = Client()
+    slow.reads = False
+    _, served = bed.add(1, slow, batches=3)
+    for number in range(1, 4):
+        wait_until(lambda n=number: (len(slow.sent), bed.reading) == (n, 0), "no more is kept")  # type: ignore[misc]
+        bed.tails.progress(served)
 
 
 def test_a_tail_that_waits_for_memory_ends_with_its_call(bed: Bed) -> None:

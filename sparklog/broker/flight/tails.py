@@ -293,6 +293,7 @@ class Tails:
         served.stream.waits(sum(map(len, message)))
         served.is_sending, served.is_granted = True, False
         if not served.call.write_soon(message):
+            served.tail.rest()  # no memory is granted for the rows of later messages
             return False
         served.is_sending = False
         self._release(served)

@@ -144,6 +144,11 @@ class Tail:
         self._offsets[self._index] = self.read.offset
         self._batches = None
 
+    def rest(self) -> None:
+        """Keeps no records in memory but a few, because the next ones may be wanted much later."""
+        if not self._is_quick:
+            self._batches = None
+
     def skip(self, end: int) -> None:
         """Continues at `end` in the partition of `place`, whose records the caller has."""
         assert self._index is not None
