@@ -56,7 +56,7 @@ from sparklog.storage.metadata import BrokerKind, MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import WalKind
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import choose
 from sparklog.version import VERSION
 
@@ -294,15 +294,23 @@ class Agent:
         return {ports.port_of(address) for address in addresses if address}
 
     def _start_serving(self) -> None:
-        tables: dict[str, TopicTable] = {}
-        metadata = self._meta.current
+        open_table = functools.partial(
+            TopicTable,
+            self._store,
+            clock=self._clock,
+            removed_file_grace_seconds=self.settings.janitor.removed_file_grace_seconds,
+        )
         partition_table = takeover.recover(
-            self._store, metadata, self._leadership, tables, clock=self._clock
+            self._store,
+            self._meta.current,
+            self._leadership,
+            clock=self._clock,
+            open_table=open_table,
         )
         for topic in partition_table.topics():
             if topic.held_back is not None:
                 _log.error("cannot publish", topic=topic.name, reason=topic.held_back)
-        broker = self._build_broker(partition_table, tables)
+        broker = self._build_broker(partition_table, open_table)
         self._writer.open()
         takeover.check_opened(self._meta, self._leadership)
         # A broker that has just been replaced needs a moment to close its ports.
@@ -399,9 +407,7 @@ class Agent:
             hooks=self._hooks,
         )
 
-    def _build_broker(
-        self, partition_table: PartitionTable, tables: dict[str, TopicTable]
-    ) -> Broker:
+    def _build_broker(self, partition_table: PartitionTable, open_table: OpenTable) -> Broker:
         settings, store, clock = self.settings, self._store, self._clock
         writer = settings.writer
         self._partition_table = partition_table
@@ -434,7 +440,6 @@ class Agent:
             self._partition_table,
             self._hot,
             clock=clock,
-            tables=tables.values(),
             pool=self._pool,
             counts=self._upkeep,
             process=self._publish_process,
@@ -468,6 +473,7 @@ class Agent:
             self._publisher,
             self._hot,
             clock=clock,
+            open_table=open_table,
             defaults=TopicDefaults(
                 auto_create=settings.topics.auto_create,
                 partitions=settings.topics.default_partitions,
@@ -492,6 +498,7 @@ class Agent:
             self._partition_table,
             settings.janitor,
             clock=clock,
+            open_table=open_table,
             finish_deletion=broker.topics.finish_deletion,
             settle_doubts=broker.topics.settle_doubts,
             workers=self._compactors,

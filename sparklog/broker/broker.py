@@ -45,6 +45,7 @@ from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings
 from sparklog.storage.metadata import BrokerRegistration, MetadataStore
 from sparklog.storage.objects import Store
+from sparklog.storage.table import OpenTable
 from sparklog.version import VERSION
 
 __all__ = [
@@ -87,6 +88,7 @@ class Broker:
         hot: HotTail,
         *,
         clock: Clock,
+        open_table: OpenTable,
         defaults: TopicDefaults,
         settings: BrokerSettings = _DEFAULT_SETTINGS,
         submit_timeout_seconds: float = 30.0,
@@ -101,7 +103,7 @@ class Broker:
         self._settings = settings
         self._submit_timeout_seconds = submit_timeout_seconds
         self._closing = threading.Event()
-        self._reader = LogReader(store, partition_table, hot, clock=clock)
+        self._reader = LogReader(store, partition_table, hot)
         self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
         self._metadata = LeaderMetadata(meta, leadership, writer)
         self.topics = TopicAdmin(
@@ -109,7 +111,7 @@ class Broker:
             self._metadata,
             partition_table,
             publisher,
-            self._reader,
+            open_table=open_table,
             broker_id=leadership.broker,
             max_record_bytes=writer.max_record_bytes,
             clock=clock,
@@ -128,9 +130,7 @@ class Broker:
         self.publishing = PublishWaiter(
             partition_table, publisher, clock=clock, check_open=self._check_open
         )
-        self.deletion = RecordDeletion(
-            store, self._metadata, partition_table, self.publishing, clock=clock
-        )
+        self.deletion = RecordDeletion(self._metadata, partition_table, self.publishing)
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
@@ -517,7 +517,7 @@ class Broker:
         """Returns the bytes of each partition by topic: table files and unpublished entries."""
         found = {}
         for topic in self._partition_table.topics():
-            files = self._publisher.table(topic).snapshot.files
+            files = topic.table.snapshot.files
             with self._partition_table.lock:
                 sizes = [
                     sum(payload_bytes(waiting.entry) for waiting in each.unpublished)

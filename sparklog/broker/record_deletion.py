@@ -11,11 +11,8 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.publishing import Goal, PublishWaiter, publish_timed_out
 from sparklog.broker.topic_checks import check_not_internal
-from sparklog.clock import Clock
 from sparklog.formats.flight_messages import DeleteRecords, LogStarts
 from sparklog.storage import retention
-from sparklog.storage.objects import Store
-from sparklog.storage.table import TopicTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,18 +39,13 @@ class RecordDeletion:
 
     def __init__(
         self,
-        store: Store,
         metadata: LeaderMetadata,
         partition_table: PartitionTable,
         publishing: PublishWaiter,
-        *,
-        clock: Clock,
     ) -> None:
-        self._store = store
         self._metadata = metadata
         self._partition_table = partition_table
         self._publishing = publishing
-        self._clock = clock
 
     def delete(self, request: DeleteRecords) -> LogStarts:
         """Raises the log start offset of partitions, and returns the offsets that hold then.
@@ -105,8 +97,7 @@ class RecordDeletion:
                 f"deletion of records of topic {topic.name}"
             ):
                 self._metadata.reload()
-                table = TopicTable(self._store, topic.name, clock=self._clock)
-                deleted = retention.delete_records(table, topic.topic_id, raised)
+                deleted = retention.delete_records(topic.table, topic.topic_id, raised)
                 self._partition_table.advance_start(topic, deleted.starts)
         return LogStarts(
             starts={number: topic.partition(number).start for number in deletion.log_starts}

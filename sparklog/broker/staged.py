@@ -14,7 +14,6 @@ from sparklog.storage import manifest
 from sparklog.storage.liveness import age
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import BatchId, BatchKind
-from sparklog.storage.table import TopicTable
 
 
 class StagedBatches:
@@ -116,13 +115,13 @@ class StagedBatches:
         for topic in self._partition_table.topics():
             if topic.spark_batches.is_known:
                 continue
-            table = TopicTable(self._store, topic.name, clock=self._clock, only_reads=True)
             try:
-                check_current(table.refresh(), topic)
+                check_current(topic.table.refresh(), topic)
             except errors.SparklogError:
                 continue
+            batches = topic.table.batches(topic.topic_id)
             with self._partition_table.lock:
-                topic.spark_batches.record_all(table.batches(topic.topic_id))
+                topic.spark_batches.record_all(batches)
 
     def _check_batches_known(self, staged: manifest.Manifest) -> None:
         """Raises `TopicHeldBack` for a topic whose table cannot be asked for its batches."""

@@ -23,7 +23,6 @@ from sparklog.broker.config.topic_config import Edit
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
-from sparklog.broker.log.readers import LogReader
 from sparklog.broker.topic_checks import (
     INTERNAL_TOPICS,
     RESERVED_TOPICS,
@@ -48,6 +47,7 @@ from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
     Decide,
+    OpenTable,
     TableChange,
     TopicTable,
     commit_all,
@@ -89,8 +89,8 @@ class TopicAdmin:
         metadata: LeaderMetadata,
         partition_table: PartitionTable,
         publisher: Publisher,
-        reader: LogReader,
         *,
+        open_table: OpenTable,
         broker_id: int,
         max_record_bytes: int,
         clock: Clock,
@@ -103,7 +103,7 @@ class TopicAdmin:
         self._metadata = metadata
         self._partition_table = partition_table
         self._publisher = publisher
-        self._reader = reader
+        self._open_table = open_table
         self._broker_id = broker_id
         self._max_record_bytes = max_record_bytes
         self._clock = clock
@@ -126,7 +126,7 @@ class TopicAdmin:
     def describe(self, name: str) -> TopicInfo:
         """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`."""
         topic = self._partition_table.topic(name)
-        snapshot = self._publisher.table(topic).snapshot
+        snapshot = topic.table.snapshot
         files = [file for files in snapshot.files for file in files]
         topic_bytes = topic.max_message_bytes
         return TopicInfo(
@@ -252,7 +252,7 @@ class TopicAdmin:
             try:
                 self._settle_doubt(each.name)
                 if not self.exists(each.name):
-                    tables.append((each, self._table(each.name)))
+                    tables.append((each, self._open_table(each.name)))
                     tables[-1][1].commit(self._clear)
                 elif each.request.if_absent:
                     found[each.name] = self.describe(each.name)
@@ -363,7 +363,7 @@ class TopicAdmin:
                 raise errors.TopicExists(topic=name)
             return create_change(topic_id, count, config)
 
-        table = self._table(name)
+        table = self._open_table(name)
         table.commit(self._clear)
         table.commit(create)
         return table
@@ -390,10 +390,9 @@ class TopicAdmin:
 
     def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
-        topic = Topic(name, metadata.topic_id, dict(metadata.config))
+        topic = Topic(name, metadata.topic_id, dict(metadata.config), table)
         leader_epochs = [each.leader_epoch for each in metadata.partitions]
         self._partition_table.add_partitions(topic, table.snapshot, leader_epochs)
-        self._publisher.set_table(topic, table)
         self._partition_table.add_topic(topic)
 
     # -------------------------------------------------------------------------- changing
@@ -416,7 +415,7 @@ class TopicAdmin:
                     raise _too_few(request, before.partitions)
                 return describe_change(before, request.partitions, topic.config)
 
-            snapshot = self._table(topic.name).commit(widen)
+            snapshot = topic.table.commit(widen)
             epochs = [each.leader_epoch for each in topic.partitions]
             epochs += [0] * (request.partitions - len(epochs))
             metadata = self._topic_metadata(topic.topic_id, epochs, topic.config)
@@ -480,7 +479,7 @@ class TopicAdmin:
             config = topic_config.check(change(topic.config))
             if only_checks:
                 return
-            self._table(topic.name).commit(
+            topic.table.commit(
                 lambda before: describe_change(
                     check_current(before, topic), before.partitions, config
                 )
@@ -501,7 +500,7 @@ class TopicAdmin:
         and `file_compaction.compact` raise.
         """
         topic = self._partition_table.topic(name)
-        table = self._table(name)
+        table = topic.table
         with self._metadata.stopping_on_sync_failure(f"compaction of topic {name}"):
             check_current(table.refresh(), topic)
             counts = self._publisher.counts
@@ -513,12 +512,11 @@ class TopicAdmin:
             groups = file_compaction.choose(
                 snapshot,
                 everything=True,
-                borders=log_compaction.borders(table),
+                borders=log_compaction.borders(table, snapshot),
                 span_us=retention.span_us(snapshot.config),
             )
             for together in file_compaction.together(groups):
                 counts.add_merged(file_compaction.compact(table, together))
-            self._publisher.table(topic).refresh()
         return self.describe(name)
 
     # -------------------------------------------------------------------------- deleting
@@ -554,7 +552,7 @@ class TopicAdmin:
         with self._metadata.changing(f"removal of the table of topic {name}"):
             self._settle_doubt(name)
             if not self.exists(name):
-                self._table(name).commit(self._clear)
+                self._open_table(name).commit(self._clear)
 
     def settle_doubts(self) -> None:
         """Finds out which creations and deletions of unknown outcome took effect.
@@ -581,7 +579,7 @@ class TopicAdmin:
             with suppress(errors.OutcomeUnknown):  # the janitor empties its table
                 self._end(topic)
         elif metadata is not None:
-            table = self._table(name)
+            table = self._open_table(name)
             if table.refresh().topic_id != metadata.topic_id:
                 reason = f"the metadata names topic {metadata.topic_id}, and its table does not"
                 raise errors.ForeignTable(topic=name, reason=reason)
@@ -592,17 +590,13 @@ class TopicAdmin:
         """Forgets a topic that the metadata no longer names, and empties its table."""
         self._partition_table.remove_topic(topic)
         self._publisher.remove_topic(topic)
-        self._reader.remove_topic(topic)
         try:
-            self._table(topic.name).commit(
+            self._open_table(topic.name).commit(
                 lambda before: delete_change(before) if before.topic_id == topic.topic_id else None
             )
         except errors.SparklogError as error:
             what = f"deletion of topic {topic.name}: it is gone, but its table is not empty"
             raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
-
-    def _table(self, name: str) -> TopicTable:
-        return TopicTable(self._store, name, clock=self._clock)
 
 
 def _check_count(topic: str, count: int) -> None:

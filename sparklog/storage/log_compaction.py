@@ -148,9 +148,11 @@ def progress_of(table: TopicTable, topic_id: str, partition: int) -> CompactionP
     )
 
 
-def borders(table: TopicTable) -> tuple[int, ...]:
-    """Returns the end of the last pass for each partition, which no merge should span."""
-    snapshot = table.snapshot
+def borders(table: TopicTable, snapshot: TableSnapshot) -> tuple[int, ...]:
+    """Returns the end of the last pass for each partition, which no merge should span.
+
+    `snapshot` says which partitions there are.
+    """
     return tuple(
         progress_of(table, snapshot.topic_id or "", partition).compacted
         for partition in range(snapshot.partitions)

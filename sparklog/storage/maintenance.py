@@ -124,13 +124,15 @@ def sweep_replaced(table: TopicTable) -> int:
     `StorageUnavailable`.
     """
     table.refresh()
+    moment_us = table.clock.now_us() - round(table.removed_file_grace_seconds * 1e6)
+    due = set(table.removed_before(moment_us))
     table.confirm()
     # Another engine's commit or new file may not be durable yet. After a power cut the old names
     # must not be back, or the rows lost, with the files already removed.
     table.sync()
     _check_files(table)
-    grace_us = round(table.removed_file_grace_seconds * 1e6)
-    gone = table.removed_before(table.clock.now_us() - grace_us)
+    # Another thread may have read or made a commit meanwhile: it is checked the next time.
+    gone = [path for path in table.removed_before(moment_us) if path in due]
     if gone:
         table.store.delete(f"{table.folder}/{path}" for path in gone)
         table.forget_removed(gone)
@@ -146,7 +148,7 @@ def _check_files(table: TopicTable) -> None:
         raise restoring.lost(f"{table.folder}/{path}", is_back=path in restored)
 
 
-def sweep_orphans(table: TopicTable) -> int:
+def sweep_orphans(table: TopicTable, *, grace_seconds: float = limits.ORPHAN_GRACE_SECONDS) -> int:
     """Removes our files that no commit names or will name. Returns their number.
 
     Lists all files of the table, so it is too expensive for each minute. It also removes replaced
@@ -155,7 +157,7 @@ def sweep_orphans(table: TopicTable) -> int:
     """
     if table.refresh().version < 0:
         return 0
-    grace_us = round(table.orphan_grace_seconds * 1e6)
+    grace_us = round(grace_seconds * 1e6)
     born_before_us = table.clock.now_us() - grace_us
     table.end_preparation(born_before_us)
     candidates = [
@@ -163,21 +165,16 @@ def sweep_orphans(table: TopicTable) -> int:
         for stat in table.store.walk(table.folder)
         if stat.modified_us < born_before_us
         and is_our_file(stat.name)
-        and not _is_needed(table, stat.name)
+        and not table.is_needed(stat.name)
     ]
     if not candidates:
         return 0
     _ensure_commit_after(table, max(stat.modified_us for stat in candidates) + grace_us * 3 // 4)
-    orphans = [stat.name for stat in candidates if not _is_needed(table, stat.name)]
+    orphans = [stat.name for stat in candidates if not table.is_needed(stat.name)]
     if orphans:
         _check_files(table)
     table.store.delete(f"{table.folder}/{name}" for name in orphans)
     return len(orphans)
-
-
-def _is_needed(table: TopicTable, path: str) -> bool:
-    """Returns whether the last read version names the file, or a later commit may."""
-    return table.is_named(path) or table.is_prepared(path)
 
 
 def has_files(table: TopicTable) -> bool:

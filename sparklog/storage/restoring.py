@@ -170,10 +170,11 @@ def restore(table: TopicTable, gone: Collection[str]) -> set[str]:
     `TopicTable.commit`.
     """
     waiting = set(gone)
+    starts = table.snapshot.starts
     for adds, removes in _rewrites(table):
         for partition in {each.partition for each in adds if unquote(each.path) in waiting}:
             outputs = [each for each in adds if each.partition == partition]
-            for group in _groups(outputs, _replaced(table, removes, partition)):
+            for group in _groups(outputs, _replaced(table, removes, partition, starts[partition])):
                 paths = [unquote(each.path) for each in group.outputs]
                 if not waiting.isdisjoint(paths):
                     _put_back(table, partition, paths, group.inputs)
@@ -204,10 +205,12 @@ def _file_of(add: Add) -> TableFile | None:
         return None
 
 
-def _replaced(table: TopicTable, removes: Sequence[Remove], partition: int) -> list[TableFile]:
+def _replaced(
+    table: TopicTable, removes: Sequence[Remove], partition: int, start: int
+) -> list[TableFile]:
     """Returns the files of the partition that a commit has replaced; none if one is missing.
 
-    Files below the log start, whose rows are deleted, are omitted.
+    Files below the log `start`, whose rows are deleted, are omitted.
     """
     found = []
     for each in removes:
@@ -215,7 +218,7 @@ def _replaced(table: TopicTable, removes: Sequence[Remove], partition: int) -> l
             file = _file_from_footer(table, each, partition)
             if file is None:
                 return []
-            if file.last is None or file.last >= table.snapshot.starts[partition]:
+            if file.last is None or file.last >= start:
                 found.append(file)
     return found
 

@@ -225,11 +225,12 @@ def delete_records(table: TopicTable, topic_id: str, offsets: Mapping[int, int])
     as the log says, and like `TopicTable.commit`.
     """
     for _ in range(limits.DELETE_ATTEMPTS):
-        deletion = _deletion(table.topic, topic_id, table.refresh(), offsets)
+        snapshot = table.refresh()
+        deletion = _deletion(table.topic, topic_id, snapshot, offsets)
         if deletion is None:
             table.sync()  # the process that moved it may have died before the move was durable
-            return table.snapshot
-        found = _Deleting(table, topic_id, offsets, deletion).run()
+            return snapshot
+        found = _Deleting(table, topic_id, offsets, deletion, snapshot.ends).run()
         if found is not None:
             return found
     raise errors.StorageUnavailable(
@@ -305,13 +306,18 @@ class _Deleting:
     """One attempt at a deletion, on the version that it was computed for."""
 
     def __init__(
-        self, table: TopicTable, topic_id: str, offsets: Mapping[int, int], deletion: _Deletion
+        self,
+        table: TopicTable,
+        topic_id: str,
+        offsets: Mapping[int, int],
+        deletion: _Deletion,
+        ends: Sequence[int],
     ) -> None:
         self._table = table
         self._topic_id = topic_id
         self._offsets = offsets
         self._deletion = deletion
-        self._ends = table.snapshot.ends
+        self._ends = ends
         self._adds: list[TableFile] = []
 
     def run(self) -> TableSnapshot | None:

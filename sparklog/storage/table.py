@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import re
 import secrets
 import threading
@@ -505,10 +506,21 @@ class _Replay:
 
 
 class TopicTable:
-    """The table of a topic. Safe for several threads, of which one works at a time.
+    """The table of a topic. Safe for several threads: a broker has one for each topic.
+
+    Each method reads and changes the state under one lock, and the state only advances. So two
+    calls may see different versions: a caller that needs one version for several questions keeps
+    the `snapshot` that it has, or asks in `decide`, which runs under the lock on exactly the
+    version that it is given. `snapshot` is replaced as a whole, after it was checked, and needs no
+    lock: it stays the last valid one where another thread meets a log that cannot be read.
+
+    The lock is held over the requests that find or put the next version: a thread that also wants
+    to advance the table would have to read that version anyway. It is not held while files are
+    checked, commits read back, or a checkpoint encoded and put. `decide` takes no lock for which a
+    holder waits for a table. A broker's acks wait for no table.
 
     `only_reads`: do not remember removed files. Readers do not need them, and they are most of an
-    old table's checkpoint.
+    old table's checkpoint. `orphan_grace_seconds` is that of writers; a sweeper may wait longer.
     """
 
     def __init__(
@@ -541,8 +553,11 @@ class TopicTable:
         """Data files that other engines have added, percent-decoded."""
         self._looked_at: dict[str, float | None] = {}
         """The monotonic time of the first check of each active file; None: no further check."""
-        self._unconfirmed: dict[int, int] = {}
-        """CRC32C of commits to read back: of ours, and of those that remove files."""
+        self._unconfirmed: dict[int, tuple[int, float]] = {}
+        """Commits to read back: ours, and those that remove files.
+
+        By version: the CRC32C, and the monotonic time at which the commit was put or read.
+        """
         self._snapshot = NO_TABLE
         self._lock = threading.RLock()
 
@@ -630,24 +645,33 @@ class TopicTable:
         self._unsynced_base.clear()
         self._synced_version = self._replay.version
 
-    def confirm(self) -> None:
-        """Reads back commits where another engine may overwrite one.
+    def confirm(self, until: float = math.inf) -> None:
+        """Reads back commits where another engine may overwrite one, each commit once.
 
-        These are our commits, and any that remove files. Raises `ForeignTable` if a version has
-        another content now, so that the table lacks changes that were committed.
+        These are our commits, and any that remove files, as far as they were put or read by
+        `until` (monotonic seconds): the put of another engine may still be under way after ours.
+        Raises `ForeignTable` if a version has another content now, so that the table lacks changes
+        that were committed.
         """
         with self._lock:
-            versions = sorted(self._unconfirmed)
-            at_once = limits.TABLE_REQUESTS_AT_ONCE
-            found = in_parallel(self.store, self._checksum, versions, at_once=at_once)
-            for version, checksum in zip(versions, found, strict=True):
-                if checksum not in (None, self._unconfirmed[version]):
-                    reason = (
-                        f"another engine has overwritten commit {version}, because it does not"
-                        " commit conditionally; restart the broker to publish it again"
-                    )
-                    raise errors.ForeignTable(topic=self.topic, reason=reason)
-                del self._unconfirmed[version]
+            noted = {
+                version: each
+                for version, each in sorted(self._unconfirmed.items())
+                if each[1] <= until
+            }
+        at_once = limits.TABLE_REQUESTS_AT_ONCE
+        found = in_parallel(self.store, self._checksum, noted, at_once=at_once)
+        for (version, (expected, _)), checksum in zip(noted.items(), found, strict=True):
+            if checksum not in (None, expected):
+                reason = (
+                    f"another engine has overwritten commit {version}, because it does not"
+                    " commit conditionally; restart the broker to publish it again"
+                )
+                raise errors.ForeignTable(topic=self.topic, reason=reason)
+        with self._lock:
+            for version, each in noted.items():
+                if self._unconfirmed.get(version) == each:  # not noted again meanwhile
+                    del self._unconfirmed[version]
 
     def _checksum(self, version: int) -> int | None:
         """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""
@@ -669,9 +693,12 @@ class TopicTable:
                 del self._looked_at[path]
             due = sorted(path for path in active if self._looked_at.get(path, now) is not None)
             sizes = {f"{self.folder}/{path}": active[path].size for path in due}
-            missing = set(torn(sizes))
-            lost = {path for path in due if f"{self.folder}/{path}" in missing}
-            for path in due:
+        missing = set(torn(sizes))
+        with self._lock:
+            active = self._replay.active  # a file may have left it, and its folder, meanwhile
+            found = [path for path in due if path in active]
+            lost = {path for path in found if f"{self.folder}/{path}" in missing}
+            for path in found:
                 began = self._looked_at.setdefault(path, now)
                 assert began is not None
                 is_over = now - began >= self.removed_file_grace_seconds
@@ -767,12 +794,14 @@ class TopicTable:
                     self.checkpoint_version = max(self.checkpoint_version, version)
                     if version <= self._replay.version:
                         return False
-                    self._replay = self._beginning()
+                    replay = self._beginning()
+                    replay.apply(version, actions)
+                    self._replay = replay
+                    self._forget_old_tombstones()
                     self._is_synced = False
                     self._synced_version = version
                     self._unsynced_base = [f"{self.log_folder}/{name}" for name in names]
                     self._unsynced_files.clear()
-                    self._apply(version, actions)
                     self._note_foreign_files(actions)
                     return True
         raise failure
@@ -947,7 +976,7 @@ class TopicTable:
     def _expect(self, version: int, data: pa.Buffer | bytes) -> None:
         """Notes the commit for `confirm`, if the store allows overwriting."""
         if not self.store.is_local:
-            self._unconfirmed[version] = crc32c.crc32c(data)
+            self._unconfirmed[version] = crc32c.crc32c(data), self.clock.monotonic()
 
     def _follows(self, version: int) -> bool:
         """Returns whether the new commit continues the log, and is not in its removed part."""
@@ -1105,32 +1134,39 @@ class TopicTable:
             self.sync()  # a checkpoint must not exist without its files either
             self._forget_old_tombstones()
             self._replay.forget_keys(self.clock.now_us() // 1_000)
-            name = delta_log.checkpoint_name(version)
-            path = f"{self.log_folder}/{name}"
-            data = delta_log.encode_checkpoint(self._replay.compacted())
-            claim(
-                self.store, path, data, clock=self.clock
-            )  # another writer's is as good, if it is complete
-            found = self.read_checkpoint([name])
-            if {unquote(add.path) for add in found.adds} != self._replay.active.keys():
-                count = len(self._replay.active)
-                check = f"it names {len(found.adds)} files, not the {count} of version {version}"
-                raise errors.CorruptObject(path=path, check=check)
-            self.checkpoint_version = version
-            if (self._last_checkpoint() or 0) <= version:
-                with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
-                    self.store.put(
-                        f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}",
-                        delta_log.encode_last_checkpoint(version, found.count),
-                    )
+            whole = self._replay.compacted()
+        name = delta_log.checkpoint_name(version)
+        path = f"{self.log_folder}/{name}"
+        data = delta_log.encode_checkpoint(whole)
+        # Another writer's is as good, if it is complete.
+        claim(self.store, path, data, clock=self.clock)
+        found = self.read_checkpoint([name])
+        if {unquote(add.path) for add in found.adds} != {unquote(add.path) for add in whole.adds}:
+            count = len(whole.adds)
+            check = f"it names {len(found.adds)} files, not the {count} of version {version}"
+            raise errors.CorruptObject(path=path, check=check)
+        with self._lock:
+            self.checkpoint_version = max(self.checkpoint_version, version)
+        if (self._last_checkpoint() or 0) <= version:
+            with contextlib.suppress(PutUnresolved):  # a hint; a listing finds it as well
+                self.store.put(
+                    f"{self.log_folder}/{delta_log.LAST_CHECKPOINT}",
+                    delta_log.encode_last_checkpoint(version, found.count),
+                )
+
+    def is_needed(self, path: str) -> bool:
+        """Returns whether the last read version names the file, or a later commit may.
+
+        `path` is relative to the table's folder and not percent-encoded, as in the three below.
+        """
+        with self._lock:  # one version, or a commit between the questions answers neither
+            return self.is_named(path) or self.is_prepared(path)
 
     def is_named(self, path: str) -> bool:
-        """Returns whether the last read version has the file, or its removal.
-
-        `path` is relative to the table's folder and not percent-encoded, as in the two below.
-        """
+        """Returns whether the last read version has the file, or its removal."""
         assert not self._only_reads
-        return path in self._replay.active or path in self._replay.removed
+        with self._lock:
+            return path in self._replay.active or path in self._replay.removed
 
     def removed_before(self, moment_us: int) -> list[str]:
         """Returns files that were removed before the moment and are still remembered."""
@@ -1152,6 +1188,10 @@ class TopicTable:
         """Forgets tombstones long after the grace of their files, for a late sweeper."""
         kept_seconds = self.removed_file_grace_seconds + limits.TOMBSTONE_SECONDS
         self._replay.forget_removed(self.clock.now_us() // 1_000 - round(kept_seconds * 1_000))
+
+
+OpenTable: TypeAlias = Callable[[str], TopicTable]
+"""Returns the table of a topic, by its name, which is not read yet."""
 
 
 def sync_all(store: Store, tables: Sequence[TopicTable]) -> None:

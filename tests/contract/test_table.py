@@ -736,6 +736,22 @@ def test_a_commit_that_was_written_over_is_noticed(clock: ManualClock) -> None:
     table.confirm()
 
 
+def test_a_commit_is_read_back_only_once_it_is_old_enough(clock: ManualClock) -> None:
+    """The put of an engine that overwrites a commit may come after ours."""
+    store = MemoryStore(clock)
+    table = TopicTable(store, "t", clock=clock)
+    create(table, 1)
+    before = clock.monotonic()
+    clock.advance(1)
+    append(table)
+    table.confirm(before)
+    path = f"{LOG}/{1:020d}.json"
+    store.put(path, store.get(f"{LOG}/{0:020d}.json"))
+    table.confirm(before)
+    with pytest.raises(errors.ForeignTable, match="overwritten commit 1"):
+        table.confirm(clock.monotonic())
+
+
 PROTOCOL = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 

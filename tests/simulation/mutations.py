@@ -241,7 +241,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="files that are prepared are swept",
-        patches=((maintenance, "_is_needed", lambda table, path: table.is_named(path)),),
+        patches=((TopicTable, "is_needed", TopicTable.is_named),),
         rates=Rates(),
         profile=_LARGE,
     ),

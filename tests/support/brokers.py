@@ -6,6 +6,7 @@ over; the first rig remains usable as a zombie, which is fenced without having n
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -103,9 +104,14 @@ class Rig:
             check_alive=check_alive,
             choose_log=lambda: options.log,
         )
-        tables: dict[str, TopicTable] = {}
+        open_table = functools.partial(
+            TopicTable,
+            store,
+            clock=clock,
+            removed_file_grace_seconds=options.janitor.removed_file_grace_seconds,
+        )
         self.partition_table = takeover.recover(
-            store, self.meta.current, self.leadership, tables, clock=clock
+            store, self.meta.current, self.leadership, clock=clock, open_table=open_table
         )
         self.hot = HotTail(limit_bytes=options.hot_bytes)
         self.appender = wal.of(store, clock, self.leadership.log).appender(
@@ -119,7 +125,6 @@ class Rig:
             self.partition_table,
             self.hot,
             clock=clock,
-            tables=tables.values(),
             commit_bytes=options.commit_bytes,
             file_bytes=options.file_bytes,
             pool=options.pool,
@@ -151,6 +156,7 @@ class Rig:
             self.publisher,
             self.hot,
             clock=clock,
+            open_table=open_table,
             defaults=options.topics,
             submit_timeout_seconds=options.submit_timeout_seconds,
         )
@@ -159,6 +165,7 @@ class Rig:
             self.partition_table,
             options.janitor,
             clock=clock,
+            open_table=open_table,
             finish_deletion=self.broker.topics.finish_deletion,
             settle_doubts=self.broker.topics.settle_doubts,
         )
@@ -186,6 +193,18 @@ class Rig:
     def publish_to(self, store: Store) -> None:
         """Makes the publisher put its files and commits through another view of the store."""
         self.publisher._store = self.publisher._runs._store = store
+
+    def administer_on(self, store: Store) -> None:
+        """Makes the administration of topics open tables in another view of the store."""
+        topics = self.broker.topics
+        topics._store = store
+        topics._open_table = functools.partial(TopicTable, store, clock=self.clock)
+
+    def maintain_on(self, store: Store) -> None:
+        """Makes the janitor, and with it the views of all tables, use another view of the store."""
+        self.janitor._store = store
+        for topic in self.partition_table.topics():
+            topic.table.store = store
 
     # -------------------------------------------------------------------------- writing
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 from sparklog.clock import Clock, ManualClock
 from sparklog.formats.record import rows
 from sparklog.storage import data_file
+from sparklog.storage.objects import MemoryStore
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, create_change, end_app_id
 
@@ -35,6 +36,12 @@ def table_file(
         max_timestamp_us=START_US + last,
         modified_us=clock.now_us() // 1_000 * 1_000,
     )
+
+
+def no_table(topic: str = "t") -> TopicTable:
+    """A table that does not exist, for topics whose table is never asked for."""
+    clock = ManualClock()
+    return TopicTable(MemoryStore(clock), topic, clock=clock)
 
 
 def create(table: TopicTable, partitions: int = 2, *, topic_id: str = TOPIC_ID) -> TableSnapshot:

@@ -289,10 +289,8 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
         store = MemoryStore(clock)
         rig = Rig(store, clock)
         faulty = store.view(ScriptedFaults(Fault(operation=operation, error=DOWN, count=count)))
-        rig.broker.topics._store, rig.broker._metadata._store = (
-            faulty,
-            MetadataStore(faulty, clock=clock),
-        )
+        rig.administer_on(faulty)
+        rig.broker._metadata._store = MetadataStore(faulty, clock=clock)
         try:
             rig.broker.topics.create(create_request("t", 2))
         except (errors.StorageUnavailable, errors.OutcomeUnknown):
@@ -368,13 +366,13 @@ def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how
 def test_a_deletion_whose_table_stands_says_so(rig: Rig, store: MemoryStore) -> None:
     """A deletion succeeds even if the deleted topic's table could not be ended."""
     rig.append(["a"])
-    rig.broker.topics._store = store.view(
-        ScriptedFaults(Fault(operation="put_new", error=DOWN, prefix=LOG))
+    rig.administer_on(
+        store.view(ScriptedFaults(Fault(operation="put_new", error=DOWN, prefix=LOG)))
     )
     with pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.delete("t")
     assert rig.broker.topics.names() == []
-    rig.broker.topics._store = store
+    rig.administer_on(store)
     rig.create()
     assert rig.append(["b"]).base_offset == 0
     assert rig.successor().read() == [(0, b"b")]
@@ -902,13 +900,22 @@ def test_a_table_torn_by_another_writer_is_read_as_far_as_it_goes(
 
 
 def test_a_table_that_was_set_back_is_refused(store: MemoryStore, clock: ManualClock) -> None:
-    """Records that were published and are no longer in the table are not taken for a gap."""
+    """Records that were published and are no longer in the table are not taken for a gap.
+
+    They are served as long as their files exist, and nothing is published after them.
+    """
     rig = Rig(store, clock, options=COLD)
     rig.create()
     rig.append(["a"])
     rig.publish()
+    (file,) = TopicTable(store, "t", clock=clock).refresh().files[0]
     store.delete([f"{LOG}/{1:020d}.json"])
-    with pytest.raises(errors.ForeignTable):
+    assert rig.read() == [(0, b"a")]
+    rig.append(["b"])
+    with pytest.raises(errors.OutcomeUnknown):
+        rig.publish()
+    store.delete([f"topics/t/{file.path}"])
+    with pytest.raises(errors.MissingObject):
         rig.read()
 
 
@@ -1274,7 +1281,7 @@ def grow_old(rig: Rig, clock: ManualClock, days: float) -> Rig:
     rig.publish()
     rig.trim()
     TopicTable(rig.store, "t", clock=clock).refresh()
-    rig.broker._publisher.table(rig.partition_table.topic("t")).checkpoint()
+    rig.partition_table.topic("t").table.checkpoint()
     clock.advance(days * 86_400)
     rig.trim()
     found = rig.successor()
@@ -1365,7 +1372,7 @@ def test_a_key_is_known_for_thirty_days(rig: Rig, clock: ManualClock) -> None:
     again = stage(later, [("t", 0, payload(["b"]))], batch=0, query="k", kind=KEY)
     assert later.broker.staged.append(again).ranges == {"t": {0: (2, 1)}}
     later.publish()
-    later.broker._publisher.table(later.partition_table.topic("t")).checkpoint()
+    later.partition_table.topic("t").table.checkpoint()
     assert later.broker.staged.append(again).skipped
 
 
@@ -1383,10 +1390,7 @@ def test_the_keys_of_a_table_are_bounded(
     late = grow_old(rig, clock, 1)
     topic_id = late.partition_table.topic("t").topic_id
     assert [
-        each.query
-        for each, _, _ in late.broker._publisher.table(late.partition_table.topic("t")).batches(
-            topic_id
-        )
+        each.query for each, _, _ in late.partition_table.topic("t").table.batches(topic_id)
     ] == ["q", "k2", "k3", "k4"]
 
 
@@ -1673,12 +1677,12 @@ def test_a_start_that_somebody_else_has_moved(rig: Rig, store: MemoryStore) -> N
     topic_id = rig.partition_table.topic("t").topic_id
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 4})
     assert rig.broker.partition_status("t", 0).start == 0
-    request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
-    assert rig.broker.offsets_for_times(request).offsets == {0: 4}
-    assert rig.broker.greatest_time("t", 0)[1] == 4
     rig.append(["6"])
     rig.publish()
     assert rig.broker.partition_status("t", 0).start == 4
+    request = flight_messages.OffsetsForTimes(topic="t", timestamps_us={0: 0})
+    assert rig.broker.offsets_for_times(request).offsets == {0: 4}
+    assert rig.broker.greatest_time("t", 0)[1] == 4
     retention.delete_records(TopicTable(store, "t", clock=rig.clock), topic_id, {0: 5})
     rig.janitor.tick()
     assert rig.broker.partition_status("t", 0).start == 5

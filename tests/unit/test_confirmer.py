@@ -133,6 +133,25 @@ def test_a_file_is_checked_some_time_after_its_commit(
     assert rig.partition_table.unconfirmed_count == 0
 
 
+def test_a_commit_is_read_back_some_time_after_it(clock: ManualClock) -> None:
+    """An engine without conditional commits may overwrite ours some seconds after we put it."""
+    store = MemoryStore(clock)
+    rig = Rig(store, clock, options=dataclasses.replace(COLD, confirm_after_seconds=10.0))
+    rig.create("t")
+    for number in range(11):
+        rig.append([f"{number}"])
+        rig.publish()
+        rig.confirmer.confirm()
+        clock.advance(1)
+    path = f"{LOG}/{11:020d}.json"
+    store.put(path, store.get(f"{LOG}/{10:020d}.json"))
+    for _ in range(2):
+        clock.advance(10)
+        rig.confirmer.confirm()
+    with pytest.raises(errors.ForeignTable, match="overwritten commit 11"):
+        rig.publisher.publish(rig.partition_table.topic("t"))
+
+
 def test_unconfirmed_entries_are_bounded(
     store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +275,7 @@ def test_a_file_whose_rows_are_nowhere_holds_its_topic_back(
     table = TopicTable(store, "t", clock=clock)
     (group,) = file_compaction.choose(table.refresh(), everything=True)
     (merged,) = file_compaction.compact(table, [group])
-    rig.publisher.table(rig.partition_table.topic("t")).refresh()
+    rig.partition_table.topic("t").table.refresh()
     path = f"topics/t/{merged.path}"
     data = store.get(path)
     store.delete([path, *(f"topics/t/{file.path}" for file in group.files)])

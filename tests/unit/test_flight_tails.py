@@ -18,6 +18,7 @@ from sparklog.broker.flight.streams import OpenStream
 from sparklog.broker.flight.tails import ServedTail, Tails
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.clock import ManualClock
+from tests.support.tables import no_table
 from tests.support.waiting import wait_until
 
 SECONDS: Final = 20.0
@@ -47,7 +48,7 @@ class Bed:
         self.memory = DecodeMemory(memory_bytes)
         self.tails = Tails(self.memory, clock=self.clock)
         self.table = PartitionTable()
-        self.topic = Topic("t", "id", {})
+        self.topic = Topic("t", "id", {}, no_table())
         self.table.add_topic(self.topic)
         self.sizes: list[int] = []
         self.is_quick = False

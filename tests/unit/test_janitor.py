@@ -65,7 +65,7 @@ def faulty(rig: Rig, *script: Fault) -> None:
     """Makes the janitor's own requests fail."""
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
-    rig.janitor._store = rig.store.view(faults)
+    rig.maintain_on(rig.store.view(faults))
 
 
 def test_small_files_are_merged(rig: Rig, clock: ManualClock, logged: Logged) -> None:
@@ -297,7 +297,7 @@ def test_repeated_failures_of_maintenance_are_logged_once(
                 attempts.append(path)
 
     assert isinstance(rig.store, MemoryStore)
-    rig.janitor._store = rig.store.view(Attempts())
+    rig.maintain_on(rig.store.view(Attempts()))
     for _ in range(360):  # an hour
         rig.janitor.tick()
         clock.advance(10.0)
@@ -816,7 +816,7 @@ def many_topics(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> Looks:
         rig.create(f"u{number}", 1)
     assert isinstance(rig.store, MemoryStore)
     looks = Looks()
-    rig.janitor._store = rig.store.view(looks)
+    rig.maintain_on(rig.store.view(looks))
     for _ in range(4):
         rig.janitor.tick()
     looks.topics.clear()

@@ -128,7 +128,7 @@ def test_records_before_a_damaged_file_are_read(clock: ManualClock) -> None:
     for number in range(3):
         rig.append([f"{number}"])
         rig.publish()
-    damaged = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[0][2]
+    damaged = rig.partition_table.topic("t").table.snapshot.files[0][2]
     rig.store.put(data_path("t", damaged), b"PAR1")
     found: list[int] = []
     offsets = (batch.rows.column("offset").to_pylist() for batch in rig.broker.read("t", 0, 0, 3))
@@ -348,7 +348,7 @@ def test_what_cannot_be_read_together_is_left_to_fetches(clock: ManualClock) -> 
     """The others are read: an error, or a record that is in the log only, is one partition's."""
     rig = rig_with_small_files(clock, 6)
     rig.append(["in the log"], partition=4)
-    missing = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[5][1]
+    missing = rig.partition_table.topic("t").table.snapshot.files[5][1]
     rig.store.delete([data_path("t", missing)])
     reader = reader_of(rig)
     reader.read_together(
@@ -372,7 +372,7 @@ def test_what_is_read_together_is_bounded(
 ) -> None:
     """By the bytes of files, by their rows in memory, and by the space for encoded batches."""
     rig = rig_with_small_files(clock)
-    (file, *_) = rig.publisher.table(rig.partition_table.topic("t")).snapshot.files[0]
+    (file, *_) = rig.partition_table.topic("t").table.snapshot.files[0]
     assert 4 * file.size_bytes <= 3_600 < 6 * file.size_bytes
     monkeypatch.setattr(limits, name, size)
     reader = reader_of(rig)

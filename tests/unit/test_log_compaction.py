@@ -275,7 +275,7 @@ def test_a_topic_that_is_not_compacted_is_left_alone(
     table = make(store, clock, cleanup_policy="delete")
     add_texts(table, "a1", "a2")
     assert compact_all(table) == []
-    assert log_compaction.borders(table) == (0,)
+    assert log_compaction.borders(table, table.snapshot) == (0,)
 
 
 # ------------------------------------------------------------------------------ when
@@ -313,7 +313,7 @@ def test_what_is_dirty_is_known_after_a_restart(table: TopicTable) -> None:
     table.checkpoint()
     again = TopicTable(table.store, "t", clock=table.clock)
     assert compact_all(again) == []
-    assert log_compaction.borders(again) == (2,)
+    assert log_compaction.borders(again, again.snapshot) == (2,)
 
 
 def test_young_records_wait(store: MemoryStore, clock: ManualClock) -> None:
@@ -326,7 +326,7 @@ def test_young_records_wait(store: MemoryStore, clock: ManualClock) -> None:
     add_texts(table, "a3", "b1", "b2")
     assert compact_all(table) == [1]
     assert words_of(table) == "1a2 | 2a3 | 3b1 | 4b2"
-    assert log_compaction.borders(table) == (2,)
+    assert log_compaction.borders(table, table.snapshot) == (2,)
     clock.advance(61)
     assert compact_all(table) == [2]
     assert words_of(table) == "2a3 | 4b2"
@@ -371,7 +371,7 @@ def test_merges_do_not_reach_over_what_is_dirty(table: TopicTable) -> None:
     add_texts(table, "a1 b1", "c1 d1")
     compact_all(table)
     add_texts(table, "e1", "f1")
-    borders = log_compaction.borders(table)
+    borders = log_compaction.borders(table, table.snapshot)
     groups = file_compaction.choose(table.snapshot, everything=True, borders=borders)
     assert [[file.first for file in group.files] for group in groups] == [[0, 2], [4, 5]]
     for group in groups:
@@ -688,7 +688,7 @@ def test_nothing_beyond_the_end_takes_part(store: MemoryStore, clock: ManualCloc
     table.store.put_new(data_path("t", other), table.store.get(data_path("t", file)))
     table.commit(lambda before: TableChange(adds=(other,), removes=(before.files[0][1],)))
     assert compact_all(table) == [0]
-    assert log_compaction.borders(table) == (1,)
+    assert log_compaction.borders(table, table.snapshot) == (1,)
     clock.advance(61)
     assert compact_all(table) == [2]
     assert left_in(table) == ["2b2", "3a2"]

@@ -208,7 +208,7 @@ def test_lag_of_tables(bench: Bench) -> None:
     assert late[at("kafka_log_log_size", topic="t", partition=0)] > 0
     bench.publish()
     done = bench.values()
-    files = bench.rig.publisher.table(bench.rig.partition_table.topic("t")).snapshot.files
+    files = bench.rig.partition_table.topic("t").table.snapshot.files
     size = sum(file.size_bytes for of_partition in files for file in of_partition)
     assert done[at("sparklog_publish_lag_records", topic="t")] == 0
     assert done[at("sparklog_wal_objects")] == 0
@@ -229,7 +229,7 @@ def test_debt_and_amplification_of_compaction(bench: Bench) -> None:
         bench.rig.append(["a"], partition=0)
         bench.publish()
     topic = bench.rig.partition_table.topic("t")
-    size = sum(file.size_bytes for file in bench.rig.publisher.table(topic).snapshot.files[0])
+    size = sum(file.size_bytes for file in topic.table.snapshot.files[0])
     found = bench.values()
     assert found[at("sparklog_compaction_debt_bytes", topic="t")] == size
     assert found[at("sparklog_write_amplification")] == 1.0
@@ -249,7 +249,7 @@ def test_compaction_by_key_amplifies_writing(bench: Bench) -> None:
     upkeep = bench.sources.upkeep
     published_bytes = upkeep.published_bytes
     bench.rig.broker.topics.compact("c")
-    (file,) = bench.rig.publisher.table(bench.rig.partition_table.topic("c")).snapshot.files[0]
+    (file,) = bench.rig.partition_table.topic("c").table.snapshot.files[0]
     assert upkeep.merged_files >= 1
     assert upkeep.merged_bytes >= file.size_bytes
     found = bench.values()

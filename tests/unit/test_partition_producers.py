@@ -20,6 +20,7 @@ from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.snapshot import BatchId, Entry, EntryKind, Located, WalPosition
 from sparklog.storage.wal import WalObject
 from tests.support.brokers import Rig, RigOptions
+from tests.support.tables import no_table
 
 DAY_SECONDS = 24 * 3600.0
 
@@ -237,7 +238,7 @@ class _Failing:
 
 def _table_of_many(count: int) -> PartitionTable:
     partition_table = PartitionTable()
-    topic = Topic("t", "00", {})
+    topic = Topic("t", "00", {}, no_table())
     topic.partitions = [
         Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
     ]
@@ -285,7 +286,7 @@ def test_many_producers_do_not_stop_acks() -> None:
         data = encoder.encode(snapshot)
         encoded.append(time.thread_time() - began)
         restored = PartitionTable()
-        topic = Topic("t", "00", {})
+        topic = Topic("t", "00", {}, no_table())
         topic.partitions = [
             Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
         ]

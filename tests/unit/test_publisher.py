@@ -70,8 +70,8 @@ def faulty(rig: Rig, *script: Fault) -> None:
     assert isinstance(rig.store, MemoryStore)
     faults: Faults = ScriptedFaults(*script)
     rig.publish_to(rig.store.view(faults))
-    for each in rig.publisher._tables.values():
-        each.store = rig.publisher._store
+    for topic in rig.partition_table.topics():
+        topic.table.store = rig.publisher._store
 
 
 def files(store: Store) -> list[str]:
@@ -309,7 +309,7 @@ def test_other_topics_are_published_during_a_large_batch(
     assert turns(rig, between=other) == 10
     assert waits == list(range(1, 10))
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    found = rig.publisher.table(rig.partition_table.topic("t"))
+    found = rig.partition_table.topic("t").table
     assert found.preparation is None
     assert rig.publisher.publish(rig.partition_table.topic("t")).rows == 0
 
@@ -395,8 +395,8 @@ def test_an_error_in_a_large_batch(
         publish_once(rig)
     assert len(files(store)) == (4 if is_kept else 0)
     rig.publish_to(store)
-    for each in rig.publisher._tables.values():
-        each.store = store
+    for topic in rig.partition_table.topics():
+        topic.table.store = store
     assert turns(rig) == (6 if is_kept else 10)
     assert len(files(store)) == 10
 
@@ -425,8 +425,8 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     with pytest.raises(errors.OutcomeUnknown):
         publish_once(rig)
     rig.publish_to(store)
-    for each in rig.publisher._tables.values():
-        each.store = store
+    for topic in rig.partition_table.topics():
+        topic.table.store = store
     publish_once(rig)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
@@ -462,8 +462,8 @@ def test_files_of_a_commit_that_may_have_landed_stay(
     if ends_by == "a renewal":
         clock.advance(limits.ORPHAN_GRACE_SECONDS / 3)
         rig.publish_to(store)
-        for each in rig.publisher._tables.values():
-            each.store = store
+        for topic in rig.partition_table.topics():
+            topic.table.store = store
     if ends_by == "a deletion":
         rig.publisher.remove_topic(rig.partition_table.topic("t"))
     else:
@@ -811,7 +811,7 @@ def test_a_batch_with_a_part_in_a_blocked_partition_waits(
         topic = rig.partition_table.topic("t")
         reason = errors.ForeignTable(topic="t", reason="its txn was moved")
         rig.partition_table.block(topic, topic.partition(0), reason, end=2)
-        rig.publisher.set_table(topic, TopicTable(store, "t", clock=rig.clock))
+        topic.table = TopicTable(store, "t", clock=rig.clock)
     topic = rig.partition_table.topic("t")
     for _ in range(2):
         with pytest.raises((errors.MissingObject, errors.ForeignTable)):

@@ -489,6 +489,24 @@ def test_deletion_beside_a_publisher(table: TopicTable) -> None:
     assert len(data_files(table)) == files + 2
 
 
+def test_deletion_beside_the_end_of_the_topic(
+    table: TopicTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A topic that another thread deletes by the same view of its table is gone, and no more."""
+    found = retention._deletion
+
+    def race(*of: Any) -> Any:
+        deletion = found(*of)
+        monkeypatch.setattr(retention, "_deletion", found)
+        table.commit(delete_change)
+        return deletion
+
+    monkeypatch.setattr(retention, "_deletion", race)
+    with pytest.raises(errors.UnknownTopic):
+        retention.delete_records(table, TOPIC_ID, {0: 15})
+    assert table.refresh().topic_id is None
+
+
 def merge(other: TopicTable) -> None:
     """All small files of the first partition become one."""
     for group in file_compaction.choose(other.snapshot, everything=True):

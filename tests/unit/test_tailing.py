@@ -11,6 +11,7 @@ import pytest
 from sparklog import errors
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.tailing import Tail
+from tests.support.tables import no_table
 
 
 class Log:
@@ -18,7 +19,7 @@ class Log:
 
     def __init__(self, partitions: int) -> None:
         self.table = PartitionTable()
-        self.topic = Topic("t", "id", {})
+        self.topic = Topic("t", "id", {}, no_table())
         for number in range(partitions):
             self.topic.partitions.append(Partition(number, leader_epoch=0, start=0, published=0))
         self.table.add_topic(self.topic)

@@ -397,7 +397,7 @@ def test_a_power_cut_below_a_foreign_commit_gives_no_offset_twice(clock: ManualC
     rig.append(["b"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.publisher.table(rig.partition_table.topic("t")).store = store.view(ScriptedFaults(fault))
+    rig.partition_table.topic("t").table.store = store.view(ScriptedFaults(fault))
     with pytest.raises(SyncFailed):
         rig.publish()
     store.put_new(f"{LOG}/{3:020d}.json", b'{"commitInfo": {"operation": "OPTIMIZE"}}\n')
@@ -437,7 +437,7 @@ def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
     rig.append(["a"])
     died = SyncFailed("?", "the process dies between link and fsync")
     fault = Fault(operation="put_new", error=died, moment="between", prefix=LOG)
-    rig.publisher.table(rig.partition_table.topic("t")).store = store.view(ScriptedFaults(fault))
+    rig.partition_table.topic("t").table.store = store.view(ScriptedFaults(fault))
     if when != "before the start":
         successor = rig.successor()
     with pytest.raises(SyncFailed):
@@ -445,7 +445,7 @@ def test_a_power_cut_takes_no_record_that_a_dead_brokers_commit_holds(
     if when == "before the start":
         successor = rig.successor()
     elif when == "before a look":
-        successor.publisher.table(successor.partition_table.topic("t")).refresh()
+        successor.partition_table.topic("t").table.refresh()
     successor.publish()
     successor.trim()
     store.lose_unsynced(lambda _: True)

@@ -35,6 +35,7 @@ from tests.support.brokers import (
     rows_of_root,
     rows_of_table,
 )
+from tests.support.tables import no_table
 
 pytestmark = pytest.mark.rig(hot_bytes=0)
 
@@ -507,7 +508,7 @@ def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> N
 
 def test_bounds_of_a_topic_that_is_being_created(rig: Rig) -> None:
     """A checkpoint between two steps of a creation does not keep its topic from the next one."""
-    table, topic = rig.partition_table, Topic("new", "id", {})
+    table, topic = rig.partition_table, Topic("new", "id", {}, no_table("new"))
     snapshot = TableSnapshot(version=0, topic_id="id", partitions=2, ends=(0, 0), starts=(0, 0))
     table.add_partitions(topic, snapshot, [0, 0])
     table.bounds()

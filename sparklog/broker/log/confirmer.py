@@ -91,8 +91,8 @@ class Confirmer:
             if self._failure_log.recovered(topic.topic_id):
                 _log.info("data files of published records exist again", topic=topic.name)
 
-    def _ends_to_confirm(self, topic: Topic) -> list[int]:
-        """Returns the ends up to which the partitions were published long enough ago."""
+    def _ends_to_confirm(self, topic: Topic) -> tuple[float, list[int]]:
+        """Returns a time long enough ago, and the published ends of the partitions then."""
         now = self._clock.monotonic()
         with self._partition_table.lock:
             ends = [each.published for each in topic.partitions]
@@ -102,10 +102,10 @@ class Confirmer:
             samples.append((now, ends))
         while len(samples) > 1 and samples[1][0] <= now - self._after_seconds:
             samples.popleft()
-        return ends if is_crowded else samples[0][1]
+        return (now, ends) if is_crowded else samples[0]
 
     def _confirm(self, topic: Topic) -> None:
-        ends = self._ends_to_confirm(topic)
+        until, ends = self._ends_to_confirm(topic)
         with self._partition_table.lock:
             ranges = {
                 each.number: (each.unconfirmed[0].entry.base_offset, end)
@@ -114,17 +114,19 @@ class Confirmer:
             }
         if not ranges:
             return
-        table = self._publisher.table(topic)
-        table.confirm()
+        table = topic.table
+        table.confirm(until)
         for _ in range(limits.RESTORE_ATTEMPTS):
+            snapshot = table.snapshot
+            table.sync()  # the janitor may have read what another engine has not made durable
             # Files that were written again are checked as well: they may be deleted already.
-            if not self._missing(topic, table.snapshot, ranges):
+            if not self._missing(topic, snapshot, ranges):
                 seen = {number: end for number, (_, end) in ranges.items()}
                 self._partition_table.advance_confirmed(topic, seen)
                 return
-            table.refresh()
+            snapshot = table.refresh()
             table.sync()
-            for file in self._missing(topic, table.snapshot, ranges):
+            for file in self._missing(topic, snapshot, ranges):
                 self._replace(topic, table, file)
         raise errors.StorageUnavailable(
             operation="restore files",

@@ -50,7 +50,7 @@ from sparklog.storage.manifest import Manifest, Section
 from sparklog.storage.metadata import MetadataStore, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
-from sparklog.storage.table import TopicTable
+from sparklog.storage.table import OpenTable, TopicTable
 from sparklog.storage.wal.choice import sweep_probes
 
 _log = structlog.get_logger("sparklog.janitor")
@@ -87,12 +87,13 @@ class Janitor:
         settings: JanitorSettings,
         *,
         clock: Clock,
+        open_table: OpenTable,
         finish_deletion: Callable[[str], None],
         settle_doubts: Callable[[], None],
         workers: Executor | None = None,
         counts: UpkeepCounts | None = None,
     ) -> None:
-        """`finish_deletion` clears the topic id from the table of a deleted topic.
+        """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
         `settle_doubts` finds out whether the topics in doubt still exist. `workers` remove
         superseded records; without them the caller of `tick` does.
@@ -101,6 +102,7 @@ class Janitor:
         self._partition_table = partition_table
         self._settings = settings
         self._clock = clock
+        self._open_table = open_table
         self._finish_deletion = finish_deletion
         self._settle_doubts = settle_doubts
         self._workers = workers
@@ -230,9 +232,7 @@ class Janitor:
                 first_seconds=limits.UPKEEP_RETRY_SECONDS,
                 most_seconds=limits.UPKEEP_RETRY_MAX_SECONDS,
             )
-            found = self._topics[topic.topic_id] = _TopicMaintenance(
-                self._table(topic.name), backoff
-            )
+            found = self._topics[topic.topic_id] = _TopicMaintenance(topic.table, backoff)
             found.due["sweep"] = self._first_sweep(f"topics/{topic.name}")
         return found
 
@@ -244,15 +244,6 @@ class Janitor:
         """
         share = crc32c.crc32c(f"{folder} {self._clock.now_us()}".encode()) / 2**32
         return self._clock.monotonic() + share * limits.SWEEP_EVERY_SECONDS
-
-    def _table(self, name: str) -> TopicTable:
-        return TopicTable(
-            self._store,
-            name,
-            clock=self._clock,
-            removed_file_grace_seconds=self._settings.removed_file_grace_seconds,
-            orphan_grace_seconds=self._settings.orphan_grace_seconds,
-        )
 
     def _try(
         self,
@@ -335,7 +326,7 @@ class Janitor:
         if now >= state.due.get("sweep", 0.0):
             state.due["sweep"] = now + limits.SWEEP_EVERY_SECONDS
             maintenance.sweep_replaced(table)
-            maintenance.sweep_orphans(table)
+            maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
         if now >= state.due.get("retention", 0.0):
             state.due["retention"] = now + limits.RETENTION_EVERY_SECONDS
             retention.retain(table)
@@ -352,7 +343,7 @@ class Janitor:
                 compact_files=self._settings.compact_files,
                 target_bytes=self._settings.compact_target_bytes,
                 settled_before_us=self._settled_before_us() if is_settling else None,
-                borders=log_compaction.borders(table),
+                borders=log_compaction.borders(table, snapshot),
                 span_us=retention.span_us(snapshot.config),
             )
             for together in file_compaction.together(groups):
@@ -373,10 +364,11 @@ class Janitor:
     ) -> None:
         """Sorts files that another engine has left unsorted once, instead of in every read."""
         table = state.table
+        snapshot = table.snapshot
         found = file_compaction.disordered(
             table.store,
             table.topic,
-            table.snapshot,
+            snapshot,
             since,
             in_order=state.in_order,
             target_bytes=self._settings.compact_target_bytes,
@@ -390,7 +382,7 @@ class Janitor:
             table,
             found,
             target_bytes=self._settings.compact_target_bytes,
-            border=log_compaction.borders(table)[found.partition],
+            border=log_compaction.borders(table, snapshot)[found.partition],
             should_stop=should_stop,
         )
         self._counts.add_merged(files)
@@ -440,9 +432,9 @@ class Janitor:
 
     def _sweep_topic(self, name: str) -> None:
         self._finish_deletion(name)
-        table = self._table(name)
+        table = self._open_table(name)
         maintenance.sweep_replaced(table)
-        maintenance.sweep_orphans(table)
+        maintenance.sweep_orphans(table, grace_seconds=self._settings.orphan_grace_seconds)
         if not maintenance.has_files(table):
             self._emptied.add(name)
 

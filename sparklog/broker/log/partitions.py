@@ -42,6 +42,7 @@ from sparklog.storage.snapshot import (
     Located,
     TableSnapshot,
 )
+from sparklog.storage.table import NO_TABLE, TopicTable
 from sparklog.storage.wal import WalObject
 
 _OVERHEAD_BYTES = 640
@@ -139,10 +140,12 @@ class Topic:
         "counts",
         "held_back",
         "in_doubt",
+        "last_read",
         "name",
         "partitions",
         "spark_batches",
         "staged_bytes",
+        "table",
         "topic_id",
         "unconfirmed",
         "unpublished_bytes",
@@ -151,10 +154,18 @@ class Topic:
         "waiting_since",
     )
 
-    def __init__(self, name: str, topic_id: str, config: dict[str, str]) -> None:
+    def __init__(self, name: str, topic_id: str, config: dict[str, str], table: TopicTable) -> None:
         self.name = name
         self.topic_id = topic_id
         self.config = config
+        self.table = table
+        """The broker's only view of the topic's table: publisher, janitor and readers share it.
+
+        So a commit of one is known to all without a request. No thread holds the partition table's
+        lock while it waits for the table.
+        """
+        self.last_read = NO_TABLE
+        """The last version that readers planned with. Another engine may spoil the next one."""
         self.partitions: list[Partition] = []
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()

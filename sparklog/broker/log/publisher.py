@@ -160,7 +160,6 @@ class Publisher:
         hot: HotTail,
         *,
         clock: Clock,
-        tables: Iterable[TopicTable] = (),
         commit_bytes: int = limits.PUBLISH_MAX_BYTES,
         file_bytes: int = limits.PUBLISH_FILE_BYTES,
         pool: Executor | None = None,
@@ -191,21 +190,6 @@ class Publisher:
         """Entries that could not be read, and so kept batches out of a table, by topic id and
         partition. Until they can be, no file is written that could not be committed.
         """
-        self._tables = {table.snapshot.topic_id or "": table for table in tables}
-
-    def table(self, topic: Topic) -> TopicTable:
-        """Returns the publisher's own view of the table; no other party may commit by it."""
-        found = self._tables.get(topic.topic_id)
-        if found is None:
-            found = self._tables[topic.topic_id] = TopicTable(
-                self._store, topic.name, clock=self._clock
-            )
-        return found
-
-    def known_snapshot(self, topic: Topic) -> TableSnapshot | None:
-        """Returns the topic's table as it was last seen, without a request; None if never."""
-        found = self._tables.get(topic.topic_id)
-        return found.snapshot if found is not None else None
 
     def budget(self) -> Budget:
         """Returns the memory for rows that are written to tables."""
@@ -217,13 +201,8 @@ class Publisher:
         """True while the files of light topics are written by another process."""
         return self.process is not None and self.process.is_ready
 
-    def set_table(self, topic: Topic, table: TopicTable) -> None:
-        """Sets the view of the topic's table. No other party may commit by it afterwards."""
-        self._tables[topic.topic_id] = table
-
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state and the uncommitted files of a deleted topic."""
-        self._tables.pop(topic.topic_id, None)
         pending = self._pending.pop(topic.topic_id, None)
         if pending is not None:
             self._discard(pending)
@@ -263,7 +242,7 @@ class Publisher:
         has_unreadable = topic.topic_id in self._unreadable
         if topic.held_back is not None or has_unreadable:
             # First check the table: a table that cannot be written costs no files and no long work.
-            snapshot = self.table(topic).refresh()
+            snapshot = topic.table.refresh()
             if has_unreadable or any(each.blocked is not None for each in topic.partitions):
                 self._apply_snapshot(topic, snapshot)
         if has_unreadable:
@@ -390,7 +369,7 @@ class Publisher:
         """Returns the commit of a topic's files; None if no entry of it could be read."""
         topic, pending = turn.topic, turn.pending
         assert pending is not None
-        table = self.table(topic)
+        table = topic.table
         if not any(each.count for each in pending.written):
             self._conclude(topic, pending, None, table.refresh())
             return None
@@ -473,7 +452,7 @@ class Publisher:
         before = self._begin(topic)
         if before is None:
             # As in `_commit_of`: the batches may be published already.
-            self._apply_snapshot(topic, self.table(topic).refresh())
+            self._apply_snapshot(topic, topic.table.refresh())
         return self._publish_some(topic, before)
 
     def _begin(self, topic: Topic) -> _PendingCommit | None:
@@ -482,7 +461,7 @@ class Publisher:
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
-            pending.preparation = self.table(topic).prepare(topic.topic_id)
+            pending.preparation = topic.table.prepare(topic.topic_id)
             pending.renewed_at = self._clock.monotonic()
         return pending
 
@@ -491,7 +470,7 @@ class Publisher:
         pending = self._pending.pop(topic.topic_id, None)
         if pending is None:
             return None
-        table = self.table(topic)
+        table = topic.table
         assert pending.preparation is not None
         try:
             if pending.may_have_landed:
@@ -709,7 +688,7 @@ class Publisher:
                     ),
                 )
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
-        self.table(topic).sync()
+        topic.table.sync()
         self._partition_table.advance_published(topic, moved)
         self._partition_table.advance_start(topic, snapshot.starts)
 

@@ -1,14 +1,15 @@
 """Reads records for a broker's clients: from the hot tail, else from WAL and table by a plan.
 
 A planned file may be compacted, or a planned object trimmed, before it is read; the same offsets
-are then planned again. A table that cannot be refreshed (another engine's commit is torn) serves
-the versions read so far, because later records are in the WAL.
+are then planned again. Where another engine has left a table that cannot be read, or that has lost
+records, the last version that readers planned with serves, because later records are in the WAL.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,7 +21,6 @@ from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotBatch, HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.tailing import Tail
-from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import ROW_SCHEMA, rows_of_run
 from sparklog.storage import plan, wal
@@ -28,7 +28,6 @@ from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_row_since, read_runs, read_slices
 from sparklog.storage.read_ahead import ReadAhead
 from sparklog.storage.snapshot import Encoding, Entry, Located, ReadSource, Slice, TableSnapshot
-from sparklog.storage.table import TopicTable
 
 _PLAN_ATTEMPTS: Final = 5
 
@@ -72,23 +71,15 @@ class LogReader:
         store: Store,
         partition_table: PartitionTable,
         hot: HotTail,
-        *,
-        clock: Clock,
     ) -> None:
         self._store = store
         self._partition_table = partition_table
         self._hot = hot
-        self._clock = clock
         self._decoding = DecodeMemory(limits.DECODE_BYTES)
-        self._tables: dict[str, TopicTable] = {}
 
     def budget(self) -> Budget:
         """Returns the memory for decoding large entries."""
         return Budget("read_decoding", self._decoding.held_bytes, self._decoding.limit_bytes)
-
-    def remove_topic(self, topic: Topic) -> None:
-        """Drops the state of a deleted topic."""
-        self._tables.pop(topic.topic_id, None)
 
     # -------------------------------------------------------------------------- offset ranges
 
@@ -252,7 +243,8 @@ class LogReader:
                         break
             except ObjectMissing as missing:
                 gone = missing.path
-                self._refresh(topic)
+                with suppress(errors.Corrupt):  # the versions so far may name other files
+                    topic.table.refresh()
                 continue
             if start < until:  # offsets in no slice are a gap
                 nothing = pa.RecordBatch.from_pylist([], ROW_SCHEMA)
@@ -334,14 +326,7 @@ class LogReader:
         until = min(end, max(published, tail[-1].entry.end if tail else 0))
         if until <= start and blocked is not None:
             raise blocked.with_traceback(None)  # later records are in neither table nor log
-        snapshot = self._table(topic).snapshot
-        if not _reaches(snapshot, topic, number, published):
-            snapshot = self._refresh(topic)
-        if self._is_gone(topic):
-            raise errors.UnknownTopic(topic=topic.name)
-        if not _reaches(snapshot, topic, number, published):
-            reason = f"it has lost offsets of partition {number} below {published}"
-            raise errors.ForeignTable(topic=topic.name, reason=reason)
+        snapshot = self._snapshot(topic, number, published)
         pieces = plan.slices(
             topic=topic.name,
             snapshot=snapshot,
@@ -352,21 +337,28 @@ class LogReader:
         )
         return pieces, until
 
-    def _table(self, topic: Topic) -> TopicTable:
-        found = self._tables.get(topic.topic_id)
-        if found is None:
-            table = TopicTable(self._store, topic.name, clock=self._clock, only_reads=True)
-            found = self._tables.setdefault(topic.topic_id, table)
-        return found
+    def _snapshot(self, topic: Topic, number: int, published: int) -> TableSnapshot:
+        """Returns the newest version of the table that has the published records of a partition.
 
-    def _refresh(self, topic: Topic) -> TableSnapshot:
-        table = self._table(topic)
-        try:
-            return table.refresh()
-        except errors.Corrupt:
-            if table.snapshot.topic_id != topic.topic_id:
-                raise
-            return table.snapshot
+        Raises `ForeignTable` and `CorruptObject` if none is known that has them.
+        """
+        snapshot = topic.table.snapshot
+        failure: errors.Corrupt | None = None
+        if not _reaches(snapshot, topic, number, published):
+            try:
+                snapshot = topic.table.refresh()
+            except errors.Corrupt as error:
+                failure = error
+        if self._is_gone(topic):
+            raise errors.UnknownTopic(topic=topic.name)
+        if _reaches(snapshot, topic, number, published):
+            topic.last_read = snapshot
+            return snapshot
+        last = topic.last_read
+        if _reaches(last, topic, number, published):
+            return last
+        reason = f"it has lost offsets of partition {number} below {published}"
+        raise failure or errors.ForeignTable(topic=topic.name, reason=reason)
 
     # -------------------------------------------------------------------------- following
 

@@ -46,7 +46,7 @@ from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot, WalKind
-from sparklog.storage.table import TopicTable, sync_all
+from sparklog.storage.table import OpenTable, TopicTable, sync_all
 
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
@@ -190,16 +190,16 @@ def recover(
     store: Store,
     metadata: ClusterMetadata,
     leadership: Leadership,
-    tables: dict[str, TopicTable],
     *,
     clock: Clock,
+    open_table: OpenTable,
 ) -> PartitionTable:
     """Fences the epochs that `leadership` inherits, and returns the state of every partition.
 
-    Fills `tables` with a refreshed table for every topic. A topic whose table cannot be written is
-    held back. A partition is blocked, and accepts no record, if its end is unknown or if acked
-    records are missing from both table and logs. Raises `CorruptObject` and `MissingObject` if a
-    write-ahead log cannot be read: an operator must look.
+    Reads the table of every topic. A topic whose table cannot be written is held back. A partition
+    is blocked, and accepts no record, if its end is unknown or if acked records are missing from
+    both table and logs. Raises `CorruptObject` and `MissingObject` if a write-ahead log cannot be
+    read: an operator must look.
     """
     histories = []
     entries: dict[tuple[str, int], list[Located]] = {}
@@ -219,13 +219,13 @@ def recover(
         name: [_checkpointed(checkpoints, known.topic_id, n) for n in range(len(known.partitions))]
         for name, known in metadata.topics.items()
     }
-    tables.update((name, TopicTable(store, name, clock=clock)) for name in metadata.topics)
-    refusals = dict(in_parallel(store, _refresh, [tables[name] for name in metadata.topics]))
+    tables = {name: open_table(name) for name in metadata.topics}
+    refusals = dict(in_parallel(store, _refresh, tables.values()))
     sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
     for name, known in metadata.topics.items():
         table, checkpointed = tables[name], bounds_of[name]
         snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
-        topic = Topic(name, known.topic_id, known.config)
+        topic = Topic(name, known.topic_id, known.config, table)
         topic.held_back = str(refusal) if refusal is not None else None
         partition_table.add_topic(topic)
         topic.spark_batches.record_all(table.batches(known.topic_id))

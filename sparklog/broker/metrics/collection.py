@@ -128,7 +128,7 @@ class TableFigures:
 
     __slots__ = ("bytes", "debt_bytes", "files", "files_of", "sizes", "small_files", "snapshot")
 
-    def __init__(self, snapshot: TableSnapshot | None, partitions: int) -> None:
+    def __init__(self, snapshot: TableSnapshot, partitions: int) -> None:
         self.snapshot = snapshot
         self.sizes = [0] * partitions
         """Bytes by partition."""
@@ -325,12 +325,11 @@ class Collector:
 
     def _table(self, topic: Topic, partitions: int) -> TableFigures:
         """Counts the files of the table's version that was last seen; each version once."""
-        snapshot = self.sources.publisher.known_snapshot(topic)
+        snapshot = topic.table.snapshot
         found = self._tables.get(topic.topic_id)
         if found is None or found.snapshot is not snapshot or len(found.sizes) != partitions:
             found = TableFigures(snapshot, partitions)
-            files = snapshot.files if snapshot is not None else ()
-            for number, of_partition in enumerate(files[:partitions]):
+            for number, of_partition in enumerate(snapshot.files[:partitions]):
                 found.count(
                     number, of_partition, self.sources.small_file_bytes, self.sources.compact_files
                 )
