@@ -104,7 +104,6 @@ MUTATIONS = (
         name="segments: a frame counts after any other",
         patches=((frames.Window, "header", _header_after_any),),
         rates=_FULL,
-        aim="append",
         profile=(*_LOCAL, ("brokers", 3), ("steps", 1_500)),
     ),
     Mutation(
