@@ -19,7 +19,7 @@ import gc
 import typer
 
 from sparklog import pandas_import
-from sparklog.cli import groups, maintenance, topics
+from sparklog.cli import groups, jobs, maintenance, topics
 from sparklog.cli.check import check
 from sparklog.cli.consume import consume
 from sparklog.cli.produce import produce
@@ -42,6 +42,7 @@ app.callback()(maintenance.common)
 app.command(cls=Command)(maintenance.broker)
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
+app.add_typer(jobs.app, name="jobs")
 app.command(cls=Command)(produce)
 app.command(cls=Command)(consume)
 app.command(cls=Command)(status)

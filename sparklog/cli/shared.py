@@ -105,22 +105,29 @@ class Commands(TyperGroup):
         return super().parse_args(ctx, _with_wait_seconds(args))
 
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with exit_codes():
             result = super().invoke(ctx)
             sys.stdout.flush()
             return result
-        except errors.SparklogError as error:
-            complain(error)
-            raise typer.Exit(ExitCode.FAILED) from None
-        except BrokenPipeError:
-            _silence_output()
-            raise typer.Exit(ExitCode.PIPE_CLOSED) from None
-        except _outside_errors() as error:
-            complain(error)
-            _silence_output()  # it may be what failed, and would again
-            raise typer.Exit(ExitCode.FAILED) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def exit_codes() -> Iterator[None]:
+    """Prints errors as one line each, and raises `typer.Exit` with their codes."""
+    try:
+        yield
+    except errors.SparklogError as error:
+        complain(error)
+        raise typer.Exit(ExitCode.FAILED) from None
+    except BrokenPipeError:
+        _silence_output()
+        raise typer.Exit(ExitCode.PIPE_CLOSED) from None
+    except _outside_errors() as error:
+        complain(error)
+        _silence_output()  # it may be what failed, and would again
+        raise typer.Exit(ExitCode.FAILED) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def _store_errors() -> tuple[type[Exception], ...]:

@@ -93,9 +93,11 @@ def fences(page: Path) -> list[Fence]:
 
 
 def needs_spark(page: Path) -> bool:
-    """Returns true if a block that runs uses the name `spark`, or is SQL."""
+    """Returns true if a block that runs uses the name `spark`, is SQL, or runs a job."""
     return any(
-        each.language == "sql" or (each.language == "python" and re.search(r"\bspark\b", each.code))
+        each.language == "sql"
+        or (each.language == "python" and re.search(r"\bspark\b", each.code))
+        or "sparklog.jobs." in each.code
         for each in fences(page)
         if each.runs
     )

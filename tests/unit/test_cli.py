@@ -6,6 +6,7 @@ import decimal
 import io
 import json
 import os
+import pkgutil
 import re
 import signal
 import socket
@@ -28,7 +29,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, jobs
 from sparklog.broker.config.topic_config import KEYS
 from sparklog.cli import app, json_rows
 from sparklog.cli.consume import _GroupBatches
@@ -57,6 +58,9 @@ def _broker(broker: LiveBroker) -> LiveBroker:
 
 
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="leans on /dev/full and /proc")
+
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs"
 
 
 def run(*arguments: str, stdin: bytes | str | None = None, **environment: str) -> Result:
@@ -1239,3 +1243,24 @@ def test_json_of_what_it_lacks() -> None:
     assert json_rows.json_values(pa.nulls(1)).to_pylist() == ["null"]
     words = pa.array(["a", None]).dictionary_encode()
     assert json_rows.json_values(words).to_pylist() == ['"a"', "null"]
+
+
+# ------------------------------------------------------------------------------ jobs
+
+
+def test_jobs_have_files_and_are_listed() -> None:
+    """Each job is a module, has a file in jobs/ of its name, and a line in the list."""
+    listed = run("jobs", "list").stdout.splitlines()[1:]
+    modules = {each.name for each in pkgutil.iter_modules(jobs.__path__)} - {"inputs", "running"}
+    assert [line.split()[0] for line in listed] == sorted(modules)
+    for name in modules:
+        path = Path(run("jobs", "path", name).stdout.strip())
+        assert path.read_text("utf-8").startswith('"""')
+        assert f"from sparklog.jobs.{name} import main" in (JOBS / f"{name}.py").read_text("utf-8")
+
+
+def test_path_of_an_unknown_job_is_refused() -> None:
+    """With a usage error that says where the names are."""
+    result = run("jobs", "path", "produces")
+    assert result.exit_code == ExitCode.USAGE
+    assert "sparklog jobs list" in result.stderr

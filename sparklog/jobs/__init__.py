@@ -1,0 +1,15 @@
+"""Programs for `spark-submit`, which are also run by `python -m sparklog.jobs.<name>`.
+
+Each job has typed options and `--help` with an example, checks all that it can before it writes
+anything, and shows its plan with `--dry-run`. Its last line says what it has done. It may be
+stopped and run again at any point. Exit codes are those of the command line.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+JOBS: Final = {
+    "produce": "rows of files, a table or a query become records of a topic, once",
+}
+"""Names of the jobs, which are those of modules here and of files in `jobs/`."""

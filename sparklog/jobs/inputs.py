@@ -1,0 +1,128 @@
+"""The rows that a job reads with Spark: files, a table, or a query; once, or as a stream.
+
+A batch of files has an identity: the names, sizes and times of the files that Spark would read. A
+job that is run again on the same files can tell that it has done its work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+import typer
+
+from sparklog import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamReader
+
+_GLOB: Final = re.compile(r"([\\{}\[\]*?,])")
+_WITH_SCHEMA: Final = ("delta", "text")
+"""Formats whose streams know their own schema."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """The rows to read: those of exactly one of `paths`, `table` and `query`."""
+
+    paths: Sequence[str]
+    table: str | None
+    query: str | None
+    format: str
+    schema: str | None
+    options: Mapping[str, str]
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.paths, self.table, self.query))) != 1:
+            raise typer.BadParameter("give paths, or --table, or --query: exactly one of them")
+        if self.query and (self.schema or self.options):
+            raise typer.BadParameter("--schema and --option are for paths and tables, not --query")
+
+    @property
+    def reading(self) -> tuple[object, ...]:
+        """The way in which rows are made of the files, without the names of these."""
+        return self.table, self.query, self.format, self.schema, sorted(self.options.items())
+
+    @property
+    def needs_delta(self) -> bool:
+        """True if the rows may be those of a Delta table."""
+        return not self.paths or self.format == "delta"
+
+    def __str__(self) -> str:
+        if self.query:
+            return f"the query {self.query!r}"
+        if self.table:
+            return f"table {self.table}"
+        return f"{', '.join(self.paths)} ({self.format})"
+
+    def read(self, spark: SparkSession) -> DataFrame:
+        """Returns all rows there are now."""
+        if self.query:
+            return spark.sql(self.query)
+        reader: DataFrameReader = spark.read.options(**self.options)
+        if self.table:
+            return reader.table(self.table)
+        if self.schema:
+            reader = reader.schema(self.schema)
+        return reader.format(self.format).load(list(self.paths))
+
+    def read_stream(self, spark: SparkSession) -> DataFrame:
+        """Returns the rows there are now, and those that are added.
+
+        The schema of files is that of the present ones, unless it is given.
+        """
+        if self.query:
+            raise typer.BadParameter("a query is read once: leave out --checkpoint")
+        reader: DataStreamReader = spark.readStream.options(**self.options)
+        if self.table:
+            return reader.table(self.table)
+        if len(self.paths) > 1:
+            raise typer.BadParameter("a stream reads one path: a folder, or a pattern in quotes")
+        if self.schema:
+            reader = reader.schema(self.schema)
+        elif self.format not in _WITH_SCHEMA:
+            reader = reader.schema(self.read(spark).schema)
+        return reader.format(self.format).load(self.paths[0])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSet:
+    """The files of a batch."""
+
+    count: int
+    bytes: int
+    identity: str
+    """A digest of their names, sizes and times of modification."""
+
+
+def files_of(spark: SparkSession, frame: DataFrame) -> FileSet | None:
+    """Returns the files that the frame reads, without reading them; None if it reads none."""
+    paths = [_GLOB.sub(r"\\\1", unquote(path)) for path in frame.inputFiles()]
+    if not paths:
+        return None
+    found = spark.read.format("binaryFile").load(paths)
+    rows = found.select("path", "length", "modificationTime").collect()
+    digest = hashlib.sha256()
+    for path, length, modified in sorted(map(tuple, rows)):
+        digest.update(f"{path}\0{length}\0{modified.timestamp():.6f}\n".encode())
+    return FileSet(
+        count=len(rows), bytes=sum(row["length"] for row in rows), identity=digest.hexdigest()
+    )
+
+
+def identity_of(files: FileSet | None, *parts: object) -> str:
+    """Returns the name of a run: of its files, and of all that makes records of their rows.
+
+    Raises `BadRequest` for rows of unknown origin.
+    """
+    if files is None:
+        raise errors.BadRequest(
+            reason="These rows are read from no files, so a second run could not be recognised."
+            " Name this run with --once-as NAME, or give --again to write in any case."
+        )
+    return hashlib.sha256(repr((files.identity, *parts)).encode()).hexdigest()[:32]

@@ -1,0 +1,453 @@
+"""Rows that Spark reads become records of a topic: files, a table or a query, once or as a stream.
+
+    spark-submit jobs/produce.py --root s3://bucket/log --topic orders --key customer_id \\
+        --timestamp ordered_at s3a://landing/orders/
+
+Each row is a record. Its value is the row as a JSON object, or the column `value` if there is one,
+or any expression of SQL; key, headers, time and partition are expressions as well.
+
+A batch is written once: in one step, at its end, under a name made of its files and of these
+options. A run that is stopped leaves nothing, and one that is repeated finds its records. With a
+checkpoint the rows are a stream, and each run writes those that are new since the last one.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+import sparklog
+from sparklog import errors
+from sparklog.cli.shared import RootOption, config_pairs, log_target
+from sparklog.clock import SystemClock
+from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of
+from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.options import storage_options
+from sparklog.storage.objects import open_store
+from sparklog.storage.table import TopicTable, key_app_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.types import DataType
+
+_BYTES: Final = ("binary", "string")
+_MICROSECONDS: Final = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX",
+    "timeZone": "UTC",
+}
+_LOOK_SECONDS: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expressions:
+    """SQL over the columns of a row, for each part of a record that is not the default."""
+
+    value: str | None = None
+    key: str | None = None
+    headers: str | None = None
+    timestamp: str | None = None
+    partition: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Records:
+    """Rows that are ready for the sink, which makes JSON values of them if `as_json`."""
+
+    frame: DataFrame
+    as_json: bool
+
+    @property
+    def options(self) -> dict[str, str]:
+        return {"valueFormat": "json" if self.as_json else "binary"}
+
+
+def records(rows: DataFrame, given: Expressions) -> Records:
+    """Returns the records of `rows`.
+
+    Without an expression for it, the value is the column `value` if that is binary or a string;
+    key, headers, timestamp and partition are then those columns too. Otherwise the value is the row
+    as a JSON object.
+
+    Raises `WrongSchema`; `AnalysisException` for a column that does not exist.
+    """
+    from pyspark.sql import functions as f
+
+    from sparklog.sinks.columns import ROLES, check_columns
+
+    roles = [each.name for each in fields(given) if each.name != "value"]
+    expressions = {role: text for role in roles if (text := getattr(given, role)) is not None}
+    has_value = "value" in rows.columns and rows.schema["value"].dataType.simpleString() in _BYTES
+    parts: dict[str, Column] = {role: f.expr(text) for role, text in expressions.items()}
+    as_json = False
+    if given.value is not None:
+        parts["value"] = f.expr(given.value)
+    elif has_value:
+        parts = {name: f.col(name) for name in ("value", *roles) if name in rows.columns} | parts
+    elif ROLES.keys() & set(rows.columns):  # the sink would leave such columns out of the object
+        parts["value"] = f.to_json(f.struct("*"), _MICROSECONDS)
+    else:
+        as_json = True
+    found = rows.select(*(["*"] if as_json else []), *map(_named, parts, parts.values()))
+    for name in parts:
+        found = _converted(found, name)
+    check_columns(found.schema, as_json=as_json, needs_topic=False)
+    return Records(frame=found, as_json=as_json)
+
+
+def _named(name: str, column: Column) -> Column:
+    return column.alias(name)
+
+
+def _converted(frame: DataFrame, name: str) -> DataFrame:
+    """Returns the frame with the column in a type that the sink takes, if one is meant plainly."""
+    from pyspark.sql import functions as f
+
+    column, kind = f.col(name), frame.schema[name].dataType
+    wanted = _wanted(name, kind)
+    if wanted is None:
+        return frame
+    if name == "headers":
+        entries = f.map_entries(column)
+        return frame.withColumn(name, entries.cast(wanted))
+    return frame.withColumn(name, column.cast(wanted))
+
+
+def _wanted(name: str, kind: DataType) -> str | None:
+    """Returns the type to which a column is converted; None: it stays."""
+    word = kind.simpleString()
+    if word == "void":
+        return None
+    if name == "headers":
+        return "array<struct<key:string,value:binary>>" if kind.typeName() == "map" else None
+    if name in ("key", "value"):
+        return None if word in _BYTES or kind.typeName() in ("array", "map", "struct") else "string"
+    return {"timestamp": "timestamp", "partition": "int"}[name]
+
+
+# ------------------------------------------------------------------------------ the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    root: str
+    topic: str
+    partitions: int | None
+    """The number for a topic that is created; None: the topic must exist."""
+
+    def find(self) -> int | None:
+        """Returns the number of the topic's partitions; None if it is to be created.
+
+        Raises `UnknownTopic`, `NotARoot`.
+        """
+        with sparklog.connect(self.root, detached=True) as log:
+            try:
+                return len(log.describe(self.topic).partitions)
+            except errors.UnknownTopic as error:
+                if self.partitions is None:
+                    error.add_note("To create it, give --partitions N.")
+                    raise
+                return None
+
+    def create(self) -> None:
+        with sparklog.connect(self.root, detached=True) as log:
+            log.create_topic(self.topic, self.partitions, if_absent=True)
+
+    def has(self, run_name: str) -> bool:
+        """Returns whether the run's records are in the topic."""
+        from sparklog.sinks.options import to_topic
+
+        with sparklog.connect(self.root, detached=True) as log:
+            log.flush_to_table(self.topic)
+        store = open_store(self.root, storage_options(self.root))
+        table = TopicTable(store, self.topic, clock=SystemClock(), only_reads=True)
+        topic_id = table.refresh().topic_id
+        key = to_topic(run_name, self.topic)
+        return topic_id is not None and table.txn(key_app_id(topic_id, key)) is not None
+
+
+def produce(
+    paths: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="PATH...",
+            help="Files, folders or patterns, as Spark reads them.",
+            show_default=False,
+        ),
+    ] = None,
+    root: RootOption = None,
+    topic: Annotated[
+        str, typer.Option(metavar="TOPIC", help="The topic.", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Create the topic with so many partitions if it does not exist.",
+            show_default=False,
+        ),
+    ] = None,
+    input_format: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="Of the paths: parquet, csv, json, text, orc, delta, or any that Spark has.",
+        ),
+    ] = "parquet",
+    table: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Read a table instead of paths.", show_default=False),
+    ] = None,
+    query: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Read the result of a query.", show_default=False),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DDL",
+            help="The columns of the paths: 'id BIGINT, name STRING'. Default: Spark finds out.",
+            show_default=False,
+        ),
+    ] = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of Spark's reader, such as header=true; repeat it for more.",
+        ),
+    ] = None,
+    change_feed: Annotated[
+        bool,
+        typer.Option(
+            "--change-feed",
+            help="Read the change data feed of a Delta table: a row for each change, with the"
+            " columns _change_type, _commit_version and _commit_timestamp.",
+        ),
+    ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="Write only the rows that match.", show_default=False),
+    ] = None,
+    value: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL",
+            help="The record's value. Default: the column value if it is binary or a string,"
+            " otherwise the row as a JSON object.",
+            show_default=False,
+        ),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="The record's key.", show_default=False),
+    ] = None,
+    headers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help="Headers: a map, or an array of (key, value).", show_default=False
+        ),
+    ] = None,
+    timestamp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SQL", help="The record's time. Default: that of arrival.", show_default=False
+        ),
+    ] = None,
+    partition: Annotated[
+        str | None,
+        typer.Option(metavar="SQL", help="The partition. Default: by the key.", show_default=False),
+    ] = None,
+    once_as: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name the run: records of a run of this name are written once within 30 days."
+            " Default: a name made of the files and of these options.",
+            show_default=False,
+        ),
+    ] = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Write, even if the same run was written before.")
+    ] = False,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH",
+            help="Read a stream: the rows that are new since the last run with this checkpoint.",
+            show_default=False,
+        ),
+    ] = None,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="With --checkpoint: continue until stopped, and look for rows this often.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+) -> None:
+    """Writes rows that Spark reads to a topic.
+
+    Each row is a record. A batch is written once, in one step: a run that is stopped leaves
+    nothing, and one that is repeated writes nothing more. With --checkpoint the rows are a stream.
+
+    Example: spark-submit jobs/produce.py --topic orders --key customer ./landing/*.parquet
+    """
+    target_root, _ = log_target(root, None)
+    if target_root is None:
+        raise typer.BadParameter("Spark writes to a root: give --root, not the address of a broker")
+    source = Input(
+        paths=paths or (),
+        table=table,
+        query=query,
+        format=input_format,
+        schema=schema,
+        options=config_pairs(option or ()) | ({"readChangeFeed": "true"} if change_feed else {}),
+    )
+    if every is not None and checkpoint is None:
+        raise typer.BadParameter(
+            "--every needs --checkpoint, which remembers the rows that were read"
+        )
+    if checkpoint is not None and (once_as or again):
+        raise typer.BadParameter("--once-as and --again name a batch; a checkpoint has no need")
+    if once_as and again:
+        raise typer.BadParameter("give --once-as or --again, not both")
+    given = Expressions(
+        value=value, key=key, headers=headers, timestamp=timestamp, partition=partition
+    )
+    target = _Target(root=target_root, topic=topic, partitions=partitions)
+    found = target.find()
+    spark = spark_session(f"produce {topic}", with_delta=source.needs_delta)
+    is_stream = checkpoint is not None
+    rows = source.read_stream(spark) if is_stream else source.read(spark)
+    if where is not None:
+        rows = rows.where(where)
+    made = records(rows, given)
+    files = None if is_stream else files_of(spark, rows)
+    run_name = None
+    if not is_stream and not again:
+        run_name = once_as or identity_of(files, *source.reading, where, given)
+    _describe(source, files, made, topic, found or partitions, is_new=found is None)
+    is_done = run_name is not None and found is not None and target.has(run_name)
+    if dry_run:
+        typer.echo(
+            f"{topic}: the rows are in the topic already"
+            if is_done
+            else f"{topic}: nothing was written, because of --dry-run"
+        )
+        return
+    if is_done:
+        typer.echo(f"{topic}: nothing to write, this run's records are in the topic")
+        return
+    if found is None:
+        target.create()
+    if checkpoint is not None:
+        _write_stream(made, target, checkpoint, every)
+    else:
+        _write(spark, made, target, run_name)
+
+
+def _describe(
+    source: Input,
+    files: FileSet | None,
+    made: Records,
+    topic: str,
+    partitions: int | None,
+    *,
+    is_new: bool,
+) -> None:
+    size = f": {files.count:,} files, {files.bytes / 2**20:,.1f} MiB" if files is not None else ""
+    echo(f"from {source}{size}")
+    kinds = {field.name: field.dataType.simpleString() for field in made.frame.schema}
+    if made.as_json:
+        roles = {each.name for each in fields(Expressions)} - {"value"}
+        members = [name for name in kinds if name not in roles]
+        kinds = {"value": f"a JSON object of {', '.join(members)}"} | {
+            name: kind for name, kind in kinds.items() if name in roles
+        }
+    count = f"{partitions} partition" + ("" if partitions == 1 else "s")
+    echo(f"to   {topic}, {'to be created with ' if is_new else ''}{count}")
+    for name, kind in kinds.items():
+        echo(f"     {name}: {kind}")
+
+
+def _write(spark: SparkSession, made: Records, target: _Target, run_name: str | None) -> None:
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    began = time.perf_counter()
+    counted = Observation()
+    writer = (
+        made.frame.observe(counted, f.count(f.lit(1)).alias("count"))
+        .write.format("sparklog")
+        .mode("append")
+        .options(root=target.root, topic=target.topic, **made.options)
+    )
+    if run_name is not None:
+        writer = writer.option("idempotencyKey", run_name)
+    with progress(spark, f"produce {target.topic}"):
+        writer.save()
+    seconds = time.perf_counter() - began
+    count = counted.get["count"]
+    typer.echo(_last_line(target.topic, count, seconds))
+
+
+def _last_line(topic: str, count: int, seconds: float) -> str:
+    return f"{topic}: {count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)"
+
+
+def _write_stream(
+    made: Records, target: _Target, checkpoint: str, every_seconds: float | None
+) -> None:
+    writer = (
+        made.frame.writeStream.format("sparklog")
+        .outputMode("append")
+        .option("checkpointLocation", checkpoint)
+        .options(root=target.root, topic=target.topic, **made.options)
+    )
+    if every_seconds is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        writer = writer.trigger(processingTime=f"{every_seconds} seconds")
+    began = time.perf_counter()
+    query = writer.start()
+    try:
+        count = _follow(query)
+    except KeyboardInterrupt:
+        query.stop()
+        typer.echo(f"{target.topic}: stopped; a run with this checkpoint continues here")
+        raise
+    typer.echo(_last_line(target.topic, count, time.perf_counter() - began))
+
+
+def _follow(query: StreamingQuery) -> int:
+    """Waits for the end of the query, and prints each batch. Returns the number of its rows."""
+    count, last = 0, -1
+    is_over = False
+    while not is_over:
+        is_over = bool(query.awaitTermination(_LOOK_SECONDS))
+        for each in query.recentProgress:
+            if each["batchId"] > last and each["numInputRows"]:
+                last = each["batchId"]
+                count += each["numInputRows"]
+                echo(f"batch {last}: {each['numInputRows']:,} records")
+    return count
+
+
+def main() -> None:
+    """The program."""
+    run(produce, "produce")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""The parts that all jobs share: the Spark session, exit codes, progress, stopping."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from sparklog.cli.shared import Command, ExitCode, exit_codes
+
+if TYPE_CHECKING:
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+_LOOK_SECONDS: Final = 0.5
+_LINE_SECONDS: Final = 30.0
+"""Between two lines of progress where no terminal shows a bar."""
+_DELTA: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+class JobCommand(Command):
+    """A job's only command. Errors of Spark, too, become one line and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_codes(), _spark_errors():
+            return super().invoke(ctx)
+
+
+def run(job: Callable[..., None], name: str) -> None:
+    """Runs a job with the arguments of the process, and exits with its code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: cluster managers stop so
+    app_of(job)(prog_name=f"sparklog.jobs.{name}")
+
+
+def app_of(job: Callable[..., None]) -> typer.Typer:
+    """Returns the command line of a job, which is its only command."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(cls=JobCommand)(job)
+    return app
+
+
+@contextlib.contextmanager
+def _spark_errors() -> Iterator[None]:
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except PySparkException as error:
+        typer.echo(f"sparklog: {sentence(error)}", err=True)
+        raise typer.Exit(ExitCode.FAILED) from None
+
+
+def sentence(error: PySparkException) -> str:
+    """Returns what Spark says of an error, without stack frames, plan and condition of the JVM.
+
+    An error of sparklog is at the end of a Python worker's traceback.
+    """
+    text = str(error).partition("\nJVM stacktrace:")[0].partition("\n\tat ")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("sparklog.errors.")]
+    if ours:
+        return ours[-1].partition(": ")[2]
+    return lines[0].partition(" SQLSTATE:")[0] if lines else type(error).__name__
+
+
+def echo(text: str) -> None:
+    """Prints a line that is not the job's result."""
+    typer.echo(text, err=True)
+
+
+# ------------------------------------------------------------------------------ the session
+
+
+def spark_session(name: str, *, with_delta: bool) -> SparkSession:
+    """Returns the session of `spark-submit` or of Spark Connect, or starts a local one.
+
+    `with_delta`: a local one has Delta, if delta-spark is installed.
+    """
+    from pyspark.sql import SparkSession
+
+    # Unset, Spark's workers would be whatever `python3` is on the PATH.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
+    if SparkSession.getActiveSession() is None and not is_submitted:
+        builder = builder.config("spark.log.level", "ERROR")
+        if with_delta and importlib.util.find_spec("delta") is not None:
+            from delta import configure_spark_with_delta_pip
+
+            for key, value in _DELTA.items():
+                builder = builder.config(key, value)
+            builder = configure_spark_with_delta_pip(builder)
+    return builder.getOrCreate()
+
+
+# ------------------------------------------------------------------------------ progress
+
+
+@contextlib.contextmanager
+def progress(spark: SparkSession, what: str) -> Iterator[None]:
+    """Shows how many of Spark's tasks are done: a bar in a terminal, otherwise a line at times.
+
+    A session of Spark Connect does not tell; its own client shows a bar.
+    """
+    try:
+        tracker = spark.sparkContext.statusTracker()
+    except Exception:  # Spark Connect raises an error of its own for what it does not have
+        yield
+        return
+    is_over = threading.Event()
+    watching = threading.Thread(target=_watch, args=(tracker, what, is_over), daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        watching.join()
+
+
+def _watch(tracker: Any, what: str, is_over: threading.Event) -> None:
+    if not sys.stderr.isatty():
+        while not is_over.wait(_LINE_SECONDS):
+            done, total = _tasks(tracker)
+            echo(f"{what}: {done:,} of {total:,} tasks")
+        return
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        while not is_over.wait(_LOOK_SECONDS):
+            done, total = _tasks(tracker)
+            if total:
+                bar.update(task, completed=done, total=total)
+
+
+def _tasks(tracker: Any) -> tuple[int, int]:
+    """Returns how many tasks of the running stages are done, and how many there are."""
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(stage.numCompletedTasks for stage in known), sum(stage.numTasks for stage in known)
