@@ -547,7 +547,7 @@ class Agent:
     def _publish_loop(self) -> None:
         interval_seconds = self.settings.publisher.interval_seconds
         while not self._stopping.is_set():
-            waiting = self._partition_table.waiting_count
+            waiting = self._partition_table.waiting_objects
             self._publish_now.wait(publish_pause_seconds(waiting, interval_seconds))
             self._publish_now.clear()
             self._publishing.tick()

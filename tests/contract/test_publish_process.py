@@ -24,7 +24,8 @@ from tests.support.brokers import rows_of_table
 from tests.support.standing import Standing, standing
 from tests.support.waiting import wait_until
 
-TOPICS = [f"t{number}" for number in range(40)]
+TOPICS = [f"t{number}" for number in range(90)]
+"""Each has a file and a commit at a time, more than `PUBLISH_PROCESS_OBJECTS` together."""
 _MODULE = "sparklog.broker.log.publish_worker"
 
 pytestmark = pytest.mark.slow

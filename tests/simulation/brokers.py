@@ -289,7 +289,7 @@ def _publish_process(agent: Agent) -> PublishProcess | None:
     if not _world.profile.has_worker:
         return None
     start = functools.partial(SimulatedWorker, _world, _broker())
-    return PublishProcess(agent._hot, start, clock=agent._clock, topics=1)
+    return PublishProcess(agent._hot, start, clock=agent._clock, objects=1)
 
 
 # ------------------------------------------------------------------------------ surroundings

@@ -376,18 +376,185 @@ def test_everything_is_published_before_a_stop(rig: Rig, store: MemoryStore) -> 
 
 
 def test_the_interval_stretches_with_the_work() -> None:
-    """Few topics keep the interval; many stretch it until publishing has its share, to a bound."""
+    """A few files keep the interval; many stretch it until publishing has its share, to a bound."""
     pace = PublishPace(1.0)
     for _ in range(50):
-        pace.note(64, 64 * 0.002)
+        pace.note(1_000, 1_000 * 0.002)
     assert pace.interval_seconds(1, 0.25) == 1.0
     assert pace.interval_seconds(100, 0.25) == 1.0
     assert pace.interval_seconds(250, 0.25) == pytest.approx(250 * 0.002 / 0.25)
     assert pace.interval_seconds(10_000, 0.25) == limits.PUBLISH_STRETCH
     assert pace.interval_seconds(1_000, 1.0) == pytest.approx(1_000 * 0.002)
     for _ in range(50):
-        pace.note(64, 64 * 0.0001)
+        pace.note(1_000, 1_000 * 0.0001)
     assert pace.interval_seconds(1_000, 0.25) == 1.0
+
+
+def test_the_work_of_a_topic_is_that_of_its_partitions(rig: Rig, clock: ManualClock) -> None:
+    """One topic of many partitions stretches the interval as many topics do."""
+    table = rig.partition_table
+    assert table.waiting_objects == 0
+    rig.create("wide", 20)
+    for number in range(20):
+        rig.append(["a"], topic="wide", partition=number)
+    rig.append(["a"])
+    assert table.waiting_objects == 1 + 20 + 1 + 1
+    loop = publishing(rig)
+    for _ in range(50):
+        loop._pace.note(1_000, 1_000 * 0.1 * limits.PUBLISH_SHARE)
+    clock.advance(2.2)
+    loop.tick()
+    assert table.waiting_objects == 23
+    clock.advance(0.2)
+    loop.tick()
+    assert table.waiting_objects == 0
+    rig.append(["b"], topic="wide")
+    assert table.waiting_objects == 2
+    table.remove_topic(table.topic("wide"))
+    assert table.waiting_objects == 0
+
+
+# ------------------------------------------------------------------------------ many partitions
+
+
+class Commits(NoFaults):
+    """Records which topics are committed, in their order, and which partitions get files."""
+
+    def __init__(self) -> None:
+        self.topics: list[str] = []
+        self.partitions: list[int] = []
+
+    def before(self, operation: Operation, path: str) -> None:
+        if operation == "put_new" and "_delta_log" in path:
+            self.topics.append(path.split("/")[1])
+        elif operation == "put_new" and path.startswith("topics/wide/"):
+            self.partitions.append(int(path.split("/")[2].removeprefix("partition=")))
+
+
+@pytest.fixture(name="commits")
+def _commits(rig: Rig, store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Commits:
+    """The commits of a rig with a topic of 5 partitions, of which 2 have a turn together."""
+    monkeypatch.setattr(limits, "PUBLISH_PARTITIONS_TOGETHER", 2)
+    rig.create("wide", 5)
+    commits = Commits()
+    rig.publish_to(store.view(commits))
+    return commits
+
+
+def fill_wide(rig: Rig) -> None:
+    """Each partition of the wide topic gets a record."""
+    for number in range(5):
+        rig.append(["a"], topic="wide", partition=number)
+
+
+def test_a_topic_of_many_partitions_takes_turns(
+    rig: Rig, commits: Commits, clock: ManualClock
+) -> None:
+    """It holds up no other topic, and the partitions that wait longest come first."""
+    loop = publishing(rig)
+    fill_wide(rig)
+    clock.advance(1.01)
+    loop.tick()
+    rig.append(["b"], topic="wide", partition=1)
+    rig.append(["u"], topic="u")
+    rig.publisher.request(rig.partition_table.topic("u"))
+    loop.tick()
+    loop.tick()
+    assert commits.topics[0] == commits.topics[-1] == "wide"
+    assert sorted(commits.topics) == ["u", "wide", "wide", "wide"]
+    assert commits.partitions == [0, 1, 2, 3, 1, 4]
+
+
+def test_a_round_of_turns_ends(rig: Rig, commits: Commits, clock: ManualClock) -> None:
+    """Records that come during a round wait for the next interval, which began with the round."""
+    loop = publishing(rig)
+    fill_wide(rig)
+    clock.advance(1.01)
+    for _ in range(3):
+        loop.tick()
+        clock.advance(0.1)
+        fill_wide(rig)
+    done = len(commits.partitions)
+    assert done == 6
+    loop.tick()
+    assert len(commits.partitions) == done
+    clock.advance(0.71)
+    loop.tick()
+    assert len(commits.partitions) == done + 2
+
+
+def test_partitions_take_turns_under_constant_load(
+    rig: Rig, store: MemoryStore, commits: Commits, clock: ManualClock
+) -> None:
+    """A partition that gets records while it is published waits behind the others."""
+
+    class Busy(NoFaults):
+        def before(self, operation: Operation, path: str) -> None:
+            commits.before(operation, path)
+            if operation == "put_new" and path.startswith("topics/wide/partition="):
+                rig.append(["b"], topic="wide", partition=commits.partitions[-1])
+
+    rig.publish_to(store.view(Busy()))
+    loop = publishing(rig)
+    fill_wide(rig)
+    clock.advance(1.01)
+    for _ in range(10):
+        loop.tick()
+        clock.advance(0.5)
+    for first in range(0, 16, 2):  # three turns suffice for all
+        assert set(commits.partitions[first : first + 6]) == set(range(5))
+
+
+def test_a_spark_batch_is_not_divided_into_turns(
+    rig: Rig, store: MemoryStore, commits: Commits, clock: ManualClock
+) -> None:
+    """One commit has all of it, however many partitions it is in."""
+    rig.append_staged([(number, ["a"]) for number in range(5)], batch=0, topic="wide")
+    clock.advance(1.01)
+    publishing(rig).tick()
+    assert commits.topics == ["wide"]
+    for number in range(5):
+        assert rows_of_table(store, clock, "wide", number) == [(0, b"a")]
+
+
+def test_a_topic_of_many_partitions_is_light_by_its_turns(
+    rig: Rig, commits: Commits, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn costs what one of another topic may cost, so it is published with the others."""
+    fill_wide(rig)
+    size = rig.partition_table.topic("wide").unpublished_bytes
+    loop = publishing(rig, workers=None)
+    beside: list[str] = []
+    monkeypatch.setattr(loop, "_publish_beside", lambda topic: beside.append(topic.name))
+    monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", size // 3 - 1)
+    clock.advance(1.01)
+    loop.tick()
+    assert (beside, commits.topics) == (["wide"], [])
+    monkeypatch.setattr(limits, "PUBLISH_LIGHT_BYTES", size // 3 + 1)
+    loop.tick()
+    assert (beside, commits.topics) == (["wide"], ["wide"])
+
+
+def test_topics_of_some_partitions_are_published_together_up_to_a_number(
+    rig: Rig, commits: Commits, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of files that are made durable together is bounded, as for one wide topic."""
+    monkeypatch.setattr(limits, "PUBLISH_PARTITIONS_TOGETHER", 6)
+    fill_wide(rig)
+    rig.append(["u"], topic="u")
+    rig.append(["t"])
+    clock.advance(1.01)
+    together: list[list[str]] = []
+    publish = rig.publisher.publish_together
+
+    def noted(topics: Any) -> Any:
+        together.append([each.name for each in topics])
+        return publish(topics)
+
+    monkeypatch.setattr(rig.publisher, "publish_together", noted)
+    publishing(rig).tick()
+    assert together == [["wide", "u"], ["t"]]
+    assert len(commits.topics) == 3
 
 
 def test_only_topics_that_may_be_due_are_looked_at(rig: Rig, clock: ManualClock) -> None:

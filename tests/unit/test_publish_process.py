@@ -77,7 +77,7 @@ class Workers:
         self.all: list[FakeWorker] = []
         self._store = store or rig.store
         self._clock = rig.clock
-        self.process = PublishProcess(rig.hot, self._start, clock=rig.clock, topics=1)
+        self.process = PublishProcess(rig.hot, self._start, clock=rig.clock, objects=1)
         rig.publisher.process = self.process
 
     def _start(self) -> FakeWorker:
@@ -236,21 +236,23 @@ def test_a_request_is_bounded(
     assert workers.all[0].asked == [WriteTogether] * requests + [PutAll]
 
 
-def test_a_process_is_started_once_many_topics_wait(rig: Rig, clock: ManualClock) -> None:
-    """A broker with few busy topics has none."""
+def test_a_process_is_started_once_many_files_wait(rig: Rig, clock: ManualClock) -> None:
+    """A broker with few busy topics has none, unless one has many partitions."""
     started: list[FakeWorker] = []
 
     def start() -> FakeWorker:
         started.append(FakeWorker(rig.store, clock))
         return started[-1]
 
-    process = rig.publisher.process = PublishProcess(rig.hot, start, clock=clock, topics=3)
+    process = rig.publisher.process = PublishProcess(rig.hot, start, clock=clock, objects=5)
     rig.append(["a"])
     rig.append(["a"], topic="u")
     assert publish(rig) == [None] * 3
     assert not started
-    fill(rig)
-    assert publish(rig) == [None] * 3
+    rig.create("wide", 4)
+    for number in range(4):
+        rig.append(["a"], topic="wide", partition=number)
+    assert rig.publisher.publish_together([rig.partition_table.topic("wide")]) == [None]
     assert started[0].asked == [WriteTogether, PutAll]
     rig.append(["b"])
     assert publish(rig) == [None] * 3
@@ -302,8 +304,9 @@ def test_the_interval_stretches_less_with_a_process(
     if has_process:
         Workers(rig).process.look(1)
     for _ in range(50):
-        loop._pace.note(64, 64 * 0.2)
+        loop._pace.note(900, 900 * 0.2 / 3)
     fill(rig)
+    assert rig.partition_table.waiting_objects == 9
     clock.advance(2.0)
     loop.tick()
     assert bool(rig.partition_table.waiting()) is not has_process

@@ -176,7 +176,10 @@ class Topic:
         self.waiting = 0
         """The number of unpublished entries."""
         self.waiting_partitions: dict[int, Partition] = {}
-        """The partitions with unpublished entries, by number."""
+        """The partitions with unpublished entries, by number.
+
+        In the order in which they wait for a commit.
+        """
         self.waiting_since = -math.inf
         """Since when its oldest unpublished entry waits, in monotonic seconds, or longer.
 
@@ -404,6 +407,8 @@ class PartitionTable:
 
         In the order of `Topic.waiting_since`.
         """
+        self._waiting_partitions = 0
+        """The number of partitions with an unpublished entry, of all topics."""
         self.topics_version = 0
         """Rises when a topic is added or removed."""
         self._commits: dict[str, int] = {}
@@ -481,6 +486,7 @@ class PartitionTable:
                 of_topic.pop(topic.topic_id, None)
             self._commits.pop(topic.topic_id, None)
             self._bounds.pop(topic.topic_id, None)
+            self._waiting_partitions -= len(topic.waiting_partitions)
             topic.waiting_partitions.clear()
             topic.unconfirmed = 0
             self.removed_counts.add(topic.counts)
@@ -550,8 +556,10 @@ class PartitionTable:
                 count = bisect_right(partition.unpublished, end, key=_end)
                 done = partition.unpublished[:count]
                 del partition.unpublished[:count]
-                if done and not partition.unpublished:
-                    topic.waiting_partitions.pop(partition.number, None)
+                if done:
+                    self._end_wait(topic, partition)
+                    if partition.unpublished:  # it waits again, behind the others
+                        self._begin_wait(topic, partition)
                 _drop_published_batches(partition, end)
                 self._add_unconfirmed(topic, partition, done)
                 self._release_unpublished(topic, done)
@@ -637,7 +645,7 @@ class PartitionTable:
             self._release_unpublished(topic, partition.unpublished)
             self._release_unconfirmed(partition.stranded)
             partition.unpublished, partition.stranded = [], []
-            topic.waiting_partitions.pop(partition.number, None)
+            self._end_wait(topic, partition)
             partition.unpublished_batches.clear()
             partition.published, partition.end = end, reached
             partition.blocked, partition.is_end_known = None, True
@@ -655,9 +663,9 @@ class PartitionTable:
             return list(self._waiting.values())
 
     @property
-    def waiting_count(self) -> int:
-        """The number of topics with an unpublished entry or a blocked partition."""
-        return len(self._waiting)
+    def waiting_objects(self) -> int:
+        """The number of objects to put: a commit of each `waiting` topic, and their files."""
+        return len(self._waiting) + self._waiting_partitions
 
     def due(
         self, *, interval_seconds: float, publish_bytes: int, requested: Collection[str] = ()
@@ -702,6 +710,14 @@ class PartitionTable:
         elif topic.topic_id not in self._waiting:
             self._put_last(topic)
 
+    def _begin_wait(self, topic: Topic, partition: Partition) -> None:
+        topic.waiting_partitions[partition.number] = partition
+        self._waiting_partitions += 1
+
+    def _end_wait(self, topic: Topic, partition: Partition) -> None:
+        if topic.waiting_partitions.pop(partition.number, None) is not None:
+            self._waiting_partitions -= 1
+
     def bounds(self) -> dict[str, tuple[Bounds, ...]]:
         """Returns the bounds of each partition of each topic, by topic id, for a checkpoint.
 
@@ -734,7 +750,7 @@ class PartitionTable:
 
     def _add_unpublished(self, topic: Topic, partition: Partition, located: Located) -> None:
         if not partition.unpublished:
-            topic.waiting_partitions[partition.number] = partition
+            self._begin_wait(topic, partition)
         partition.unpublished.append(located)
         self._bounds_changed[partition] = topic
         self._unpublished_references.add(located)

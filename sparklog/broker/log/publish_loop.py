@@ -7,7 +7,7 @@ that failed to flush, end the broker.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 
 import structlog
@@ -26,26 +26,26 @@ _log = structlog.get_logger("sparklog.broker")
 class PublishPace:
     """The interval at which topics are published.
 
-    It is the given one while publishing takes little of the time. With many busy topics it
-    stretches, up to a bound: a topic then has fewer and larger files, and producers more of the
-    processor.
+    It is the given one while publishing takes little of the time. With many busy topics or
+    partitions it stretches, up to a bound: there are then fewer and larger files, and producers
+    have more of the processor.
     """
 
     def __init__(self, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
-        self._seconds_per_topic = 0.0
+        self._seconds_per_object = 0.0
 
-    def note(self, topics: int, seconds: float) -> None:
-        """Records that publishing so many topics together took so long."""
-        share = topics / limits.PUBLISH_TOPICS_TOGETHER
-        self._seconds_per_topic += (seconds / topics - self._seconds_per_topic) * share / 2
+    def note(self, objects: int, seconds: float) -> None:
+        """Records that putting so many files and commits together took so long."""
+        share = min(objects / limits.PUBLISH_PARTITIONS_TOGETHER, 1.0)
+        self._seconds_per_object += (seconds / objects - self._seconds_per_object) * share / 2
 
     def interval_seconds(self, waiting: int, share: float) -> float:
-        """Returns the interval while so many topics wait.
+        """Returns the interval while so many files and commits wait.
 
         `share`: of the time that publishing may take before the interval stretches.
         """
-        wanted = waiting * self._seconds_per_topic / share
+        wanted = waiting * self._seconds_per_object / share
         longest = self._interval_seconds * limits.PUBLISH_STRETCH
         return min(max(wanted, self._interval_seconds), longest)
 
@@ -91,7 +91,7 @@ class PublishLoop:
 
     def tick(self) -> None:
         """Makes one commit of every topic that is due. Raises `BrokerFenced` and `SyncFailed`."""
-        waiting = self._partition_table.waiting_count
+        waiting = self._partition_table.waiting_objects
         share = limits.PUBLISH_SHARE_PROCESS if self._publisher.has_process else self._share
         due = self._publisher.due(
             interval_seconds=self._pace.interval_seconds(waiting, share),
@@ -137,17 +137,19 @@ class PublishLoop:
             if topic.topic_id in self._beside or self._backoff.is_waiting(topic.topic_id):
                 continue
             size = topic.unpublished_bytes + topic.staged_bytes
-            if size > limits.PUBLISH_LIGHT_BYTES or topic.held_back is not None:
+            turns = -(-len(topic.waiting_partitions) // limits.PUBLISH_PARTITIONS_TOGETHER)
+            if size > limits.PUBLISH_LIGHT_BYTES * turns or topic.held_back is not None:
                 self._publish_beside(topic)
             else:
                 light.append(topic)
-        for first in range(0, len(light), limits.PUBLISH_TOPICS_TOGETHER):
-            self._publish_together(light[first : first + limits.PUBLISH_TOPICS_TOGETHER])
+        for some in _together(light):
+            self._publish_together(some)
 
     def _publish_together(self, topics: Sequence[Topic]) -> None:
+        objects = len(topics) + sum(map(_partitions, topics))
         began = self._clock.monotonic()
         outcomes = self._publisher.publish_together(topics)
-        self._pace.note(len(topics), self._clock.monotonic() - began)
+        self._pace.note(objects, self._clock.monotonic() - began)
         for topic, error in zip(topics, outcomes, strict=True):
             if isinstance(error, PutUnresolved):
                 self._publish_beside(topic)
@@ -224,3 +226,25 @@ class PublishLoop:
         moved = errors.ForeignTable(topic=topic.name, reason=reason)
         self._partition_table.block(topic, topic.partition(error.partition), moved, end=error.end)
         raise moved from error
+
+
+def _together(topics: Sequence[Topic]) -> Iterator[list[Topic]]:
+    """Divides topics into those that are published together: a bounded number of partitions."""
+    some: list[Topic] = []
+    count = 0
+    for topic in topics:
+        count += _partitions(topic)
+        if some and (
+            len(some) == limits.PUBLISH_TOPICS_TOGETHER
+            or count > limits.PUBLISH_PARTITIONS_TOGETHER
+        ):
+            yield some
+            some, count = [], _partitions(topic)
+        some.append(topic)
+    if some:
+        yield some
+
+
+def _partitions(topic: Topic) -> int:
+    """Returns the number of partitions that the topic's next commit adds files of."""
+    return min(len(topic.waiting_partitions), limits.PUBLISH_PARTITIONS_TOGETHER)

@@ -2,7 +2,7 @@
 
 Python runs one thread at a time, so publishing many topics would take the time that acks need. The
 data files and commits of light topics are therefore encoded and put by a process of its own, once
-many topics wait. Everything that is decided, and the tables as they are known, stay in the broker.
+many of them wait. Everything that is decided, and the tables as they are known, stay in the broker.
 
 The process may end or hang at any moment. The broker then kills it, writes the files again under
 other names, and claims the commits as after any put without an answer: a commit that lands late has
@@ -154,12 +154,12 @@ class PublishProcess:
         start: Callable[[], PublishingWorker],
         *,
         clock: Clock,
-        topics: int = limits.PUBLISH_PROCESS_TOPICS,
+        objects: int = limits.PUBLISH_PROCESS_OBJECTS,
     ) -> None:
-        """`topics`: the number of topics that wait, from which on the process is started."""
+        """`objects`: the number of files and commits that wait, from which on it is started."""
         self._hot = hot
         self._start = start
-        self._topics = topics
+        self._objects = objects
         self._worker: PublishingWorker | None = None
         self._is_closed = False
         self._lock = threading.Lock()
@@ -180,8 +180,8 @@ class PublishProcess:
         """Memory of the present process after its last answer; 0 without one."""
 
     def look(self, waiting: int) -> None:
-        """Starts the process if so many waiting topics are worth it."""
-        if self._worker is not None or waiting < self._topics or self._backoff.is_waiting(""):
+        """Starts the process if so many files and commits that wait are worth it."""
+        if self._worker is not None or waiting < self._objects or self._backoff.is_waiting(""):
             return
         with self._lock:
             if self._is_closed:

@@ -7,7 +7,8 @@ is not made, and a new run is chosen from the table's present end.
 
 Several topics are published together: the files of all of them are encoded, then put with a few
 rounds of parallel flushes, then all commits likewise. A topic that fails affects no other. Where
-many topics wait, a process of its own does so for the broker (`publish_process`).
+much waits, a process of its own does so for the broker (`publish_process`). A topic of many
+partitions has several commits, each of some of them, with turns of other topics in between.
 
 A Spark batch is published whole, however large. If it exceeds one commit's share, its files are
 written in several turns, with turns of other topics in between, and one commit finally adds them.
@@ -166,7 +167,7 @@ class Publisher:
         counts: UpkeepCounts | None = None,
         process: PublishProcess | None = None,
     ) -> None:
-        """`pool` writes the files of a large commit in parallel, `process` those of many topics."""
+        """`pool` writes the files of a large commit in parallel, `process` those of light ones."""
         self._store = store
         self._partition_table = partition_table
         self._clock = clock
@@ -181,6 +182,9 @@ class Publisher:
         self._requested: set[str] = set()
         """Ids of topics that were requested since their last turn began. Guarded by the lock of the
         partition table.
+        """
+        self._rounds: dict[str, int] = {}
+        """The number of partitions that a topic's present round has still to publish, by topic id.
         """
         self._pending: dict[str, _PendingCommit] = {}
         """By topic id."""
@@ -203,6 +207,7 @@ class Publisher:
 
     def remove_topic(self, topic: Topic) -> None:
         """Drops the state and the uncommitted files of a deleted topic."""
+        self._rounds.pop(topic.topic_id, None)
         pending = self._pending.pop(topic.topic_id, None)
         if pending is not None:
             self._discard(pending)
@@ -238,6 +243,7 @@ class Publisher:
         `CorruptObject` and the reason of a blocked partition (after the entries before it are
         published), and the errors of the store.
         """
+        self._rounds.pop(topic.topic_id, None)
         self._begin_turn(topic)
         has_unreadable = topic.topic_id in self._unreadable
         if topic.held_back is not None or has_unreadable:
@@ -253,7 +259,8 @@ class Publisher:
         """Raises why the topic is not published at present, if it is not."""
         with self._partition_table.lock:
             self._requested.discard(topic.topic_id)
-            self._partition_table.restart_wait(topic)
+            if topic.topic_id not in self._rounds:
+                self._partition_table.restart_wait(topic)
         refusal = self._refused.get(topic.topic_id)
         if refusal is not None:
             raise refusal.with_traceback(None)
@@ -316,20 +323,26 @@ class Publisher:
         process = self.process
         if process is None:
             return None
-        process.look(self._partition_table.waiting_count)
+        process.look(self._partition_table.waiting_objects)
         return process if process.is_ready else None
 
     def _begin_light(self, topic: Topic) -> _PendingCommit | None:
         """Returns the next commit of a topic; publishes a topic that needs more, and returns None.
 
-        Nothing of the commit is written.
+        Nothing of the commit is written. Partitions that wait are committed some at a time, and the
+        topic is requested until all that waited when the round began had their turn.
         """
         needs_more = topic.topic_id in self._pending or topic.topic_id in self._unreadable
         if topic.held_back is not None or needs_more:
             self.publish(topic)
             return None
         self._begin_turn(topic)
-        pending = self._begin(topic)
+        left = self._rounds.pop(topic.topic_id, 0) or len(topic.waiting_partitions)
+        most = limits.PUBLISH_PARTITIONS_TOGETHER
+        pending = self._begin(topic, most_partitions=most)
+        if pending is not None and len(pending.written) == most < left:
+            self._rounds[topic.topic_id] = left - most
+            self.request(topic)
         if pending is None:
             self._check_stopped(topic)
         elif pending.preparation is not None or pending.memory_bytes > limits.PUBLISH_LIGHT_BYTES:
@@ -455,9 +468,10 @@ class Publisher:
             self._apply_snapshot(topic, topic.table.refresh())
         return self._publish_some(topic, before)
 
-    def _begin(self, topic: Topic) -> _PendingCommit | None:
-        """Returns the topic's next commit, with no file written."""
-        pending = _PendingCommit([WrittenRun(run) for run in self._choose(topic)])
+    def _begin(self, topic: Topic, most_partitions: int | None = None) -> _PendingCommit | None:
+        """Returns the topic's next commit, with no file written. Arguments as for `_choose`."""
+        runs = self._choose(topic, most_partitions)
+        pending = _PendingCommit([WrittenRun(run) for run in runs])
         if not pending.written:
             return None
         if pending.count > 1 and pending.memory_bytes > 2 * self._commit_bytes:
@@ -547,17 +561,20 @@ class Publisher:
 
     # -------------------------------------------------------------------------- choosing
 
-    def _choose(self, topic: Topic) -> list[Run]:
+    def _choose(self, topic: Topic, most_partitions: int | None = None) -> list[Run]:
         """Chooses the next run of each partition, about `commit_bytes` in all, batches whole.
 
         No run has an entry that is known as unreadable or is in a blocked partition, nor a part of
-        a batch with such an entry.
+        a batch with such an entry. `most_partitions`: of those that have waited longest, unless a
+        Spark batch may be in more of them.
         """
         unreadable = self._unreadable.get(topic.topic_id, {})
         blocked = [each for each in topic.partitions if each.blocked is not None]
         with self._partition_table.lock:
-            waiting = sorted(topic.waiting_partitions.items())
-            chosen = [each for _, each in waiting if not each.blocked]
+            chosen = [each for each in topic.waiting_partitions.values() if not each.blocked]
+            if not any(each.unpublished_batches for each in chosen):
+                chosen = chosen[:most_partitions]
+            chosen.sort(key=lambda each: each.number)
             firsts = [each.published for each in chosen]
             # Copies only the beginning of a long backlog.
             heads = [each.unpublished[: limits.PUBLISH_MAX_ENTRIES] for each in chosen]
