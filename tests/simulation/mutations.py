@@ -30,7 +30,7 @@ from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Payload, SyncFailed, base
 from sparklog.storage.snapshot import Entry, TableFile, TableSnapshot
 from sparklog.storage.table import TableChange, TopicTable, end_app_id, maintenance_app_id
-from sparklog.storage.wal.base import WalObject
+from sparklog.storage.wal.base import Checkpoint, WalObject
 from sparklog.storage.wal.objects import ObjectAppender, ObjectFollower
 from tests.simulation import segment_mutations
 from tests.simulation.faults import ProcessStore, Rates
@@ -45,6 +45,11 @@ def _put_nothing(
     _appender: ObjectAppender, _path: str, _pieces: Any, _gives_up: Callable[[], bool]
 ) -> None:
     """An ack that is not waited for: the object never comes."""
+
+
+def _trim_all(appender: ObjectAppender, checkpoint: Checkpoint) -> None:
+    """Trims what the checkpoint needs, too."""
+    _trim(appender, dataclasses.replace(checkpoint, needed=()))
 
 
 def _find_alone(flush: writers._Flush, look: Callable[[writers._Flush], Any]) -> Any:
@@ -142,6 +147,7 @@ def _tell_nothing(append: writers.Append, **place: int) -> Entry:
 
 _state_of = liveness.state_of
 _entry = writers.Append.entry
+_trim = ObjectAppender.trim
 _check = record_batch.check
 _HEAVY = (("is_heavy", True), ("consumers", 1), ("steps", 1_500))
 _FLUSHES = (("is_local", False), ("simple", 3), ("idempotent", 3))
@@ -176,6 +182,12 @@ MUTATIONS = (
         name="a checkpoint omits references",
         patches=((PartitionTable, "needed", _needs_nothing),),
         rates=_RESTARTS,
+    ),
+    Mutation(
+        name="objects that a checkpoint needs are trimmed",
+        patches=((ObjectAppender, "trim", _trim_all),),
+        rates=_RESTARTS,
+        profile=(("is_local", False),),
     ),
     Mutation(
         name="a checkpoint forgets who wrote what",
@@ -382,7 +394,7 @@ MUTATIONS = (
         patches=((liveness, "state_of", _state_of_late),),
         rates=Rates(stall=0.2, freeze=0.02),
         aim="after get heartbeats",
-        profile=(("brokers", 3), ("steps", 1_500)),
+        profile=(("brokers", 3), ("steps", 3_000)),
     ),
     Mutation(
         name="an ack before the flushes before it are durable",

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from sparklog.storage.objects.memory_files import MemoryFile
 from sparklog.storage.wal import frames
-from sparklog.storage.wal.base import Checkpoint, folder
-from sparklog.storage.wal.segment_appender import SegmentAppender, ordinal_of
+from sparklog.storage.wal.base import Checkpoint
+from sparklog.storage.wal.segment_appender import SegmentAppender
 from sparklog.storage.wal.segment_files import EpochFiles, Segment
 from sparklog.storage.wal.segment_follower import SegmentFollower
 from tests.simulation.faults import Rates
@@ -64,12 +64,10 @@ def _create_unflushed(
         store.put_new = put_new
 
 
-def _remove_all(appender: SegmentAppender, checkpoint: Checkpoint) -> list[str]:
+def _trim_all(appender: SegmentAppender, _checkpoint: Checkpoint) -> None:
     """Trims the current segment too."""
-    base = folder(appender._epoch.broker, appender._epoch.epoch)
-    stats = appender._epoch.store.list_after(base)
-    segments = [stat.name for stat in stats if ordinal_of(stat.name) is not None]
-    return [f"{base}/{name}" for name in segments] if checkpoint.sequence >= 0 else []
+    epoch = appender._epoch
+    epoch.store.delete([epoch.path(each) for each in list(appender._first_sequences)])
 
 
 def _from_cache(follower: SegmentFollower, segment: Segment, window: frames.Window) -> frames.Event:
@@ -141,7 +139,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="segments: the current one is trimmed",
-        patches=((SegmentAppender, "removable", _remove_all),),
+        patches=((SegmentAppender, "trim", _trim_all),),
         rates=Rates(crash=0.004),
         profile=_LOCAL,
     ),

@@ -172,7 +172,7 @@ class HandmadeRoot:
         self._checkpoint = newest
         self._log.checkpoint(newest, needed, b"")
         checkpoint = wal.Checkpoint(sequence=newest, needed=tuple(needed), state=b"")
-        self.store.delete(self._log.removable(checkpoint))
+        self._log.trim(checkpoint)
 
     def move_start(self, topic: str, partition: int, offset: int) -> None:
         """Retention: the log starts there from now on; whole files below it go."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -24,7 +25,7 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     SyncFailed,
 )
-from sparklog.storage.objects.memory import Operation
+from sparklog.storage.objects.memory import Moment, Operation
 from sparklog.storage.snapshot import (
     BatchId,
     Encoding,
@@ -485,7 +486,7 @@ def test_a_follower_that_fell_behind_jumps(store: MemoryStore, clock: ManualCloc
     log.checkpoint(3, [2], b"")
     checkpoint = objects.newest_checkpoint(store, 1, 1)
     assert checkpoint is not None
-    store.delete(objects.removable(store, 1, 1, checkpoint))
+    log.trim(checkpoint)
     assert reader.poll() == []
     assert sequences(reader.poll(relist=True)) == [2, 4]
 
@@ -690,7 +691,7 @@ class TrimmedMeanwhile(NoFaults):
             self.log.checkpoint(2, [2], b"")
             checkpoint = objects.newest_checkpoint(self.store, 1, 1)
             assert checkpoint is not None
-            self.store.delete(objects.removable(self.store, 1, 1, checkpoint))
+            self.log.trim(checkpoint)
 
 
 def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualClock) -> None:
@@ -713,20 +714,28 @@ def test_a_fence_in_the_trimmed_past_is_void(store: MemoryStore, clock: ManualCl
 # ------------------------------------------------------------------------------ trimming
 
 
+def checkpoint_of(sequence: int, *needed: int) -> wal.Checkpoint:
+    """A checkpoint as `trim` takes it."""
+    return wal.Checkpoint(sequence=sequence, needed=needed, state=b"")
+
+
+def left(store: MemoryStore) -> list[str]:
+    """The names in the folder of the epoch, without the zeros before the sequences."""
+    return [re.sub("0+(?=[0-9])", "", name) for name in paths(store, FOLDER)]
+
+
 def test_only_unneeded_objects_are_removed(store: MemoryStore, clock: ManualClock) -> None:
-    """Needed objects, the newest one, and all beyond the checkpoint remain."""
+    """Needed objects, that of the checkpoint, and all beyond it remain; one checkpoint does."""
     log = appender(store, clock)
     for base in range(6):
         log.append([records("v", base=base)])
     log.checkpoint(1, [], b"")
     log.checkpoint(3, [0, 2], b"")
-    checkpoint = objects.newest_checkpoint(store, 1, 1)
-    assert checkpoint is not None
-    assert sorted(objects.removable(store, 1, 1, checkpoint)) == [
-        path_of(1),
-        path_of(3),
-        f"{FOLDER}/checkpoint-{1:020d}",
-    ]
+    log.trim(checkpoint_of(3, 0, 2))
+    assert left(store) == ["0", "2", "3", "4", "5", "checkpoint-3"]
+    log.checkpoint(5, [2], b"")
+    log.trim(checkpoint_of(5, 2))
+    assert left(store) == ["2", "5", "checkpoint-5"]
 
 
 def test_the_newest_object_stays(store: MemoryStore, clock: ManualClock) -> None:
@@ -734,9 +743,75 @@ def test_the_newest_object_stays(store: MemoryStore, clock: ManualClock) -> None
     log = appender(store, clock)
     log.append([records("v")])
     log.checkpoint(0, [], b"")
-    checkpoint = objects.newest_checkpoint(store, 1, 1)
-    assert checkpoint is not None
-    assert objects.removable(store, 1, 1, checkpoint) == []
+    log.trim(checkpoint_of(0))
+    assert left(store) == ["0", "checkpoint-0"]
+
+
+def test_a_deletion_that_failed_is_made_again(store: MemoryStore, clock: ManualClock) -> None:
+    """The next trim deletes the same again, also if it has nothing else to do."""
+    down = errors.StorageUnavailable(operation="delete", path="?", reason="down")
+    faulty = store.view(ScriptedFaults(Fault(operation="delete", error=down)))
+    log = appender(faulty, clock)
+    for base in range(3):
+        log.append([records("v", base=base)])
+        log.checkpoint(base, [0], b"")
+    with pytest.raises(errors.StorageUnavailable):
+        log.trim(checkpoint_of(2, 0))
+    assert left(store) == ["0", "1", "2", *(f"checkpoint-{number}" for number in range(3))]
+    log.trim(checkpoint_of(2, 0))
+    assert left(store) == ["0", "2", "checkpoint-2"]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_checkpoint_whose_put_failed_is_removed(
+    store: MemoryStore, clock: ManualClock, moment: Moment
+) -> None:
+    """A checkpoint that exists although its put failed is deleted like others."""
+    folder, lost = f"{FOLDER}/checkpoint", ValueError("no answer that is known")
+    fault = Fault(operation="put_new", prefix=folder, moment=moment, error=lost)
+    log = appender(store.view(ScriptedFaults(fault)), clock)
+    log.append([records("v")])
+    with pytest.raises(ValueError, match="no answer"):
+        log.checkpoint(0, [], b"")
+    log.append([records("v", base=1)])
+    log.checkpoint(1, [], b"")
+    log.trim(checkpoint_of(1))
+    assert left(store) == ["1", "checkpoint-1"]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.sets(st.integers(0, 30)), st.booleans())))
+def test_trimming_leaves_what_a_listing_would(
+    rounds: list[tuple[int, set[int], bool]],
+) -> None:
+    """After each trim, of the objects before the checkpoint exactly the needed ones exist.
+
+    An entry is needed from its append on, until it is published.
+    """
+    clock = ManualClock()
+    store = MemoryStore(clock)
+    fails = [False]
+
+    class Failing(NoFaults):
+        def before(self, operation: Operation, path: str, /) -> None:
+            if operation == "delete" and fails[0]:
+                raise errors.StorageUnavailable(operation="delete", path=path, reason="down")
+
+    log = appender(store.view(Failing()), clock)
+    needed: set[int] = set()
+    for appends, published, fails[0] in rounds:
+        for _ in range(appends):
+            needed.add(log.append([records("v", base=log.next_sequence)]).at.sequence)
+        needed -= published
+        newest = log.next_sequence - 1
+        log.checkpoint(newest, sorted(needed), b"")
+        try:
+            log.trim(checkpoint_of(newest, *sorted(needed)))
+        except errors.StorageUnavailable:
+            continue
+        expected = sorted(needed | {newest})
+        assert left(store) == [*map(str, expected), f"checkpoint-{newest}"]
+        assert set(log._needed) == needed - {newest}
+        assert log._checkpoints == {newest}
 
 
 def test_a_checkpoint_covers_durable_objects_only(store: MemoryStore, clock: ManualClock) -> None:

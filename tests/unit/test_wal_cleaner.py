@@ -23,7 +23,7 @@ from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.snapshot import Bounds, TableSnapshot, WalKind
 from sparklog.storage.wal.base import object_path
-from sparklog.storage.wal.objects import newest_checkpoint
+from sparklog.storage.wal.objects import ObjectAppender, newest_checkpoint
 from tests.support.brokers import (
     GRACE_SECONDS,
     Rig,
@@ -178,7 +178,9 @@ def test_a_failed_trim_is_repeated(rig: Rig) -> None:
     rig.append(["a"])
     rig.publish()
     down = errors.StorageUnavailable(operation="delete", path="?", reason="down")
-    rig.wal_cleaner._store = rig.store.view(ScriptedFaults(Fault(operation="delete", error=down)))
+    appender = rig.wal_cleaner._appender
+    assert isinstance(appender, ObjectAppender)
+    appender._store = rig.store.view(ScriptedFaults(Fault(operation="delete", error=down)))
     with pytest.raises(errors.StorageUnavailable):
         rig.trim()
     rig.append(["b"])

@@ -163,7 +163,7 @@ def test_a_checkpoint_shortens_the_log(any_log: tuple[Store, wal.Wal]) -> None:
     ours.append([records("4", base=4)])
     ours.checkpoint(4, [4], b"newer")
     newest = wal.Checkpoint(sequence=4, needed=(4,), state=b"")
-    store.delete(ours.removable(newest))
+    ours.trim(newest)
     assert values_of(store, log.follower(1, 1).fence()) == ["4"]
 
 
@@ -347,7 +347,7 @@ def test_trimming_at_any_moment_of_a_fence() -> None:
                 return
             acked.append("d")
             ours.checkpoint(3, [], b"")
-            store.delete(ours.removable(wal.Checkpoint(sequence=3, needed=(), state=b"")))
+            ours.trim(wal.Checkpoint(sequence=3, needed=(), state=b""))
             ours.append([records("e")])
             acked.append("e")
 
@@ -706,10 +706,8 @@ def test_a_segment_is_removed_whole(store: MemoryStore, clock: ManualClock) -> N
     assert ours.checkpoint_is_due(-1, objects=1)
     ours.checkpoint(7, [3], b"")
     ours.checkpoint_is_due(7, objects=1)
-    assert not ours.removable(wal.Checkpoint(sequence=5, needed=(), state=b""))
-    gone = ours.removable(wal.Checkpoint(sequence=7, needed=(3,), state=b""))
-    assert gone == [segment_path(1, 1, number) for number in (0, 2, 3)]
-    store.delete(gone)
+    assert names(store) == [f"{number:08d}.seg" for number in range(5)]
+    ours.trim(wal.Checkpoint(sequence=7, needed=(3,), state=b""))
     assert names(store) == ["00000001.seg", "00000004.seg"]
     assert ours.carried_up_to(7, objects=1) == 7
     assert ours.read(3).at.sequence == 3
@@ -719,8 +717,27 @@ def test_a_segment_is_removed_whole(store: MemoryStore, clock: ManualClock) -> N
     assert values_of(store, log.follower(1, 1).poll()) == ["3", "8"]
     assert values_of(store, slow.poll()) == ["8"]
     ours.checkpoint(8, [], b"")
-    gone = ours.removable(wal.Checkpoint(sequence=8, needed=(), state=b""))
-    assert f"{FOLDER}/checkpoint-{7:020d}" in gone
+    ours.trim(wal.Checkpoint(sequence=8, needed=(), state=b""))
+    assert paths(store, FOLDER) == ["00000004.seg", f"checkpoint-{8:020d}"]
+    assert (list(ours._first_sequences), list(ours._checkpoints)) == ([4], [8])
+
+
+def test_a_deletion_of_segments_that_failed_is_made_again(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Segments and checkpoints that could not be deleted are deleted by the next trim."""
+    down = errors.StorageUnavailable(operation="delete", path="?", reason="down")
+    faulty = store.view(ScriptedFaults(Fault(operation="delete", error=down)))
+    ours = log_of(faulty, clock, 2 * BLOCK_BYTES).appender(1, 1)
+    for number in range(3):
+        ours.append([records(str(number))])
+        ours.checkpoint(number, [], b"")
+    newest = wal.Checkpoint(sequence=2, needed=(), state=b"")
+    with pytest.raises(errors.StorageUnavailable):
+        ours.trim(newest)
+    assert len(paths(store, FOLDER)) > 3
+    ours.trim(newest)
+    assert paths(store, FOLDER) == ["00000003.seg", f"checkpoint-{2:020d}"]
 
 
 def test_a_slow_reader_jumps_to_the_checkpoint(store: MemoryStore, clock: ManualClock) -> None:
@@ -732,7 +749,7 @@ def test_a_slow_reader_jumps_to_the_checkpoint(store: MemoryStore, clock: Manual
     for number in range(1, 6):
         ours.append([records(str(number))])
     ours.checkpoint(4, [2], b"")
-    store.delete(ours.removable(wal.Checkpoint(sequence=4, needed=(2,), state=b"")))
+    ours.trim(wal.Checkpoint(sequence=4, needed=(2,), state=b""))
     assert sequences(slow.poll()) == [1, 2, 5]  # it has the file of 1 open
 
 
@@ -800,7 +817,7 @@ def test_a_void_first_fence_is_passed(store: MemoryStore, clock: ManualClock) ->
             if operation == "put_new" and path == FIRST and not self.done:
                 self.done = True
                 ours.checkpoint(2, [], b"")
-                store.delete(ours.removable(wal.Checkpoint(sequence=2, needed=(), state=b"")))
+                ours.trim(wal.Checkpoint(sequence=2, needed=(), state=b""))
 
     store.delete([FIRST])  # as if it had been trimmed while the fencer was suspended
     faults = Trimming()

@@ -171,7 +171,7 @@ class WalCleaner:
         while self._trimmable and self._trimmable[0][0] <= horizon:
             checkpoint = self._trimmable.popleft()[1]
         if checkpoint is not None:
-            self._store.delete(self._appender.removable(checkpoint))
+            self._appender.trim(checkpoint)
 
     def _delete_closed(self) -> None:
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:

@@ -107,8 +107,12 @@ class Appender(Protocol):
         """
         ...
 
-    def removable(self, checkpoint: Checkpoint) -> list[str]:
-        """Returns the paths that `checkpoint` makes unnecessary, older checkpoints among them."""
+    def trim(self, checkpoint: Checkpoint) -> None:
+        """Deletes what `checkpoint` makes unnecessary, older checkpoints among it.
+
+        `checkpoint` is one that this appender has put, and no older than that of an earlier call.
+        Raises the errors of the store; the next call then deletes the rest.
+        """
         ...
 
     def tend(self) -> None:

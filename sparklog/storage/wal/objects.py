@@ -6,9 +6,9 @@ so that one entry can be fetched by its byte range. These rules make the log saf
 - Object N is created only if it is absent. After a put of N was issued, only the same bytes are
   tried again at N, until it is known which object is there.
 - A *fence* ends the epoch for every broker and reader: objects after it do not count.
-- Objects are deleted only after a checkpoint of the same or a later sequence exists that does not
-  need them. A fence is never deleted, nor the newest object of an epoch without a fence. So a
-  process that finds N absent, and no checkpoint at or after N, knows that N was never acked.
+- Objects are deleted only after a checkpoint of a later sequence exists that does not need them. A
+  fence is never deleted, nor the newest object of an epoch without a fence. So a process that finds
+  N absent, and no checkpoint at or after N, knows that N was never acked.
 
 A WAL checkpoint has two layers: its index (`_CheckpointIndex`) names the objects that are still
 needed and the bounds of each partition; its state is opaque here, and is encoded by
@@ -154,6 +154,11 @@ class ObjectAppender:
         self._clock = clock
         self._stopping = stopping
         self.next_sequence = 0
+        self._trimmed_to = 0
+        """The sequence before which no objects but `_needed` are left."""
+        self._needed: list[int] = []
+        self._checkpoints: set[int] = set()
+        """Sequences of the checkpoints that exist, or whose put has failed."""
 
     def append(self, entries: Sequence[tuple[Entry, Payload]]) -> WalObject:
         """Puts the next object. It is durable when this returns, with the entries' byte ranges.
@@ -207,6 +212,7 @@ class ObjectAppender:
         by_topic = None if bounds is None else {key: tuple(each) for key, each in bounds.items()}
         index = _CheckpointIndex(os.urandom(8), sequence, tuple(needed), state, by_topic)
         path = checkpoint_path(self._broker, self._epoch, sequence)
+        self._checkpoints.add(sequence)
         self._claim(path, [frame(_MAGIC, _encoder.encode(index))], lambda: True)
 
     def read(self, sequence: int) -> WalObject:
@@ -218,8 +224,23 @@ class ObjectAppender:
     def carried_up_to(self, checkpoint: int, *, objects: int) -> int:
         return checkpoint - objects
 
-    def removable(self, checkpoint: Checkpoint) -> list[str]:
-        return removable(self._store, self._broker, self._epoch, checkpoint)
+    def trim(self, checkpoint: Checkpoint) -> None:
+        # There are no gaps below a checkpoint. Its own object stays, as it may be the newest.
+        objects = [*self._needed, *range(self._trimmed_to, checkpoint.sequence)]
+        checkpoints = [each for each in self._checkpoints if each < checkpoint.sequence]
+        needed = set(checkpoint.needed)
+        self._store.delete(
+            [
+                object_path(WalPosition(self._broker, self._epoch, each))
+                for each in objects
+                if each not in needed
+            ]
+            + [checkpoint_path(self._broker, self._epoch, each) for each in checkpoints]
+        )
+        # Only now, because a deletion that failed is made again.
+        self._needed = [each for each in objects if each in needed]
+        self._trimmed_to = checkpoint.sequence
+        self._checkpoints.difference_update(checkpoints)
 
     def tend(self) -> None:
         """Does nothing: each put is complete in itself."""
@@ -395,34 +416,3 @@ def newest_checkpoint(store: Store, broker: int, epoch: int) -> Checkpoint | Non
         return Checkpoint(
             sequence=index.sequence, needed=index.needed, state=index.state, bounds=index.bounds
         )
-
-
-# ------------------------------------------------------------------------------ trimming
-
-
-def removable(store: Store, broker: int, epoch: int, checkpoint: Checkpoint) -> list[str]:
-    """Returns the paths that `checkpoint` makes unnecessary: older objects and checkpoints.
-
-    The newest object of the epoch always stays: it is a fence, or marks the next sequence.
-    """
-    needed = set(checkpoint.needed)
-    base = folder(broker, epoch)
-    objects, checkpoints = _listing(store, broker, epoch)
-    return [
-        f"{base}/{number:020d}"
-        for number in objects[:-1]
-        if number <= checkpoint.sequence and number not in needed
-    ] + [
-        f"{base}/{CHECKPOINT}{number:020d}"
-        for number in checkpoints
-        if number < checkpoint.sequence
-    ]
-
-
-def _listing(store: Store, broker: int, epoch: int) -> tuple[list[int], list[int]]:
-    """Returns the sequences of the objects and of the checkpoints, sorted."""
-    names = [stat.name for stat in store.list_after(folder(broker, epoch))]
-    return (
-        [int(name) for name in names if name.isdigit()],
-        [int(name[len(CHECKPOINT) :]) for name in names if name.startswith(CHECKPOINT)],
-    )

@@ -18,14 +18,7 @@ from sparklog.storage.objects.base import pieces as views_of
 from sparklog.storage.objects.files import BLOCK_BYTES, Access
 from sparklog.storage.snapshot import Bounds, Entry, Located, WalPosition
 from sparklog.storage.wal import frames
-from sparklog.storage.wal.base import (
-    CHECKPOINT,
-    SEGMENT,
-    Checkpoint,
-    WalObject,
-    checkpoint_path,
-    folder,
-)
+from sparklog.storage.wal.base import Checkpoint, WalObject, checkpoint_path, folder
 from sparklog.storage.wal.indexed import frame as indexed
 from sparklog.storage.wal.payloads import Payload, joined
 from sparklog.storage.wal.segment_files import (
@@ -85,9 +78,10 @@ class SegmentAppender:
         self._written: dict[int, _Written] = {}
         """By sequence: the flushes since the newest checkpoint, and those that it needs."""
         self._first_sequences: dict[int, int] = {}
-        """By ordinal: the sequence of the segment's first frame."""
+        """By ordinal, of the segments that exist: the sequence of the first frame."""
         self._checkpoints: dict[int, tuple[int, frozenset[int]]] = {}
-        """By sequence: the ordinal where reading continues, and the ordinals that are needed."""
+        """By sequence, of the checkpoints that exist, or whose put has failed: the ordinal where
+        reading continues, and the ordinals that are needed."""
 
     # -------------------------------------------------------------------------- appending
 
@@ -313,10 +307,10 @@ class SegmentAppender:
         index = CheckpointIndex(os.urandom(8), sequence, place, places, state, by_topic)
         epoch = self._epoch
         path = checkpoint_path(epoch.broker, epoch.epoch, sequence)
+        self._checkpoints[sequence] = place.ordinal, frozenset(each.ordinal for each in places)
         data = indexed(CHECKPOINT_MAGIC, _encoder.encode(index))
         if not claimed(epoch.store, epoch.clock, path, data, self._stopping):
             self._raise_fenced()
-        self._checkpoints[sequence] = place.ordinal, frozenset(each.ordinal for each in places)
         kept = {*needed, sequence}
         for each in [each for each in list(self._written) if each < sequence]:
             if each not in kept:
@@ -335,25 +329,22 @@ class SegmentAppender:
         is_last = found.after.ordinal > found.ordinal
         return checkpoint if is_last else self._first_sequences[found.ordinal] - 1
 
-    def removable(self, checkpoint: Checkpoint) -> list[str]:
-        if checkpoint.sequence not in self._checkpoints:
-            return []
+    def trim(self, checkpoint: Checkpoint) -> None:
         place, needed = self._checkpoints[checkpoint.sequence]
-        for each in [each for each in self._checkpoints if each < checkpoint.sequence]:
+        segments = [
+            each for each in list(self._first_sequences) if each < place and each not in needed
+        ]
+        checkpoints = [each for each in self._checkpoints if each < checkpoint.sequence]
+        epoch = self._epoch
+        epoch.store.delete(
+            [epoch.path(each) for each in segments]
+            + [checkpoint_path(epoch.broker, epoch.epoch, each) for each in checkpoints]
+        )
+        # Only now, because a deletion that failed is made again.
+        for each in segments:
+            del self._first_sequences[each]
+        for each in checkpoints:
             del self._checkpoints[each]
-        base = folder(self._epoch.broker, self._epoch.epoch)
-        newest = f"{CHECKPOINT}{checkpoint.sequence:020d}"
-        segments, checkpoints = [], []
-        for stat in self._epoch.store.list_after(base):
-            ordinal = ordinal_of(stat.name)
-            if ordinal is not None and ordinal < place and ordinal not in needed:
-                segments.append(f"{base}/{stat.name}")
-            elif stat.name.startswith(CHECKPOINT) and stat.name < newest:
-                checkpoints.append(f"{base}/{stat.name}")
-        for each in [each for each in list(self._first_sequences) if each < place]:
-            if each not in needed:
-                del self._first_sequences[each]
-        return segments + checkpoints
 
     def close(self) -> None:
         with self._lock:
@@ -361,12 +352,6 @@ class SegmentAppender:
             for each in (self._segment, self._next):
                 if each is not None:
                     each.file.close()
-
-
-def ordinal_of(name: str) -> int | None:
-    """Returns the ordinal in the name of a segment's file; None for other names."""
-    stem = name.removesuffix(SEGMENT)
-    return int(stem) if stem != name and stem.isdecimal() else None
 
 
 def _parts(views: list[memoryview], part_bytes: int) -> Iterator[tuple[list[memoryview], int]]:
