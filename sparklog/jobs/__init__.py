@@ -11,5 +11,6 @@ from typing import Final
 
 JOBS: Final = {
     "produce": "rows of files, a table or a query become records of a topic, once",
+    "replay": "a range of a topic's records become records of another, at once or at a pace",
 }
 """Names of the jobs, which are those of modules here and of files in `jobs/`."""

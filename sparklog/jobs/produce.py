@@ -19,15 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-import sparklog
-from sparklog import errors
 from sparklog.cli.shared import RootOption, config_pairs, log_target
-from sparklog.clock import SystemClock
 from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of
 from sparklog.jobs.running import echo, progress, run, spark_session
-from sparklog.options import storage_options
-from sparklog.storage.objects import open_store
-from sparklog.storage.table import TopicTable, key_app_id
+from sparklog.jobs.targets import Target, last_line
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -129,44 +124,6 @@ def _wanted(name: str, kind: DataType) -> str | None:
 
 
 # ------------------------------------------------------------------------------ the job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    root: str
-    topic: str
-    partitions: int | None
-    """The number for a topic that is created; None: the topic must exist."""
-
-    def find(self) -> int | None:
-        """Returns the number of the topic's partitions; None if it is to be created.
-
-        Raises `UnknownTopic`, `NotARoot`.
-        """
-        with sparklog.connect(self.root, detached=True) as log:
-            try:
-                return len(log.describe(self.topic).partitions)
-            except errors.UnknownTopic as error:
-                if self.partitions is None:
-                    error.add_note("To create it, give --partitions N.")
-                    raise
-                return None
-
-    def create(self) -> None:
-        with sparklog.connect(self.root, detached=True) as log:
-            log.create_topic(self.topic, self.partitions, if_absent=True)
-
-    def has(self, run_name: str) -> bool:
-        """Returns whether the run's records are in the topic."""
-        from sparklog.sinks.options import to_topic
-
-        with sparklog.connect(self.root, detached=True) as log:
-            log.flush_to_table(self.topic)
-        store = open_store(self.root, storage_options(self.root))
-        table = TopicTable(store, self.topic, clock=SystemClock(), only_reads=True)
-        topic_id = table.refresh().topic_id
-        key = to_topic(run_name, self.topic)
-        return topic_id is not None and table.txn(key_app_id(topic_id, key)) is not None
 
 
 def produce(
@@ -325,7 +282,7 @@ def produce(
     given = Expressions(
         value=value, key=key, headers=headers, timestamp=timestamp, partition=partition
     )
-    target = _Target(root=target_root, topic=topic, partitions=partitions)
+    target = Target(root=target_root, topic=topic, partitions=partitions)
     found = target.find()
     spark = spark_session(f"produce {topic}", with_delta=source.needs_delta)
     is_stream = checkpoint is not None
@@ -381,33 +338,23 @@ def _describe(
         echo(f"     {name}: {kind}")
 
 
-def _write(spark: SparkSession, made: Records, target: _Target, run_name: str | None) -> None:
+def _write(spark: SparkSession, made: Records, target: Target, run_name: str | None) -> None:
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
     began = time.perf_counter()
     counted = Observation()
-    writer = (
-        made.frame.observe(counted, f.count(f.lit(1)).alias("count"))
-        .write.format("sparklog")
-        .mode("append")
-        .options(root=target.root, topic=target.topic, **made.options)
-    )
-    if run_name is not None:
-        writer = writer.option("idempotencyKey", run_name)
+    rows = made.frame.observe(counted, f.count(f.lit(1)).alias("count"))
+    options = made.options if run_name is None else {**made.options, "idempotencyKey": run_name}
     with progress(spark, f"produce {target.topic}"):
-        writer.save()
+        target.writer(rows, **options).save()
     seconds = time.perf_counter() - began
     count = counted.get["count"]
-    typer.echo(_last_line(target.topic, count, seconds))
-
-
-def _last_line(topic: str, count: int, seconds: float) -> str:
-    return f"{topic}: {count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)"
+    typer.echo(last_line(target.topic, count, seconds))
 
 
 def _write_stream(
-    made: Records, target: _Target, checkpoint: str, every_seconds: float | None
+    made: Records, target: Target, checkpoint: str, every_seconds: float | None
 ) -> None:
     writer = (
         made.frame.writeStream.format("sparklog")
@@ -427,7 +374,7 @@ def _write_stream(
         query.stop()
         typer.echo(f"{target.topic}: stopped; a run with this checkpoint continues here")
         raise
-    typer.echo(_last_line(target.topic, count, time.perf_counter() - began))
+    typer.echo(last_line(target.topic, count, time.perf_counter() - began))
 
 
 def _follow(query: StreamingQuery) -> int:

@@ -1,0 +1,346 @@
+"""Records of one topic become records of another: all, or a range of offsets or of times.
+
+    spark-submit jobs/replay.py --root s3://bucket/log --from orders --to orders-test \\
+        --start 2026-01-02T00:00Z --end 2026-01-03T00:00Z --speed 10 --times shift
+
+Without a speed the range is written at once, in one step. With one it is cut into windows of the
+records' times. Each is written once, when its turn comes, under a number; a run that is stopped
+continues with the window after the last one that was written.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+import typer
+
+import sparklog
+from sparklog import errors
+from sparklog.cli.shared import RootOption, log_target
+from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.jobs.targets import Target, last_line
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparklog.client.log import Log
+    from sparklog.formats.flight_messages import TopicInfo
+
+_WINDOW_SECONDS: Final = 2.0
+"""The time on the clock between two windows. A write takes some tenths of a second."""
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_EARLIEST: Final = "earliest"
+_LATEST: Final = "latest"
+
+
+class Times(enum.StrEnum):
+    """Timestamps of the new records."""
+
+    KEEP = "keep"
+    SHIFT = "shift"
+    NOW = "now"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Offsets of a topic by partition, from `starts` up to `ends`."""
+
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.ends[each] - start for each, start in self.starts.items())
+
+    def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Range:
+        """Returns the part of the range from `starts` up to `ends`."""
+        return Range(
+            starts={each: max(start, starts[each]) for each, start in self.starts.items()},
+            ends={
+                each: max(self.starts[each], min(end, ends[each]))
+                for each, end in self.ends.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A topic to read."""
+
+    root: str
+    topic: str
+
+    def frame(self, spark: SparkSession, part: Range) -> DataFrame:
+        """Returns the records of `part`, with all columns of a record."""
+        points = [
+            msgspec.json.encode({self.topic: {str(each): at for each, at in some.items()}}).decode()
+            for some in (part.starts, part.ends)
+        ]
+        return (
+            spark.read.format("sparklog")
+            .options(root=self.root, subscribe=self.topic, includeHeaders="true")
+            .options(startingOffsets=points[0], endingOffsets=points[1])
+            .load()
+        )
+
+
+def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:
+    """Returns the offsets that two points of a topic mean.
+
+    A point is `earliest`, `latest`, a time in ISO 8601, or JSON with an offset for each partition.
+    Raises `BadOption`.
+    """
+    starts, ends = _offsets(log, info, "--start", start), _offsets(log, info, "--end", end)
+    for each in info.partitions:
+        number = each.partition
+        if not each.start <= starts[number] <= each.end or ends[number] > each.end:
+            reason = f"partition {number} has the offsets from {each.start} up to {each.end}"
+            raise errors.BadOption(option="--start", value=start, reason=reason)
+        ends[number] = max(starts[number], ends[number])
+    return Range(starts=starts, ends=ends)
+
+
+def _offsets(log: Log, info: TopicInfo, option: str, text: str) -> dict[int, int]:
+    if text == _EARLIEST:
+        return {each.partition: each.start for each in info.partitions}
+    if text == _LATEST:
+        return {each.partition: each.end for each in info.partitions}
+    if not text.startswith("{"):
+        return log.offsets_for_times(info.topic, text)
+    try:
+        found = msgspec.json.decode(text, type=dict[int, int])
+    except msgspec.MsgspecError as error:
+        raise errors.BadOption(option=option, value=text, reason=str(error)) from None
+    if found.keys() != {each.partition for each in info.partitions}:
+        reason = f"expected an offset for each of the {len(info.partitions)} partitions"
+        raise errors.BadOption(option=option, value=text, reason=reason)
+    return found
+
+
+# ------------------------------------------------------------------------------ the job
+
+
+def replay(
+    source_topic: Annotated[
+        str,
+        typer.Option("--from", metavar="TOPIC", help="The topic to read.", show_default=False),
+    ],
+    to: Annotated[
+        str, typer.Option(metavar="TOPIC", help="The topic to write to.", show_default=False)
+    ],
+    root: RootOption = None,
+    to_root: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URI",
+            help="The root of the topic to write to. Default: the same.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Create the topic with so many partitions if it does not exist.",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="POINT",
+            help="The first record: earliest, a time in ISO 8601, or offsets of all partitions as"
+            ' JSON: \'{"0": 17, "1": 4}\'.',
+        ),
+    ] = _EARLIEST,
+    end: Annotated[
+        str,
+        typer.Option(
+            metavar="POINT", help="The end, before which the last record is; latest, or as above."
+        ),
+    ] = _LATEST,
+    speed: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FACTOR",
+            min=0.001,
+            help="Write the records at this multiple of their original pace, as their timestamps"
+            " have it. Default: all at once.",
+            show_default=False,
+        ),
+    ] = None,
+    times: Annotated[
+        Times,
+        typer.Option(
+            metavar="keep|shift|now",
+            help="The new records' times. keep: the original ones; shift: later by as much as makes"
+            " them the time of the replay; now: the time of arrival.",
+        ),
+    ] = Times.KEEP,
+    once_as: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Name the run: records of a run of this name are written once. Default: a name"
+            " made of these options.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+) -> None:
+    """Copies records of a topic to another topic.
+
+    Keys, values and headers stay; so do partitions, if both topics have as many. A run that is
+    stopped is continued by the same command, and one that is repeated writes nothing more.
+
+    Example: spark-submit jobs/replay.py --from orders --to orders-test --speed 10
+    """
+    source_root, _ = log_target(root, None)
+    if source_root is None:
+        raise typer.BadParameter("Spark reads a root: give --root, not the address of a broker")
+    source = Source(root=source_root, topic=source_topic)
+    target = Target(root=to_root or source_root, topic=to, partitions=partitions)
+    if (source.root, source.topic) == (target.root, target.topic):
+        raise typer.BadParameter("a topic is not replayed into itself: give another one as --to")
+    with sparklog.connect(source.root, detached=True) as log:
+        info = log.describe(source_topic)
+        whole = range_of(log, info, start, end)
+        found = target.find()
+        options = (info.topic_id, start, end, speed, times)
+        name = once_as or hashlib.sha256(repr(options).encode()).hexdigest()[:32]
+        keeps_partitions = (found or partitions) == len(info.partitions)
+        echo(f"from {source_topic}, at most {whole.count:,} records")
+        how = "the same partitions" if keeps_partitions else "partitions by key"
+        echo(f"to   {to}{'' if found is not None else ', to be created'}, {how}, times: {times}")
+        if dry_run:
+            typer.echo(f"{to}: nothing was written, because of --dry-run")
+            return
+        if found is None:
+            target.create()
+        spark = spark_session(f"replay {source_topic}", with_delta=False)
+        job = _Replay(spark, source, target, name, times, keeps_partitions=keeps_partitions)
+        began = time.perf_counter()
+        count = job.write_at_once(whole) if speed is None else job.write_paced(log, whole, speed)
+    if count is None:
+        typer.echo(f"{to}: nothing to write, this run's records are in the topic")
+    else:
+        typer.echo(last_line(to, count, time.perf_counter() - began))
+
+
+class _Replay:
+    """One run."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        source: Source,
+        target: Target,
+        name: str,
+        times: Times,
+        *,
+        keeps_partitions: bool,
+    ) -> None:
+        self._spark = spark
+        self._source = source
+        self._target = target
+        self._name = name
+        self._times = times
+        self._keeps_partitions = keeps_partitions
+
+    def write_at_once(self, whole: Range) -> int | None:
+        """Returns the number of records; None if they were written before."""
+        if self._target.has(self._name):
+            return None
+        bounds = self._time_bounds(whole) if self._times is Times.SHIFT else None
+        first = bounds[1] if bounds is not None else _EPOCH  # the last record's time becomes now
+        with progress(self._spark, f"replay {self._source.topic}"):
+            return self._write(whole, first, 1.0, idempotencyKey=self._name)
+
+    def write_paced(self, log: Log, whole: Range, speed: float) -> int | None:
+        """Writes window after window, and returns the number of records that this run has written.
+
+        Windows are numbered from 1970 on, so that a run that continues cuts them the same way. They
+        are ranges of offsets: a record that is older than those before it is in their window.
+        """
+        bounds = self._time_bounds(whole)
+        if bounds is None:
+            return None
+        length = timedelta(seconds=_WINDOW_SECONDS * speed)
+        first, last = ((each - _EPOCH) // length for each in bounds)
+        newest = self._target.newest(self._name)
+        if newest is not None:
+            first = max(first, newest + 1)
+        if first > last:
+            return None
+        began, count = time.monotonic(), 0
+        at = _EPOCH + first * length
+        starts = whole.starts if newest is None else log.offsets_for_times(self._source.topic, at)
+        for number in range(first, last + 1):
+            until = _EPOCH + (number + 1) * length
+            ends = whole.ends
+            if number < last:
+                ends = log.offsets_for_times(self._source.topic, until)
+            part = whole.between(starts, ends)
+            if part.count:
+                late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
+                time.sleep(max(-late, 0.0))
+                written = self._write(part, at, speed, txnAppId=self._name, txnVersion=str(number))
+                count += written
+                behind = f", {late:.1f} s late" if late > _WINDOW_SECONDS else ""
+                echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")
+            starts, at = ends, until
+        return count
+
+    def _time_bounds(self, part: Range) -> tuple[datetime, datetime] | None:
+        """Returns the least and the greatest timestamp of the records; None: there are none."""
+        from pyspark.sql import functions as f
+
+        found = (
+            self._source.frame(self._spark, part)
+            .select(f.unix_micros("timestamp").alias("us"))
+            .agg(f.min("us"), f.max("us"))
+            .first()
+        )
+        if found is None or found[0] is None:
+            return None
+        first, last = (_EPOCH + timedelta(microseconds=us) for us in found)
+        return first, last
+
+    def _write(self, part: Range, first: datetime, speed: float, **once: str) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        rows = self._source.frame(self._spark, part)
+        if self._times is Times.SHIFT:
+            age = (
+                f.unix_micros("timestamp") - (first - _EPOCH) // timedelta(microseconds=1)
+            ) / speed
+            now = (datetime.now(UTC) - _EPOCH) // timedelta(microseconds=1)
+            shifted = f.timestamp_micros(f.round(age).cast("bigint") + now)
+            rows = rows.withColumn("timestamp", shifted)
+        columns = ["key", "value", "headers"]
+        columns += ["timestamp"] if self._times is not Times.NOW else []
+        columns += ["partition"] if self._keeps_partitions else []
+        counted = Observation()
+        records = rows.select(columns).observe(counted, f.count(f.lit(1)).alias("count"))
+        self._target.writer(records, **once).save()
+        return int(counted.get["count"])
+
+
+def main() -> None:
+    """The program."""
+    run(replay, "replay")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""The topic that a job writes to, and the runs that it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import sparklog
+from sparklog import errors
+from sparklog.clock import SystemClock
+from sparklog.options import storage_options
+from sparklog.sinks.options import to_topic
+from sparklog.storage.objects import open_store
+from sparklog.storage.table import TopicTable, key_app_id, query_app_id
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, DataFrameWriter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A topic of a root.
+
+    A run of a job has a name. It is one write, under an idempotency key, or a sequence of numbered
+    writes. The topic's table says which of them it has.
+    """
+
+    root: str
+    topic: str
+    partitions: int | None
+    """The number for a topic that is created; None: the topic must exist."""
+
+    def find(self) -> int | None:
+        """Returns the number of the topic's partitions; None if it is to be created.
+
+        Raises `UnknownTopic`, `NotARoot`.
+        """
+        with sparklog.connect(self.root, detached=True) as log:
+            try:
+                return len(log.describe(self.topic).partitions)
+            except errors.UnknownTopic as error:
+                if self.partitions is None:
+                    error.add_note("To create it, give --partitions N.")
+                    raise
+                return None
+
+    def create(self) -> None:
+        with sparklog.connect(self.root, detached=True) as log:
+            log.create_topic(self.topic, self.partitions, if_absent=True)
+
+    def has(self, run: str) -> bool:
+        """Returns whether the run's one write is in the topic."""
+        table, topic_id = self._table()
+        return table.txn(key_app_id(topic_id, to_topic(run, self.topic))) is not None
+
+    def newest(self, run: str) -> int | None:
+        """Returns the number of the run's last write that is in the topic; None: there is none."""
+        table, topic_id = self._table()
+        txn = table.txn(query_app_id(topic_id, to_topic(run, self.topic)))
+        return None if txn is None else txn.version
+
+    def _table(self) -> tuple[TopicTable, str]:
+        with sparklog.connect(self.root, detached=True) as log:
+            log.flush_to_table(self.topic)
+        store = open_store(self.root, storage_options(self.root))
+        table = TopicTable(store, self.topic, clock=SystemClock(), only_reads=True)
+        return table, table.refresh().topic_id or ""
+
+    def writer(self, records: DataFrame, **options: Any) -> DataFrameWriter:
+        """Returns the writer of a batch to the topic."""
+        given = {"root": self.root, "topic": self.topic, **options}
+        return records.write.format("sparklog").mode("append").options(**given)
+
+
+def last_line(topic: str, count: int, seconds: float) -> str:
+    """Returns the result of a job that has written records."""
+    return f"{topic}: {count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)"
