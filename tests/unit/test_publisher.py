@@ -28,8 +28,8 @@ from sparklog.storage.objects import (
     ScriptedFaults,
     Store,
 )
-from sparklog.storage.snapshot import BatchId, TableFile
-from sparklog.storage.table import TableChange, TopicTable, end_app_id
+from sparklog.storage.snapshot import BatchId, TableFile, TableSnapshot
+from sparklog.storage.table import Decide, TableChange, TopicTable, end_app_id
 from tests.support.batches import Record, built
 from tests.support.brokers import Rig, RigOptions, Row, flip, paths, rows_of_table
 
@@ -554,7 +554,7 @@ def test_a_large_batch_is_published_behind_carried_entries(
 
 
 def test_added_partitions_are_published(rig: Rig) -> None:
-    """Records of a partition that the publisher's view of the table lacks are published."""
+    """Records of a partition that was added to the table since are published."""
     rig.append(["a"])
     rig.publish()
     rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
@@ -562,6 +562,25 @@ def test_added_partitions_are_published(rig: Rig) -> None:
     rig.append(["c"])
     assert publish_once(rig) == (2, 2)
     assert table(rig, 2) == [(0, b"b")]
+
+
+def test_partitions_may_be_added_right_after_a_commit(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that the publisher has made before is no sign of a foreign table."""
+    rig.append(["a"])
+    commit = TopicTable.commit
+
+    def widened(table: TopicTable, decide: Decide) -> TableSnapshot:
+        monkeypatch.undo()
+        found = commit(table, decide)
+        rig.broker.topics.add_partitions(flight_messages.AddPartitions(topic="t", partitions=3))
+        return found
+
+    monkeypatch.setattr(TopicTable, "commit", widened)
+    assert publish_once(rig) == (1, 1)
+    partitions = rig.partition_table.topic("t").partitions
+    assert [each.published for each in partitions] == [1, 0, 0]
 
 
 # ------------------------------------------------------------------------------ damage
@@ -852,6 +871,29 @@ def test_an_unreadable_part_of_a_batch_costs_files_once(
     else:
         rig.publisher.publish(topic)
     assert (table(rig), table(rig, 1)) == ([(0, b"a")], [(0, b"b"), (1, b"c")])
+
+
+def test_a_topic_with_an_unreadable_entry_may_be_deleted_meanwhile(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A turn that ends after its topic finds nothing to publish, and leaves nothing."""
+    topic = rig.partition_table.topic("t")
+    rig.append_staged([(0, ["a"]), (1, ["b"])], batch=1)
+    name = next(name for name in paths(rig.store, "staging") if "/0-" in name)
+    flip(rig.store, f"staging/{name}", 100)
+    with pytest.raises(errors.CorruptObject):
+        rig.publisher.publish(topic)
+    refresh = topic.table.refresh
+
+    def deleted() -> TableSnapshot:
+        monkeypatch.undo()
+        found = refresh()
+        rig.broker.topics.delete("t")
+        return found
+
+    monkeypatch.setattr(topic.table, "refresh", deleted)
+    rig.publisher.publish(topic)
+    assert not rig.publisher._unreadable
 
 
 def test_a_staged_file_of_another_schema_is_corrupt(rig: Rig) -> None:

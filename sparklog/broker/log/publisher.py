@@ -273,7 +273,7 @@ class Publisher:
     def _read_again(self, topic: Topic) -> None:
         """Forgets unreadable entries of a topic that can be read by now, or are published."""
         found: dict[int, WrittenRun] = {}
-        for number, each in self._unreadable[topic.topic_id].items():
+        for number, each in self._unreadable.get(topic.topic_id, {}).items():
             partition, first = topic.partitions[number], each.first_unreadable
             with self._partition_table.lock:
                 entries = partition.unpublished_in(first, first + 1)
@@ -285,7 +285,7 @@ class Publisher:
         if found:
             self._unreadable[topic.topic_id] = found
         else:
-            del self._unreadable[topic.topic_id]
+            self._unreadable.pop(topic.topic_id, None)  # a deletion may have been faster
 
     def _check_stopped(self, topic: Topic) -> None:
         """Raises why some records of a topic cannot be published, if that is known."""
@@ -386,8 +386,6 @@ class Publisher:
         if not any(each.count for each in pending.written):
             self._conclude(topic, pending, None, table.refresh())
             return None
-        if table.snapshot.partitions < len(topic.partitions):
-            table.refresh()  # partitions were added
         return _Commit(topic, table, pending)
 
     def _conclude(
@@ -535,8 +533,8 @@ class Publisher:
             self._discard(pending)
 
     def set_refusal(self, topic: Topic, error: Exception | None) -> None:
-        """Stops publishing the topic with `error`; None allows it again."""
-        if error is None:
+        """Stops publishing the topic with `error`, unless it is deleted; None allows it again."""
+        if error is None or self._partition_table.by_id(topic.topic_id) is not topic:
             self._refused.pop(topic.topic_id, None)
         else:
             self._refused[topic.topic_id] = error
@@ -670,6 +668,8 @@ class Publisher:
         """Advances the partition table to the table's version, whichever broker committed it."""
         if self._partition_table.by_id(topic.topic_id) is not topic:
             return  # deleted meanwhile
+        if snapshot.partitions < len(topic.partitions):
+            snapshot = topic.table.refresh()  # partitions were added since
         if snapshot.topic_id != topic.topic_id or snapshot.partitions < len(topic.partitions):
             raise errors.ForeignTable(
                 topic=topic.name,
