@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import re
 import secrets
 import threading
@@ -645,11 +644,12 @@ class TopicTable:
         self._unsynced_base.clear()
         self._synced_version = self._replay.version
 
-    def confirm(self, until: float = math.inf) -> None:
-        """Reads back commits where another engine may overwrite one, each commit once.
+    def confirm(self, until: float | None = None) -> None:
+        """Reads back commits where another engine may overwrite one.
 
         These are our commits, and any that remove files, as far as they were put or read by
         `until` (monotonic seconds): the put of another engine may still be under way after ours.
+        Each is read back once; without `until`, a young one is read back by a later call again.
         Raises `ForeignTable` if a version has another content now, so that the table lacks changes
         that were committed.
         """
@@ -657,8 +657,10 @@ class TopicTable:
             noted = {
                 version: each
                 for version, each in sorted(self._unconfirmed.items())
-                if each[1] <= until
+                if until is None or each[1] <= until
             }
+            if until is None:
+                until = self.clock.monotonic() - limits.CONFIRM_AFTER_SECONDS
         at_once = limits.TABLE_REQUESTS_AT_ONCE
         found = in_parallel(self.store, self._checksum, noted, at_once=at_once)
         for (version, (expected, _)), checksum in zip(noted.items(), found, strict=True):
@@ -670,8 +672,8 @@ class TopicTable:
                 raise errors.ForeignTable(topic=self.topic, reason=reason)
         with self._lock:
             for version, each in noted.items():
-                if self._unconfirmed.get(version) == each:  # not noted again meanwhile
-                    del self._unconfirmed[version]
+                if each[1] <= until and self._unconfirmed.get(version) == each:
+                    del self._unconfirmed[version]  # not noted again meanwhile
 
     def _checksum(self, version: int) -> int | None:
         """Returns the CRC32C of a commit; None if it was cleaned up, and is in a checkpoint."""

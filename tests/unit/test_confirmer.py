@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,6 +151,57 @@ def test_a_commit_is_read_back_some_time_after_it(clock: ManualClock) -> None:
         rig.confirmer.confirm()
     with pytest.raises(errors.ForeignTable, match="overwritten commit 11"):
         rig.publisher.publish(rig.partition_table.topic("t"))
+
+
+def test_a_sweep_does_not_spare_a_young_commit_the_later_check(clock: ManualClock) -> None:
+    """The janitor reads all commits back, but the put of another engine may come after that."""
+    store = MemoryStore(clock)
+    rig = Rig(store, clock, options=dataclasses.replace(COLD, confirm_after_seconds=10.0))
+    topic = rig.create("t")
+    rig.append(["a"])
+    rig.publish()
+    rig.confirmer.confirm()
+    maintenance.sweep_replaced(topic.table)
+    path = f"{LOG}/{1:020d}.json"
+    store.put(path, store.get(f"{LOG}/{0:020d}.json"))
+    for _ in range(2):
+        clock.advance(10)
+        rig.confirmer.confirm()
+    assert rig.partition_table.unconfirmed_count == 1
+    with pytest.raises(errors.ForeignTable, match="overwritten commit 1"):
+        rig.publisher.publish(topic)
+
+
+def test_what_is_published_while_the_check_begins_waits_for_the_next(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No entry is confirmed whose commit is younger than those that are read back."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create("t")
+    rig.append(["a"])
+    rig.publish()
+    rig.append(["b"])
+
+    def asked() -> float:
+        now = clock.monotonic()
+        clock.advance(1)
+        rig.publish()
+        return now
+
+    monkeypatch.setattr(rig.confirmer, "_clock", SimpleNamespace(monotonic=asked))
+    rig.confirmer.confirm()
+    assert rig.partition_table.unconfirmed_count == 1
+
+
+def test_a_check_that_ends_after_its_topic_leaves_nothing(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """The reason why a topic is not published is forgotten with the topic."""
+    rig = Rig(store, clock, options=COLD)
+    topic = rig.create("t")
+    rig.broker.topics.delete("t")
+    rig.publisher.set_refusal(topic, errors.UnknownTopic(topic="t"))
+    assert not rig.publisher._refused
 
 
 def test_unconfirmed_entries_are_bounded(
@@ -465,5 +517,6 @@ def test_confirmed_commits_are_dropped(clock: ManualClock) -> None:
     (group,) = file_compaction.choose(table.refresh(), everything=True)
     file_compaction.compact(table, [group])
     assert table._unconfirmed
+    clock.advance(limits.CONFIRM_AFTER_SECONDS)
     maintenance.sweep_replaced(table)
     assert not table._unconfirmed

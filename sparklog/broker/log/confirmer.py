@@ -92,11 +92,11 @@ class Confirmer:
                 _log.info("data files of published records exist again", topic=topic.name)
 
     def _ends_to_confirm(self, topic: Topic) -> tuple[float, list[int]]:
-        """Returns a time long enough ago, and the published ends of the partitions then."""
-        now = self._clock.monotonic()
+        """Returns a time long enough ago, and the published ends of the partitions before it."""
         with self._partition_table.lock:
             ends = [each.published for each in topic.partitions]
             is_crowded = self._partition_table.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
+        now = self._clock.monotonic()  # the commits up to these ends are all older
         samples = self._published_ends.setdefault(topic.topic_id, deque([(now, [0] * len(ends))]))
         if now - samples[-1][0] >= self._after_seconds / _SAMPLES or len(samples) == 1:
             samples.append((now, ends))
