@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from sparklog import errors
 from sparklog.cli.shared import Command, ExitCode, exit_codes
 
 if TYPE_CHECKING:
@@ -53,8 +54,14 @@ def app_of(job: Callable[..., None]) -> typer.Typer:
 
 @contextlib.contextmanager
 def _spark_errors() -> Iterator[None]:
-    from pyspark.errors import PySparkException
-
+    try:
+        from pyspark.errors import PySparkException
+    except ModuleNotFoundError as error:
+        raise errors.NotInstalled(
+            what="jobs",
+            missing=error.name,
+            hint="run the job by spark-submit, or pip install 'sparklog[spark,local-spark]'",
+        ) from None
     try:
         yield
     except PySparkException as error:

@@ -36,6 +36,8 @@ from sparklog.cli.consume import _GroupBatches
 from sparklog.cli.formats import InputFormat
 from sparklog.cli.produce import _Acks, _Input, _meter
 from sparklog.cli.shared import ExitCode
+from sparklog.jobs.replay import replay
+from sparklog.jobs.running import app_of
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
 from tests.support.live import LiveBroker
@@ -1268,3 +1270,13 @@ def test_path_of_an_unknown_job_is_refused() -> None:
     result = run("jobs", "path", "produces")
     assert result.exit_code == ExitCode.USAGE
     assert "sparklog jobs list" in result.stderr
+
+
+def test_a_job_without_spark_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line."""
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setitem(sys.modules, "pyspark.errors", None)
+    result = CliRunner().invoke(app_of(replay), ["--from=t", "--to=u", "--root=/tmp/none"])
+    assert result.exit_code == ExitCode.FAILED
+    assert "sparklog[spark,local-spark]" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
