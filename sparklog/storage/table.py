@@ -260,9 +260,12 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
         return _Topic()
     try:
         config = msgspec.json.decode(properties.get(CONFIG) or "", type=dict[str, str])
+        partitions = int(properties.get(PARTITIONS) or "")
+        if not 1 <= partitions <= limits.PARTITIONS_PER_TOPIC:  # each takes memory
+            raise ValueError(f"{partitions} partitions")
         return _Topic(
             topic_id=properties[TOPIC_ID],
-            partitions=int(properties.get(PARTITIONS) or ""),
+            partitions=partitions,
             config=MappingProxyType(config),
         )
     except (ValueError, msgspec.MsgspecError) as error:

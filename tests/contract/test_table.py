@@ -792,6 +792,8 @@ FOREIGN: dict[str, dict[str, Any]] = {
         "delta.setTransactionRetentionDuration", "interval 1 day"
     ),
     "properties are damaged": with_property("sparklog.partitions", "many"),
+    "are damaged: 0 partitions": with_property("sparklog.partitions", "0"),
+    "are damaged: 10001 partitions": with_property("sparklog.partitions", "10001"),
     "partitioned by []": {"metaData": METADATA | {"partitionColumns": []}},
     "files are orc": {"metaData": METADATA | {"format": {"provider": "orc", "options": {}}}},
     "column 'offset' is": with_schema('"offset"', '"position"'),

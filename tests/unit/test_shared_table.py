@@ -268,13 +268,20 @@ def test_readers_go_on_where_the_publisher_cannot(store: MemoryStore, clock: Man
     assert rig.read() == [(0, b"a"), (1, b"b")]
 
 
-def test_readers_go_on_where_the_table_was_replaced(store: MemoryStore, clock: ManualClock) -> None:
-    """Another engine may make the table one that is not the topic's: its old files are read on."""
+@pytest.mark.parametrize("was_read", [True, False])
+def test_readers_go_on_where_the_table_was_replaced(
+    store: MemoryStore, clock: ManualClock, *, was_read: bool
+) -> None:
+    """Another engine may make the table one that is not the topic's: its old files are read on.
+
+    Also those that were never read before.
+    """
     rig = Rig(store, clock, options=COLD)
     rig.create("t")
     rig.append(["a"])
     rig.publish()
-    assert rig.read() == [(0, b"a")]
+    if was_read:
+        assert rig.read() == [(0, b"a")]
     topic = rig.partition_table.topic("t")
     metadata = delta_log.new_metadata(table_id="another", created_ms=0)
     put_foreign(store, topic.table.snapshot.version + 1, delta_log.Actions(metadata=metadata))

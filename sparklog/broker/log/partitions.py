@@ -165,7 +165,7 @@ class Topic:
         lock while it waits for the table.
         """
         self.last_read = NO_TABLE
-        """The last version that readers planned with. Another engine may spoil the next one."""
+        """The last version that was published or planned with. The next one may be spoilt."""
         self.partitions: list[Partition] = []
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()

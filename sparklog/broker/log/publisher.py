@@ -704,6 +704,7 @@ class Publisher:
                         " back"
                     ),
                 )
+        topic.last_read = snapshot
         # The WAL is trimmed by these ends, and a predecessor may have died during this commit.
         topic.table.sync()
         self._partition_table.advance_published(topic, moved)

@@ -2,7 +2,8 @@
 
 A planned file may be compacted, or a planned object trimmed, before it is read; the same offsets
 are then planned again. Where another engine has left a table that cannot be read, or that has lost
-records, the last version that readers planned with serves, because later records are in the WAL.
+records, the last version that was published or planned with serves, because later records are in
+the WAL.
 """
 
 from __future__ import annotations
