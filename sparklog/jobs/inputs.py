@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
@@ -18,7 +18,7 @@ import typer
 from sparklog import errors
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql import DataFrame, DataFrameReader, Row, SparkSession
     from pyspark.sql.streaming.readwriter import DataStreamReader
 
 _GLOB: Final = re.compile(r"([\\{}\[\]*?,])")
@@ -40,8 +40,12 @@ class Input:
     def __post_init__(self) -> None:
         if sum(map(bool, (self.paths, self.table, self.query))) != 1:
             raise typer.BadParameter("give paths, or --table, or --query: exactly one of them")
-        if self.query and (self.schema or self.options):
-            raise typer.BadParameter("--schema and --option are for paths and tables, not --query")
+        if self.query and self.options:
+            raise typer.BadParameter("--option is for paths and tables, not --query")
+        if self.schema and not self.paths:
+            raise typer.BadParameter("--schema is for paths: a table or a query has its own")
+        if "readChangeFeed" in self.options and not self.needs_delta:
+            raise typer.BadParameter("--change-feed is for Delta: give --format delta, or --table")
 
     @property
     def reading(self) -> tuple[object, ...]:
@@ -102,17 +106,27 @@ class FileSet:
 
 def files_of(spark: SparkSession, frame: DataFrame) -> FileSet | None:
     """Returns the files that the frame reads, without reading them; None if it reads none."""
-    paths = [_GLOB.sub(r"\\\1", unquote(path)) for path in frame.inputFiles()]
+    from pyspark.errors import AnalysisException
+
+    paths = frame.inputFiles()
     if not paths:
         return None
-    found = spark.read.format("binaryFile").load(paths)
-    rows = found.select("path", "length", "modificationTime").collect()
+    try:
+        rows = _stat(spark, map(unquote, paths))
+    except AnalysisException:  # some do not exist: Delta gives the paths of its files unquoted
+        rows = _stat(spark, paths)
     digest = hashlib.sha256()
     for path, length, modified in sorted(map(tuple, rows)):
         digest.update(f"{path}\0{length}\0{modified.timestamp():.6f}\n".encode())
     return FileSet(
         count=len(rows), bytes=sum(row["length"] for row in rows), identity=digest.hexdigest()
     )
+
+
+def _stat(spark: SparkSession, paths: Iterable[str]) -> list[Row]:
+    """Returns path, size and time of each file. Raises `AnalysisException` if one is missing."""
+    found = spark.read.format("binaryFile").load([_GLOB.sub(r"\\\1", path) for path in paths])
+    return found.select("path", "length", "modificationTime").collect()
 
 
 def identity_of(files: FileSet | None, *parts: object) -> str:

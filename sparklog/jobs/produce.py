@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _BYTES: Final = ("binary", "string")
 _MICROSECONDS: Final = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]XXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss[.SSSSSS]",
     "timeZone": "UTC",
 }
 _LOOK_SECONDS: Final = 1
@@ -82,7 +83,8 @@ def records(rows: DataFrame, given: Expressions) -> Records:
         parts["value"] = f.expr(given.value)
     elif has_value:
         parts = {name: f.col(name) for name in ("value", *roles) if name in rows.columns} | parts
-    elif ROLES.keys() & set(rows.columns):  # the sink would leave such columns out of the object
+    # The sink would leave such columns out of the object. SQL ignores the case of names.
+    elif ROLES.keys() & {name.lower() for name in rows.columns}:
         parts["value"] = f.to_json(f.struct("*"), _MICROSECONDS)
     else:
         as_json = True
@@ -290,10 +292,10 @@ def produce(
     if where is not None:
         rows = rows.where(where)
     made = records(rows, given)
-    files = None if is_stream else files_of(spark, rows)
-    run_name = None
-    if not is_stream and not again:
-        run_name = once_as or identity_of(files, *source.reading, where, given)
+    files, run_name = None, once_as
+    if not (is_stream or again or once_as):  # only the run's name needs them
+        files = files_of(spark, rows)
+        run_name = identity_of(files, *source.reading, where, given)
     _describe(source, files, made, topic, found or partitions, is_new=found is None)
     is_done = run_name is not None and found is not None and target.has(run_name)
     if dry_run:
@@ -345,7 +347,9 @@ def _write(spark: SparkSession, made: Records, target: Target, run_name: str | N
     began = time.perf_counter()
     counted = Observation()
     rows = made.frame.observe(counted, f.count(f.lit(1)).alias("count"))
-    options = made.options if run_name is None else {**made.options, "idempotencyKey": run_name}
+    options = made.options
+    if run_name is not None:
+        options["idempotencyKey"] = target.name_of(run_name)
     with progress(spark, f"produce {target.topic}"):
         target.writer(rows, **options).save()
     seconds = time.perf_counter() - began

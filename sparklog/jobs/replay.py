@@ -264,7 +264,8 @@ class _Replay:
         bounds = self._time_bounds(whole) if self._times is Times.SHIFT else None
         first = bounds[1] if bounds is not None else _EPOCH  # the last record's time becomes now
         with progress(self._spark, f"replay {self._source.topic}"):
-            return self._write(whole, first, 1.0, idempotencyKey=self._name)
+            name = self._target.name_of(self._name)
+            return self._write(whole, first, 1.0, idempotencyKey=name)
 
     def write_paced(self, log: Log, whole: Range, speed: float) -> int | None:
         """Writes window after window, and returns the number of records that this run has written.
@@ -282,6 +283,7 @@ class _Replay:
             first = max(first, newest + 1)
         if first > last:
             return None
+        name = self._target.name_of(self._name)
         began, count = time.monotonic(), 0
         at = _EPOCH + first * length
         starts = whole.starts if newest is None else log.offsets_for_times(self._source.topic, at)
@@ -294,7 +296,7 @@ class _Replay:
             if part.count:
                 late = time.monotonic() - began - (number - first) * _WINDOW_SECONDS
                 time.sleep(max(-late, 0.0))
-                written = self._write(part, at, speed, txnAppId=self._name, txnVersion=str(number))
+                written = self._write(part, at, speed, txnAppId=name, txnVersion=str(number))
                 count += written
                 behind = f", {late:.1f} s late" if late > _WINDOW_SECONDS else ""
                 echo(f"{at:%Y-%m-%d %H:%M:%S}: {written:,} records{behind}")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,12 +21,12 @@ from sparklog import errors
 from sparklog.cli.shared import Command, ExitCode, exit_codes
 
 if TYPE_CHECKING:
-    from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
 _LOOK_SECONDS: Final = 0.5
 _LINE_SECONDS: Final = 30.0
 """Between two lines of progress where no terminal shows a bar."""
+_CAUSE: Final = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
@@ -56,30 +58,46 @@ def app_of(job: Callable[..., None]) -> typer.Typer:
 def _spark_errors() -> Iterator[None]:
     try:
         from pyspark.errors import PySparkException
+        from pyspark.logger import PySparkLogger
     except ModuleNotFoundError as error:
         raise errors.NotInstalled(
             what="jobs",
             missing=error.name,
             hint="run the job by spark-submit, or pip install 'sparklog[spark,local-spark]'",
         ) from None
+    kinds: tuple[type[Exception], ...] = (PySparkException,)
+    with contextlib.suppress(ModuleNotFoundError):  # Spark Connect's own client has no JVM
+        from py4j.protocol import Py4JJavaError
+
+        kinds = PySparkException, Py4JJavaError
+    # It would print the stack of each error as JSON.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
         yield
-    except PySparkException as error:
+    except kinds as error:
         typer.echo(f"sparklog: {sentence(error)}", err=True)
         raise typer.Exit(ExitCode.FAILED) from None
 
 
-def sentence(error: PySparkException) -> str:
+def sentence(error: Exception) -> str:
     """Returns what Spark says of an error, without stack frames, plan and condition of the JVM.
 
-    An error of sparklog is at the end of a Python worker's traceback.
+    An error of sparklog is at the end of a Python worker's traceback. Errors of the JVM that
+    PySpark does not know, such as those of file systems, say the reason in their last cause.
     """
-    text = str(error).partition("\nJVM stacktrace:")[0].partition("\n\tat ")[0]
+    whole = str(error)
+    text = whole.partition("\nJVM stacktrace:")[0].partition("\n\tat ")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("sparklog.errors.")]
     if ours:
         return ours[-1].partition(": ")[2]
-    return lines[0].partition(" SQLSTATE:")[0] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    if not lines[0].startswith("An error occurred while calling ") or len(lines) == 1:
+        return lines[0].partition(" SQLSTATE:")[0]
+    said = lines[1].removeprefix(": ").partition(" SQLSTATE:")[0]
+    causes = _CAUSE.findall(whole)
+    return f"{said} ({causes[-1]})" if causes and causes[-1] not in said else said
 
 
 def echo(text: str) -> None:

@@ -48,15 +48,21 @@ class Target:
         with sparklog.connect(self.root, detached=True) as log:
             log.create_topic(self.topic, self.partitions, if_absent=True)
 
+    def name_of(self, run: str) -> str:
+        """Returns the name of a run's writes to the topic that there is now."""
+        with sparklog.connect(self.root, detached=True) as log:
+            return _named(run, log.describe(self.topic).topic_id)
+
     def has(self, run: str) -> bool:
         """Returns whether the run's one write is in the topic."""
         table, topic_id = self._table()
-        return table.txn(key_app_id(topic_id, to_topic(run, self.topic))) is not None
+        name = to_topic(_named(run, topic_id), self.topic)
+        return table.txn(key_app_id(topic_id, name)) is not None
 
     def newest(self, run: str) -> int | None:
         """Returns the number of the run's last write that is in the topic; None: there is none."""
         table, topic_id = self._table()
-        txn = table.txn(query_app_id(topic_id, to_topic(run, self.topic)))
+        txn = table.txn(query_app_id(topic_id, to_topic(_named(run, topic_id), self.topic)))
         return None if txn is None else txn.version
 
     def _table(self) -> tuple[TopicTable, str]:
@@ -70,6 +76,11 @@ class Target:
         """Returns the writer of a batch to the topic."""
         given = {"root": self.root, "topic": self.topic, **options}
         return records.write.format("sparklog").mode("append").options(**given)
+
+
+def _named(run: str, topic_id: str) -> str:
+    """Returns the name of a run's writes, apart from those to a deleted topic of that name."""
+    return f"{run}.{topic_id}"
 
 
 def last_line(topic: str, count: int, seconds: float) -> str:

@@ -99,7 +99,8 @@ def test_a_row_with_a_column_value_is_that_value(spark: SparkSession, root: Path
 
 def test_a_column_with_the_name_of_a_part_stays_in_the_object(root: Path, log: Log) -> None:
     """It is the record's part only if an option says so."""
-    query = "select 'b' as key, 7 as n, timestamp '2026-01-02 03:04:05.000006Z' as timestamp"
+    at = "2026-01-02 03:04:05.000006"
+    query = f"select 'b' as key, 7 as n, timestamp '{at}Z' as timestamp, timestamp_ntz '{at}' as at"
     succeed(root, "--topic=t", f"--query={query}", "--key=n", "--once-as=one")
     [(key, value)] = records(log)
     assert key == b"7"
@@ -107,7 +108,20 @@ def test_a_column_with_the_name_of_a_part_stays_in_the_object(root: Path, log: L
         "key": "b",
         "n": 7,
         "timestamp": "2026-01-02T03:04:05.000006Z",
+        "at": "2026-01-02T03:04:05.000006",
     }
+
+
+def test_a_column_with_the_name_of_a_part_in_upper_case(
+    root: Path, log: Log, tmp_path: Path
+) -> None:
+    """It stays in the object too."""
+    (tmp_path / "a.csv").write_text("Key,Timestamp\n1,2026-01-02T03:04:05.000006Z\n")
+    arguments = ["--format=csv", "--option=header=true", "--key=Key"]
+    succeed(root, "--topic=t", *arguments, "--timestamp=to_timestamp(Timestamp)", tmp_path)
+    value = b'{"Key":"1","Timestamp":"2026-01-02T03:04:05.000006Z"}'
+    assert records(log) == [(b"1", value)]
+    assert log.read("t")["timestamp"].to_pylist() == [_AT]
 
 
 def test_headers_are_a_map_or_an_array(root: Path, log: Log) -> None:
@@ -169,6 +183,29 @@ def test_a_run_that_is_repeated_writes_nothing(root: Path, log: Log, orders: Pat
     assert len(records(log)) == 20
 
 
+def test_files_of_delta_whose_names_are_quoted(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """Spark quotes the names of a table's files, and Delta does not."""
+    frame = spark.sql("select 1 as id, 'a:b c%' as day").write.partitionBy("day")
+    for kind in ("delta", "parquet"):
+        frame.format(kind).save(str(tmp_path / kind))
+        arguments = ["--topic=t", f"--format={kind}", tmp_path / kind]
+        assert succeed(root, *arguments).startswith("t: 1 records in ")
+        assert "nothing to write" in succeed(root, *arguments)
+    assert records(log) == [(None, b'{"id":1,"day":"a:b c%"}')] * 2
+
+
+@pytest.mark.parametrize("name", ["--once-as=a", "--again"])
+def test_a_run_with_a_name_does_not_look_for_files(
+    root: Path, log: Log, orders: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A catalog may refuse to read them except as a table."""
+    monkeypatch.setattr("sparklog.jobs.produce.files_of", None)
+    succeed(root, "--topic=t", name, path_of(orders))
+    assert len(records(log)) == 4
+
+
 def test_rows_of_no_files_need_a_name(root: Path, log: Log) -> None:
     """Without a name a second run could not be recognised."""
     arguments = ["--topic=t", "--query=select 'v' as value"]
@@ -177,6 +214,15 @@ def test_rows_of_no_files_need_a_name(root: Path, log: Log) -> None:
     succeed(root, *arguments, "--once-as=monday")
     succeed(root, *arguments, "--once-as=monday")
     assert records(log) == [(None, b"v")]
+
+
+def test_a_run_is_written_to_a_topic_that_was_created_again(root: Path, log: Log) -> None:
+    """The records of a run of that name in the deleted topic do not count."""
+    for value in ("old", "new"):
+        succeed(root, "--topic=t", "--once-as=a", f"--query=select '{value}' as value")
+        assert records(log) == [(None, value.encode())]
+        log.delete_topic("t")
+        log.create_topic("t", partitions=2)
 
 
 def test_a_dry_run_writes_nothing(root: Path, log: Log, orders: Path) -> None:
@@ -212,6 +258,8 @@ def test_a_topic_is_created_if_asked(root: Path, log: Log, orders: Path) -> None
         (["--topic=t", "--query=select 1 as a", "--every=5"], 2, "--checkpoint"),
         (["--topic=t", "--query=select 1 as a", "--checkpoint=/tmp/c"], 2, "is read once"),
         (["--topic=t", "--once-as=a", "--query=select 1 as a", "--value=array(a)"], 1, "value"),
+        (["--topic=t", "--schema=a INT", "--table=a"], 2, "--schema is for paths"),
+        (["--topic=t", "--change-feed", "a"], 2, "give --format delta"),
         (["--topic=t", "--once-as=a b", "--query=select 1 as a"], 1, "idempotencyKey"),
     ],
 )
@@ -222,6 +270,18 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(
     said = fail(root, *arguments, code=code)
     assert words in said
     assert "Traceback" not in said
+    assert "stacktrace" not in said
+    assert not records(log)
+
+
+def test_an_error_of_the_jvm_is_one_sentence(root: Path, log: Log, tmp_path: Path) -> None:
+    """PySpark has no exception for it; its last cause says the reason."""
+    (tmp_path / "a.parquet").write_bytes(b"PAR1, and no more PAR1")
+    said = fail(root, "--topic=t", "--schema=a INT", tmp_path)
+    assert said.count("Encountered error while reading file") == 1
+    assert "a.parquet" in said
+    assert "corrupted file" in said
+    assert "\tat " not in said
     assert not records(log)
 
 
