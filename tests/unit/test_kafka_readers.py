@@ -416,3 +416,23 @@ def test_records_that_are_deleted_while_they_are_read_are_not_returned(
     with pytest.raises(errors.OffsetOutOfRange):
         in_memory(reader, 0)
     assert in_memory(reader, 0, 2) == []
+
+
+def test_records_of_a_topic_that_is_deleted_meanwhile_are_not_those_of_another(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic may be created again before its records are encoded."""
+    rig = rig_with_small_files(clock, 1)
+    reader = reader_of(rig)
+    read_together = reader._reader.read_together
+
+    def reading(*places: Any, **options: Any) -> Any:
+        found = read_together(*places, **options)
+        rig.broker.topics.delete("t")
+        rig.create()
+        rig.append(["1", "2", "3", "4"])
+        return found
+
+    monkeypatch.setattr(reader._reader, "read_together", reading)
+    reader.read_together([("t", 0, 0)])
+    assert in_memory(reader, 0) == []

@@ -120,9 +120,11 @@ class KafkaReader:
         with self._cache.reserve(limits.READ_RUN_BYTES) as free_bytes, self._alone(places) as ours:
             if free_bytes < limits.READ_RUN_BYTES:
                 return
-            for read in self._reader.read_together(ours, columns=record_batch.COLUMNS):
+            places = [place for _, place in ours]
+            topics = {place[0]: topic for topic, place in ours}
+            for read in self._reader.read_together(places, columns=record_batch.COLUMNS):
                 self.read_bytes += read.rows.nbytes
-                topic = self._partition_table.topic(read.topic)
+                topic = topics[read.topic]  # of this name, another may have been created meanwhile
                 epoch = topic.partition(read.partition).leader_epoch
                 encoded = [
                     EncodedBatch(batch, record_batch.read_header(batch).next_offset)
@@ -133,18 +135,19 @@ class KafkaReader:
     @contextlib.contextmanager
     def _alone(
         self, places: Sequence[tuple[str, int, int]]
-    ) -> Iterator[list[tuple[str, int, int]]]:
+    ) -> Iterator[list[tuple[Topic, tuple[str, int, int]]]]:
         """Yields the places that no other reader encodes at present; such readers wait for them."""
         locks: dict[tuple[str, int, int], threading.Lock] = {}
         ours = []
         try:
             for name, number, offset in places:
                 with contextlib.suppress(errors.UnknownTopic):
-                    key = self._partition_table.topic(name).topic_id, number, offset
+                    topic = self._partition_table.topic(name)
+                    key = topic.topic_id, number, offset
                     lock = self._encoding.setdefault(key, threading.Lock())
                     if lock.acquire(blocking=False):
                         locks[key] = lock
-                        ours.append((name, number, offset))
+                        ours.append((topic, (name, number, offset)))
             yield ours
         finally:
             for key, lock in locks.items():
