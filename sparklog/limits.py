@@ -186,6 +186,7 @@ FLIGHT_PREFACE_SECONDS = 10.0  # for the first bytes of a connection, or of a ca
 FLIGHT_STREAMS = 512  # of all clients; each takes a thread, except tails
 FLIGHT_TAIL_READERS = 4  # threads that read records for tails which are not in memory
 FLIGHT_TAIL_STEP_BYTES = 1 * MIB  # that a tail sends before the next one has its turn
+FLIGHT_TAILS_KEEPING = 8  # that wait for their clients and keep the rows of later messages
 FLIGHT_TAIL_SECONDS = 0.0002  # from the step of one tail to that of the next, on average
 FLIGHT_WAITING_ACTIONS = 512  # that wait for an event; each takes a thread
 FLIGHT_HELD_BYTES = 256 * MIB  # of rows that clients requested and do not read

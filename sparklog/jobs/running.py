@@ -127,7 +127,28 @@ def spark_session(name: str, *, with_delta: bool) -> SparkSession:
             for key, value in _DELTA.items():
                 builder = builder.config(key, value)
             builder = configure_spark_with_delta_pip(builder)
-    return builder.getOrCreate()
+    with signals_deferred():  # stopped while it starts, a JVM would be left behind
+        return builder.getOrCreate()
+
+
+@contextlib.contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Raises KeyboardInterrupt for SIGINT and SIGTERM at its end. Belongs to the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen: list[int] = []
+    before = {
+        number: signal.signal(number, lambda found, _: seen.append(found))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if seen:
+        raise KeyboardInterrupt
 
 
 # ------------------------------------------------------------------------------ progress

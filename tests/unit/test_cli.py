@@ -37,7 +37,7 @@ from sparklog.cli.formats import InputFormat
 from sparklog.cli.produce import _Acks, _Input, _meter
 from sparklog.cli.shared import ExitCode
 from sparklog.jobs.replay import replay
-from sparklog.jobs.running import app_of
+from sparklog.jobs.running import app_of, signals_deferred
 from sparklog.settings import BrokerSettings
 from sparklog.storage.objects import SyncFailed
 from tests.support.live import LiveBroker
@@ -1280,3 +1280,15 @@ def test_a_job_without_spark_says_how_to_install_it(monkeypatch: pytest.MonkeyPa
     assert result.exit_code == ExitCode.FAILED
     assert "sparklog[spark,local-spark]" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_waits_until_spark_has_started(number: signal.Signals) -> None:
+    """It stops the job then, which ends the JVM with it."""
+    handler = signal.getsignal(number)
+    steps = []
+    with pytest.raises(KeyboardInterrupt), signals_deferred():
+        signal.raise_signal(number)
+        steps.append("started")
+    assert steps == ["started"]
+    assert signal.getsignal(number) is handler

@@ -178,14 +178,38 @@ def test_a_message_keeps_its_memory_until_it_is_read(bed: Bed) -> None:
     wait_until(lambda: not bed.memory.held_bytes, "all memory is free")
 
 
-def test_a_slow_client_keeps_only_its_message_in_memory(bed: Bed) -> None:
+def test_many_slow_clients_keep_only_their_messages_in_memory(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The rows of later messages, perhaps many more, are read again once the client continues."""
+    monkeypatch.setattr(limits, "FLIGHT_TAILS_KEEPING", 0)
     slow = Client()
     slow.reads = False
     _, served = bed.add(1, slow, batches=3)
     for number in range(1, 4):
         wait_until(lambda n=number: (len(slow.sent), bed.reading) == (n, 0), "no more is kept")  # type: ignore[misc]
         bed.tails.progress(served)
+
+
+def test_a_few_slow_clients_keep_the_rows_of_later_messages(
+    bed: Bed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reading them again for each message would take long. A client that has read makes room."""
+    monkeypatch.setattr(limits, "FLIGHT_TAILS_KEEPING", 1)
+    first, second = Client(), Client()
+    first.reads = second.reads = False
+    _, served = bed.add(1, first, batches=3)
+    wait_until(lambda: (len(first.sent), bed.reading) == (1, 1), "the first one keeps its rows")
+    _, other = bed.add(1, second, batches=3)
+    wait_until(lambda: (len(second.sent), bed.reading) == (1, 1), "there is no room for another")
+    first.reads = True
+    bed.tails.progress(served)
+    wait_until(lambda: (len(first.sent), bed.reading) == (3, 0), "the first one has read all")
+    bed.tails.progress(other)
+    wait_until(lambda: (len(second.sent), bed.reading) == (2, 1), "the second one has its room")
+    second.reads = True
+    bed.tails.progress(other)
+    wait_until(lambda: (len(second.sent), bed.reading) == (3, 0), "the second one has read all")
 
 
 def test_a_tail_that_waits_for_memory_ends_with_its_call(bed: Bed) -> None:

@@ -89,6 +89,8 @@ class Tails:
         """(time, number, tail), the next one first."""
         self._numbers = count()
         self._tails: set[ServedTail] = set()
+        self._keeping: set[ServedTail] = set()
+        """Tails that keep the rows of later messages while their clients read the present one."""
         self._is_over = False
         self._cache: OrderedDict[Any, tuple[int, Sequence[Bytes]]] = OrderedDict()
         """Messages by what they contain, each with the offset behind it."""
@@ -124,6 +126,7 @@ class Tails:
         """Continues with a tail whose message was sent, or whose call has ended. Never blocks."""
         with self._changed:
             served.is_sending = False
+            self._keeping.discard(served)
             self._want(served)
 
     def close(self) -> None:
@@ -255,6 +258,7 @@ class Tails:
         served.finish(failure)
         with self._changed:  # its thread ends after the last tail
             self._tails.discard(served)
+            self._keeping.discard(served)
             self._changed.notify()
         self._release(served)  # after the last moment at which memory is granted to it
 
@@ -293,12 +297,24 @@ class Tails:
         served.stream.waits(sum(map(len, message)))
         served.is_sending, served.is_granted = True, False
         if not served.call.write_soon(message):
-            served.tail.rest()  # no memory is granted for the rows of later messages
+            if not self._keeps_rows(served):
+                served.tail.rest()
             return False
         served.is_sending = False
         self._release(served)
         served.stream.advance()
         return True
+
+    def _keeps_rows(self, served: ServedTail) -> bool:
+        """Returns whether a tail that waits for its client keeps the rows of its later messages.
+
+        They may be many, for which no memory was granted. Reading them again for each message takes
+        several times as long, so a few tails keep them: those of clients that read all the time.
+        """
+        with self._changed:
+            if served.is_sending and len(self._keeping) < limits.FLIGHT_TAILS_KEEPING:
+                self._keeping.add(served)
+            return not served.is_sending or served in self._keeping
 
     def _known(self, served: ServedTail) -> Sequence[Bytes] | None:
         """Returns the next message if another tail has just sent the same, and skips its rows."""
