@@ -1287,8 +1287,13 @@ def test_a_signal_waits_until_spark_has_started(number: signal.Signals) -> None:
     """It stops the job then, which ends the JVM with it."""
     handler = signal.getsignal(number)
     steps = []
-    with pytest.raises(KeyboardInterrupt), signals_deferred():
-        signal.raise_signal(number)
-        steps.append("started")
+
+    def start() -> None:
+        with signals_deferred():
+            signal.raise_signal(number)
+            steps.append("started")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
     assert steps == ["started"]
     assert signal.getsignal(number) is handler
