@@ -392,7 +392,7 @@ MUTATIONS = (
     Mutation(
         name="a slow answer is taken for a silent leader",
         patches=((liveness, "state_of", _state_of_late),),
-        rates=Rates(stall=0.2, freeze=0.02),
+        rates=Rates(crash=0.02, stall=0.2, freeze=0.02),
         aim="after get heartbeats",
         profile=(("brokers", 3), ("steps", 3_000)),
     ),
