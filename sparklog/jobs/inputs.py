@@ -136,7 +136,7 @@ def identity_of(files: FileSet | None, *parts: object) -> str:
     """
     if files is None:
         raise errors.BadRequest(
-            reason="These rows are read from no files, so a second run could not be recognised."
+            reason="These rows are not of files alone, so a second run could not be recognised."
             " Name this run with --once-as NAME, or give --again to write in any case."
         )
     return hashlib.sha256(repr((files.identity, *parts)).encode()).hexdigest()[:32]

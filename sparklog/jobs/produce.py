@@ -294,7 +294,8 @@ def produce(
     made = records(rows, given)
     files, run_name = None, once_as
     if not (is_stream or again or once_as):  # only the run's name needs them
-        files = files_of(spark, rows)
+        # A query may depend on more than files: on the time, or on what a subquery reads.
+        files = None if source.query else files_of(spark, rows)
         run_name = identity_of(files, *source.reading, where, given)
     _describe(source, files, made, topic, found or partitions, is_new=found is None)
     is_done = run_name is not None and found is not None and target.has(run_name)

@@ -206,8 +206,10 @@ def test_a_run_with_a_name_does_not_look_for_files(
     assert len(records(log)) == 4
 
 
-def test_rows_of_no_files_need_a_name(root: Path, log: Log) -> None:
-    """Without a name a second run could not be recognised."""
+def test_a_query_needs_a_name(root: Path, log: Log, orders: Path) -> None:
+    """It may depend on more than the files that it reads; a second run could not be recognised."""
+    files = f"select * from parquet.`{path_of(orders)}`"
+    assert "--once-as" in fail(root, "--topic=t", f"--query={files}")
     arguments = ["--topic=t", "--query=select 'v' as value"]
     assert "--once-as" in fail(root, *arguments)
     assert not records(log)
