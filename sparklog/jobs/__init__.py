@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 JOBS: Final = {
+    "load": "records made up at a rate, with the times of their acks",
     "produce": "rows of files, a table or a query become records of a topic, once",
     "replay": "a range of a topic's records become records of another, at once or at a pace",
 }

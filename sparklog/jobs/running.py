@@ -33,24 +33,32 @@ _DELTA: Final = {
 }
 
 
-class JobCommand(Command):
-    """A job's only command. Errors of Spark, too, become one line and an exit code."""
+class _JobCommand(Command):
+    """A job's only command."""
+
+    def invoke(self, ctx: Any) -> Any:
+        with exit_codes():
+            return super().invoke(ctx)
+
+
+class _SparkJobCommand(Command):
+    """That of a job that needs Spark, whose errors become one line and an exit code too."""
 
     def invoke(self, ctx: Any) -> Any:
         with exit_codes(), _spark_errors():
             return super().invoke(ctx)
 
 
-def run(job: Callable[..., None], name: str) -> None:
+def run(job: Callable[..., None], name: str, *, needs_spark: bool = True) -> None:
     """Runs a job with the arguments of the process, and exits with its code."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: cluster managers stop so
-    app_of(job)(prog_name=f"sparklog.jobs.{name}")
+    app_of(job, needs_spark=needs_spark)(prog_name=f"sparklog.jobs.{name}")
 
 
-def app_of(job: Callable[..., None]) -> typer.Typer:
+def app_of(job: Callable[..., None], *, needs_spark: bool = True) -> typer.Typer:
     """Returns the command line of a job, which is its only command."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    app.command(cls=JobCommand)(job)
+    app.command(cls=_SparkJobCommand if needs_spark else _JobCommand)(job)
     return app
 
 

@@ -1,0 +1,5 @@
+"""Records made up at a given rate: `python jobs/load.py --help`."""
+
+from sparklog.jobs.load import main
+
+main()
