@@ -284,6 +284,7 @@ class _Replay:
         if first > last:
             return None
         name = self._target.name_of(self._name)
+        echo(f"     at this pace it takes {(last - first) * _WINDOW_SECONDS:,.0f} seconds")
         began, count = time.monotonic(), 0
         at = _EPOCH + first * length
         starts = whole.starts if newest is None else log.offsets_for_times(self._source.topic, at)
