@@ -23,7 +23,7 @@ import typer
 
 import sparklog
 from sparklog import errors
-from sparklog.cli.shared import RootOption, log_target
+from sparklog.cli.shared import RootOption, log_target, root_metadata
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import Target, last_line
 
@@ -212,6 +212,7 @@ def replay(
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
     if (source.root, source.topic) == (target.root, target.topic):
         raise typer.BadParameter("a topic is not replayed into itself: give another one as --to")
+    root_metadata(source.root)  # a misspelt path does not become a root
     with sparklog.connect(source.root, detached=True) as log:
         info = log.describe(source_topic)
         whole = range_of(log, info, start, end)

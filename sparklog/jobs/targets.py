@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import sparklog
 from sparklog import errors
+from sparklog.cli.shared import root_metadata
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.sinks.options import to_topic
@@ -33,8 +34,14 @@ class Target:
     def find(self) -> int | None:
         """Returns the number of the topic's partitions; None if it is to be created.
 
-        Raises `UnknownTopic`, `NotARoot`.
+        Makes no root of a folder. Raises `UnknownTopic`, `NotARoot`.
         """
+        try:
+            root_metadata(self.root)
+        except errors.NotARoot:
+            if self.partitions is None:
+                raise
+            return None
         with sparklog.connect(self.root, detached=True) as log:
             try:
                 return len(log.describe(self.topic).partitions)

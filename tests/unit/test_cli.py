@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +36,7 @@ from sparklog.cli.consume import _GroupBatches
 from sparklog.cli.formats import InputFormat
 from sparklog.cli.produce import _Acks, _Input, _meter
 from sparklog.cli.shared import ExitCode
+from sparklog.jobs.produce import produce as produce_job
 from sparklog.jobs.replay import replay
 from sparklog.jobs.running import app_of, signals_deferred
 from sparklog.settings import BrokerSettings
@@ -1280,6 +1281,25 @@ def test_a_job_without_spark_says_how_to_install_it(monkeypatch: pytest.MonkeyPa
     assert result.exit_code == ExitCode.FAILED
     assert "sparklog[spark,local-spark]" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("job", "arguments"),
+    [
+        (produce_job, ["--topic=t", "--query=select 1 as a", "--once-as=a"]),
+        (replay, ["--from=t", "--to=u"]),
+        (replay, ["--from=t", "--to=u", "--partitions=2", "--dry-run"]),
+    ],
+)
+def test_a_job_makes_no_root_of_a_misspelt_path(
+    tmp_path: Path, job: Callable[..., None], arguments: list[str]
+) -> None:
+    """It is an error, and no folder is made."""
+    root = tmp_path / "misspelt"
+    result = CliRunner().invoke(app_of(job), [f"--root={root}", *arguments])
+    assert result.exit_code == ExitCode.FAILED
+    assert "is not a sparklog root" in result.stderr
+    assert not root.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
