@@ -33,6 +33,7 @@ from sparklog.cli.shared import (
     open_log,
 )
 from sparklog.jobs.running import echo, run
+from sparklog.jobs.targets import PartitionsOption
 
 if TYPE_CHECKING:
     from sparklog import errors
@@ -190,15 +191,7 @@ def load(
     root: RootOption = None,
     bootstrap: BootstrapOption = None,
     wait: WaitOption = None,
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Create the topic with so many partitions if it does not exist.",
-            show_default=False,
-        ),
-    ] = None,
+    partitions: PartitionsOption = None,
     rate: Annotated[
         float | None,
         typer.Option(

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sparklog.cli.shared import RootOption, config_pairs, log_target
+from sparklog.cli.shared import RootOption, config_pairs
 from sparklog.jobs.inputs import FileSet, Input, files_of, identity_of
 from sparklog.jobs.running import echo, progress, run, spark_session
-from sparklog.jobs.targets import Target, last_line
+from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -141,15 +141,7 @@ def produce(
     topic: Annotated[
         str, typer.Option(metavar="TOPIC", help="The topic.", show_default=False)
     ] = ...,  # type: ignore[assignment]
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Create the topic with so many partitions if it does not exist.",
-            show_default=False,
-        ),
-    ] = None,
+    partitions: PartitionsOption = None,
     input_format: Annotated[
         str,
         typer.Option(
@@ -262,9 +254,7 @@ def produce(
 
     Example: spark-submit jobs/produce.py --topic orders --key customer ./landing/*.parquet
     """
-    target_root, _ = log_target(root, None)
-    if target_root is None:
-        raise typer.BadParameter("Spark writes to a root: give --root, not the address of a broker")
+    target_root = root_for_spark(root)
     source = Input(
         paths=paths or (),
         table=table,

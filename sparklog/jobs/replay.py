@@ -23,9 +23,9 @@ import typer
 
 import sparklog
 from sparklog import errors
-from sparklog.cli.shared import RootOption, log_target, root_metadata
+from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.jobs.running import echo, progress, run, spark_session
-from sparklog.jobs.targets import Target, last_line
+from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -144,15 +144,7 @@ def replay(
             show_default=False,
         ),
     ] = None,
-    partitions: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            min=1,
-            help="Create the topic with so many partitions if it does not exist.",
-            show_default=False,
-        ),
-    ] = None,
+    partitions: PartitionsOption = None,
     start: Annotated[
         str,
         typer.Option(
@@ -205,9 +197,7 @@ def replay(
 
     Example: spark-submit jobs/replay.py --from orders --to orders-test --speed 10
     """
-    source_root, _ = log_target(root, None)
-    if source_root is None:
-        raise typer.BadParameter("Spark reads a root: give --root, not the address of a broker")
+    source_root = root_for_spark(root)
     source = Source(root=source_root, topic=source_topic)
     target = Target(root=to_root or source_root, topic=to, partitions=partitions)
     if (source.root, source.topic) == (target.root, target.topic):

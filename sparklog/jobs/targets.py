@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 import sparklog
 from sparklog import errors
-from sparklog.cli.shared import root_metadata
+from sparklog.cli.shared import log_target, root_metadata
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.sinks.options import to_topic
@@ -16,6 +18,27 @@ from sparklog.storage.table import TopicTable, key_app_id, query_app_id
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, DataFrameWriter
+
+PartitionsOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        min=1,
+        help="Create the topic with so many partitions if it does not exist.",
+        show_default=False,
+    ),
+]
+
+
+def root_for_spark(root: str | None) -> str:
+    """Returns the root that the command line or the environment names.
+
+    Raises `typer.BadParameter` if none is named, or the address of a broker instead.
+    """
+    found, _ = log_target(root, None)
+    if found is None:
+        raise typer.BadParameter("Spark needs the root: give --root, not the address of a broker")
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

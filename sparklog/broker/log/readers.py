@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -244,7 +243,9 @@ class LogReader:
                         break
             except ObjectMissing as missing:
                 gone = missing.path
-                with suppress(errors.Corrupt):  # the versions so far may name other files
+                with contextlib.suppress(
+                    errors.Corrupt
+                ):  # the versions so far may name other files
                     topic.table.refresh()
                 continue
             if start < until:  # offsets in no slice are a gap
