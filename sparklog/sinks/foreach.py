@@ -11,10 +11,11 @@ runs in Spark Connect has no such thread, but may ask for the session's queries;
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from sparklog import errors
+from sparklog.sinks.options import ONCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -48,9 +49,11 @@ def write_batch(
         options: further options of the sink.
 
     Raises:
+        errors.BadOption: an option that identifies a write, such as `txnAppId`.
         errors.BadRequest: no streaming query is running here, or none of that name.
         Exception: Spark's, for whatever it could not do.
     """
+    _check_options(options)
     query_id = _query_id(frame.sparkSession, query_name or name)
     given = {"root": root, "topic": topic, **options}
     writer = frame.write.format("sparklog").mode("append")
@@ -68,7 +71,11 @@ def foreach_batch(
     topic: str | None = None,
     **options: str,
 ) -> Callable[[DataFrame, int], None]:
-    """Returns a function for `writeStream.foreachBatch` that calls `write_batch`."""
+    """Returns a function for `writeStream.foreachBatch` that calls `write_batch`.
+
+    Raises `BadOption` for an option that identifies a write, such as `txnAppId`.
+    """
+    _check_options(options)
 
     def write(frame: DataFrame, batch_id: int) -> None:
         write_batch(
@@ -76,6 +83,17 @@ def foreach_batch(
         )
 
     return write
+
+
+def _check_options(options: Mapping[str, str]) -> None:
+    refused = {name.lower() for name in ONCE}
+    for option, value in options.items():
+        if option.lower() in refused:
+            reason = (
+                "the name, the query's id and the micro-batch's number identify the write: remove"
+                " the option, or write without this helper"
+            )
+            raise errors.BadOption(option=option, value=value, reason=reason)
 
 
 def _query_id(session: SparkSession, query_name: str) -> str:

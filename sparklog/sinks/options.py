@@ -26,8 +26,10 @@ from sparklog.options import ConnectorOptions
 from sparklog.storage.snapshot import BatchKind
 
 _WHERE: Final = 'the sink format("sparklog")'
-_ONCE: Final = ("txnAppId", "txnVersion", "idempotencyKey")
-_KNOWN: Final = ("topic", "valueFormat", *_ONCE, "includeHeaders")
+ONCE: Final = ("txnAppId", "txnVersion", "idempotencyKey")
+"""Options that identify a batch write."""
+
+_KNOWN: Final = ("topic", "valueFormat", *ONCE, "includeHeaders")
 _OF_SPARK: Final = ("checkpointLocation", "queryName")
 _NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]{1,200}")
 _QUERY_LENGTH: Final = 250
@@ -54,7 +56,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
     """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
     options = ConnectorOptions(_WHERE, given, _KNOWN + _OF_SPARK if streaming else _KNOWN)
     if streaming:
-        for name in _ONCE:
+        for name in ONCE:
             options.refuse(name, "the checkpoint identifies a stream's batches; remove the option")
     topic = options.get("topic")
     query, batch = _identity(options, topic)

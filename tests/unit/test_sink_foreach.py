@@ -86,6 +86,17 @@ def test_what_is_not_given_is_left_to_the_sink() -> None:
     assert sorted(frame.given) == ["txnAppId", "txnVersion"]
 
 
+@pytest.mark.parametrize("option", ["txnAppId", "txnversion", "idempotencyKey"])
+def test_options_that_identify_a_write_are_refused(option: str) -> None:
+    """The helper identifies the write by itself: an option of the caller would have no effect."""
+    frame: Any = Frame(Classic("1f"))
+    with pytest.raises(errors.BadOption, match=f"{option} = 'x'.*identify the write: remove"):
+        foreach_batch(name="copy", **{option: "x"})
+    with pytest.raises(errors.BadOption, match=f"{option} = 'x'"):
+        write_batch(frame, 0, name="copy", **{option: "x"})
+    assert frame.saved == []
+
+
 def test_in_spark_connect_the_name_tells_which_query_it_is() -> None:
     """By its `queryName`, whatever else runs in the session."""
     session = Connect((None, "0"), ("copy", "1f"), ("other", "2e"))
