@@ -6,10 +6,10 @@
 | `subscribe` | | topics, separated by commas |
 | `subscribePattern` | | a regular expression that the whole name of a topic matches |
 | `assign` | | JSON of partitions: `{"flights": [0, 1]}` |
-| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
+| `startingOffsets` | `latest`; batch: `earliest` | where a *new* query begins: `earliest`, `latest`, `group`, `-100` for the last 100 offsets of each partition, or JSON: `{"flights": {"0": 23, "1": -2}}`, where -2 is earliest and -1 latest |
 | `group.id` | | with `startingOffsets` = `group`: the consumer group whose committed offsets are the start |
 | `groupOffsetReset` | `earliest` | the start of partitions without a committed offset: `earliest`, `latest`, or `error` |
-| `startingOffsetsByTimestamp` | | the start by time, in ms since 1970 UTC; takes precedence over `startingOffsets` |
+| `startingOffsetsByTimestamp` | | the start by time: ms since 1970 UTC, ISO 8601, or `10 minutes ago`; takes precedence over `startingOffsets` |
 | `startingTimestamp` | | one time for all partitions; takes precedence over both |
 | `startingOffsetsByTimestampStrategy` | `error` | if no record is that late: `error`, or `latest` |
 | `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
@@ -36,6 +36,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from sparklog import errors, limits
+from sparklog.clock import Clock, SystemClock
 from sparklog.options import BOOTSTRAP_VARIABLE, ROOT_VARIABLE, ConnectorOptions, check_bootstrap
 from sparklog.sources import selection, starting_offsets
 from sparklog.sources.selection import Selection
@@ -167,8 +168,13 @@ class SourceOptions:
         return [] if self.moved is None else [self.moved]
 
 
-def parse(given: Mapping[str, str]) -> SourceOptions:
-    """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`."""
+def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions:
+    """Returns the validated options. Raises `UnknownOption`, `BadOption`, `BadTopicName`.
+
+    Args:
+        clock: its time is that of relative times; None: the machine's.
+    """
+    now_us = (clock or SystemClock()).now_us()
     options = ConnectorOptions(_WHERE, given, _KNOWN, kafka=_OF_KAFKA)
     most, least = options.count("maxOffsetsPerTrigger"), options.count("minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
@@ -180,8 +186,8 @@ def parse(given: Mapping[str, str]) -> SourceOptions:
     return SourceOptions(
         location=_location(options),
         selection=selection.parse(options),
-        starting=starting_offsets.starting(options),
-        ending=starting_offsets.ending(options),
+        starting=starting_offsets.starting(options, now_us),
+        ending=starting_offsets.ending(options, now_us),
         late_start_is_latest=strategy == "latest",
         max_offsets_per_trigger=most,
         min_offsets_per_trigger=least,

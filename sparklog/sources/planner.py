@@ -14,7 +14,15 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from sparklog import errors
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
-from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, OfGroup, Point, Start
+from sparklog.sources.starting_offsets import (
+    EARLIEST,
+    LATEST,
+    AtTime,
+    FromEnd,
+    OfGroup,
+    Point,
+    Start,
+)
 from sparklog.sources.views import LogView, TopicView
 from sparklog.storage.snapshot import RowGroup, Slice
 
@@ -107,6 +115,8 @@ class Planner:
                     raise _too_late(option, name, number, asked)
                 # Records since the last refresh are not read yet.
                 return topic.ends[number] if found is None else min(found, topic.ends[number])
+            if isinstance(asked, FromEnd):
+                return max(topic.ends[number] - asked.count, topic.starts[number])
             return self._offset(name, topic, number, asked)
 
         return self._position(point)

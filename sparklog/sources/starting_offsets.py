@@ -1,5 +1,7 @@
 """Options that name the start and end of a read, parsed; `Planner.resolve` makes them offsets.
 
+A time is milliseconds since 1970 UTC, ISO 8601, or relative to the moment of parsing.
+
 Three options name a start, and three an end. The first one that is given counts:
 `startingTimestamp`, `startingOffsetsByTimestamp`, `startingOffsets`. A start may also be the
 offsets that a consumer group has committed.
@@ -7,12 +9,14 @@ offsets that a consumer group has committed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 
 from sparklog import errors, limits
+from sparklog.client.times import datetime_us, moment
 from sparklog.options import ConnectorOptions
 
 EARLIEST: Final = -2
@@ -22,6 +26,16 @@ _WORDS: Final = {"earliest": EARLIEST, "latest": LATEST}
 _GROUP: Final = "group"
 _OF_GROUPS: Final = ("group.id", "groupOffsetReset")
 
+_FROM_END: Final = re.compile(r"-(\d{1,18})", re.ASCII)
+_MILLISECONDS: Final = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+_AGO: Final = re.compile(r"(\d{1,12})\s*(second|minute|hour|day|week)s?\s+ago", re.ASCII)
+_UNIT_SECONDS: Final = {"second": 1, "minute": 60, "hour": 3_600, "day": 86_400, "week": 604_800}
+_TIMES: Final = "milliseconds since 1970, a time in ISO 8601, or a time such as '10 minutes ago'"
+
+_Given = TypeVar("_Given")
+_OFFSETS: Final = msgspec.json.Decoder(dict[str, dict[int, int]])
+_TIMESTAMPS: Final = msgspec.json.Decoder(dict[str, dict[int, int | str]])
+
 
 class AtTime(msgspec.Struct, frozen=True):
     """The first record, by offset, that is not older than a time in microseconds since 1970 UTC."""
@@ -29,8 +43,14 @@ class AtTime(msgspec.Struct, frozen=True):
     timestamp_us: int
 
 
-Point: TypeAlias = int | AtTime
-"""An offset, `EARLIEST`, `LATEST`, or a time."""
+class FromEnd(msgspec.Struct, frozen=True):
+    """A number of offsets before the end of the log, or its start if that is nearer."""
+
+    count: int
+
+
+Point: TypeAlias = int | AtTime | FromEnd
+"""An offset, `EARLIEST`, `LATEST`, a time, or a number of offsets before the end."""
 
 Bound: TypeAlias = Point | Mapping[str, Mapping[int, Point]]
 """One point for all partitions, or one for each of them."""
@@ -47,24 +67,31 @@ class OfGroup(msgspec.Struct, frozen=True):
 Start: TypeAlias = Bound | OfGroup
 
 
-def starting(options: ConnectorOptions) -> Start | None:
-    """Returns the start of a new query, or None if no option names it. Raises `BadOption`."""
+def starting(options: ConnectorOptions, now_us: int) -> Start | None:
+    """Returns the start of a new query, or None if no option names it.
+
+    Args:
+        now_us: the moment that relative times refer to.
+
+    Raises `BadOption`.
+    """
+    by_time = _by_time(options, "starting", now_us)
     if (options.get("startingOffsets") or "").strip().lower() != _GROUP:
         for name in _OF_GROUPS:
             options.refuse(name, "it applies to startingOffsets = group only")
-        return _bound(options, "starting")
+        return _by_offset(options, "starting") if by_time is None else by_time
     group = options.get("group.id")
     if not group:
         reason = "startingOffsets = group needs the name of a consumer group"
         raise errors.BadOption(option="group.id", value=group, reason=reason)
     reset = options.one_of("groupOffsetReset", ("earliest", "latest", "error"))
-    by_time = _by_time(options, "starting")
     return OfGroup(group, _WORDS.get(reset)) if by_time is None else by_time
 
 
-def ending(options: ConnectorOptions) -> Bound | None:
-    """Returns the end of a batch, or None if no option names it. Raises `BadOption`."""
-    return _bound(options, "ending")
+def ending(options: ConnectorOptions, now_us: int) -> Bound | None:
+    """Returns the end of a batch, or None if no option names it. Parameters as of `starting`."""
+    by_time = _by_time(options, "ending", now_us)
+    return _by_offset(options, "ending") if by_time is None else by_time
 
 
 def check_start_of_batch(bound: Start | None) -> None:
@@ -99,48 +126,78 @@ def _points(bound: Start | None) -> Iterator[Point | OfGroup | None]:
         yield bound
 
 
-def _by_time(options: ConnectorOptions, side: str) -> Bound | None:
-    timestamp = options.whole(f"{side}Timestamp")
-    if timestamp is not None:
-        return _at(timestamp)
-    name = f"{side}OffsetsByTimestamp"
+def _by_time(options: ConnectorOptions, side: str, now_us: int) -> Bound | None:
+    name = f"{side}Timestamp"
     value = options.get(name)
     if value is not None:
-        return _json(name, value, '{"flights": {"0": 1357016400000}}', _at)
-    return None
+        try:
+            return _at(value, now_us)
+        except ValueError:
+            raise errors.BadOption(option=name, value=value, reason=f"expected {_TIMES}") from None
+    name = f"{side}OffsetsByTimestamp"
+    value = options.get(name)
+    if value is None:
+        return None
+    expected = f'JSON such as {{"flights": {{"0": 1357016400000}}}}, with {_TIMES}'
+    return _json(name, value, expected, _TIMESTAMPS, lambda each: _at(each, now_us))
 
 
-def _bound(options: ConnectorOptions, side: str) -> Bound | None:
-    by_time = _by_time(options, side)
+def _by_offset(options: ConnectorOptions, side: str) -> Bound | None:
     name = f"{side}Offsets"
     value = options.get(name)
-    if by_time is not None or value is None:
-        return by_time
-    word = _WORDS.get(value.strip().lower())
-    if word is not None:
-        return word
+    if value is None:
+        return None
+    text = value.strip().lower()
+    if text in _WORDS:
+        return _WORDS[text]
+    from_end = _FROM_END.fullmatch(text)
+    if from_end and int(from_end[1]) > -EARLIEST:
+        return FromEnd(int(from_end[1]))
+    if from_end:
+        reason = "write latest for -1, and earliest for -2: only in JSON the numbers mean these"
+        raise errors.BadOption(option=name, value=value, reason=reason)
     words = [*_WORDS, *([_GROUP] if side == "starting" else [])]
-    expected = f'{", ".join(words)}, or JSON: {{"flights": {{"0": 23, "1": -2}}}}'
-    found = _json(name, value, expected, int)
+    expected = (
+        f"{', '.join(words)}, a number of records before the end such as -100, or JSON:"
+        ' {"flights": {"0": 23, "1": -2}}'
+    )
+    found = _json(name, value, expected, _OFFSETS, int)
     if any(isinstance(each, int) and each < EARLIEST for each in _points(found)):
         reason = "expected offsets of at least 0, or -2 (earliest) or -1 (latest)"
         raise errors.BadOption(option=name, value=value, reason=reason)
     return found
 
 
-def _at(timestamp_ms: int) -> AtTime:
-    """Returns the time, clipped to the range of a timestamp."""
-    micros = timestamp_ms * 1000
+def _at(given: int | str, now_us: int) -> AtTime:
+    """Returns the time, clipped to the range of a timestamp. Raises ValueError for other texts."""
+    if isinstance(given, int):
+        micros = given * 1_000
+    else:
+        text = given.strip()
+        ago = _AGO.fullmatch(text.lower())
+        if ago is not None:
+            micros = now_us - int(ago[1]) * _UNIT_SECONDS[ago[2]] * 1_000_000
+        elif _MILLISECONDS.fullmatch(text):
+            micros = int(text) * 1_000
+        else:
+            micros = datetime_us(moment(text))
     return AtTime(min(max(micros, limits.TIMESTAMP_MIN_US), limits.TIMESTAMP_MAX_US))
 
 
-def _json(name: str, value: str, example: str, point: Callable[[int], Point]) -> Bound:
+def _json(
+    name: str,
+    value: str,
+    expected: str,
+    decoder: msgspec.json.Decoder[dict[str, dict[int, _Given]]],
+    point: Callable[[_Given], Point],
+) -> Bound:
+    """Returns the points by topic and partition. `point` raises ValueError for a wrong one."""
     try:
-        found = msgspec.json.decode(value, type=dict[str, dict[int, int]])
-    except msgspec.MsgspecError:
-        reason = f"expected {example}"
+        found = decoder.decode(value)
+        return {
+            topic: {partition: point(each) for partition, each in points.items()}
+            for topic, points in found.items()
+        }
+    except ValueError:  # msgspec's errors too
+        reason = f"expected {expected}"
         raise errors.BadOption(option=name, value=value, reason=reason) from None
-    return {
-        topic: {partition: point(each) for partition, each in points.items()}
-        for topic, points in found.items()
-    }

@@ -109,6 +109,10 @@ def test_times_bound_a_read(spark: SparkSession, root: Path, log: Log) -> None:
     with pytest.raises(Exception, match="no record of t-0 is that late"):
         read(spark, root, **late).collect()
     assert read(spark, root, **late, startingOffsetsByTimestampStrategy="latest").count() == 0
+    iso = {"startingTimestamp": (AT + timedelta(seconds=15)).isoformat(), "endingOffsets": "-3"}
+    assert values(read(spark, root, subscribe="t", **iso)) == sent(20, 24)
+    ago = {"startingOffsets": "earliest", "endingTimestamp": "10 minutes ago"}
+    assert read(spark, root, subscribe="t", **ago).count() == 30
 
 
 # ------------------------------------------------------------------------------ how much
@@ -132,12 +136,13 @@ def test_a_trigger_that_runs_once_knows_no_limit(
     """Trigger.Once takes all there is in one micro-batch, whatever the options say."""
     collected = Collected()
     send(log, 0, 20)
-    frame = stream(spark, root, subscribe="t", maxOffsetsPerTrigger="5", minOffsetsPerTrigger="5")
+    limits = {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "5"}
+    frame = stream(spark, root, subscribe="t", startingOffsets="-8", **limits)
     for _ in range(2):
         query = start(frame, tmp_path / "checkpoint", collected, once=True)
         assert query.awaitTermination(60)
         send(log, 20, 21)
-    assert collected.sizes == [20, 1]
+    assert collected.sizes == [16, 1]
 
 
 def test_enough_records_are_waited_for(

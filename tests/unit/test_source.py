@@ -20,7 +20,7 @@ from sparklog.sources import offsets, reader, tasks
 from sparklog.sources.offsets import TopicOffsets
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
-from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd
 from sparklog.sources.views import RootView
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import (
@@ -366,6 +366,14 @@ def test_bounds_are_resolved_against_what_there_is(trimmed: World) -> None:
     assert planner.resolve(
         "o", {"t": {0: -1, 1: 0}}, otherwise=LATEST, late_is_latest=False
     ) == position(topic_id, 10, 0)
+
+
+def test_a_bound_may_count_from_the_end(trimmed: World) -> None:
+    """Each partition has its own end; one with fewer offsets is taken from its log start."""
+    planner = trimmed.planner()
+    for count, expected in ((3, (7, 7)), (6, (5, 4)), (10**18, (5, 0))):
+        found = planner.resolve("o", FromEnd(count), otherwise=LATEST, late_is_latest=False)
+        assert found == position(trimmed.root.topic_id("t"), *expected)
 
 
 @pytest.mark.parametrize("asked", [{0: 1}, {0: 5, 1: 1, 2: 1}])

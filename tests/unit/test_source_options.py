@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 
 from sparklog import errors, limits
+from sparklog.clock import ManualClock
 from sparklog.sources.options import COLUMNS, CORRUPT, LogLocation, parse
-from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, OfGroup
+from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd, OfGroup
 
 GIVEN = {"root": "memory://x", "subscribe": "b, a"}
 
@@ -51,8 +53,12 @@ def test_options_come_in_any_case() -> None:
         ({"subscribePattern": "a.*"}, errors.BadOption, "exactly one of subscribe"),
         ({"path": "/elsewhere"}, errors.BadOption, "root = 'memory://x' says other"),
         ({"bootstrap": "host:8815"}, errors.BadOption, "not both"),
-        ({"startingOffsets": "last"}, errors.BadOption, "earliest, latest, group, or JSON"),
-        ({"endingOffsets": "group"}, errors.BadOption, "expected earliest, latest, or JSON"),
+        (
+            {"startingOffsets": "last"},
+            errors.BadOption,
+            "earliest, latest, group, a number of .* -100, or JSON",
+        ),
+        ({"endingOffsets": "group"}, errors.BadOption, "expected earliest, latest, a number"),
         ({"startingOffsets": "group"}, errors.BadOption, "group.id = None: .* needs the name"),
         ({"startingOffsets": "group", "group.id": ""}, errors.BadOption, "group.id = ''"),
         ({"group.id": "g"}, errors.BadOption, "to startingOffsets = group only"),
@@ -69,8 +75,17 @@ def test_options_come_in_any_case() -> None:
         ({"commitToGroup": " "}, errors.BadOption, "expected the name of a consumer group"),
         ({"groupid": "g"}, errors.UnknownOption, "Did you mean 'group.id'"),
         ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
-        ({"startingTimestamp": "now"}, errors.BadOption, "expected a whole number"),
-        ({"endingOffsetsByTimestamp": "5"}, errors.BadOption, "expected {"),
+        ({"startingOffsets": "-1"}, errors.BadOption, "write latest for -1, and earliest for -2"),
+        ({"endingOffsets": "-2"}, errors.BadOption, "write latest for -1, and earliest for -2"),
+        ({"startingOffsets": "100"}, errors.BadOption, "before the end such as -100, or JSON"),
+        ({"startingTimestamp": "now"}, errors.BadOption, "ISO 8601, or .* '10 minutes ago'"),
+        ({"endingTimestamp": "1 month ago"}, errors.BadOption, "ISO 8601, or"),
+        ({"endingOffsetsByTimestamp": "5"}, errors.BadOption, "expected JSON such as {"),
+        (
+            {"startingOffsetsByTimestamp": '{"a": {"0": "soon"}}'},
+            errors.BadOption,
+            "with milliseconds since 1970, a time in ISO 8601, or",
+        ),
         ({"startingOffsetsByTimestampStrategy": "next"}, errors.BadOption, "error or latest"),
         ({"maxOffsetsPerTrigger": "0"}, errors.BadOption, "from 1 up"),
         ({"maxOffsetsPerTrigger": "1e3"}, errors.BadOption, "from 1 up"),
@@ -202,6 +217,43 @@ def test_a_start_by_time_goes_before_one_by_offset() -> None:
     assert options.ending == {"a": {0: AtTime(8_000)}}
     options = parse(GIVEN | by_offset | by_times | by_time)
     assert (options.starting, options.ending) == (AtTime(5_000), AtTime(6_000))
+
+
+@pytest.mark.parametrize(
+    ("text", "timestamp_us"),
+    [
+        ("5", 5_000),
+        (" -5 ", -5_000),
+        ("10 minutes ago", 1_000_000_000_000_000 - 600_000_000),
+        ("1 HOUR ago", 1_000_000_000_000_000 - 3_600_000_000),
+        ("90seconds ago", 1_000_000_000_000_000 - 90_000_000),
+        ("2 days ago", 1_000_000_000_000_000 - 2 * 86_400_000_000),
+        ("99999999999 weeks ago", limits.TIMESTAMP_MIN_US),
+        ("1970-01-02", 86_400_000_000),
+        ("1970-01-01T00:00:01.000002", 1_000_002),
+        ("1970-01-01T02:00:00+02:00", 0),
+        ("1970-01-01T00:00:00Z", 0),
+    ],
+)
+def test_a_time_has_three_forms(text: str, timestamp_us: int) -> None:
+    """Milliseconds, ISO 8601, UTC without a zone, or relative to now; for start and end alike."""
+    clock = ManualClock(1_000_000_000_000_000)
+    times = {"startingTimestamp": text, "endingTimestamp": text}
+    options = parse(GIVEN | times, clock)
+    assert options.starting == options.ending == AtTime(timestamp_us)
+    by_partition = {
+        f"{side}OffsetsByTimestamp": json.dumps({"a": {"0": text}})
+        for side in ("starting", "ending")
+    }
+    options = parse(GIVEN | by_partition, clock)
+    assert options.starting == options.ending == {"a": {0: AtTime(timestamp_us)}}
+
+
+def test_a_start_or_end_may_count_from_the_end() -> None:
+    """Such as the last 100 records; in JSON, negative numbers keep Kafka's meaning."""
+    options = parse(GIVEN | {"startingOffsets": " -100", "endingOffsets": "-3"})
+    assert (options.starting, options.ending) == (FromEnd(100), FromEnd(3))
+    options.check_batch()
 
 
 @pytest.mark.parametrize(
