@@ -40,6 +40,8 @@ _UNIT_SECONDS: Final = {
     "h": 3600.0,
     "d": 86_400.0,
 }
+_SIZE: Final = re.compile(r"(\d{1,15})\s*(?:([kmgt])i?)?b?", re.ASCII)
+_UNIT_BYTES: Final = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _SCHEMES_WITHOUT_OPTIONS: Final = ("file", "memory")
 
 # Variables that Kubernetes sets in every container for a service named sparklog or sparklog-flight.
@@ -292,6 +294,20 @@ class ConnectorOptions:
             reason = "expected a duration, such as 500ms, 30s or 15m"
             raise errors.BadOption(option=name, value=value, reason=reason)
         return int(found[1]) * _UNIT_SECONDS[found[2] or "ms"]
+
+    def size_bytes(self, name: str) -> int | None:
+        """A size as Spark writes it, of at least one byte: 64m, 1g; without a unit, bytes.
+
+        Raises `BadOption` for anything else.
+        """
+        value = self._values.get(name)
+        if value is None:
+            return None
+        found = _SIZE.fullmatch(value.strip().lower())
+        if found is None or not int(found[1]):
+            reason = "expected a size, such as 500k, 64m or 1g"
+            raise errors.BadOption(option=name, value=value, reason=reason)
+        return int(found[1]) * _UNIT_BYTES[found[2] or ""]
 
     def one_of(self, name: str, choices: Sequence[str]) -> str:
         """One of the choices, whatever its case; the first where nothing was given.

@@ -31,6 +31,7 @@ try:
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadLimit,
+        ReadMaxBytes,
         ReadMaxRows,
         ReadMinRows,
         SupportsTriggerAvailableNow,
@@ -44,6 +45,10 @@ except ImportError:
     @dataclass
     class ReadAllAvailable(ReadLimit):  # type: ignore[no-redef]
         pass
+
+    @dataclass
+    class ReadMaxBytes(ReadLimit):  # type: ignore[no-redef]
+        max_bytes: int
 
     @dataclass
     class ReadMaxRows(ReadLimit):  # type: ignore[no-redef]
@@ -63,6 +68,7 @@ __all__ = [
     "DataSourceStreamArrowWriter",
     "ReadAllAvailable",
     "ReadLimit",
+    "ReadMaxBytes",
     "ReadMaxRows",
     "ReadMinRows",
     "SupportsTriggerAvailableNow",

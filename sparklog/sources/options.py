@@ -14,6 +14,7 @@
 | `startingOffsetsByTimestampStrategy` | `error` | if no record is that late: `error`, or `latest` |
 | `endingOffsets`, `endingOffsetsByTimestamp`, `endingTimestamp` | `latest` | where a batch ends, in the same forms |
 | `maxOffsetsPerTrigger` | | most records in one micro-batch, shared among partitions in proportion to their backlog |
+| `maxBytesPerTrigger` | | about the most bytes in one micro-batch, as stored in table and write-ahead log, such as `64m`; not with `bootstrap` |
 | `minOffsetsPerTrigger` | | number of waiting records that starts a micro-batch |
 | `maxTriggerDelay` | `15m` | time after which a micro-batch starts with fewer |
 | `minPartitions` | by size | least number of tasks; a stream with fewer partitions cuts them |
@@ -61,7 +62,12 @@ PARALLELISM_VARIABLE: Final = "SPARKLOG_PARALLELISM"
 
 _WHERE: Final = 'the source format("sparklog")'
 _ENDING: Final = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
-_TRIGGERS: Final = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_TRIGGERS: Final = (
+    "maxOffsetsPerTrigger",
+    "maxBytesPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+)
 _KNOWN: Final = (
     "bootstrap",
     "subscribe",
@@ -116,6 +122,7 @@ class SourceOptions:
     late_start_is_latest: bool
     """True if a start time after the newest record is the end of the log, false if an error."""
     max_offsets_per_trigger: int | None
+    max_bytes_per_trigger: int | None
     min_offsets_per_trigger: int | None
     max_trigger_delay_seconds: float
     parallelism: int
@@ -183,13 +190,15 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
     value_format, bad_values = _value(options)
     delay_seconds = options.seconds("maxTriggerDelay")
     strategy = options.one_of("startingOffsetsByTimestampStrategy", ("error", "latest"))
+    location = _location(options)
     return SourceOptions(
-        location=_location(options),
+        location=location,
         selection=selection.parse(options),
         starting=starting_offsets.starting(options, now_us),
         ending=starting_offsets.ending(options, now_us),
         late_start_is_latest=strategy == "latest",
         max_offsets_per_trigger=most,
+        max_bytes_per_trigger=_most_bytes(options, location),
         min_offsets_per_trigger=least,
         max_trigger_delay_seconds=(
             limits.MAX_TRIGGER_DELAY_SECONDS if delay_seconds is None else delay_seconds
@@ -222,6 +231,13 @@ def _location(options: ConnectorOptions) -> LogLocation:
         if found:
             return LogLocation(bootstrap=check_bootstrap(BOOTSTRAP_VARIABLE, found))
     return LogLocation(root=options.root, storage=tuple(sorted(options.storage.items())))
+
+
+def _most_bytes(options: ConnectorOptions, location: LogLocation) -> int | None:
+    if location.bootstrap is not None:
+        reason = "a broker does not report the bytes of records: use maxOffsetsPerTrigger"
+        options.refuse("maxBytesPerTrigger", reason)
+    return options.size_bytes("maxBytesPerTrigger")
 
 
 def _parallelism() -> int:

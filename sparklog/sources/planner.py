@@ -8,10 +8,13 @@ see less than exists.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Final
 
 from sparklog import errors
+from sparklog.sources import offsets, tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import (
@@ -27,6 +30,9 @@ from sparklog.sources.views import LogView, TopicView
 from sparklog.storage.snapshot import RowGroup, Slice
 
 _log = logging.getLogger("sparklog.sources")
+
+_RECORD_BYTES: Final = 64
+"""Stored bytes of a small record, with which the search for a number of bytes begins."""
 
 
 class Planner:
@@ -262,6 +268,23 @@ class Planner:
 
     # -------------------------------------------------------------------------- slices
 
+    def within_bytes(self, start: Position, end: Position, most_bytes: int) -> Position:
+        """Returns a position between `start` and `end`, about `most_bytes` after `start`.
+
+        Bytes are as stored. They are shared as by `offsets.share`: by the records that wait, with
+        at least one offset for each partition that has any. Raises what `slices` raises.
+        """
+        count = most_bytes // _RECORD_BYTES + 1
+        while True:  # plans about as much as is taken, not the whole backlog
+            upto = offsets.share(start, end, count)
+            sizes = [(each, tasks.stored_bytes(each)) for each in self.slices(start, upto)]
+            total = sum(size for _, size in sizes)
+            if total > most_bytes:
+                return _cut(start, upto, sizes, most_bytes / total)
+            if upto == end:
+                return end
+            count *= 4
+
     def slices(self, start: Position, end: Position) -> list[Slice]:
         """Returns the slices between the positions, partition after partition.
 
@@ -310,6 +333,29 @@ class Planner:
         Raises the `Retriable` errors of the store.
         """
         return self._view.row_groups(slices)
+
+
+def _cut(
+    start: Position, end: Position, sizes: Iterable[tuple[Slice, float]], part: float
+) -> Position:
+    """Returns the position up to which that part of each partition's bytes is taken.
+
+    Args:
+        sizes: the slices from `start` to `end`, partition after partition, and their bytes.
+    """
+    found = {name: dict(each.offsets) for name, each in end.items()}
+    by_partition = itertools.groupby(sizes, lambda each: (each[0].topic, each[0].partition))
+    for (name, number), group in by_partition:
+        pieces = list(group)
+        left_bytes = part * sum(size for _, size in pieces)
+        for piece, size in pieces:
+            if size > left_bytes:
+                taken = int((piece.end - piece.first) * left_bytes / size)
+                least = start[name].offsets[number] + 1
+                found[name][number] = max(piece.first + taken, least)
+                break
+            left_bytes -= size
+    return {name: TopicOffsets(each.id, found[name]) for name, each in end.items()}
 
 
 def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:

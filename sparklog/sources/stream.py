@@ -36,6 +36,7 @@ from sparklog.sources.starting_offsets import LATEST
 from sparklog.spark_compat import (
     ReadAllAvailable,
     ReadLimit,
+    ReadMaxBytes,
     ReadMaxRows,
     ReadMinRows,
     SupportsTriggerAvailableNow,
@@ -90,10 +91,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @sentence_first
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Returns the limit that Spark passes to `latestOffset` by default."""
+        """Returns the limit that Spark passes to `latestOffset` by default.
+
+        If the options give several, it is one of them: Spark has no limit of several kinds.
+        """
         options = self._options
         if options.max_offsets_per_trigger is not None:
             return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
         if options.min_offsets_per_trigger is not None:
             return ReadMinRows(options.min_offsets_per_trigger)
         return ReadAllAvailable()
@@ -144,7 +150,17 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = offsets.upto(start, end, self._target)
         elif not isinstance(limit, ReadAllAvailable) and not self._is_due(start, end):
             return start
-        return offsets.share(start, end, limit.max_rows) if isinstance(limit, ReadMaxRows) else end
+        return end if isinstance(limit, ReadAllAvailable) else self._limited(planner, start, end)
+
+    def _limited(self, planner: Planner, start: Position, end: Position) -> Position:
+        """Returns `end`, or the position before it that the options' limits allow."""
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            end = offsets.share(start, end, options.max_offsets_per_trigger)
+        most_bytes = options.max_bytes_per_trigger
+        if most_bytes is None:
+            return end
+        return self._patiently(lambda: planner.within_bytes(start, end, most_bytes))
 
     def _is_due(self, start: Position, end: Position) -> bool:
         """Returns whether enough records wait, or `maxTriggerDelay` is over.

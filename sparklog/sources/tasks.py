@@ -151,10 +151,19 @@ def _weight(each: Slice) -> int:
         return entry.memory_bytes * min(rows, entry.count) // max(entry.count, 1)
     if not each.files:  # a broker's, of which no more is known
         return _ROW_BYTES * (each.end - each.first)
-    return round(sum(_weight_within(file, each) for file in each.files))
+    return round(sum(_weight_within(file, each, _ROW_BYTES) for file in each.files))
 
 
-def _weight_within(file: TableFile, each: Slice) -> float:
+def stored_bytes(each: Slice) -> float:
+    """Returns the bytes of the slice as they are stored; 0 for a broker's, which are unknown."""
+    if each.entry is None:
+        return sum(_weight_within(file, each, 0) for file in each.files)
+    entry = each.entry.entry
+    size_bytes = entry.length if entry.staged is None else entry.staged.length
+    return size_bytes * (each.end - each.first) / max(entry.count, 1)
+
+
+def _weight_within(file: TableFile, each: Slice, row_bytes: int) -> float:
     """Returns the weight of the part of a file that the slice covers."""
     if file.first is None or file.last is None:
         part, span = 1.0, each.end - each.first
@@ -163,7 +172,7 @@ def _weight_within(file: TableFile, each: Slice) -> float:
         covered = min(each.end, file.last + 1) - max(each.first, file.first)
         part = min(max(covered, 0) / max(span, 1), 1.0)
     rows = span if file.rows is None else file.rows
-    return part * (_ROW_BYTES * rows + file.size_bytes)
+    return part * (row_bytes * rows + file.size_bytes)
 
 
 # ------------------------------------------------------------------------------ cutting

@@ -168,6 +168,21 @@ def test_a_restarted_stream_gives_each_record_once(
     assert max(collected.sizes) in (6, 7)  # two partitions share it
 
 
+def test_available_now_keeps_to_a_limit_of_bytes(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """maxBytesPerTrigger makes several micro-batches of what waits in table and log."""
+    collected = Collected()
+    send(log, 0, 300)
+    log.flush_to_table()
+    send(log, 300, 340)
+    limited = stream(spark, root, maxBytesPerTrigger="2k")
+    query = start(limited, tmp_path / "checkpoint", collected, availableNow=True)
+    assert query.awaitTermination(60)
+    assert collected.once() == sent(0, 340)
+    assert len(collected.sizes) > 2
+
+
 def test_available_now_reads_what_there_is_and_ends(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
 from sparklog.sources import offsets, reader, tasks
-from sparklog.sources.offsets import TopicOffsets
+from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, AtTime, FromEnd
@@ -30,6 +31,7 @@ from sparklog.storage.snapshot import (
     ReadSource,
     RowGroup,
     Slice,
+    StagedRef,
     TableFile,
     WalPosition,
 )
@@ -422,6 +424,58 @@ def test_a_time_means_the_first_record_that_is_not_older(step: str) -> None:
     assert start(40) == {0: 3, 1: 1}
     with pytest.raises(errors.BadOption, match="no record of t-1 is that late"):
         start(40, late_is_latest=False)
+
+
+# ------------------------------------------------------------------------------ bytes
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=STEPS, most=st.integers(1, 3_000))
+def test_a_limit_of_bytes_is_kept_and_every_record_is_reached(
+    steps: list[tuple[Any, ...]], most: int
+) -> None:
+    """Only partitions that take a single record may exceed it, so that none starves."""
+    world = World()
+    for step in steps:
+        if step[0] == "append":
+            world.append(*step[1:])
+        elif step[0] == "publish":
+            world.root.publish("t")
+    planner = world.planner()
+    at, end = planner.earliest(), planner.latest()
+    assert planner.within_bytes(at, end, int(sum(_stored_bytes(planner, at, end))) + 1) == end
+    while at != end:
+        upto = planner.within_bytes(at, end, most)
+        sizes = _stored_bytes(planner, at, upto)
+        taken_bytes = 0.0
+        for number, target in end["t"].offsets.items():
+            first, last = at["t"].offsets[number], upto["t"].offsets[number]
+            assert min(first + 1, target) <= last <= target
+            taken_bytes += sizes[number] if last - first > 1 else 0
+        assert taken_bytes <= most
+        at = upto
+
+
+def _stored_bytes(planner: Planner, start: Position, end: Position) -> list[float]:
+    """The bytes of each partition."""
+    slices = planner.slices(start, end)
+    return [
+        sum(tasks.stored_bytes(each) for each in slices if each.partition == number)
+        for number in range(2)
+    ]
+
+
+def test_records_of_the_log_count_as_stored() -> None:
+    """An entry counts by its part that is read, and a staged one by its file."""
+    each = entry_slice(10, 20)
+    assert tasks.stored_bytes(each) == 1_000
+    assert tasks.stored_bytes(msgspec.structs.replace(each, first=15)) == 500
+    assert each.entry is not None
+    staged = StagedRef(path="f", start=0, length=300, crc32c=0)
+    entry = msgspec.structs.replace(each.entry.entry, staged=staged, length=1)
+    located = dataclasses.replace(each.entry, entry=entry)
+    assert tasks.stored_bytes(msgspec.structs.replace(each, entry=located)) == 300
+    assert tasks.stored_bytes(msgspec.structs.replace(file_slice(0, 10), end=5)) == 500
 
 
 # ------------------------------------------------------------------------------ positions

@@ -94,6 +94,8 @@ def test_options_come_in_any_case() -> None:
             errors.BadOption,
             "maxOffsetsPerTrigger = 5",
         ),
+        ({"maxBytesPerTrigger": "0m"}, errors.BadOption, "such as 500k, 64m or 1g"),
+        ({"maxBytesPerTrigger": "many"}, errors.BadOption, "such as 500k, 64m or 1g"),
         ({"maxTriggerDelay": "soon"}, errors.BadOption, "500ms, 30s or 15m"),
         ({"failOnDataLoss": "no"}, errors.BadOption, "true or false"),
         ({"columns": "value,ofset"}, errors.BadOption, "columns = 'ofset'"),
@@ -288,6 +290,16 @@ def test_durations_are_written_as_spark_s(text: str, seconds: float) -> None:
     """With a unit, or in milliseconds."""
     found = parse(GIVEN | {"maxTriggerDelay": text}).max_trigger_delay_seconds
     assert found == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "size_bytes"), [("70", 70), ("2k", 2_048), ("64 MB", 2**26), ("1GiB", 2**30)]
+)
+def test_sizes_are_written_as_spark_s(text: str, size_bytes: int) -> None:
+    """With a unit, or in bytes; a broker does not know the sizes of records."""
+    assert parse(GIVEN | {"maxBytesPerTrigger": text}).max_bytes_per_trigger == size_bytes
+    with pytest.raises(errors.BadOption, match="use maxOffsetsPerTrigger"):
+        parse({"bootstrap": "host:1", "subscribe": "a", "maxBytesPerTrigger": text})
 
 
 @pytest.mark.parametrize(

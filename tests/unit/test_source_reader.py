@@ -7,7 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+)
 from pyspark.sql.types import BinaryType, DataType, StringType, StructType
 
 from sparklog import errors, limits
@@ -102,6 +107,29 @@ def test_a_stream_takes_no_more_than_its_limit() -> None:
     at = stream.latestOffset(stream.initialOffset(), ReadMaxRows(4))
     assert at["t"]["offsets"] == {"0": 3, "1": 1}
     assert stream.latestOffset(at, ReadAllAvailable())["t"]["offsets"] == {"0": 6, "1": 2}
+
+
+def test_a_stream_takes_about_as_many_bytes_as_allowed() -> None:
+    """Beside a limit of records, also with AvailableNow; a trigger that runs once has no limit."""
+    world, clock = World(), WatchedClock()
+    world.append(60, 40)
+    stream = stream_of(world, clock, maxBytesPerTrigger="600")
+    limit = stream.getDefaultReadLimit()
+    assert limit == ReadMaxBytes(600)
+    start = stream.initialOffset()
+    by_bytes = stream.latestOffset(start, limit)["t"]["offsets"]
+    assert 0 < by_bytes["1"] < by_bytes["0"] < 60
+    both = stream_of(world, clock, maxBytesPerTrigger="600", maxOffsetsPerTrigger="10")
+    assert both.latestOffset(both.initialOffset(), limit)["t"]["offsets"] == {"0": 6, "1": 4}
+    both = stream_of(world, clock, maxBytesPerTrigger="600", maxOffsetsPerTrigger="90")
+    assert both.latestOffset(both.initialOffset(), limit)["t"]["offsets"] == by_bytes
+    assert where(stream.latestOffset(start, ReadAllAvailable())) == {"t": {"0": 60, "1": 40}}
+    stream.prepareForTriggerAvailableNow()
+    at, batches = start, 0
+    while (end := stream.latestOffset(at, limit)) != at:
+        at, batches = end, batches + 1
+    assert where(at) == {"t": {"0": 60, "1": 40}}
+    assert batches > 2
 
 
 def test_a_stream_waits_for_enough_records() -> None:
