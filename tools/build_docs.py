@@ -57,10 +57,10 @@ def python_api() -> str:
         parts += [f"## {module.__name__}", *_docstring(module)]
         for name in module.__all__:
             parts += _export(f"{module.__name__}.{name}", getattr(module, name))
-    parts += ["## sparklog.sources", *_function("sparklog.sources.dataframe", sources.dataframe)]
-    parts += ["## sparklog.sinks"]
-    for name in sinks.__all__:
-        parts += _function(f"sparklog.sinks.{name}", getattr(sinks, name))
+    for package in (sources, sinks):
+        parts += [f"## {package.__name__}"]
+        for name in package.__all__:
+            parts += _export(f"{package.__name__}.{name}", getattr(package, name))
     parts += [
         "## sparklog.formats.consumer_offsets",
         *_function("sparklog.formats.consumer_offsets.committed", consumer_offsets.committed),

@@ -1,5 +1,6 @@
 """The Spark source: batch and streaming reads of topics, from nothing but the root."""
 
 from sparklog.sources.native import dataframe
+from sparklog.sources.query_lag import LagListener, QueryLag, lag
 
-__all__ = ["dataframe"]
+__all__ = ["LagListener", "QueryLag", "dataframe", "lag"]

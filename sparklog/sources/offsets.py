@@ -11,6 +11,11 @@ The end of a query's first micro-batch also contains the start of that batch, by
 
 Spark logs the end of a batch before it runs it, but not the start of the first one: for that it
 asks the source again (ADR 19).
+
+The end of the log, as progress shows it, also has the time of the first record that a query has
+not read, in ms since 1970, for each partition that has one:
+
+    {"flights": {"id": "5f0c…", "offsets": {"0": 23, "1": 40}, "unreadSince": {"0": 1357016400000}}}
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ class _Stored(msgspec.Struct, frozen=True):
     id: str
     offsets: dict[int, int]
     begin: dict[int, int] | None = msgspec.field(default=None, name="from")
+    unread_since: dict[int, int] = msgspec.field(default_factory=dict, name="unreadSince")
 
 
 def encode(position: Position) -> dict[str, Any]:
@@ -62,6 +68,20 @@ def encode_first(start: Position, end: Position) -> dict[str, Any]:
         else:
             each["from"] = _encoded(known.offsets)
     return stored
+
+
+def encode_latest(end: Position, unread_since: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
+    """Returns the form of the end of the log, with the times of first unread records, in ms."""
+    stored = encode(end)
+    for topic, times in unread_since.items():
+        if times:
+            stored[topic]["unreadSince"] = _encoded(times)
+    return stored
+
+
+def unread_since(stored: Mapping[str, Any]) -> Mapping[str, Mapping[int, int]]:
+    """Returns the times of `encode_latest` by topic and partition. Raises what `decode` raises."""
+    return {topic: each.unread_since for topic, each in _decoded(stored).items()}
 
 
 def _encoded(offsets: Mapping[int, int]) -> dict[str, int]:

@@ -304,6 +304,23 @@ class Planner:
                     found += self.range(name, upto.id, number, first, last)
         return found
 
+    def unread_since(self, position: Position) -> Mapping[str, Mapping[int, int]]:
+        """Returns estimated times of the first records from `position` on, in ms since 1970.
+
+        By topic and partition, for those that have unread records with known times, as of the last
+        refresh. Reads nothing.
+        """
+        found: dict[str, dict[int, int]] = {name: {} for name in position if name in self._topics}
+        for name, times in found.items():
+            for number, offset in position[name].offsets.items():
+                if self._holds(name, position[name].id, number, offset):
+                    end = min(offset + 1, self._topics[name].ends[number])
+                    pieces = self._view.slices(name, number, offset, end)
+                    time_us = _first_timestamp_us(pieces[0]) if pieces else None
+                    if time_us is not None:
+                        times[number] = time_us // 1_000
+        return found
+
     def range(
         self, name: str, topic_id: str, partition: int, first: int | None, end: int
     ) -> list[Slice]:
@@ -356,6 +373,23 @@ def _cut(
                 break
             left_bytes -= size
     return {name: TopicOffsets(each.id, found[name]) for name, each in end.items()}
+
+
+def _first_timestamp_us(piece: Slice) -> int | None:
+    """Estimates the time of the slice's first record, by the bounds of its entry or file.
+
+    Times are taken to rise evenly with the offsets of a file.
+    """
+    if piece.entry is not None:
+        return piece.entry.entry.min_timestamp_us
+    if len(piece.files) != 1:
+        return None
+    (file,) = piece.files
+    earliest_us, latest_us = file.min_timestamp_us, file.max_timestamp_us
+    if file.first is None or file.last is None or earliest_us is None or latest_us is None:
+        return None
+    part = (piece.first - file.first) / (file.last - file.first + 1)
+    return earliest_us + round(part * (latest_us - earliest_us))
 
 
 def _gone(name: str, was: TopicOffsets, reason: str) -> errors.TopicGone:

@@ -62,6 +62,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Time of the last micro-batch that `minOffsetsPerTrigger` or `maxTriggerDelay` started."""
         self._target: Position | None = None
         """End of a query with `availableNow`."""
+        self._end: Position = {}
+        """End of the newest micro-batch that was planned."""
         self._initial: dict[str, Any] | None = None
         self._reporter: GroupReporter | None = None
         self._reporter_patience_seconds = limits.GROUP_REPORT_LAST_SECONDS
@@ -126,12 +128,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._clock.sleep(min(left_seconds, limits.STREAM_LOOK_SECONDS))
                 left_seconds -= limits.STREAM_LOOK_SECONDS
                 end = self._advance(position, limit)
+        self._end = end
         if end != position:
             self._moved_at = self._clock.monotonic()
         return end
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return None if self._planner is None else offsets.encode(self._planner.latest())
+        """Returns the end of the log for the query's progress: see `sources.query_lag`."""
+        if self._planner is None:
+            return None
+        return offsets.encode_latest(self._planner.latest(), self._planner.unread_since(self._end))
 
     def _advance(self, position: Position, limit: ReadLimit) -> Position:
         """Returns the end by the limits, or `position` while the store does not answer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from sparklog.client.log import Log
+from sparklog.sources import LagListener, QueryLag, lag
 from tests.support.harvest import AT, Collected, send, sent, start, values
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark
 
@@ -171,16 +174,30 @@ def test_a_restarted_stream_gives_each_record_once(
 def test_available_now_keeps_to_a_limit_of_bytes(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
-    """maxBytesPerTrigger makes several micro-batches of what waits in table and log."""
+    """maxBytesPerTrigger makes several micro-batches of what waits; the lag falls with each."""
     collected = Collected()
     send(log, 0, 300)
     log.flush_to_table()
     send(log, 300, 340)
     limited = stream(spark, root, maxBytesPerTrigger="2k")
-    query = start(limited, tmp_path / "checkpoint", collected, availableNow=True)
-    assert query.awaitTermination(60)
-    assert collected.once() == sent(0, 340)
-    assert len(collected.sizes) > 2
+    lags: list[QueryLag] = []
+    listener = LagListener(lags.append)
+    spark.streams.addListener(listener)
+    try:
+        query = start(limited, tmp_path / "checkpoint", collected, availableNow=True)
+        assert query.awaitTermination(60)
+        assert collected.once() == sent(0, 340)
+        assert len(collected.sizes) > 2
+        last = lag(query)
+        assert last is not None
+        assert (last.query, last.total, last.lag_seconds) == (str(query.id), 0, 0)
+        wait_until(lambda: bool(lags) and lags[-1] == last, "the listener has it")
+    finally:
+        spark.streams.removeListener(listener)
+    assert [each.total for each in lags] == [
+        340 - done for done in itertools.accumulate(collected.sizes)
+    ]
+    assert all(each.lag_seconds and each.lag_seconds > 86_400 for each in lags[:-1])
 
 
 def test_available_now_reads_what_there_is_and_ends(

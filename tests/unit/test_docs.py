@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, sinks, sources
 from sparklog.broker.config.topic_config import KEYS
 from sparklog.broker.kafka import apis  # noqa: F401  registers them
 from sparklog.broker.kafka.registry import APIS
@@ -65,6 +65,9 @@ def test_reference_of_the_python_api_has_every_export() -> None:
     page = build_docs.python_api()
     for name in {*sparklog.__all__} - {"__version__", "errors", "SparklogError"}:
         assert f"## sparklog.{name}\n" in page
+    for package in (sources, sinks):
+        for name in package.__all__:
+            assert f"## {package.__name__}.{name}\n" in page
     assert "\n#### Log.create_topic\n" in page
     assert "def create_topic(\n    topic: str,\n" in page
     names = re.findall(r"^- `([^`]*)`: ", page, re.MULTILINE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,23 @@ def test_a_stream_takes_about_as_many_bytes_as_allowed() -> None:
         at, batches = end, batches + 1
     assert where(at) == {"t": {"0": 60, "1": 40}}
     assert batches > 2
+
+
+def test_progress_has_the_time_of_the_first_unread_record() -> None:
+    """In the log, and in the table, where times are taken to rise evenly; none if all is read."""
+    world, clock = World(), WatchedClock()
+    times = [datetime.fromtimestamp(second, UTC) for second in (100, 110)]
+    world.root.append(("t", 0, payload([b"v"] * 2, timestamp=times)))
+    topic_id = world.root.topic_id("t")
+    for expected_ms in (100_000, 105_000):  # the bounds of an entry are not those of one record
+        stream = stream_of(world, clock, maxOffsetsPerTrigger="1")
+        at = stream.latestOffset(stream.initialOffset(), ReadMaxRows(1))
+        latest = offsets.encode(position(topic_id, 2, 0))
+        unread = {"unreadSince": {"0": expected_ms}}
+        assert stream.reportLatestOffset() == {"t": latest["t"] | unread}
+        stream.latestOffset(at, ReadMaxRows(1))
+        assert stream.reportLatestOffset() == latest
+        world.root.publish("t")
 
 
 def test_a_stream_waits_for_enough_records() -> None:
