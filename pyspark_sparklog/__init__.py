@@ -53,4 +53,5 @@ with contextlib.suppress(ImportError):  # a Spark without Python sources
         ) -> DataSourceStreamWriter:
             from sparklog.sinks.datasink import stream_writer
 
-            return stream_writer(self.options, schema, overwrite=overwrite)
+            del overwrite  # complete mode: each micro-batch appends the whole result, as in Kafka
+            return stream_writer(self.options, schema)

@@ -29,6 +29,8 @@ _LEFT_BEHIND: Final[dict[str, tuple[str, ...]]] = {
 }
 """Columns of a source that are ignored: the log gives records their own."""
 
+_PLAIN_COLUMNS: Final = ROLES | _VALUE | _LEFT_BEHIND
+
 _PLAIN: Final = (
     types.BinaryType,
     types.BooleanType,
@@ -62,16 +64,15 @@ def check_columns(schema: StructType, *, as_json: bool, needs_topic: bool) -> No
         _check_topic(schema)
 
 
+def columns_of_no_record(schema: StructType) -> list[str]:
+    """Returns the columns that a record does not have, which are ignored as by the Kafka sink."""
+    return [name for name in schema.names if name not in _PLAIN_COLUMNS]
+
+
 def _check_plain(schema: StructType) -> None:
-    known = ROLES | _VALUE | _LEFT_BEHIND
     for field in schema:
-        if field.name not in known:
-            reason = (
-                f"a record has no column {field.name!r}; it has {', '.join(_VALUE | ROLES)};"
-                " valueFormat = json makes a value of other columns"
-            )
-            raise errors.WrongSchema(reason=reason)
-        _check_kind(field.name, field.dataType, known[field.name])
+        if field.name in _PLAIN_COLUMNS:
+            _check_kind(field.name, field.dataType, _PLAIN_COLUMNS[field.name])
     if "value" not in schema.names:
         reason = "a record needs a column 'value'; valueFormat = json makes it of other columns"
         raise errors.WrongSchema(reason=reason)

@@ -30,7 +30,7 @@ from sparklog import errors
 from sparklog.clock import SystemClock
 from sparklog.formats.json_values import pack
 from sparklog.sinks import commit as commits
-from sparklog.sinks.columns import ROLES, check_columns
+from sparklog.sinks.columns import ROLES, check_columns, columns_of_no_record
 from sparklog.sinks.foreach import QUERY_ID
 from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
@@ -50,24 +50,25 @@ _log = logging.getLogger("sparklog.sinks")
 def batch_writer(
     given: Mapping[str, str], schema: StructType, *, overwrite: bool
 ) -> DataSourceArrowWriter:
-    """Raises what `parse` raises, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
+    """Raises what `parse` raises, `BadOption`, `WrongSchema`, `NotARoot` and `UnknownTopic`."""
+    if overwrite:
+        reason = "a log is only appended to: use mode('append')"
+        raise errors.BadOption(option="mode", value="overwrite", reason=reason)
     options = parse(given, streaming=False)
-    target = _target(options, schema, overwrite)
+    target = _target(options, schema)
     query = options.query or str(uuid.uuid4())
     return BatchWriter(target, query, options.batch, options.kind)
 
 
 @sentence_first
-def stream_writer(
-    given: Mapping[str, str], schema: StructType, *, overwrite: bool
-) -> DataSourceStreamArrowWriter:
+def stream_writer(given: Mapping[str, str], schema: StructType) -> DataSourceStreamArrowWriter:
     """Raises what `parse` raises, `WrongSchema`, `NotARoot`, `UnknownTopic` and `BadRequest`."""
     if not STREAMS_ARE_WRITTEN_IN_BATCHES:
         reason = (
             "a Python sink takes a stream's Arrow batches since pyspark 4.1; foreachBatch works"
         )
         raise errors.BadRequest(reason=reason)
-    return StreamWriter(_target(parse(given, streaming=True), schema, overwrite))
+    return StreamWriter(_target(parse(given, streaming=True), schema))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +82,7 @@ class WriteTarget:
     as_json: bool = False
 
 
-def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> WriteTarget:
-    if overwrite:
-        reason = "a log is only appended to: use mode('append'), or outputMode 'append' or 'update'"
-        raise errors.BadOption(option="mode", value="overwrite", reason=reason)
+def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
     check_columns(schema, as_json=options.as_json, needs_topic=options.topic is None)
     store = open_store(options.root, options.storage)
     meta = MetadataStore(store, clock=SystemClock())
@@ -95,6 +93,11 @@ def _target(options: SinkOptions, schema: StructType, overwrite: bool) -> WriteT
     wanted = topics if options.topic is None else (options.topic,)
     if options.moved is not None:
         _tell(options.moved)
+    if not options.as_json and (ignored := columns_of_no_record(schema)):
+        _tell(
+            f"columns of the data frame are not written: {', '.join(ignored)};"
+            " valueFormat = json makes a value of other columns"
+        )
     return WriteTarget(
         root=store.uri,  # an executor may have another working folder
         storage=options.storage,
