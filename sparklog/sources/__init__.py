@@ -2,5 +2,6 @@
 
 from sparklog.sources.native import dataframe
 from sparklog.sources.query_lag import LagListener, QueryLag, lag
+from sparklog.sources.sql_functions import register_functions
 
-__all__ = ["LagListener", "QueryLag", "dataframe", "lag"]
+__all__ = ["LagListener", "QueryLag", "dataframe", "lag", "register_functions"]

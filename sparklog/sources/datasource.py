@@ -25,8 +25,14 @@ def schema(given: Mapping[str, str]) -> str:
 
     Spark calls it first, so it is here that wrong options and missing topics are reported.
 
-    Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`.
+    Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`, and `BadRequest` for a table.
     """
+    if {"provider", "owner"}.intersection(given):  # Spark's own properties of a table
+        raise errors.BadRequest(
+            reason="Spark does not pass the options of a table to a Python source when it is read:"
+            " use CREATE TEMPORARY VIEW name USING sparklog OPTIONS (root '…', subscribe '…')"
+            " instead, or `sparklog topics ddl` for a Delta table in the catalog"
+        )
     options = parse(given)
     planner_of(options).check_names()
     return ddl(options)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pyarrow as pa
 
@@ -40,6 +41,13 @@ def view_of(location: LogLocation) -> LogView:
 
         return brokers.BrokerView(brokers.connection(location.bootstrap))
     return RootView(_store(location), clock=SystemClock())
+
+
+def absolute(location: LogLocation) -> LogLocation:
+    """Returns the location with an absolute root: executors may have another working folder."""
+    if location.root is None:
+        return location
+    return replace(location, root=open_store(location.root, dict(location.storage)).uri)
 
 
 def read_slices(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -21,10 +21,9 @@ from pyspark.sql.types import (
 
 from sparklog import arrow, errors, limits
 from sparklog.sources.options import CORRUPT, LogLocation, SourceOptions
-from sparklog.sources.reader import read_slices
+from sparklog.sources.reader import absolute, read_slices
 from sparklog.sources.values import BadValues, ValueFormat, ValueParser, json_type
 from sparklog.spark_compat import arrow_schema
-from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import Slice
 
 _TYPES: Mapping[str, DataType] = {
@@ -121,7 +120,7 @@ def scan(options: SourceOptions, wanted: StructType) -> Scan:
     if values is None and CORRUPT in wanted.names:
         raise errors.BadOption(option="schema", value=CORRUPT, reason="add the column value")
     return Scan(
-        location=_absolute(options.location),
+        location=absolute(options.location),
         schema=arrow_schema(wanted),
         values=values,
         fail_on_data_loss=options.fail_on_data_loss,
@@ -142,13 +141,6 @@ def _parser(options: SourceOptions, wanted: DataType) -> ValueParser:
         reason = f"valueFormat = {value_format} does not return {wanted.simpleString()}"
         raise errors.BadOption(option="schema", value="value", reason=reason)
     return ValueParser(format=value_format, kind=kind, bad=BadValues(options.bad_values))
-
-
-def _absolute(location: LogLocation) -> LogLocation:
-    """Returns the location with an absolute root: executors may have another working folder."""
-    if location.root is None:
-        return location
-    return replace(location, root=open_store(location.root, dict(location.storage)).uri)
 
 
 @functools.lru_cache(maxsize=16)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from chispa import assert_df_equality
-from pyspark.errors import AnalysisException, StreamingQueryException
+from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from sparklog.client.log import Log
-from sparklog.sources import LagListener, QueryLag, lag
+from sparklog.sources import LagListener, QueryLag, lag, register_functions
 from tests.support.harvest import AT, Collected, send, sent, start, values
 from tests.support.waiting import wait_until
 
@@ -90,14 +90,28 @@ def test_a_batch_has_the_bounds_that_it_was_given(
 
 
 def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) -> None:
-    """SQL asks it like any table."""
+    """SQL asks it like any table, and the refusal of a table names the view; groups have a lag."""
     send(log, 0, 10)
-    spark.sql(
+    statement = (
         "create or replace temporary view flights using sparklog"
         f" options (root '{root}', subscribe 't')"
     )
+    spark.sql(statement)
     (row,) = spark.sql("select count(*) as n, max(offset) as last from flights").collect()
     assert (row.n, row.last) == (10, 4)
+    send(log, 10, 12)
+    assert spark.table("flights").count() == 10  # its end is fixed
+    spark.sql(statement)
+    assert spark.table("flights").count() == 12
+    for how in (f"options (root '{root}', subscribe 't')", f"location '{root}'", ""):
+        with pytest.raises(AnalysisException, match="use CREATE TEMPORARY VIEW name USING"):
+            spark.sql(f"create table flights_table using sparklog {how}")
+    register_functions(spark, str(root))
+    log.commit_group_offsets("g", {("t", 0): 4, ("t", 1): 6})
+    found = spark.sql("select * from sparklog_lag('g') order by partition").collect()
+    assert [tuple(each) for each in found] == [("t", 0, 4, 6, 2), ("t", 1, 6, 6, 0)]
+    with pytest.raises(PythonException, match="group = 'h': the consumer group does not exist"):
+        spark.sql("select * from sparklog_lag('h')").collect()
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import read_slices, view_of
 from sparklog.sources.selection import Selection
+from sparklog.sources.sql_functions import group_lag
 from sparklog.sources.starting_offsets import EARLIEST, LATEST, OfGroup
 from sparklog.sources.stream import EarlierStreamReader, StreamReader
 from sparklog.storage.liveness import read_heartbeats
@@ -104,6 +105,25 @@ def test_only_the_partition_of_the_group_is_read() -> None:
     key = consumer_offsets.encode_key(consumer_offsets.OffsetKey("g", "t", 0))
     world.root.append((consumer_offsets.TOPIC, other, payload([None], key=[key])))
     assert start_of(world.planner()) == {0: 2, 1: 0}
+
+
+def test_the_lag_of_a_group_counts_existing_records() -> None:
+    """From the log start on, of partitions of this topic; a new topic has other offsets."""
+    world = World()
+    for _ in range(2):
+        world.append(5, 5)
+        world.root.publish("t")
+    world.root.move_start("t", 0, 5)
+    world.commit("g", {0: 2, 1: 7})
+    world.append(1)
+    location = LogLocation(root=world.uri)
+    assert list(group_lag(location, "g")) == [("t", 0, 2, 11, 6), ("t", 1, 7, 10, 3)]
+    with pytest.raises(errors.BadOption, match="group = 'h': the consumer group does not exist"):
+        list(group_lag(location, "h"))
+    world.root.delete_topic("t")
+    assert list(group_lag(location, "g")) == []
+    world.root.create_topic("t")
+    assert list(group_lag(location, "g")) == []
 
 
 def test_partitions_without_a_commit_begin_where_the_option_says(
