@@ -245,6 +245,37 @@ class InternalTopic(Invalid):
     template = "Topic {topic!r} is internal: clients cannot {what} it. Use another topic."
 
 
+class TopicIsMirror(Invalid):
+    """A mirror takes only the records of its source: write to the source, or end the mirror."""
+
+    code = "topic_is_mirror"
+    template = (
+        "Topic {topic!r} is a mirror of {source}, and takes only its source's records, with their"
+        " offsets. Write to the source; or end the mirror, by removing the topic's configuration"
+        " mirror.source."
+    )
+
+
+class NotAMirror(Invalid):
+    """Only a mirror takes records with their offsets: let the broker assign offsets."""
+
+    code = "not_a_mirror"
+    template = (
+        "Topic {topic!r} is no mirror, so the broker assigns the offsets of its records. Write"
+        " without offsets=keep; or set mirror.source in its configuration, while it is empty."
+    )
+
+
+class OffsetsDoNotContinue(Invalid):
+    """A write with offsets must begin where its partition ends: read the end again."""
+
+    code = "offsets_do_not_continue"
+    template = (
+        "A write with offsets begins at {first} in {topic}-{partition}, which ends at {end}."
+        " Begin at its end: these records were written before, or others would be missing."
+    )
+
+
 class BadPartitionCount(Invalid):
     """The topic cannot have that many partitions: choose another number."""
 

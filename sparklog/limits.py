@@ -159,6 +159,7 @@ COMPACT_STEP_BYTES = 1 * GIB  # of files that one commit of a key compaction rep
 MIN_CLEANABLE_DIRTY_RATIO = 0.5
 MIN_COMPACTION_LAG_MS = 0
 DELETE_RETENTION_MS = 24 * 3600 * 1_000
+OFFSET_MAX = 2**63 - 1  # an int64; the end of a partition is at most this
 MILLISECONDS_MAX = 2**63 - 1  # an int64, as Kafka has it
 STAGING_ABANDONED_SECONDS = 7 * 24 * 3600.0
 SWEEP_EVERY_SECONDS = 300.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparklog import errors
 from sparklog.broker.log.partitions import PartitionTable
 from sparklog.broker.log.spark_batches import append_within_seconds
-from sparklog.broker.log.writer import Append, Writer
+from sparklog.broker.log.writer import Append, KeptOffsets, Writer
 from sparklog.broker.topic_checks import check_current, check_not_internal
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import AppendStaged, AppendStagedReply
@@ -61,18 +61,17 @@ class StagedBatches:
         staged = manifest.read(self._store, path)
         self._check_age(staged)
         self._check_batches_known(staged)
-        sections = [each for each in staged.sections if each.rows]
-        appends = [self._prepare(section, staged) for section in sections]
+        appends = [self._prepare(section, staged) for section in staged.sections]
         if not appends:
             return AppendStagedReply(ranges={})
         staged.check_files(self._store)
         pending = self._writer.submit(appends, timeout_seconds=self._submit_timeout_seconds)
         results = self._writer.wait(pending)
         ranges: dict[str, dict[int, tuple[int, int]]] = {}
-        for section, result in zip(sections, results, strict=True):
+        for section, result in zip(staged.sections, results, strict=True):
             of_topic = ranges.setdefault(section.topic, {})
             first, count = of_topic.get(section.partition, (result.base_offset, 0))
-            of_topic[section.partition] = first, count + section.rows
+            of_topic[section.partition] = first, count + section.count
         return AppendStagedReply(ranges=ranges, skipped=all(each.duplicate for each in results))
 
     def _find_appended(self, batch_id: BatchId) -> AppendStagedReply:
@@ -158,15 +157,17 @@ class StagedBatches:
         arrival_us = self._clock.now_us()
         timestamp_type = topic.timestamp_type
         times_us = [arrival_us]  # for rows without a time
-        if timestamp_type == CREATE_TIME:
+        offsets = section.offsets
+        if timestamp_type == CREATE_TIME or offsets is not None:
             bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
             times_us += [each for each in bounds_us if each is not None]
+        if offsets is None:  # the source has accepted the times of its records
             topic.check_times(min(times_us), max(times_us), arrival_us)
         return Append(
             topic=topic.name,
             topic_id=topic.topic_id,
             partition=section.partition,
-            count=section.rows,
+            count=section.count,
             arrival_us=arrival_us,
             min_timestamp_us=min(times_us),
             max_timestamp_us=max(times_us),
@@ -174,4 +175,5 @@ class StagedBatches:
             staged=section.ref(),
             batch_id=BatchId(staged.query, staged.batch),
             batch_kind=staged.kind,
+            kept=None if offsets is None else KeptOffsets(offsets[0], section.rows),
         )

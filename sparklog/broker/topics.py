@@ -477,6 +477,7 @@ class TopicAdmin:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._partition_table.topic(name)
             config = topic_config.check(change(topic.config))
+            _check_mirror(topic, config)
             if only_checks:
                 return
             topic.table.commit(
@@ -603,6 +604,21 @@ def _check_count(topic: str, count: int) -> None:
     if not 1 <= count <= limits.PARTITIONS_PER_TOPIC:
         reason = f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC}"
         raise errors.BadPartitionCount(topic=topic, requested=count, reason=reason)
+
+
+def _check_mirror(topic: Topic, config: Mapping[str, str]) -> None:
+    """Checks that a topic with records becomes no mirror: they may differ from its source's.
+
+    A record that arrives meanwhile stops the mirror, which begins at offset 0. Raises `BadOption`
+    and `InternalTopic`.
+    """
+    source = config.get(topic_config.MIRROR_SOURCE)
+    if not source or source == topic.mirror_source:
+        return
+    check_not_internal(topic.name, "mirror records to")
+    if any(each.end or not each.is_end_known for each in topic.partitions):
+        reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
+        raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)
 
 
 def _check_more(request: AddPartitions, count: int) -> None:

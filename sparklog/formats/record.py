@@ -3,6 +3,7 @@
 A *payload* is sent by a producer and kept in the write-ahead log: any columns of `PAYLOAD_SCHEMA`,
 always with `value`. An absent column is null in every row (`timestamp`: the time of arrival), and
 costs nothing. Offset, partition and timestamp type are kept once per batch, beside the payload.
+Only a payload with gaps between its offsets has them in a column, `OFFSET`.
 *Rows* are returned to readers: all columns of `ROW_SCHEMA`.
 """
 
@@ -42,6 +43,9 @@ ROW_SCHEMA: Final = pa.schema(
     ]
 )
 """The table's columns, as Spark's Kafka source names them. `partition` is the partition column."""
+
+OFFSET: Final = ROW_SCHEMA.field("offset")
+"""The column of a payload with gaps: the offset of each row, rising."""
 
 FILE_SCHEMA: Final = pa.schema([field for field in ROW_SCHEMA if field.name != "partition"])
 """Columns of a data file: Delta keeps the partition column's value in the log, not in the file."""
@@ -105,15 +109,19 @@ def rows(
     timestamp_us: int,
     timestamp_type: int,
 ) -> pa.RecordBatch:
-    """`payload` as `ROW_SCHEMA`, offsets rising by one from `base_offset`.
+    """`payload` as `ROW_SCHEMA`, with its own offsets, or rising by one from `base_offset`.
 
     `timestamp_us` is the time of rows that have none of their own.
     """
     count = payload.num_rows
-    offsets = arrow.numbers(np.arange(base_offset, base_offset + count), pa.int64())
+    at = payload.schema.get_field_index(OFFSET.name)
     columns: dict[str, pa.Array] = {
         "partition": arrow.repeated(partition, count, pa.int32()),
-        "offset": offsets,
+        "offset": (
+            arrow.numbers(np.arange(base_offset, base_offset + count), pa.int64())
+            if at < 0
+            else payload.column(at)
+        ),
         "timestampType": arrow.repeated(timestamp_type, count, pa.int32()),
     }
     for field in PAYLOAD_SCHEMA:
@@ -130,6 +138,18 @@ def rows(
     return pa.RecordBatch.from_arrays(
         [columns[name] for name in ROW_SCHEMA.names], schema=ROW_SCHEMA
     )
+
+
+def between(payload: pa.RecordBatch, first: int, end: int, *, base_offset: int) -> pa.RecordBatch:
+    """Returns the rows of `payload` with offsets from `first` to `end`, `end` excluded.
+
+    `base_offset` is that of the first row, unless the payload has its own offsets.
+    """
+    at = payload.schema.get_field_index(OFFSET.name)
+    if at >= 0:
+        first, end = np.searchsorted(arrow.as_numpy(payload.column(at)), (first, end)).tolist()
+        base_offset = 0
+    return payload.slice(first - base_offset, end - first)
 
 
 def rows_of_run(

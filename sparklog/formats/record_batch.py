@@ -508,12 +508,14 @@ def encode(rows: pa.RecordBatch, *, leader_epoch: int, limit_bytes: int) -> Iter
 def gap(first: int, end: int, *, leader_epoch: int) -> bytearray:
     """Returns an empty batch up to `end`, as Kafka keeps it where all records are removed.
 
-    It moves consumers past the gap. One batch spans at most 2³¹ offsets.
+    It moves consumers past the gap. One batch spans at most 2³¹ offsets: those before it are
+    missing like those of a batch that Kafka has removed.
     """
+    base_offset = max(first, end - (1 << 31))
     header = _EMPTY._replace(
-        base_offset=first,
+        base_offset=base_offset,
         leader_epoch=leader_epoch,
-        last_offset_delta=min(end - first, 1 << 31) - 1,
+        last_offset_delta=end - base_offset - 1,
     )
     found = bytearray(_HEADER.pack(*header))
     _seal(found)

@@ -27,7 +27,11 @@ _LEFT_BEHIND: Final[dict[str, tuple[str, ...]]] = {
     "offset": ("bigint",),
     "timestampType": ("int",),
 }
-"""Columns of a source that are ignored: the log gives records their own."""
+"""Columns of a source that are ignored: the log gives records their own.
+
+`offset` is not, if the write keeps offsets.
+"""
+_KEPT: Final[dict[str, tuple[str, ...]]] = {"partition": ("int",), "offset": ("bigint",)}
 
 _PLAIN_COLUMNS: Final = ROLES | _VALUE | _LEFT_BEHIND
 
@@ -49,12 +53,15 @@ _PLAIN: Final = (
 )
 
 
-def check_columns(schema: StructType, *, as_json: bool, needs_topic: bool) -> None:
+def check_columns(
+    schema: StructType, *, as_json: bool, needs_topic: bool, keeps_offsets: bool = False
+) -> None:
     """Raises `WrongSchema`, which names the column, for a frame that cannot be written.
 
     Args:
         as_json: whether values are made of the columns that have no other role.
         needs_topic: whether only the column `topic` can say where a row goes.
+        keeps_offsets: whether the columns `partition` and `offset` say it.
     """
     for name, times in Counter(schema.names).items():
         if times > 1:
@@ -62,6 +69,11 @@ def check_columns(schema: StructType, *, as_json: bool, needs_topic: bool) -> No
     (_check_packed if as_json else _check_plain)(schema)
     if needs_topic:
         _check_topic(schema)
+    if keeps_offsets:
+        for name, accepted in _KEPT.items():
+            if name not in schema.names:
+                raise errors.WrongSchema(reason=f"offsets = keep needs a column {name!r}")
+            _check_kind(name, schema[name].dataType, accepted)
 
 
 def columns_of_no_record(schema: StructType) -> list[str]:

@@ -46,7 +46,7 @@ def commit(
         return
     decided = _decide(store, ours)
     kept = {section.path for section in decided.sections} if decided else set()
-    store.delete({section.path for section in sections} - kept)
+    store.delete({section.path for section in sections if section.rows} - kept)
     if decided is not None:
         _check_topics(ours, {section.topic for section in decided.sections})
     if decided is None or decided.sections:
@@ -66,7 +66,7 @@ def commit(
 
 def _attempt(store: Store, query: str, batch: int, sections: Sequence[Section]) -> int:
     """The attempt that the sections were staged for. Raises `BadRequest` if there are two."""
-    attempts = {manifest.attempt_of(section.path) for section in sections}
+    attempts = {manifest.attempt_of(section.path) for section in sections if section.rows}
     if len(attempts) > 1:
         raise errors.BadRequest(
             reason=f"batch {batch} of query {query} was given up while its tasks were staging it;"

@@ -32,6 +32,7 @@ from sparklog.formats.json_values import pack
 from sparklog.sinks import commit as commits
 from sparklog.sinks.columns import ROLES, check_columns, columns_of_no_record
 from sparklog.sinks.foreach import QUERY_ID
+from sparklog.sinks.kept_offsets import OffsetRanges, check_partitions, covering
 from sparklog.sinks.options import SinkOptions, parse, to_topic
 from sparklog.sinks.rows import route
 from sparklog.spark_compat import STREAMS_ARE_WRITTEN_IN_BATCHES, DataSourceStreamArrowWriter
@@ -73,17 +74,26 @@ def stream_writer(given: Mapping[str, str], schema: StructType) -> DataSourceStr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteTarget:
-    """Target and format of rows. `counts`: partitions of each topic when the write began."""
+    """Target and format of rows. `counts`: partitions of each topic when the write began.
+
+    `ranges`: the offsets that the write covers, if rows keep theirs.
+    """
 
     root: str
     storage: Mapping[str, str]
     topic: str | None
     counts: Mapping[str, int]
     as_json: bool = False
+    ranges: OffsetRanges | None = None
 
 
 def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
-    check_columns(schema, as_json=options.as_json, needs_topic=options.topic is None)
+    check_columns(
+        schema,
+        as_json=options.as_json,
+        needs_topic=options.topic is None,
+        keeps_offsets=options.ranges is not None,
+    )
     store = open_store(options.root, options.storage)
     meta = MetadataStore(store, clock=SystemClock())
     meta.open(create=False)
@@ -91,6 +101,8 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
     if options.topic is not None and options.topic not in topics:
         raise errors.UnknownTopic(topic=options.topic)
     wanted = topics if options.topic is None else (options.topic,)
+    counts = {name: len(topics[name].partitions) for name in wanted}
+    check_partitions(options.ranges or {}, counts)
     if options.moved is not None:
         _tell(options.moved)
     if not options.as_json and (ignored := columns_of_no_record(schema)):
@@ -102,8 +114,9 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
         root=store.uri,  # an executor may have another working folder
         storage=options.storage,
         topic=options.topic,
-        counts={name: len(topics[name].partitions) for name in wanted},
+        counts=counts,
         as_json=options.as_json,
+        ranges=options.ranges,
     )
 
 
@@ -146,7 +159,11 @@ def _stage(
         for number, each in enumerate(rows, first):
             packed = pack(each, ROLES) if target.as_json else each
             for topic, partition, payload in route(
-                packed, number, topic=target.topic, counts=target.counts
+                packed,
+                number,
+                topic=target.topic,
+                counts=target.counts,
+                keeps_offsets=target.ranges is not None,
             ):
                 staging.add(topic, partition, payload)
         sections = staging.finish()
@@ -156,32 +173,18 @@ def _stage(
     return StagedTask(query=query, batch=batch, encoded=msgspec.msgpack.encode(sections))
 
 
-def _commit(
-    target: WriteTarget,
-    messages: Sequence[WriterCommitMessage | None],
-    kind: BatchKind = BatchKind.NUMBERED,
-) -> None:
-    staged = _staged(messages)
-    if staged:
-        commits.commit(
-            target.root,
-            target.storage,
-            query=staged[0].query,
-            batch=staged[0].batch,
-            sections=[section for each in staged for section in each.sections],
-            kind=kind,
-        )
-
-
 def _abort(target: WriteTarget, messages: Sequence[WriterCommitMessage | None]) -> None:
     staged = _staged(messages)
     if len(staged) < len(messages):
-        sections = [section for each in staged for section in each.sections]
-        commits.discard(target.root, target.storage, sections)
+        commits.discard(target.root, target.storage, _sections(staged))
 
 
 def _staged(messages: Sequence[WriterCommitMessage | None]) -> list[StagedTask]:
     return [each for each in messages if isinstance(each, StagedTask)]
+
+
+def _sections(staged: Sequence[StagedTask]) -> list[Section]:
+    return [section for each in staged for section in each.sections]
 
 
 # ------------------------------------------------------------------------------ writers
@@ -202,7 +205,22 @@ class BatchWriter(DataSourceArrowWriter):
 
     @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        _commit(self._target, messages, self._kind)
+        target = self._target
+        sections = _sections(_staged(messages))
+        if target.ranges is not None:
+            try:
+                sections = covering(sections, target.ranges)
+            except errors.BadRequest:
+                commits.discard(target.root, target.storage, sections)
+                raise
+        commits.commit(
+            target.root,
+            target.storage,
+            query=self._query,
+            batch=self._batch,
+            sections=sections,
+            kind=self._kind,
+        )
 
     @sentence_first
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -223,7 +241,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
     @sentence_first
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         del batchId  # the tasks knew it, and which query it is of
-        _commit(self._target, messages)
+        staged = _staged(messages)
+        if staged:
+            commits.commit(
+                self._target.root,
+                self._target.storage,
+                query=staged[0].query,
+                batch=staged[0].batch,
+                sections=_sections(staged),
+            )
 
     @sentence_first
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803

@@ -7,6 +7,8 @@
 | `txnAppId` | none | batch only: a write with this name and `txnVersion` to a root, or to the topic, is applied once, for the lifetime of the topic |
 | `txnVersion` | none | batch only: a whole number from 0 up; set both or neither |
 | `idempotencyKey` | none | batch only: a write with this name to a root, or to the topic, is applied once within 30 days; the newest 50,000 names of a topic are remembered |
+| `offsets` | `assign` | `assign`: the broker gives records their offsets; `keep`: batch only: rows keep those of the columns `partition` and `offset`, in a topic that is a mirror |
+| `offsetRanges` | none | with `offsets` = `keep`: the offsets that the write covers, rows or not, first and end of each partition: `{"orders": {"0": [0, 1000]}}` |
 | `includeHeaders` | none | accepted from Spark's Kafka connector without effect: a column `headers` is always written |
 
 Options `kafka.*` have no effect; one warning says so.
@@ -23,13 +25,14 @@ from typing import Final
 from sparklog import errors
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.options import ConnectorOptions
+from sparklog.sinks.kept_offsets import OffsetRanges, parse_ranges
 from sparklog.storage.snapshot import BatchKind
 
 _WHERE: Final = 'the sink format("sparklog")'
 ONCE: Final = ("txnAppId", "txnVersion", "idempotencyKey")
 """Options that identify a batch write."""
 
-_KNOWN: Final = ("topic", "valueFormat", *ONCE, "includeHeaders")
+_KNOWN: Final = ("topic", "valueFormat", *ONCE, "offsets", "offsetRanges", "includeHeaders")
 _OF_SPARK: Final = ("checkpointLocation", "queryName")
 _NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]{1,200}")
 _QUERY_LENGTH: Final = 250
@@ -48,6 +51,8 @@ class SinkOptions:
     """Identity of a batch write, together with `batch`, if the user has named it."""
     batch: int
     kind: BatchKind
+    ranges: OffsetRanges | None
+    """The offsets that the write covers, if rows keep theirs."""
     moved: str | None
     """Warning for a query with options of Spark's Kafka sink that have no effect, if any."""
 
@@ -68,6 +73,7 @@ def parse(given: Mapping[str, str], *, streaming: bool) -> SinkOptions:
         query=query,
         batch=batch,
         kind=_kind(options, streaming=streaming),
+        ranges=_ranges(options, topic, streaming=streaming),
         moved=options.moved,
     )
 
@@ -97,6 +103,21 @@ def _kind(options: ConnectorOptions, *, streaming: bool) -> BatchKind:
     if streaming or options.get("txnAppId") is not None:
         return BatchKind.NUMBERED
     return BatchKind.UNNAMED if options.get("idempotencyKey") is None else BatchKind.NAMED
+
+
+def _ranges(
+    options: ConnectorOptions, topic: str | None, *, streaming: bool
+) -> OffsetRanges | None:
+    if options.one_of("offsets", ("assign", "keep")) == "assign":
+        options.refuse("offsetRanges", "it applies to offsets = keep only")
+        return None
+    if streaming:
+        options.refuse(
+            "offsets", "a stream cannot keep offsets; use foreachBatch with batch writes"
+        )
+    if options.one_of("valueFormat", ("binary", "json")) == "json":
+        options.refuse("valueFormat", "with offsets = keep values are kept too; remove the option")
+    return parse_ranges(options.get("offsetRanges"), topic)
 
 
 def _query(option: str, name: str | None, topic: str | None) -> str | None:

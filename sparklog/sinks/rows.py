@@ -11,10 +11,16 @@ import pyarrow as pa
 from sparklog import arrow, errors, limits
 from sparklog.formats.partitioner import NO_KEY, parted, partitions_of, spread
 from sparklog.formats.record import PAYLOAD_SCHEMA, check_record_sizes, conform_payload
+from sparklog.sinks.kept_offsets import check_order, with_offsets
 
 
 def route(
-    rows: pa.RecordBatch, number: int, *, topic: str | None, counts: Mapping[str, int]
+    rows: pa.RecordBatch,
+    number: int,
+    *,
+    topic: str | None,
+    counts: Mapping[str, int],
+    keeps_offsets: bool = False,
 ) -> Iterator[tuple[str, int, pa.RecordBatch]]:
     """The batch's rows as (topic, partition, payload), in order within each partition.
 
@@ -22,19 +28,23 @@ def route(
     partition of the batch, which changes from batch to batch.
 
     Args:
-        rows: columns of `PAYLOAD_SCHEMA`, `topic` string and `partition` int32.
+        rows: columns of `PAYLOAD_SCHEMA`, `topic` string, `partition` int32 and `offset` int64.
         number: of the batch, for rows without a key.
         topic: goes before the column.
         counts: partitions of every topic that there is.
+        keeps_offsets: the payloads have the offsets of their rows; every row names its partition.
 
     Raises:
-        errors.WrongSchema: a row without a topic; and as `conform_payload`.
+        errors.WrongSchema: a row without a topic; one without a partition, or with an offset that
+            is not above the one before it, if they are kept; and as `conform_payload`.
         errors.UnknownTopic, errors.UnknownPartition: it names one that there is not.
         errors.RecordTooLarge: key, value and headers of one are over `MAX_RECORD_BYTES`.
     """
     names = rows.schema.names
     payload = conform_payload(rows.select([name for name in PAYLOAD_SCHEMA.names if name in names]))
     check_record_sizes(payload, limits.MAX_RECORD_BYTES)
+    if keeps_offsets:
+        payload = with_offsets(payload, rows)
     partitions = rows.column("partition").cast(pa.int32()) if "partition" in names else None
     for name, chosen in _topics(rows, topic):
         count = counts.get(name)
@@ -45,6 +55,8 @@ def route(
         places = _places(part, asked, number, count)
         _check_places(name, places, count)
         for partition, piece in _split(part, places):
+            if keeps_offsets:
+                check_order(name, partition, piece)
             yield name, partition, piece
 
 

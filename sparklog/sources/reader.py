@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.clock import SystemClock
-from sparklog.formats.record import rows_of_run
+from sparklog.formats.record import between, rows_of_run
 from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.selection import Selection
@@ -141,8 +141,8 @@ def _read_entries(store: Store, run: Sequence[Slice]) -> list[pa.RecordBatch]:
     parts = []
     for piece, each, payload in zip(run, located, payloads, strict=True):
         entry = each.entry
-        payload = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
-        parts.append((piece.first, entry.arrival_us, entry.timestamp_type, payload))
+        wanted = between(payload, piece.first, piece.end, base_offset=entry.base_offset)
+        parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
     return rows_of_run(parts, partition=run[0].partition)
 
 

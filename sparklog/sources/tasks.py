@@ -127,12 +127,14 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
             first = each.first
             known = sum(file.rows or 0 for file in each.files)
             is_known = bool(each.files) and all(file.rows is not None for file in each.files)
+            if each.entry is not None:
+                known, is_known = each.entry.entry.rows, True
             while first < each.end:
                 if not room:
                     tasks.append([])
                     room = most_records
                 if is_known and known <= room:
-                    # No part of the files has more rows than they have, however far offsets reach.
+                    # No part has more rows than files or entry have, however far offsets reach.
                     end, count = each.end, min(known, each.end - first)
                 else:
                     end = min(first + room, each.end)

@@ -13,6 +13,8 @@ Rules:
   order, and refusals are removed from the last one: the first attempt without one is open.
 - A section is an Arrow IPC stream of exactly one record batch, a payload of one partition. It is
   read by its byte range alone, like an entry of the write-ahead log, and becomes one.
+- A batch that keeps the offsets of its rows says which offsets each section covers. A section
+  without rows, and without bytes, covers offsets that have none.
 """
 
 from __future__ import annotations
@@ -27,9 +29,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from sparklog import errors, limits
+from sparklog import arrow, errors, limits
 from sparklog.clock import Clock
-from sparklog.formats.record import count_keyless
+from sparklog.formats.record import OFFSET, count_keyless
 from sparklog.storage import wal
 from sparklog.storage.objects import ObjectMissing, Store, claim
 from sparklog.storage.snapshot import BatchId, BatchKind, StagedRef
@@ -42,7 +44,6 @@ _MANIFEST = re.compile(r"manifest(?:-([1-9]\d*))?\.json")
 _MANIFEST_PATH = re.compile(rf"{FOLDER}/([^/]+)/(0|[1-9]\d*)/{_MANIFEST.pattern}")
 _STAGED = re.compile(r"([1-9]\d*)-[0-9a-f]{32}\.arrow")
 
-_Count = Annotated[int, Meta(ge=1)]
 _Natural = Annotated[int, Meta(ge=0)]
 
 
@@ -51,18 +52,44 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     topic: str
     partition: _Natural
-    rows: Annotated[int, Meta(ge=1, le=limits.STAGED_SECTION_ROWS)]
-    path: str
-    start: _Natural
-    length: _Count
-    crc32c: _Natural
+    rows: Annotated[int, Meta(ge=0, le=limits.STAGED_SECTION_ROWS)]
+    path: str = ""
+    start: _Natural = 0
+    length: _Natural = 0
+    crc32c: _Natural = 0
     min_timestamp_us: int | None = None
     max_timestamp_us: int | None = None
     keyless: _Natural = 0
     """The number of rows without a key."""
+    offsets: tuple[_Natural, _Natural] | None = None
+    """The offsets that the section covers, first and end, if it keeps those of its rows."""
 
-    def ref(self) -> StagedRef:
+    @property
+    def count(self) -> int:
+        """The number of offsets that it takes."""
+        return self.rows if self.offsets is None else self.offsets[1] - self.offsets[0]
+
+    def ref(self) -> StagedRef | None:
+        """Returns the place of its rows, if it has any."""
+        if not self.rows:
+            return None
         return StagedRef(self.path, self.start, self.length, self.crc32c)
+
+    def check(self) -> None:
+        """Raises `BadRequest` if its rows, bytes and offsets do not fit together."""
+        reason = ""
+        if bool(self.rows) != bool(self.length) or bool(self.rows) != bool(self.path):
+            reason = "has rows without bytes, or bytes without rows"
+        elif self.offsets is None and not self.rows:
+            reason = "has neither rows nor offsets"
+        elif self.offsets is not None and not max(self.rows, 1) <= self.count:
+            reason = f"has {self.rows} rows for offsets {self.offsets[0]} to {self.offsets[1]}"
+        elif self.offsets is not None and self.offsets[1] > limits.OFFSET_MAX:
+            reason = f"ends at {self.offsets[1]}, and no offset is above {limits.OFFSET_MAX - 1}"
+        if reason:
+            raise errors.BadRequest(
+                reason=f"a section of {self.topic}-{self.partition} {reason}: {self}"
+            )
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +114,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         within = folder(self.query, self.batch)
         sizes = {f"{within}/{stat.name}": stat.size_bytes for stat in store.list_after(within)}
         for section in self.sections:
+            if not section.rows:
+                continue
             size = sizes.get(section.path)
             if size is None:
                 raise errors.MissingObject(path=section.path, reason=f"{self.path} names it")
@@ -197,6 +226,9 @@ def load(store: Store, path: str) -> Manifest:
     if found.path != path:
         raise errors.BadRequest(reason=f"{path} says that it is {found.path}")
     for section in found.sections:
+        section.check()
+        if not section.rows:
+            continue
         file = section.path.removeprefix(f"{within}/")
         if file == section.path or "/" in file:
             raise errors.BadRequest(reason=f"{path} names {section.path}, outside its folder")
@@ -241,7 +273,8 @@ class StagingWriter:
     def add(self, topic: str, partition: int, payload: pa.RecordBatch) -> None:
         """Adds rows of one partition, in order, with exactly the types of `PAYLOAD_SCHEMA`.
 
-        Puts a file when memory is full, and then raises like `claim`.
+        Their offsets are kept if they have a column `OFFSET`, in which they rise. Puts a file when
+        memory is full, and then raises like `claim`.
         """
         key = topic, partition
         for piece in self._cut(payload):
@@ -261,6 +294,7 @@ class StagingWriter:
             section.rows + piece.num_rows <= self._section_rows
             and section.bytes + piece.nbytes <= self._section_bytes
             and section.pieces[0].schema.names == piece.schema.names
+            and _continues(section.pieces[-1], piece)
         )
 
     def _cut(self, payload: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -277,6 +311,9 @@ class StagingWriter:
         section = self._open_sections.pop(key)
         self._open_bytes -= section.bytes
         batch = pa.concat_batches(section.pieces)
+        offsets = _offsets(batch)
+        if offsets is not None and offsets[1] - offsets[0] == batch.num_rows:
+            batch = batch.drop_columns([OFFSET.name])  # without gaps it is like any other
         payload = wal.encode_payload(batch)
         low, high = _timestamps_us(batch)
         self._sections.append(
@@ -291,6 +328,7 @@ class StagingWriter:
                 min_timestamp_us=low,
                 max_timestamp_us=high,
                 keyless=count_keyless(batch),
+                offsets=offsets,
             )
         )
         self._file.add(payload)
@@ -342,6 +380,21 @@ class _File:
     def add(self, payload: wal.Payload) -> None:
         self.pieces.extend(payload.pieces)
         self.size += payload.length
+
+
+def _offsets(payload: pa.RecordBatch) -> tuple[int, int] | None:
+    """Returns the first and the end of the offsets that the rows keep, if they keep any."""
+    at = payload.schema.get_field_index(OFFSET.name)
+    if at < 0:
+        return None
+    offsets = arrow.as_numpy(payload.column(at))
+    return int(offsets[0]), int(offsets[-1]) + 1
+
+
+def _continues(before: pa.RecordBatch, after: pa.RecordBatch) -> bool:
+    """Returns whether offsets rise from one batch to the next, if they are kept."""
+    ends, begins = _offsets(before), _offsets(after)
+    return ends is None or begins is None or ends[1] <= begins[0]
 
 
 def _timestamps_us(payload: pa.RecordBatch) -> tuple[int | None, int | None]:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
-from sparklog.formats.record import ROW_SCHEMA, rows
+from sparklog.formats.record import ROW_SCHEMA, between, rows
 from sparklog.storage import sorting, wal
 from sparklog.storage.decode_bounds import light_rows
 from sparklog.storage.objects import ObjectMissing, Store
@@ -139,14 +139,13 @@ def _read_entry(store: Store, piece: Slice) -> pa.RecordBatch:
     assert piece.entry is not None
     entry = piece.entry.entry
     payload = wal.decode_payload(entry, wal.read_payload(store, piece.entry))
-    batch = rows(
-        payload,
+    return rows(
+        between(payload, piece.first, piece.end, base_offset=entry.base_offset),
         partition=piece.partition,
-        base_offset=entry.base_offset,
+        base_offset=piece.first,
         timestamp_us=entry.arrival_us,
         timestamp_type=entry.timestamp_type,
     )
-    return batch.slice(piece.first - entry.base_offset, piece.end - piece.first)
 
 
 def row_groups(store: Store, piece: Slice) -> list[RowGroup]:

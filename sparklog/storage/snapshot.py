@@ -170,10 +170,20 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     batch_kind: BatchKind = BatchKind.NUMBERED
     decoded_bytes: int = 0
     """Bytes of its records as Arrow columns, decompressed; 0 if the writer did not record it."""
+    kept_rows: int = -1
+    """The number of rows of an append that kept the offsets of its rows, which may leave gaps.
+
+    -1: an ordinary append, with a row for each of the `count` offsets.
+    """
 
     @property
     def end(self) -> int:
         return self.base_offset + self.count
+
+    @property
+    def rows(self) -> int:
+        """The number of its rows: `count`, unless there are gaps."""
+        return self.count if self.kept_rows < 0 else self.kept_rows
 
     @property
     def memory_bytes(self) -> int:
@@ -186,7 +196,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
             size = self.length if self.staged is None else self.staged.length
             if self.encoding is Encoding.KAFKA:
                 size = min(size * limits.COMPRESSION_EXPECTED, limits.MAX_BATCH_BYTES)
-        return size + self.count * limits.ROW_BYTES
+        return size + self.rows * limits.ROW_BYTES
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -384,7 +384,7 @@ class Sink:
         return datasink._stage(self.target, self.query, self.batch, rows)
 
     def commit(self, *staged: StagedTask) -> None:
-        datasink._commit(self.target, staged)
+        datasink.StreamWriter(self.target).commit(list(staged), self.batch)
 
     def files(self) -> set[str]:
         return {

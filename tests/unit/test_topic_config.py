@@ -76,9 +76,10 @@ def taken(key: str, value: str) -> str | None:
 
 
 def test_the_keys_are_kafkas() -> None:
-    """All of them and no others, with its types and, but for three, its defaults."""
-    assert KEYS.keys() == NUMBERS.keys() | OTHERS.keys()
-    for name, key in KEYS.items():
+    """All of them and one other, with its types and, but for three, its defaults."""
+    assert KEYS.keys() == NUMBERS.keys() | OTHERS.keys() | {topic_config.MIRROR_SOURCE}
+    for name in KEYS.keys() - {topic_config.MIRROR_SOURCE}:
+        key = KEYS[name]
         known = NUMBERS[name] if name in NUMBERS else OTHERS[name]
         assert key.rule.kind is known[0]
         assert key.default == OURS.get(name, str(known[-1]))
@@ -127,6 +128,11 @@ def test_any_text_is_kept_or_refused(name: str, value: str) -> None:
             "compression.type",
             {each: each for each in ("uncompressed", "gzip", "snappy", "lz4", "zstd")},
             ["none", "GZIP", ""],
+        ),
+        (
+            topic_config.MIRROR_SOURCE,
+            {" kafka c1, topic ä ": "kafka c1, topic ä", "": "", "x" * 1_000: "x" * 1_000},
+            ["two\nlines", "x" * 1_001],
         ),
         (
             "cleanup.policy",

@@ -1,4 +1,4 @@
-"""Configuration of topics: every configuration key of Kafka 4.1, under Kafka's names.
+"""Configuration of topics: every configuration key of Kafka 4.1, under Kafka's names, and one more.
 
 Types, bounds and defaults are Kafka's (`LogConfig`), except for three defaults: `max.message.bytes`
 is the broker's `writer.max_batch_bytes`; `retention.ms` is -1, because a topic is a table that
@@ -65,6 +65,7 @@ class TopicKey:
 _INT_MAX: Final = 2**31 - 1
 _LONG_MIN: Final = -(2**63)
 _LONG_MAX: Final = 2**63 - 1
+_SOURCE_CHARACTERS: Final = 1_000
 _INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
 _DECIMAL: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?")
 _REPLICA: Final = re.compile(r"[0-9]{1,10}:[0-9]{1,10}")
@@ -97,6 +98,10 @@ def _one_of(*allowed: str) -> Rule:
     )
 
 
+def _read_source(value: str) -> str | None:
+    return value if value.isprintable() and len(value) <= _SOURCE_CHARACTERS else None
+
+
 def _read_share(value: str) -> str | None:
     return value if _DECIMAL.fullmatch(value) and 0.0 <= float(value) <= 1.0 else None
 
@@ -126,6 +131,11 @@ _ONLY_FALSE: Final = Rule(
     expected="false; there is no tiered storage to turn on, a topic is in the root's storage",
     read=lambda value: "false" if value.lower() == "false" else None,
 )
+_SOURCE: Final = Rule(
+    kind=ConfigType.STRING,
+    expected=f"up to {_SOURCE_CHARACTERS:,} printable characters that name the source",
+    read=_read_source,
+)
 _POLICY: Final = Rule(
     kind=ConfigType.LIST,
     expected="delete, compact, both with a comma, or nothing",
@@ -141,6 +151,9 @@ _SEGMENTS: Final = "a topic has no segments; the janitor merges the files of its
 _SYNCED: Final = "every ack follows the sync of its record"
 _ROOT: Final = "the root's storage replicates"
 _TIERS: Final = "there is no tiered storage, a topic is in the root's storage"
+
+MIRROR_SOURCE: Final = "mirror.source"
+"""The key that is not Kafka's."""
 
 KEYS: Final[Mapping[str, TopicKey]] = {
     "cleanup.policy": TopicKey(
@@ -234,6 +247,12 @@ KEYS: Final[Mapping[str, TopicKey]] = {
         does="the level where compression.type is zstd",
         rule=_int(-131_072, 22),
         broker_key="compression.zstd.level",
+    ),
+    MIRROR_SOURCE: TopicKey(
+        default="",
+        does="the source whose records the topic mirrors with their offsets; while it is set, the"
+        " topic takes no other records; only an empty topic becomes a mirror",
+        rule=_SOURCE,
     ),
     "segment.bytes": TopicKey(
         default=str(limits.GIB),

@@ -44,6 +44,7 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
     errors.CodecTooNew: ErrorCode.unsupported_compression_type,
     errors.OffsetOutOfRange: ErrorCode.offset_out_of_range,
     errors.PolicyViolation: ErrorCode.policy_violation,
+    errors.TopicIsMirror: ErrorCode.policy_violation,
     errors.UnknownOption: ErrorCode.invalid_config,
     errors.BadOption: ErrorCode.invalid_config,
     errors.GroupBusy: ErrorCode.coordinator_not_available,

@@ -203,6 +203,11 @@ class Topic:
         return topic_config.is_compacted(self.config)
 
     @property
+    def mirror_source(self) -> str | None:
+        """The source whose records and offsets the topic mirrors; None if it is no mirror."""
+        return self.config.get(topic_config.MIRROR_SOURCE) or None
+
+    @property
     def max_message_bytes(self) -> int | None:
         """The topic's own limit; None if only the broker's limits apply."""
         wanted = self.config.get("max.message.bytes")
@@ -533,7 +538,7 @@ class PartitionTable:
                 partition.growth.add(size, entry.base_offset)
                 counts = topic.counts
                 counts.batches_in += 1
-                counts.records_in += entry.count
+                counts.records_in += entry.rows
                 counts.bytes_in += size
 
     def restore_tail(self, topic: Topic, partition: Partition, tail: Iterable[Located]) -> None:

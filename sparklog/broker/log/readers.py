@@ -22,7 +22,7 @@ from sparklog.broker.log.hot_tail import HotBatch, HotTail
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.broker.log.tailing import Tail
 from sparklog.formats import flight_messages
-from sparklog.formats.record import ROW_SCHEMA, rows_of_run
+from sparklog.formats.record import ROW_SCHEMA, between, rows_of_run
 from sparklog.storage import plan, wal
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.read import first_row_since, read_runs, read_slices
@@ -268,7 +268,7 @@ class LogReader:
             assert piece.entry is not None
             entry = piece.entry.entry
             payload = wal.decode_payload(entry, ahead.payload(piece.entry))
-            wanted = payload.slice(piece.first - entry.base_offset, piece.end - piece.first)
+            wanted = between(payload, piece.first, piece.end, base_offset=entry.base_offset)
             parts.append((piece.first, entry.arrival_us, entry.timestamp_type, wanted))
         return _cut(rows_of_run(parts, partition=run[0].partition), projection.batch_rows)
 

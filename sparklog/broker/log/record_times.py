@@ -46,6 +46,8 @@ class RecordTimes:
         if not waiting or waiting[0].entry.base_offset > offset:
             return None
         entry = waiting[0].entry
+        if entry.rows < entry.count:
+            return None  # the first record from there on may be in a later entry
         return entry.min_timestamp_us if entry.min_timestamp_us == entry.max_timestamp_us else None
 
     def read_us(self, key: RecordKey) -> int | None:

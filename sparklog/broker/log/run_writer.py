@@ -18,7 +18,7 @@ from sparklog import errors, limits
 from sparklog.broker.decode_memory import DecodeMemory
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.clock import Clock
-from sparklog.formats.record import LOG_APPEND_TIME, rows_of_run
+from sparklog.formats.record import LOG_APPEND_TIME, between, rows_of_run
 from sparklog.storage import wal
 from sparklog.storage.data_file import encode, new_file, write_file
 from sparklog.storage.objects import ObjectExists, ObjectMissing, PutUnresolved, Store, SyncFailed
@@ -208,19 +208,17 @@ class RunWriter:
                 if preparation is not None and len(written.files) > files_before:
                     break
                 for entries, payload in self._decoded(group, batches, ahead):
-                    first = entries[0].entry
-                    skip = max(run.first - first.base_offset, 0)
+                    first, start = entries[0].entry, entries[0].entry.base_offset
+                    if run.first > start:
+                        start = run.first
+                        payload = between(
+                            payload, start, entries[-1].entry.end, base_offset=first.base_offset
+                        )
                     count += len(entries)
                     # The decoded size; the size in the entry may be an estimate.
                     size += payload.nbytes + payload.num_rows * limits.ROW_BYTES
-                    payloads.append(
-                        (
-                            first.base_offset + skip,
-                            first.arrival_us,
-                            first.timestamp_type,
-                            payload.slice(skip) if skip else payload,
-                        )
-                    )
+                    if payload.num_rows:
+                        payloads.append((start, first.arrival_us, first.timestamp_type, payload))
                     del payload  # so that it is freed before the next one is decoded
                     if size >= self._file_bytes:
                         write()

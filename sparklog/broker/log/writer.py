@@ -71,6 +71,17 @@ NO_TIMESTAMP: Final = -1
 """In ms: the timestamp that Kafka clients give a record that has none."""
 
 
+@dataclass(frozen=True, slots=True)
+class KeptOffsets:
+    """The first offset of an append that keeps its offsets, and the number of its rows.
+
+    Offsets without a row are gaps.
+    """
+
+    first: int
+    rows: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
     """Records for one partition, checked and encoded, without offsets."""
@@ -93,6 +104,8 @@ class Append:
     staged: StagedRef | None = None
     batch_id: BatchId | None = None
     batch_kind: BatchKind = BatchKind.NUMBERED
+    kept: KeptOffsets | None = None
+    """Its offsets, if it keeps them; `count` of them."""
 
     def entry(self, *, base_offset: int, leader_epoch: int) -> Entry:
         producer_sequence = self.producer_sequence
@@ -115,6 +128,7 @@ class Append:
             encoding=self.encoding,
             staged=self.staged,
             decoded_bytes=self.decoded_bytes,
+            kept_rows=self.kept.rows if self.kept is not None else -1,
         )
 
 
@@ -287,6 +301,7 @@ class _Flush:
             if batch is not None:
                 return _duplicate(append, batch.base_offset, batch.arrival_us)
             self._check_newest(topic, append.batch_id, append.batch_kind)
+        _check_offsets(topic, append, base)
         producer_sequence = append.producer_sequence
         if producer_sequence is not None:
             state_key = (*key, producer_sequence.producer_id)
@@ -334,6 +349,24 @@ class _Flush:
                 " two drivers write batches of one query; stop one of them"
             )
             raise errors.BadRequest(reason=reason)
+
+
+def _check_offsets(topic: Topic, append: Append, end: int) -> None:
+    """Checks that a mirror gets the records of its source, which continue it, and no others.
+
+    Raises `TopicIsMirror`, `NotAMirror`, `OffsetsDoNotContinue`.
+    """
+    source, kept = topic.mirror_source, append.kept
+    if kept is None:
+        if source is not None:
+            raise errors.TopicIsMirror(topic=topic.name, source=source)
+        return
+    if source is None:
+        raise errors.NotAMirror(topic=topic.name)
+    if kept.first != end:
+        raise errors.OffsetsDoNotContinue(
+            topic=topic.name, partition=append.partition, first=kept.first, end=end
+        )
 
 
 _EXCESS_BYTES: Final = 64 * limits.KIB

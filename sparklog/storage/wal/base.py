@@ -231,7 +231,10 @@ def segment_path(broker: int, epoch: int, ordinal: int) -> str:
 
 
 def read_payload(store: Store, located: Located) -> pa.Buffer:
-    """Reads and checks the bytes of one entry. Raises `ObjectMissing`, `CorruptObject`."""
+    """Reads and checks the bytes of one entry, if it has any.
+
+    Raises `ObjectMissing`, `CorruptObject`.
+    """
     entry = located.entry
     if entry.staged is not None:
         ref = entry.staged
@@ -241,6 +244,8 @@ def read_payload(store: Store, located: Located) -> pa.Buffer:
         in_segment = located.ordinal >= 0
         path = segment_path(at.broker, at.epoch, located.ordinal) if in_segment else object_path(at)
         first, length, crc = located.origin + entry.start, entry.length, entry.crc32c
+    if not length:
+        return pa.py_buffer(b"")
     data = store.get_range(path, first, length)
     if data.size != length or crc32c.crc32c(data) != crc:
         raise errors.CorruptObject(

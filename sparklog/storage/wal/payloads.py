@@ -1,6 +1,8 @@
 """Payloads of WAL entries: the records of one entry, encoded, with their checksum.
 
-A payload is an Arrow IPC stream of one batch, or a Kafka record batch as it came.
+A payload is an Arrow IPC stream of one batch, or a Kafka record batch as it came. An entry that
+kept the offsets of its rows may have fewer rows than offsets. Then its payload has their offsets in
+a column, and without rows it has no bytes.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import crc32c
 import msgspec
 import pyarrow as pa
 
-from sparklog import errors
-from sparklog.formats.record import LOG_APPEND_TIME, PAYLOAD_SCHEMA
+from sparklog import arrow, errors
+from sparklog.formats.record import LOG_APPEND_TIME, OFFSET, PAYLOAD_SCHEMA
 from sparklog.storage.snapshot import Encoding, Entry
 
 _END_OF_STREAM = struct.pack("<II", 0xFFFFFFFF, 0)
@@ -31,6 +33,10 @@ class Payload:
 
 EMPTY = Payload((), 0, 0)
 _TYPES = {field.name: field.type for field in PAYLOAD_SCHEMA}
+_WITH_OFFSETS = _TYPES | {OFFSET.name: OFFSET.type}
+_NO_ROWS = pa.RecordBatch.from_arrays(
+    [pa.nulls(0, field.type) for field in PAYLOAD_SCHEMA], schema=PAYLOAD_SCHEMA
+)
 _schema_messages: dict[tuple[str, ...], bytes] = {}
 
 
@@ -72,25 +78,43 @@ def decode_body(schema: pa.Schema, payload: Payload) -> pa.RecordBatch:
 def decode_payload(entry: Entry, data: pa.Buffer) -> pa.RecordBatch:
     """Decodes the records of an entry as a payload, without a copy.
 
-    Drops the producer's timestamps if the entry has LogAppendTime. Raises `CorruptObject` if
-    `data` is not the batch that the entry describes.
+    Drops the producer's timestamps if the entry has LogAppendTime, unless it kept the offsets of
+    its rows. Raises `CorruptObject` if `data` is not the batch that the entry describes.
     """
     if entry.encoding is Encoding.KAFKA:
         return decode_kafka([entry], [data])
+    if not entry.rows:
+        return _NO_ROWS
     try:
         batch = pa.ipc.open_stream(data).read_next_batch()
     except (pa.ArrowException, OSError, StopIteration) as error:
         raise _not_as_described(entry, f"it is no Arrow stream: {error}") from error
-    if batch.num_rows != entry.count:
-        raise _not_as_described(entry, f"it has {batch.num_rows} rows instead of {entry.count}")
+    if batch.num_rows != entry.rows:
+        raise _not_as_described(entry, f"it has {batch.num_rows} rows instead of {entry.rows}")
     names = batch.schema.names
+    has_gaps = entry.rows != entry.count
+    types = _WITH_OFFSETS if has_gaps else _TYPES
     if len(set(names)) != len(names) or any(
-        _TYPES.get(field.name) != field.type for field in batch.schema
+        types.get(field.name) != field.type for field in batch.schema
     ):
         raise _not_as_described(entry, f"its columns are {batch.schema.to_string()}")
-    if entry.timestamp_type == LOG_APPEND_TIME and "timestamp" in names:
+    if has_gaps:
+        _check_offsets(entry, batch)
+    if entry.timestamp_type == LOG_APPEND_TIME and entry.kept_rows < 0 and "timestamp" in names:
         batch = batch.drop_columns(["timestamp"])  # staged files keep the original timestamps
     return batch
+
+
+def _check_offsets(entry: Entry, batch: pa.RecordBatch) -> None:
+    """Raises `CorruptObject` unless the rows have offsets that rise within those of the entry."""
+    at = batch.schema.get_field_index(OFFSET.name)
+    if at < 0 or batch.column(at).null_count:
+        raise _not_as_described(entry, "it has gaps, and its rows have no offsets")
+    offsets = arrow.as_numpy(batch.column(at))
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first < entry.base_offset or last >= entry.end or not (offsets[1:] > offsets[:-1]).all():
+        check = f"the offsets of its rows, {first} to {last}, do not rise within those of the entry"
+        raise _not_as_described(entry, check)
 
 
 def encode_kafka(batch: bytes | bytearray) -> Payload:
