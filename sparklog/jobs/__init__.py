@@ -13,5 +13,6 @@ JOBS: Final = {
     "load": "records made up at a rate, with the times of their acks",
     "produce": "rows of files, a table or a query become records of a topic, once",
     "replay": "a range of a topic's records become records of another, at once or at a pace",
+    "to_table": "JSON values of a topic become rows of a Delta table, once",
 }
 """Names of the jobs, which are those of modules here and of files in `jobs/`."""

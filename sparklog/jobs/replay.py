@@ -13,31 +13,25 @@ from __future__ import annotations
 import enum
 import hashlib
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Final
 
-import msgspec
 import typer
 
 import sparklog
-from sparklog import errors
 from sparklog.cli.shared import RootOption, root_metadata
+from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
     from sparklog.client.log import Log
-    from sparklog.formats.flight_messages import TopicInfo
 
 _WINDOW_SECONDS: Final = 2.0
 """The time on the clock between two windows. A write takes some tenths of a second."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_EARLIEST: Final = "earliest"
-_LATEST: Final = "latest"
 
 
 class Times(enum.StrEnum):
@@ -46,82 +40,6 @@ class Times(enum.StrEnum):
     KEEP = "keep"
     SHIFT = "shift"
     NOW = "now"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
-    """Offsets of a topic by partition, from `starts` up to `ends`."""
-
-    starts: Mapping[int, int]
-    ends: Mapping[int, int]
-
-    @property
-    def count(self) -> int:
-        return sum(self.ends[each] - start for each, start in self.starts.items())
-
-    def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Range:
-        """Returns the part of the range from `starts` up to `ends`."""
-        return Range(
-            starts={each: max(start, starts[each]) for each, start in self.starts.items()},
-            ends={
-                each: max(self.starts[each], min(end, ends[each]))
-                for each, end in self.ends.items()
-            },
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
-    """A topic to read."""
-
-    root: str
-    topic: str
-
-    def frame(self, spark: SparkSession, part: Range) -> DataFrame:
-        """Returns the records of `part`, with all columns of a record."""
-        points = [
-            msgspec.json.encode({self.topic: {str(each): at for each, at in some.items()}}).decode()
-            for some in (part.starts, part.ends)
-        ]
-        return (
-            spark.read.format("sparklog")
-            .options(root=self.root, subscribe=self.topic, includeHeaders="true")
-            .options(startingOffsets=points[0], endingOffsets=points[1])
-            .load()
-        )
-
-
-def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:
-    """Returns the offsets that two points of a topic mean.
-
-    A point is `earliest`, `latest`, a time in ISO 8601, or JSON with an offset for each partition.
-    Raises `BadOption`.
-    """
-    starts, ends = _offsets(log, info, "--start", start), _offsets(log, info, "--end", end)
-    for each in info.partitions:
-        number = each.partition
-        if not each.start <= starts[number] <= each.end or ends[number] > each.end:
-            reason = f"partition {number} has the offsets from {each.start} up to {each.end}"
-            raise errors.BadOption(option="--start", value=start, reason=reason)
-        ends[number] = max(starts[number], ends[number])
-    return Range(starts=starts, ends=ends)
-
-
-def _offsets(log: Log, info: TopicInfo, option: str, text: str) -> dict[int, int]:
-    if text == _EARLIEST:
-        return {each.partition: each.start for each in info.partitions}
-    if text == _LATEST:
-        return {each.partition: each.end for each in info.partitions}
-    if not text.startswith("{"):
-        return log.offsets_for_times(info.topic, text)
-    try:
-        found = msgspec.json.decode(text, type=dict[int, int])
-    except msgspec.MsgspecError as error:
-        raise errors.BadOption(option=option, value=text, reason=str(error)) from None
-    if found.keys() != {each.partition for each in info.partitions}:
-        reason = f"expected an offset for each of the {len(info.partitions)} partitions"
-        raise errors.BadOption(option=option, value=text, reason=reason)
-    return found
 
 
 # ------------------------------------------------------------------------------ the job
@@ -152,13 +70,13 @@ def replay(
             help="The first record: earliest, a time in ISO 8601, or offsets of all partitions as"
             ' JSON: \'{"0": 17, "1": 4}\'.',
         ),
-    ] = _EARLIEST,
+    ] = EARLIEST,
     end: Annotated[
         str,
         typer.Option(
             metavar="POINT", help="The end, before which the last record is; latest, or as above."
         ),
-    ] = _LATEST,
+    ] = LATEST,
     speed: Annotated[
         float | None,
         typer.Option(
@@ -300,7 +218,7 @@ class _Replay:
         from pyspark.sql import functions as f
 
         found = (
-            self._source.frame(self._spark, part)
+            self._source.frame(self._spark, part, columns="timestamp")
             .select(f.unix_micros("timestamp").alias("us"))
             .agg(f.min("us"), f.max("us"))
             .first()
@@ -314,7 +232,7 @@ class _Replay:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        rows = self._source.frame(self._spark, part)
+        rows = self._source.frame(self._spark, part, includeHeaders="true")
         if self._times is Times.SHIFT:
             age = (
                 f.unix_micros("timestamp") - (first - _EPOCH) // timedelta(microseconds=1)

@@ -30,6 +30,7 @@ _CAUSE: Final = re.compile(r"^Caused by: (.*)", re.MULTILINE)
 _DELTA: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.databricks.delta.snapshotPartitions": "2",  # a local session has few cores
 }
 
 

@@ -71,16 +71,27 @@ class ValueParser:
 
         Raises `BadValue` for `BadValues.ERROR`, with the position of the first bad value.
         """
-        if self.format is ValueFormat.BINARY:
-            found, bad = values, np.zeros(len(values), np.bool_)
-        else:
-            found, bad = _texts(values)
-        if self.format is ValueFormat.JSON:
-            found, unfit = object_reader(self.kind).read(found)
-            bad |= unfit
+        found, bad = self._decoded(values)
         if self.bad is BadValues.ERROR and bad.any():
             raise self._refusal(values, bad, locate)
         return found, _bytes_of(values, bad) if self.bad is BadValues.COLUMN else None
+
+    def reasons(self, values: pa.BinaryArray) -> list[str | None]:
+        """Returns why each value is bad; None: it is not."""
+        _, bad = self._decoded(values)
+        return [
+            self._reason(value.as_py()) if is_bad else None
+            for value, is_bad in zip(values, bad.tolist(), strict=True)
+        ]
+
+    def _decoded(self, values: pa.BinaryArray) -> tuple[pa.Array, Mask]:
+        if self.format is ValueFormat.BINARY:
+            return values, np.zeros(len(values), np.bool_)
+        found, bad = _texts(values)
+        if self.format is ValueFormat.JSON:
+            found, unfit = object_reader(self.kind).read(found)
+            bad |= unfit
+        return found, bad
 
     def _refusal(self, values: pa.BinaryArray, bad: Mask, locate: RowLocator) -> errors.BadValue:
         count, row = int(np.count_nonzero(bad)), int(np.argmax(bad))

@@ -1,0 +1,5 @@
+"""JSON values of a topic into a Delta table: `spark-submit jobs/to_table.py --help`."""
+
+from sparklog.jobs.to_table import main
+
+main()

@@ -1,0 +1,97 @@
+"""Ranges of a topic's offsets, which jobs read with Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from sparklog import errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparklog.client.log import Log
+    from sparklog.formats.flight_messages import TopicInfo
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Offsets of a topic by partition, from `starts` up to `ends`."""
+
+    starts: Mapping[int, int]
+    ends: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        return sum(self.ends[each] - start for each, start in self.starts.items())
+
+    def between(self, starts: Mapping[int, int], ends: Mapping[int, int]) -> Range:
+        """Returns the part of the range from `starts` up to `ends`."""
+        return Range(
+            starts={each: max(start, starts[each]) for each, start in self.starts.items()},
+            ends={
+                each: max(self.starts[each], min(end, ends[each]))
+                for each, end in self.ends.items()
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A topic to read."""
+
+    root: str
+    topic: str
+
+    def frame(self, spark: SparkSession, part: Range, **options: str) -> DataFrame:
+        """Returns the records of `part`; `options` are further ones of the source."""
+        assigned = msgspec.json.encode({self.topic: sorted(part.starts)})
+        points = [
+            msgspec.json.encode({self.topic: {str(each): at for each, at in some.items()}}).decode()
+            for some in (part.starts, part.ends)
+        ]
+        return (
+            spark.read.format("sparklog")
+            .options(root=self.root, assign=assigned.decode())  # others may have been added
+            .options(startingOffsets=points[0], endingOffsets=points[1], **options)
+            .load()
+        )
+
+
+def range_of(log: Log, info: TopicInfo, start: str, end: str) -> Range:
+    """Returns the offsets that two points of a topic mean.
+
+    A point is `earliest`, `latest`, a time in ISO 8601, or JSON with an offset for each partition.
+    Raises `BadOption`.
+    """
+    starts, ends = _offsets(log, info, "--start", start), _offsets(log, info, "--end", end)
+    for each in info.partitions:
+        number = each.partition
+        if not each.start <= starts[number] <= each.end or ends[number] > each.end:
+            reason = f"partition {number} has the offsets from {each.start} up to {each.end}"
+            raise errors.BadOption(option="--start", value=start, reason=reason)
+        ends[number] = max(starts[number], ends[number])
+    return Range(starts=starts, ends=ends)
+
+
+def _offsets(log: Log, info: TopicInfo, option: str, text: str) -> dict[int, int]:
+    if text == EARLIEST:
+        return {each.partition: each.start for each in info.partitions}
+    if text == LATEST:
+        return {each.partition: each.end for each in info.partitions}
+    if not text.startswith("{"):
+        return log.offsets_for_times(info.topic, text)
+    try:
+        found = msgspec.json.decode(text, type=dict[int, int])
+    except msgspec.MsgspecError as error:
+        raise errors.BadOption(option=option, value=text, reason=str(error)) from None
+    if found.keys() != {each.partition for each in info.partitions}:
+        reason = f"expected an offset for each of the {len(info.partitions)} partitions"
+        raise errors.BadOption(option=option, value=text, reason=reason)
+    return found

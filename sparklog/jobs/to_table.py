@@ -1,0 +1,712 @@
+"""JSON values of a topic become rows of a Delta table, each record once.
+
+    spark-submit jobs/to_table.py --root s3://bucket/log --topic orders --checkpoint ./c \\
+        --dead-letters orders.dead s3a://bucket/tables/orders
+
+The topic is read in windows of offsets. A window is planned in the checkpoint, with its columns,
+before it is written. Its rows are one commit of the table, which carries the window's number as
+`txn`, and its records without a row are one write to the topic of dead letters, under that number
+too. A run that follows one that was killed does the last window again, and each of the two skips
+what it has.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import json
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import numpy as np
+import pyarrow as pa
+import typer
+
+import sparklog
+from sparklog import arrow, errors, limits
+from sparklog.cli.shared import RootOption, root_metadata
+from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
+from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
+from sparklog.jobs.windows import Checkpoint, Window
+from sparklog.sources.json_inference import ddl_of, find_fields, merged_fields, with_new_fields
+from sparklog.sources.values import ValueFormat, ValueParser, json_type
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType, StructType
+
+    from sparklog.client.log import Log
+    from sparklog.formats.flight_messages import TopicInfo
+
+_ORIGIN: Final = {"_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+_ORIGIN_DDL: Final = "_partition INT, _offset BIGINT, _timestamp TIMESTAMP"
+_REJECTED_DDL: Final = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP,"
+    " headers ARRAY<STRUCT<key: STRING, value: BINARY>>, reason STRING"
+)
+_NO_TABLE: Final = ("TABLE_OR_VIEW_NOT_FOUND", "PATH_NOT_FOUND", "DELTA_PATH_DOES_NOT_EXIST")
+_ONLY_FOLDER: Final = "DELTA_TABLE_NOT_FOUND"
+_BAD: Final = "_sparklog_bad"
+_DELETED: Final = "_sparklog_deleted"
+_ORDER: Final = "_sparklog_order"
+_INTERNAL: Final = frozenset((_BAD, _DELETED, _ORDER))
+_HEADERS: Final = "array<struct<key:string,value:binary>>"
+_SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
+_TXN: Final = "spark.databricks.delta.write.txn"
+
+
+class NewFields(enum.StrEnum):
+    """Fields of the objects that the table has no column for."""
+
+    ADD = "add"
+    IGNORE = "ignore"
+
+
+# ------------------------------------------------------------------------------ records to rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """The way in which records become rows."""
+
+    fields: StructType
+    """The fields of the objects, which are columns."""
+    key: str | None
+    """The column of the record's key, by which rows are replaced; None: rows are added."""
+    key_type: DataType | None
+    has_origin: bool
+
+    @property
+    def columns(self) -> StructType:
+        """The columns of the table."""
+        from pyspark.sql.types import IntegerType, LongType, StructField, StructType, TimestampType
+
+        key = [StructField(self.key, self.key_type)] if self.key and self.key_type else []
+        kinds = (IntegerType(), LongType(), TimestampType()) if self.has_origin else ()
+        origin = [StructField(name, kind) for name, kind in zip(_ORIGIN, kinds, strict=False)]
+        return StructType([*key, *self.fields, *origin])
+
+    def rows(self, source: Source, spark: SparkSession, part: Range) -> DataFrame:
+        """Returns a row for each record, with the columns of the table and internal ones."""
+        from pyspark.sql import functions as f
+
+        needed = ["value", "_corrupt"]
+        needed += ["key"] if self.key else []
+        needed += ["partition", "offset"] if self.key or self.has_origin else []
+        needed += ["timestamp"] if self.has_origin else []
+        records = source.frame(
+            spark,
+            part,
+            columns=",".join(needed),
+            valueFormat="json",
+            valueSchema=ddl_of(self.fields),
+            badValues="column",
+        )
+        columns = [f.col("value")[each.name].alias(each.name) for each in self.fields]
+        if self.has_origin:
+            columns += [f.col(name).alias(column) for column, name in _ORIGIN.items()]
+        is_corrupt, is_null = f.col("_corrupt").isNotNull(), f.col("value").isNull()
+        if self.key is None:
+            return records.select(*columns, is_null.alias(_BAD))  # corrupt ones are null too
+        return records.select(
+            self._key().alias(self.key),
+            *columns,
+            (is_corrupt | self._key().isNull()).alias(_BAD),
+            is_null.alias(_DELETED),
+            f.struct("partition", "offset").alias(_ORDER),
+        )
+
+    def _key(self) -> Column:
+        """Returns the record's key as a value of its column, null if it is none."""
+        from pyspark.sql import functions as f
+
+        assert self.key_type is not None
+        text = f.try_validate_utf8(f.col("key").cast("string"))
+        return text.try_cast(self.key_type)
+
+    def rejected(self, source: Source, spark: SparkSession, part: Range) -> DataFrame:
+        """Returns the records without a row, with the reason."""
+        from pyspark.sql import functions as f
+
+        records = source.frame(
+            spark, part, columns="key,value,topic,partition,offset,timestamp,headers"
+        )
+        if self.key_type is not None:
+            said = f"its key is no {self.key_type.simpleString().upper()}"
+            reason = f.when(self._key().isNull(), said)
+        else:
+            reason = f.when(f.col("value").isNull(), "its value is null")
+        parser = ValueParser(format=ValueFormat.JSON, kind=json_type(self.fields))
+        return records.withColumn("reason", reason).mapInArrow(
+            functools.partial(_rejected, parser), _REJECTED_DDL
+        )
+
+
+def _rejected(parser: ValueParser, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yields the rows that have a reason already, or whose value is bad."""
+    for batch in batches:
+        given = batch.column("reason").to_pylist()
+        found = [
+            of_value or other
+            for of_value, other in zip(parser.reasons(batch.column("value")), given, strict=True)
+        ]
+        kept = batch.filter(arrow.booleans(np.array([each is not None for each in found])))
+        reasons = arrow.strings([each.encode() for each in found if each is not None])
+        yield kept.set_column(kept.num_columns - 1, "reason", reasons)
+
+
+def _dead_letters(rejected: DataFrame) -> DataFrame:
+    """Returns the records with their reason and their origin as further headers."""
+    from pyspark.sql import functions as f
+
+    names = ("reason", "topic", "partition", "offset")
+    more = [
+        f.struct(
+            f.lit(f"sparklog.{name}").alias("key"),
+            f.col(name).cast("string").cast("binary").alias("value"),
+        )
+        for name in names
+    ]
+    headers = f.concat(f.coalesce("headers", f.array().cast(_HEADERS)), f.array(*more))
+    return rejected.select("key", "value", "timestamp", headers.cast(_HEADERS).alias("headers"))
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """A Delta table: a path, or a name in the catalog."""
+
+    path: str | None
+    name: str | None
+
+    def __str__(self) -> str:
+        return self.path or self.name or ""
+
+    @property
+    def _identifier(self) -> str:
+        return f"delta.`{self.path}`" if self.path else self.name or ""
+
+    def schema(self, spark: SparkSession, *, is_new: bool = False) -> StructType | None:
+        """Returns its columns; None if there is no table.
+
+        Raises `BadRequest` for the table of a topic and, with `is_new`, for a folder that is none.
+        A first write that is killed leaves such a folder behind.
+        """
+        from pyspark.errors import AnalysisException
+
+        try:
+            found = spark.read.table(self._identifier).schema
+            properties = spark.sql(f"SHOW TBLPROPERTIES {self._identifier}").collect()
+        except AnalysisException as error:
+            if error.getCondition() == _ONLY_FOLDER and is_new:
+                raise errors.BadRequest(
+                    reason=f"{self} is a folder, but not a Delta table. Name a table, or a folder"
+                    " that does not exist."
+                ) from None
+            if error.getCondition() in (*_NO_TABLE, _ONLY_FOLDER):
+                return None
+            raise
+        if any(row["key"].startswith("sparklog.") for row in properties):
+            raise errors.BadRequest(
+                reason=f"{self} is the table of a topic, which only brokers write. Name another."
+            )
+        return found
+
+    def has(self, spark: SparkSession, columns: StructType) -> bool:
+        """Returns whether it has the columns. Raises `WrongSchema` if one has another type."""
+        found = self.schema(spark)
+        if found is None:
+            return False
+        check_fits(found, columns)
+        return _has(found, columns)
+
+    def widen(self, spark: SparkSession, columns: StructType) -> None:
+        """Makes the table if there is none, and adds the columns that it does not have."""
+        if not self.has(spark, columns):
+            self._save(spark.createDataFrame([], columns))
+
+    def append(self, rows: DataFrame, name: str, number: int) -> None:
+        """Adds rows and columns, unless a write of this name with this number or a later did."""
+        self._save(rows, txnAppId=name, txnVersion=str(number))
+
+    def _save(self, rows: DataFrame, **options: str) -> None:
+        writer = rows.write.format("delta").mode("append").options(mergeSchema="true", **options)
+        if self.path is not None:
+            writer.save(self.path)
+        else:
+            writer.saveAsTable(self.name or "")
+
+    def merge(self, rows: DataFrame, key: str, name: str, number: int) -> None:
+        """Replaces and deletes rows by the newest one of each key, once as `append` does."""
+        from pyspark.sql import Window as Over
+        from pyspark.sql import functions as f
+
+        newest = Over.partitionBy(_column(key)).orderBy(f.desc(_ORDER))
+        columns = [each for each in rows.columns if each not in _INTERNAL]
+        latest = rows.withColumn(_ORDER, f.row_number().over(newest)).where(f"{_ORDER} = 1")
+        view = f"sparklog_to_table_{name}"
+        latest.drop(_BAD, _ORDER).createOrReplaceTempView(view)
+        names = [f"`{each}`" for each in columns]
+        session = rows.sparkSession
+        session.conf.set(f"{_TXN}AppId", name)
+        session.conf.set(f"{_TXN}Version", str(number))
+        try:
+            session.sql(
+                f"MERGE INTO {self._identifier} t USING {view} s ON t.`{key}` = s.`{key}`"
+                f" WHEN MATCHED AND s.{_DELETED} THEN DELETE"
+                f" WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in names)}"
+                f" WHEN NOT MATCHED AND NOT s.{_DELETED} THEN INSERT ({', '.join(names)})"
+                f" VALUES ({', '.join(f's.{n}' for n in names)})"
+            )
+        finally:
+            session.conf.unset(f"{_TXN}AppId")
+            session.conf.unset(f"{_TXN}Version")
+            session.catalog.dropTempView(view)
+
+
+def _column(name: str) -> Column:
+    from pyspark.sql import functions as f
+
+    return f.col(f"`{name}`")
+
+
+def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
+    """Raises `WrongSchema` if a field of `wanted` has another type in `found`."""
+    known = _types(found)
+    for field in wanted:
+        if (kind := known.get(field.name.lower())) is not None:
+            _check_type(f"{path}{field.name}", kind, field.dataType)
+
+
+def _types(schema: StructType) -> dict[str, DataType]:
+    return {field.name.lower(): field.dataType for field in schema}
+
+
+def _check_type(path: str, found: DataType, wanted: DataType) -> None:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        check_fits(found, wanted, f"{path}.")
+    elif isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
+        _check_type(f"{path}[]", found.elementType, wanted.elementType)
+    elif isinstance(found, MapType) and isinstance(wanted, MapType):
+        _check_type(f"{path}{{}}", found.valueType, wanted.valueType)
+    elif found != wanted:
+        raise errors.WrongSchema(
+            reason=f"The table's column {path} is {found.simpleString().upper()}, and the job's is"
+            f" {wanted.simpleString().upper()}. Give the table's type in --schema."
+        )
+
+
+def _has(found: DataType, wanted: DataType) -> bool:
+    """Returns whether a type has all fields of another, which fits it."""
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    if isinstance(found, StructType) and isinstance(wanted, StructType):
+        known = _types(found)
+        return all(
+            (kind := known.get(each.name.lower())) is not None and _has(kind, each.dataType)
+            for each in wanted
+        )
+    if isinstance(found, ArrayType) and isinstance(wanted, ArrayType):
+        return _has(found.elementType, wanted.elementType)
+    if isinstance(found, MapType) and isinstance(wanted, MapType):
+        return _has(found.valueType, wanted.valueType)
+    return True
+
+
+# ------------------------------------------------------------------------------ the job
+
+
+def to_table(
+    path: Annotated[
+        str | None,
+        typer.Argument(metavar="PATH", help="The folder of the Delta table.", show_default=False),
+    ] = None,
+    root: RootOption = None,
+    topic: Annotated[
+        str, typer.Option(metavar="TOPIC", help="The topic to read.", show_default=False)
+    ] = ...,  # type: ignore[assignment]
+    checkpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH",
+            help="A folder that remembers the records that were read, of this job alone.",
+            show_default=False,
+        ),
+    ] = ...,  # type: ignore[assignment]
+    table: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="A table of the catalog instead of a path.", show_default=False
+        ),
+    ] = None,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DDL",
+            help="Fields of the objects: 'id BIGINT, name STRING'. Default: the table's columns,"
+            " and what the objects have.",
+            show_default=False,
+        ),
+    ] = None,
+    new_fields: Annotated[
+        NewFields | None,
+        typer.Option(
+            metavar="add|ignore",
+            help="Fields without a column get one, or are left out. Default: ignore with --schema,"
+            " otherwise add.",
+            show_default=False,
+        ),
+    ] = None,
+    dead_letters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TOPIC",
+            help="Write records that do not fit to this topic. Default: the first one ends the"
+            " run.",
+            show_default=False,
+        ),
+    ] = None,
+    partitions: PartitionsOption = None,
+    upsert: Annotated[
+        str | None,
+        typer.Option(
+            metavar="COLUMN",
+            help="Keep one row for each record key, which is this column: a record replaces the"
+            " row of its key, and a null value deletes it.",
+            show_default=False,
+        ),
+    ] = None,
+    origin: Annotated[
+        bool,
+        typer.Option("--origin", help="Add the columns _partition, _offset and _timestamp."),
+    ] = False,
+    start: Annotated[
+        str,
+        typer.Option(
+            metavar="POINT",
+            help="Where a new checkpoint begins: earliest, latest, a time in ISO 8601, or offsets"
+            ' of all partitions as JSON: \'{"0": 17, "1": 4}\'.',
+        ),
+    ] = EARLIEST,
+    every: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.1,
+            help="Continue until stopped, and look for records this often.",
+            show_default=False,
+        ),
+    ] = None,
+    max_records: Annotated[
+        int,
+        typer.Option(metavar="N", min=1, help="The most records in one commit of the table."),
+    ] = limits.WINDOW_RECORDS,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be written, and write nothing.")
+    ] = False,
+) -> None:
+    """Writes the JSON values of a topic to a Delta table.
+
+    Each record is written once, to the table or to the topic of dead letters. A run writes the
+    records that are new since the last one with its checkpoint.
+
+    Example: spark-submit jobs/to_table.py --topic orders --checkpoint ./orders.c ./orders
+    """
+    source = Source(root=root_for_spark(root), topic=topic)
+    if (path is None) == (table is None):
+        raise typer.BadParameter("give a path, or --table: exactly one of them")
+    if dead_letters is None and partitions is not None:
+        raise typer.BadParameter("--partitions is for the topic that --dead-letters names")
+    if dead_letters == topic:
+        raise typer.BadParameter("dead letters go to another topic than they come from")
+    if path is not None and not _SCHEME.match(path):
+        path = str(Path(path).absolute())  # Delta takes no relative one in SQL
+    target = Table(path=path, name=table)
+    dead = None
+    if dead_letters is not None:
+        dead = Target(root=source.root, topic=dead_letters, partitions=partitions)
+    root_metadata(source.root)  # a misspelt path does not become a root
+    with sparklog.connect(source.root, detached=True) as log:
+        pinned = {
+            "topic": f"{topic} {log.describe(topic).topic_id}",
+            "table": str(target),
+            "dead letters": dead_letters or "",
+            "upsert": upsert or "",
+            "origin": str(origin),
+        }
+        kept = Checkpoint(checkpoint)
+        kept.check(pinned)
+        last, is_done = kept.last()
+        found = dead.find() if dead is not None else None
+        spark = spark_session(f"to_table {topic}", with_delta=True)
+        adds = new_fields is NewFields.ADD or (new_fields is None and schema is None)
+        job = _Job(
+            log,
+            spark,
+            source,
+            target,
+            dead,
+            upsert=upsert,
+            has_origin=origin,
+            adds_fields=adds,
+        )
+        job.prepare(schema, last, start)
+        if dry_run:
+            typer.echo(f"{target}: nothing was written, because of --dry-run")
+            return
+        if dead is not None and found is None:
+            dead.create()
+        began = time.perf_counter()
+        unfinished = None if is_done else last
+        try:
+            job.run(
+                kept, kept.open(pinned), unfinished, max_records=max_records, every_seconds=every
+            )
+        except KeyboardInterrupt:
+            typer.echo(f"{target}: stopped; a run with this checkpoint continues here")
+            raise
+    said = last_line(str(target), job.count, time.perf_counter() - began)
+    typer.echo(f"{said}; {job.rejected:,} dead letters" if job.rejected else said)
+
+
+class _Job:
+    """One run."""
+
+    def __init__(
+        self,
+        log: Log,
+        spark: SparkSession,
+        source: Source,
+        table: Table,
+        dead_letters: Target | None,
+        *,
+        upsert: str | None,
+        has_origin: bool,
+        adds_fields: bool,
+    ) -> None:
+        self._log = log
+        self._spark = spark
+        self._source = source
+        self._table = table
+        self._dead_letters = dead_letters
+        self._upsert = upsert
+        self._has_origin = has_origin
+        self._adds_fields = adds_fields
+        self._fields: StructType
+        self._key_type: DataType | None = None
+        self._at: Mapping[int, int] = {}
+        """The first offset of each partition that no window has."""
+        self._left_out: set[str] = set()
+        self.count = 0
+        self.rejected = 0
+
+    # -------------------------------------------------------------------------- before
+
+    def prepare(self, given: str | None, last: Window | None, start: str) -> None:
+        """Checks columns and offsets, and shows them.
+
+        Raises `WrongSchema`, `BadRequest`, `BadOption` and `DataLoss`, and Spark's errors.
+        """
+        from pyspark.sql.types import StructType
+
+        wanted = self._spark.createDataFrame([], given).schema if given else StructType([])
+        found = self._table.schema(self._spark, is_new=last is None)
+        self._check_names(wanted)
+        if self._upsert is not None:
+            self._key_type = self._type_of_key(self._upsert, wanted, found or StructType([]))
+        taken = self._taken()
+        self._fields = StructType([each for each in wanted if each.name.lower() not in taken])
+        if self._adds_fields and found is not None:
+            taken |= {each.name.lower() for each in wanted}
+            self._fields = StructType(
+                [*self._fields, *(each for each in found if each.name.lower() not in taken)]
+            )
+        if self._fields.fields:
+            json_type(self._fields)
+        shape = self._shape(self._fields)
+        if found is not None:
+            check_fits(found, shape.columns)
+        info = self._log.describe(self._source.topic)
+        part = range_of(self._log, info, start, LATEST)
+        self._at = part.starts if last is None else last.ends
+        self._check_start(info)
+        is_new = "" if found is not None else ", to be created"
+        echo(f"from {self._source.topic}, at most {self._waiting(info).count:,} records")
+        echo(f"to   {self._table}{is_new}")
+        for field in shape.columns:
+            echo(f"     {field.name}: {field.dataType.simpleString()}")
+        if self._adds_fields:
+            echo("     and new fields of the objects")
+
+    def _check_names(self, wanted: StructType) -> None:
+        for field in wanted:
+            if field.name.lower() in (_INTERNAL | (_ORIGIN.keys() if self._has_origin else set())):
+                raise errors.WrongSchema(
+                    reason=f"The field {field.name} has the name of a column that the job makes."
+                    " Leave it out of --schema."
+                )
+
+    def _taken(self) -> set[str]:
+        """Returns names that are not of fields, in lower case."""
+        return {
+            *_INTERNAL,
+            *(_ORIGIN if self._has_origin else ()),
+            *([self._upsert.lower()] if self._upsert else ()),
+        }
+
+    @staticmethod
+    def _type_of_key(name: str, *schemas: StructType) -> DataType:
+        from pyspark.sql.types import StringType
+
+        for schema in schemas:
+            for field in schema:
+                if field.name.lower() == name.lower():
+                    return field.dataType
+        return StringType()
+
+    def _check_start(self, info: TopicInfo) -> None:
+        for each in info.partitions:
+            at = self._at.get(each.partition, each.start)
+            if at < each.start:
+                reason = (
+                    "the log now starts later; a new --checkpoint reads the records that remain"
+                )
+                raise errors.DataLoss(
+                    topic=info.topic,
+                    partition=each.partition,
+                    start=at,
+                    end=each.start,
+                    reason=reason,
+                )
+
+    def _shape(self, fields: StructType) -> Shape:
+        return Shape(
+            fields=fields, key=self._upsert, key_type=self._key_type, has_origin=self._has_origin
+        )
+
+    # -------------------------------------------------------------------------- windows
+
+    def run(
+        self,
+        kept: Checkpoint,
+        name: str,
+        unfinished: Window | None,
+        *,
+        max_records: int,
+        every_seconds: float | None,
+    ) -> None:
+        """Writes the windows that wait, and those that come if `every_seconds` is given."""
+        number = 0
+        if (last := kept.last()[0]) is not None:
+            number = last.number + 1
+        if unfinished is not None:
+            self._write(kept, unfinished, name)
+        while True:
+            waiting = self._waiting(self._log.describe(self._source.topic))
+            while (part := _part(waiting, max_records)).count:
+                with progress(self._spark, f"columns of {self._source.topic}"):
+                    self._find_fields(part)
+                plan = kept.plan(number, part, self._fields.json())
+                self._write(kept, plan, name)
+                number += 1
+                self._at = part.ends
+                waiting = Range(starts=part.ends, ends=waiting.ends)
+            if every_seconds is None:
+                return
+            time.sleep(every_seconds)
+
+    def _waiting(self, info: TopicInfo) -> Range:
+        """Returns the records that no window has."""
+        starts = {
+            each.partition: self._at.get(each.partition, each.start) for each in info.partitions
+        }
+        return Range(starts=starts, ends={each.partition: each.end for each in info.partitions})
+
+    def _find_fields(self, part: Range) -> None:
+        """Adds columns for fields that the objects have. Raises `BadRequest` if there are none."""
+        if self._adds_fields:
+            known = json_type(self._fields) if self._fields.fields else pa.struct([])
+            texts = self._source.frame(
+                self._spark, part, columns="value", valueFormat="string"
+            ).mapInArrow(functools.partial(find_fields, known), "found STRING")
+            found = merged_fields(json.loads(row["found"]) for row in texts.collect())
+            if self._upsert is not None:
+                found.pop(self._upsert, None)
+            self._fields, left_out = with_new_fields(self._fields, found, self._taken())
+            for each in sorted({*left_out} - self._left_out):
+                self._left_out.add(each)
+                echo(f"the field {each!r} is left out: no column can have its name")
+        if not self._fields.fields:
+            raise errors.BadRequest(
+                reason=f"The first {part.count:,} records have no fields. Give them by --schema."
+            )
+
+    def _write(self, kept: Checkpoint, plan: Window, name: str) -> None:
+        """Writes a window, as far as it is not written."""
+        from pyspark.sql import functions as f
+        from pyspark.sql.types import StructType
+
+        shape = self._shape(StructType.fromJson(json.loads(plan.schema)))
+        rows = shape.rows(self._source, self._spark, plan.part).persist()
+        try:
+            with progress(self._spark, f"window {plan.number}"):
+                counts = rows.agg(
+                    f.count(f.lit(1)).alias("all"), f.count_if(_BAD).alias("bad")
+                ).collect()[0]
+                if counts["bad"] and self._dead_letters is None:
+                    raise self._refusal(shape, plan.part)
+                good = rows.where(f"NOT {_BAD}")
+                if self._upsert is None:
+                    self._table.has(self._spark, shape.columns)
+                    self._table.append(good.drop(_BAD), name, plan.number)
+                else:
+                    self._table.widen(self._spark, shape.columns)
+                    self._table.merge(good, self._upsert, name, plan.number)
+                if counts["bad"] and self._dead_letters is not None:
+                    letters = _dead_letters(shape.rejected(self._source, self._spark, plan.part))
+                    app = self._dead_letters.name_of(name)
+                    self._dead_letters.writer(
+                        letters, txnAppId=app, txnVersion=str(plan.number)
+                    ).save()
+        finally:
+            rows.unpersist()
+        kept.finish(plan.number)
+        self.count += counts["all"] - counts["bad"]
+        self.rejected += counts["bad"]
+        echo(f"window {plan.number}: {counts['all'] - counts['bad']:,} records")
+
+    def _refusal(self, shape: Shape, part: Range) -> errors.BadValue:
+        rejected = shape.rejected(self._source, self._spark, part)
+        first = rejected.select("partition", "offset", "reason").first()
+        assert first is not None
+        error = errors.BadValue(
+            topic=self._source.topic, partition=first[0], offset=first[1], reason=first[2]
+        )
+        error.add_note("To write such records to a topic, give --dead-letters TOPIC.")
+        return error
+
+
+def _part(waiting: Range, most: int) -> Range:
+    """Returns the first records of each partition, about `most` of them."""
+    behind = sum(waiting.ends[each] > start for each, start in waiting.starts.items())
+    share = max(1, most // max(behind, 1))
+    ends = {each: min(start + share, waiting.ends[each]) for each, start in waiting.starts.items()}
+    return Range(starts=waiting.starts, ends=ends)
+
+
+def main() -> None:
+    """The program."""
+    run(to_table, "to_table")
+
+
+if __name__ == "__main__":
+    main()

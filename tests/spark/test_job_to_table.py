@@ -1,0 +1,279 @@
+"""`sparklog.jobs.to_table`: JSON values of a topic become rows of a Delta table, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+import sparklog
+from sparklog.client.log import Log
+from sparklog.jobs import to_table as job
+from sparklog.jobs.running import app_of
+from sparklog.jobs.windows import Checkpoint
+
+pytestmark = pytest.mark.spark
+
+_APP = app_of(job.to_table)
+_RUN_SECONDS = 180
+
+
+def run(root: Path, *arguments: object) -> Result:
+    """Runs the job in this process, with its session."""
+    given = [f"--root={root}", "--topic=t", f"--checkpoint={root.parent / 'checkpoint'}"]
+    return CliRunner().invoke(_APP, [*given, *map(str, arguments)])
+
+
+def succeed(root: Path, *arguments: object) -> str:
+    """Returns the job's last line."""
+    result = run(root, *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()[-1]
+
+
+def fail(root: Path, *arguments: object, code: int = 1) -> str:
+    """Returns the job's error, in one line of words."""
+    result = run(root, *arguments)
+    assert result.exit_code == code, result.output
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+def send(log: Log, *values: object, key: bytes | None = None, partition: int | None = 0) -> None:
+    """Sends values, as JSON unless they are bytes or None."""
+    with log.producer() as producer:
+        for value in values:
+            text = (
+                value if value is None or isinstance(value, bytes) else json.dumps(value).encode()
+            )
+            producer.send("t", text, key=key, partition=partition)
+
+
+def rows(table: Path, by: str = "id") -> list[dict[str, Any]]:
+    """The rows of the table without their nulls, as delta-rs reads them."""
+    found = DeltaTable(table).to_pyarrow_table().to_pylist()
+    found.sort(key=lambda row: row[by])
+    return [{name: each for name, each in row.items() if each is not None} for row in found]
+
+
+@pytest.fixture(name="table")
+def _table(spark: SparkSession, tmp_path: Path) -> Path:
+    return tmp_path / "table"
+
+
+# ------------------------------------------------------------------------------ rows
+
+
+def test_columns_follow_the_fields(root: Path, log: Log, table: Path) -> None:
+    """New fields add columns; records that do not fit become dead letters; each run continues."""
+    arguments = ["--dead-letters=dead", "--partitions=1", "--origin", table]
+    send(log, {"id": 1, "a": "x"}, {"id": 2, "s": {"x": 1.5}})
+    assert succeed(root, *arguments).startswith(f"{table}: 2 records in ")
+    send(log, {"id": 3, "s": {"y": [7]}, "b": None}, {"id": "no number"}, None, b"{", partition=1)
+    assert succeed(root, *arguments).endswith("; 3 dead letters")
+    assert succeed(root, *arguments).startswith(f"{table}: 0 records in ")
+    found = rows(table)
+    at = log.read("t")["timestamp"].to_pylist()
+    assert [row.pop("_timestamp") for row in found] == at[:3]
+    assert found == [
+        {"id": 1, "a": "x", "_partition": 0, "_offset": 0},
+        {"id": 2, "s": {"x": 1.5, "y": None}, "_partition": 0, "_offset": 1},
+        {"id": 3, "s": {"x": None, "y": [7]}, "_partition": 1, "_offset": 0},
+    ]
+    letters = log.read("dead").sort_by("offset").to_pylist()
+    assert [each["value"] for each in letters] == [b'{"id": "no number"}', None, b"{"]
+    headers = [{each["key"]: each["value"] for each in one["headers"]} for one in letters]
+    assert [each.pop("sparklog.offset") for each in headers] == [b"1", b"2", b"3"]
+    reasons = [each.pop("sparklog.reason") for each in headers]
+    assert reasons == [b"id: no number is no BIGINT", b"its value is null", b"{ is no JSON"]
+    assert headers == [{"sparklog.topic": b"t", "sparklog.partition": b"1"}] * 3
+    assert [each["timestamp"] for each in letters] == at[3:]
+
+
+def test_a_schema_is_kept(spark: SparkSession, root: Path, log: Log, table: Path) -> None:
+    """Other fields are left out; a table's own columns and their types stay."""
+    spark.sql(f"create table delta.`{table}` (id int, other string) using delta")
+    send(log, {"id": 1, "at": "2026-01-02T03:04:05Z", "more": 1})
+    succeed(root, "--schema=id INT, at TIMESTAMP", table)
+    send(log, {"id": 2, "other": "x", "d": 1})
+    succeed(root, "--new-fields=add", table)
+    kinds = dict(spark.read.format("delta").load(str(table)).dtypes)
+    assert kinds == {"id": "int", "other": "string", "at": "timestamp", "d": "bigint"}
+    assert [row["id"] for row in rows(table)] == [1, 2]
+    assert rows(table)[1] == {"id": 2, "other": "x", "d": 1}
+
+
+def test_each_version_is_that_of_a_dictionary(root: Path, log: Log, table: Path) -> None:
+    """With --upsert the newest record of a key counts, and a null value deletes its row."""
+    chance = random.Random(5)
+    history: list[tuple[bytes, Any]] = []
+    with log.producer() as producer:
+        for number in range(300):
+            key = b"%d" % chance.randrange(20)
+            value = None if chance.random() < 0.3 else {"n": number, "k": "of the value"}
+            history.append((key, value))
+            text = None if value is None else json.dumps(value).encode()
+            producer.send("t", text, key=key, partition=0)
+    arguments = ["--upsert=k", "--schema=k INT, n BIGINT", "--max-records=100", table]
+    assert succeed(root, *arguments).startswith(f"{table}: 300 records in ")
+    opened = DeltaTable(table)
+    assert opened.version() == 3  # it is created empty
+    for version in range(4):
+        expected: dict[int, int] = {}
+        for key, value in history[: 100 * version]:
+            expected.pop(int(key), None)
+            if value is not None:
+                expected[int(key)] = value["n"]
+        opened.load_as_version(version)
+        found = opened.to_pyarrow_table()
+        assert dict(zip(*(found[name].to_pylist() for name in ("k", "n")), strict=True)) == expected
+        assert found.num_rows == len(expected)
+    send(log, {"n": 1}, key=b"x")
+    assert "its key is no INT" in fail(root, *arguments)
+
+
+# ------------------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        ([], 2, "exactly one of them"),
+        (["--table=a", "/tmp/b"], 2, "exactly one of them"),
+        (["--partitions=1", "TABLE"], 2, "--dead-letters names"),
+        (["--dead-letters=t", "TABLE"], 2, "another topic"),
+        (["--dead-letters=missing", "TABLE"], 1, "give --partitions N"),
+        (["--schema=id WHAT", "TABLE"], 1, "WHAT"),
+        (["--schema=id INT NOT NULL", "TABLE"], 1, "NOT NULL"),
+        (["--schema=_offset INT", "--origin", "TABLE"], 1, "_offset"),
+        (["--schema=id BIGINT", "TABLE"], 1, "column id is INT"),
+        (["--start=yesterday", "TABLE"], 1, "yesterday"),
+        (["TOPIC"], 1, "table of a topic"),
+        (["PARQUET"], 1, "not a Delta table"),
+    ],
+)
+def test_a_wrong_argument_is_refused_before_anything_is_written(
+    spark: SparkSession,
+    root: Path,
+    log: Log,
+    table: Path,
+    arguments: list[str],
+    code: int,
+    words: str,
+) -> None:
+    """With one sentence, which names it."""
+    log.flush_to_table("t")
+    spark.sql(f"create table delta.`{table}` (id int) using delta")
+    (table.parent / "parquet").mkdir()
+    (table.parent / "parquet" / "a.parquet").write_bytes(b"PAR1")
+    places = {"TABLE": table, "TOPIC": root / "topics" / "t", "PARQUET": table.parent / "parquet"}
+    said = fail(root, *(places.get(each, each) for each in arguments), code=code)
+    assert words in said
+    assert "Traceback" not in said
+    assert DeltaTable(table).version() == 0
+    assert log.topics() == ["t"]
+    assert not (root.parent / "checkpoint").exists()
+
+
+def test_a_bad_record_ends_a_run_without_dead_letters(root: Path, log: Log, table: Path) -> None:
+    """It is named, nothing of its window is written."""
+    send(log, {"id": 1}, b"{")
+    said = fail(root, "--schema=id INT", table)
+    assert "t-0, offset 1: { is no JSON" in said
+    assert "--dead-letters" in said
+    assert not table.exists()
+
+
+def test_another_job_needs_another_checkpoint(root: Path, log: Log, table: Path) -> None:
+    """The one that there is knows its table; so does one whose records are gone."""
+    send(log, {"id": 1}, {"id": 2})
+    assert "to be created" in run(root, "--dry-run", table).stderr
+    assert not table.exists()
+    succeed(root, "--max-records=1", table)
+    assert "is of a job with table" in fail(root, table.parent / "other")
+    send(log, {"id": 3})
+    log.flush_to_table("t")
+    log.delete_records("t", {0: 3})
+    assert "no longer exist" in fail(root, table)
+
+
+# ------------------------------------------------------------------------------ killed
+
+
+_STEPS = [(job.Table, "has"), (job, "_dead_letters"), (Checkpoint, "finish")]
+
+
+@pytest.mark.parametrize(("upsert", "steps"), [([], _STEPS), (["--upsert=k"], _STEPS[2:])])
+def test_a_run_that_ends_between_two_steps(
+    root: Path,
+    log: Log,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    upsert: list[str],
+    steps: list[tuple[object, str]],
+) -> None:
+    """Before the table, after it, and after the dead letters: the next one completes the window."""
+    log.create_topic("dead", partitions=1)
+    arguments = ["--dead-letters=dead", *upsert, table]
+    for number, (owner, name) in enumerate(steps):
+        send(log, {"id": number}, b"%d bad" % number, key=b"%d" % number)
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, lambda *_: sys.exit(9))
+            assert run(root, *arguments).exit_code == 9
+        send(log, {"id": 10 + number, "f": 1}, key=b"%d" % (10 + number))
+        succeed(root, *arguments)
+    numbers = range(len(steps))
+    ids = [*numbers, *(10 + number for number in numbers)]
+    assert [row["id"] for row in rows(table)] == ids
+    letters = sorted(log.read("dead")["value"].to_pylist())
+    assert letters == [b"%d bad" % number for number in numbers]
+
+
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
+    """Whenever it is killed, each record is a row or a dead letter, once."""
+    root, table = tmp_path / "root", tmp_path / "table"
+    count = 20_000 * (kills + 1)
+    with sparklog.connect(root) as log:
+        for name in ("t", "dead"):
+            log.create_topic(name, partitions=2)
+        with log.producer() as producer:
+            for number in range(count):
+                value = b'{"id": %d}' % number if number % 1_000 else b"%d bad" % number
+                producer.send("t", value, partition=number % 2)
+        command = [sys.executable, "-m", "sparklog.jobs.to_table", f"--root={root}", "--topic=t"]
+        command += [f"--checkpoint={tmp_path / 'checkpoint'}", "--dead-letters=dead", str(table)]
+        command += ["--max-records=5000"]
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        chance = random.Random(7)
+        for _ in range(kills):
+            started = subprocess.Popen(command, env=environment, start_new_session=True)
+            time.sleep(chance.uniform(8.0, 25.0))
+            os.killpg(started.pid, 9)
+            started.wait()
+        done = subprocess.run(
+            command,
+            env=environment,
+            timeout=_RUN_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        ids = DeltaTable(table).to_pyarrow_table()["id"].to_pylist()
+        assert sorted(ids) == [number for number in range(count) if number % 1_000]
+        letters = sorted(int(value.split()[0]) for value in log.read("dead")["value"].to_pylist())
+        assert letters == [*range(0, count, 1_000)]
