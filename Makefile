@@ -11,7 +11,7 @@ STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check docs bench soak lock clean
+.PHONY: help setup demo test matrix check docs bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -23,6 +23,9 @@ demo: setup ## flights through a log and back out of its table, with Spark
 
 test: setup ## all tests that take minutes (ARGS="-k name" for some)
 	@$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ARGS)
+
+matrix: setup ## the tests of Spark with each version of Spark (ARGS="--only 4.0")
+	@$(BIN)/python -m tools.matrix $(ARGS)
 
 check: setup ## format, lint, types, direction of imports, documentation
 	@$(BIN)/ruff format --check

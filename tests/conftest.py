@@ -1,14 +1,16 @@
-"""Fixtures of all tests: a Spark session with Delta, and the profiles of Hypothesis.
+"""Fixtures of all tests: a Spark session, with Delta if installed, and the profiles of Hypothesis.
 
 Consumer groups check their invariant after each event here.
 """
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import hypothesis
 import pytest
@@ -25,6 +27,15 @@ hypothesis.settings.load_profile("sparklog")
 Group.checks_itself = True
 
 
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".")[:2])
+
+
+SPARK: Final = _version(importlib.metadata.version("pyspark"))
+HAS_DELTA: Final = importlib.util.find_spec("delta") is not None
+"""The newest Spark has no delta-spark for some months."""
+
+
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Gives the tests that need Spark to two workers of xdist at most.
@@ -33,9 +44,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     of their own are the other: all of them together would take longer than the rest of the run.
     """
     for item in items:
+        _skip_without(item)
         if item.get_closest_marker("spark"):
             shares = isinstance(item, pytest.Function) and "spark" in item.fixturenames
             item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-programs"))
+
+
+def _skip_without(item: pytest.Item) -> None:
+    """Leaves out what the installed Spark cannot do, so that the tests run with each version."""
+    since = item.get_closest_marker("since")
+    if since is not None and _version(*since.args) > SPARK:
+        item.add_marker(pytest.mark.skip(reason=f"pyspark {since.args[0]} or newer can do this"))
+    if item.get_closest_marker("delta") and not HAS_DELTA:
+        item.add_marker(pytest.mark.skip(reason="delta-spark is not installed"))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,23 +67,20 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One Spark session for the whole run: two local cores, Delta, UTC, nothing on the network.
+    """One Spark session for the whole run: two local cores, UTC, nothing on the network.
 
+    With Delta, if delta-spark is installed.
     The first use on a machine downloads Delta's jars through Ivy.
     """
     # Unset, workers would be whatever `python3` is on the PATH.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 
-    from delta import configure_spark_with_delta_pip
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.master("local[2]").appName("sparklog-tests")
     settings = {
-        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "2",
-        "spark.databricks.delta.snapshotPartitions": "2",
         "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
         "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
         "spark.driver.host": "127.0.0.1",
@@ -72,8 +90,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.ui.enabled": "false",
         "spark.log.level": "ERROR",
     }
+    if HAS_DELTA:
+        from delta import configure_spark_with_delta_pip
+
+        settings |= {
+            "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+            "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.databricks.delta.snapshotPartitions": "2",
+        }
+        builder = configure_spark_with_delta_pip(builder)
     for name, value in settings.items():
         builder = builder.config(name, value)
-    session = configure_spark_with_delta_pip(builder).getOrCreate()
+    session = builder.getOrCreate()
     yield session
     session.stop()

@@ -71,5 +71,7 @@ class BatchReader(DataSourceReader):
         return [InputPartition(tasks.encode(slices)) for slices in packed]
 
     @rows_sentence_first
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return self._scan.batches(tasks.decode(partition.value) if partition.value else ())
+    def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+        # Where there is nothing to read, Spark calls this once: before 4.2 without a partition.
+        encoded = None if partition is None else partition.value
+        return self._scan.batches(tasks.decode(encoded) if encoded else ())

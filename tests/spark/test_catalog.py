@@ -13,7 +13,7 @@ import sparklog
 from sparklog.cli import app
 from sparklog.client.log import Log
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 SCHEMA = "ours"
 

@@ -13,6 +13,7 @@ from tests.support.over_connect import ROWS
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.since("4.2"),
     pytest.mark.slow,
     pytest.mark.timeout(400),
 ]
@@ -25,12 +26,14 @@ def _found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     """Results of the client, on a root that only the server knows and no broker serves."""
     root = tmp_path_factory.mktemp("root")
     with sparklog.connect(root) as log:
-        for topic in ("t", "u", "v"):
+        for topic in ("t", "u", "v", "produced", "replayed"):
             log.create_topic(topic, partitions=3)
     checkpoints = str(tmp_path_factory.mktemp("checkpoints"))
     try:
         with spark_programs.connect_server(SPARKLOG_ROOT=str(root)) as address:
-            yield spark_programs.run("over_connect", address, checkpoints, timeout_seconds=240.0)
+            yield spark_programs.run(
+                "over_connect", address, checkpoints, str(root), timeout_seconds=240.0
+            )
     finally:
         spark_programs.end_detached_brokers(root)
 
@@ -54,7 +57,7 @@ def test_a_stream_is_copied(found: dict[str, Any]) -> None:
 
 def test_foreach_batch_writes_each_row_once(found: dict[str, Any]) -> None:
     """A micro-batch that is run again, because the query died after its write, is skipped."""
-    assert "the driver dies" in found["died"]
+    assert found["died"].startswith("[STREAM_FAILED]")
     assert found["ended"] == ""
     assert found["handed over"] == EACH_ONCE
 
@@ -63,3 +66,12 @@ def test_foreach_batch_needs_the_query_s_name(found: dict[str, Any]) -> None:
     """Without the name, the function cannot know the query that it is called for."""
     assert "no active query is named 'copy'" in found["unnamed"]
     assert "writeStream.queryName('copy')" in found["unnamed"]
+
+
+def test_jobs_run(found: dict[str, Any]) -> None:
+    """They write from files, and from topic to topic, with the session that there is."""
+    assert found["jobs"] == [
+        "produced: 3 records",
+        "produced: nothing to write, this run's records are in the topic",
+        "replayed: 3 records",
+    ]

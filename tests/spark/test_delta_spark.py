@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from delta.tables import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -18,6 +17,9 @@ from sparklog.storage.objects import LocalStore
 from sparklog.storage.table import TableChange, TopicTable, delete_change, describe_change
 from tests.support import tables
 from tests.support.tables import create, publish_rows
+
+pytest.importorskip("delta", reason="delta-spark is not installed")
+from delta.tables import DeltaTable
 
 pytestmark = pytest.mark.spark
 

@@ -20,6 +20,7 @@ from tests.support.on_executors import RACING_ROWS, ROWS
 
 pytestmark = [
     pytest.mark.spark,
+    pytest.mark.since("4.2"),
     pytest.mark.slow,
     pytest.mark.timeout(400),
 ]
@@ -51,7 +52,7 @@ def _ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
     """The program, run once on a root that no broker serves."""
     root, notes = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("notes")
     with sparklog.connect(root) as log:
-        for topic in ("t", "u", "retried", "raced"):
+        for topic in ("t", "u", "retried", "raced", "produced", "replayed"):
             log.create_topic(topic, partitions=PARTITIONS)
     try:
         found = spark_programs.run("on_executors", str(root), str(notes), timeout_seconds=360.0)
@@ -93,3 +94,12 @@ def test_attempts_that_race_stage_twice_and_count_once(ran: Ran) -> None:
     assert named <= set(ran.found["staged"])
     assert losers
     assert ran.values("raced") == each_once(2 * RACING_ROWS, width=9)
+
+
+def test_jobs_run(ran: Ran) -> None:
+    """They write from files, and from topic to topic, with the session that there is."""
+    assert ran.found["jobs"] == [
+        "produced: 3 records",
+        "produced: nothing to write, this run's records are in the topic",
+        "replayed: 3 records",
+    ]

@@ -19,7 +19,7 @@ from tests.support.harvest import Collected, send, sent, start
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since("4.2")]
 
 
 @pytest.fixture(name="log")

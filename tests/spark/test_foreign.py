@@ -12,11 +12,6 @@ from typing import Final
 from urllib.parse import unquote
 
 import pytest
-from delta.exceptions.base import (
-    ConcurrentAppendException,
-    ConcurrentDeleteDeleteException,
-    ConcurrentDeleteReadException,
-)
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
@@ -28,6 +23,13 @@ from sparklog.storage.table import TopicTable
 from tests.support.harvest import Collected, start
 from tests.support.killing import BrokerProcess
 from tests.support.waiting import PATIENCE_SECONDS, wait_until
+
+pytest.importorskip("delta", reason="delta-spark is not installed")
+from delta.exceptions.base import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+)
 
 pytestmark = pytest.mark.spark
 

@@ -48,6 +48,7 @@ def drain(frame: DataFrame, checkpoint: Path) -> list[str]:
     return collected.once()
 
 
+@pytest.mark.since("4.2")
 def test_a_query_takes_over_from_a_kafka_consumer(
     spark: SparkSession, root: Path, tmp_path: Path
 ) -> None:
@@ -73,6 +74,7 @@ def test_a_query_takes_over_from_a_kafka_consumer(
         assert log.group_offsets("g") == {("t", 0): 7, ("t", 1): 7}
 
 
+@pytest.mark.since("4.2")
 def test_a_running_query_has_no_lag_when_it_is_idle(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -95,6 +97,7 @@ def test_a_running_query_has_no_lag_when_it_is_idle(
         read(spark, root, commitToGroup="lag").collect()
 
 
+@pytest.mark.delta
 def test_a_group_is_found_without_a_broker(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -183,6 +183,7 @@ def test_a_run_that_is_repeated_writes_nothing(root: Path, log: Log, orders: Pat
     assert len(records(log)) == 20
 
 
+@pytest.mark.delta
 def test_files_of_delta_whose_names_are_quoted(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -306,6 +307,7 @@ def test_a_stream_writes_what_is_new(
     assert len(records(log)) == 9
 
 
+@pytest.mark.delta
 def test_the_change_feed_of_a_table(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from sparklog.client.log import Log
 from sparklog.sources import dataframe, native
 from tests.support.harvest import AT, send, sent, values
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 
 @pytest.fixture(name="root")

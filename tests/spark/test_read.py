@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sparklog.client.log import Log
 from sparklog.sources import LagListener, QueryLag, lag, register_functions
+from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from tests.support.harvest import AT, Collected, send, sent, start, values
 from tests.support.waiting import wait_until
 
@@ -100,7 +101,8 @@ def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) ->
     (row,) = spark.sql("select count(*) as n, max(offset) as last from flights").collect()
     assert (row.n, row.last) == (10, 4)
     send(log, 10, 12)
-    assert spark.table("flights").count() == 10  # its end is fixed
+    if STREAMS_HAVE_LIMITS:  # an earlier Spark reads up to the end of the log each time
+        assert spark.table("flights").count() == 10
     spark.sql(statement)
     assert spark.table("flights").count() == 12
     for how in (f"options (root '{root}', subscribe 't')", f"location '{root}'", ""):
@@ -142,6 +144,7 @@ def test_a_wrong_option_is_told_by_name(
 # ------------------------------------------------------------------------------ stream
 
 
+@pytest.mark.since("4.2")
 def test_a_stream_sees_what_is_appended(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -170,6 +173,7 @@ def test_a_stream_sees_what_is_appended(
         query.stop()
 
 
+@pytest.mark.since("4.2")
 def test_a_restarted_stream_gives_each_record_once(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -185,6 +189,7 @@ def test_a_restarted_stream_gives_each_record_once(
     assert max(collected.sizes) in (6, 7)  # two partitions share it
 
 
+@pytest.mark.since("4.2")
 def test_available_now_keeps_to_a_limit_of_bytes(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from pyspark.errors import AnalysisException, PythonException, StreamingQueryExc
 from pyspark.sql import DataFrame, SparkSession
 
 import sparklog
+from sparklog import spark_compat
 from sparklog.client.log import Log
 from sparklog.clock import SystemClock
 from sparklog.formats.partitioner import murmur2, to_positive
@@ -27,6 +28,9 @@ from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
 
 pytestmark = pytest.mark.spark
+
+IN_STEPS = {"maxOffsetsPerTrigger": "20"} if spark_compat.STREAMS_HAVE_LIMITS else {}
+"""Several micro-batches, where a Spark can limit them."""
 
 RECORD = (
     "key string, value string, headers array<struct<key:string,value:binary>>, timestamp timestamp"
@@ -244,12 +248,13 @@ def copy(spark: SparkSession, root: Path, checkpoint: Path, /, **options: str) -
     assert query.awaitTermination(100)
 
 
+@pytest.mark.since("4.1")
 def test_a_stream_writes_each_record_once(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
     """Each record is copied once, in several batches and over a restart."""
     write(numbers(spark, 50), root, topic="t")
-    copy(spark, root, tmp_path / "checkpoint", maxOffsetsPerTrigger="20")
+    copy(spark, root, tmp_path / "checkpoint", **IN_STEPS)
     assert values(log, "u") == values(log, "t")
     write(numbers(spark, 10), root, topic="t")
     copy(spark, root, tmp_path / "checkpoint")
@@ -257,6 +262,7 @@ def test_a_stream_writes_each_record_once(
     assert len(values(log, "u")) == 60
 
 
+@pytest.mark.since("4.1")
 def test_a_batch_that_is_run_again_is_skipped(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -272,6 +278,7 @@ def test_a_batch_that_is_run_again_is_skipped(
     assert sorted(staged_files(root)) == sorted(files)
 
 
+@pytest.mark.since("4.1")
 @pytest.mark.parametrize("was_given_up", [False, True])
 def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path, was_given_up: bool
@@ -293,6 +300,7 @@ def test_a_query_with_a_copied_checkpoint_writes_to_its_own_topic(
     assert values(log, "v") == values(log, "u") == values(log, "t")
 
 
+@pytest.mark.since("4.1")
 def test_complete_mode_appends_the_whole_result_each_time(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -318,7 +326,7 @@ def hand_over(
 ) -> None:
     """Runs the query that passes new records of `t` to `take`, in batches of 20 records."""
     source = {"root": str(root), "subscribe": "t", "startingOffsets": "earliest"}
-    frame = spark.readStream.format("sparklog").options(**source, maxOffsetsPerTrigger="20").load()
+    frame = spark.readStream.format("sparklog").options(**source, **IN_STEPS).load()
     writer = frame.selectExpr("key", "value").writeStream.foreachBatch(take)
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination(100)
@@ -333,7 +341,7 @@ def test_foreach_batch_writes_each_row_once(
 
     def dying(frame: DataFrame, batch_id: int) -> None:
         once(frame, batch_id)
-        if batch_id == 1:
+        if batch_id == len(IN_STEPS):
             raise RuntimeError("the driver dies")
 
     with pytest.raises(StreamingQueryException, match="the driver dies"):

@@ -3,7 +3,8 @@
 Master and workers live in the driver's JVM, as in `local-cluster`, but for their host names: Spark
 starts no second attempt of a task on a host that runs the first.
 
-Arguments: the root, with topics `t`, `u`, `retried` and `raced`; and a folder for notes.
+Arguments: the root, with topics `t`, `u`, `retried`, `raced`, `produced` and `replayed`; and a
+folder for notes.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pyspark import SparkConf, SparkContext, TaskContext
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.jobs import run_jobs
 from tests.support.spark_programs import SHORT_LIVED_JVM
 
 ROWS = 120
@@ -148,9 +150,10 @@ def main(root: str, notes: Path) -> dict[str, Any]:
     staged = sorted(path.name for path in folder.iterdir())
     shutil.copy(folder / "manifest.json", notes)  # before the janitor comes
     copy(spark, root, str(notes / "checkpoint"))
+    jobs = run_jobs(root, notes)
     executors = context._jsc.sc().getExecutorMemoryStatus().size() - 1
     spark.stop()
-    return {"executors": executors, "read": sorted(found), "staged": staged}
+    return {"executors": executors, "read": sorted(found), "staged": staged, "jobs": jobs}
 
 
 if __name__ == "__main__":

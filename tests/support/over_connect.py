@@ -1,15 +1,18 @@
 """A client of a Spark Connect server: reads and writes topics, streaming included, without a JVM.
 
-The root, with topics `t`, `u` and `v`, is in the server's environment, and nothing of it in ours.
+The root, with topics `t`, `u`, `v`, `produced` and `replayed`, is in the server's environment, and
+nothing of it in ours, except for the jobs.
 
-Arguments: the server's address, and a folder for checkpoints.
+Arguments: the server's address, a folder for checkpoints and files, and the root for the jobs.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
@@ -18,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sparklog.sinks import foreach_batch, write_batch
+from tests.support.jobs import run_jobs
 
 ROWS = 60
 START_ATTEMPTS = 5
@@ -92,9 +96,10 @@ def refusal(spark: SparkSession) -> str:
     return ""
 
 
-def main(address: str, checkpoints: str) -> dict[str, Any]:
+def main(address: str, checkpoints: str, root: str) -> dict[str, Any]:
     """Everything in turn, and what the client has seen of it."""
-    spark = SparkSession.builder.remote(address).getOrCreate()
+    os.environ["SPARK_REMOTE"] = address  # for the jobs
+    spark = SparkSession.builder.getOrCreate()
     frame = spark.range(ROWS, numPartitions=2).selectExpr("cast(id as string) as value")
     for _ in range(2):
         write(frame, "t", txnAppId="fill", txnVersion="3")
@@ -114,10 +119,11 @@ def main(address: str, checkpoints: str) -> dict[str, Any]:
         "ended": ended,
         "handed over": read(spark, "v"),
         "unnamed": unnamed,
+        "jobs": run_jobs(root, Path(checkpoints)),
     }
     spark.stop()
     return found
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main(sys.argv[1], sys.argv[2])) + "\n")
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")

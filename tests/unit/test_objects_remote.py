@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -25,6 +26,8 @@ class Bucket(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.script: list[int] = []
         self.asked: list[str] = []
+        self.keys: list[str] = []
+        """The access key that signed each request."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -34,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
     def answer(self) -> None:
         self.rfile.read(int(self.headers.get("content-length") or 0))
         self.server.asked.append(self.command)
+        signed = self.headers.get("authorization", "").partition("Credential=")[2]
+        self.server.keys.append(signed.partition("/")[0])
         usual = 200 if self.command == "PUT" else 404
         status = self.server.script.pop(0) if self.server.script else usual
         if status == SILENCE:
@@ -78,6 +83,22 @@ def at(endpoint: str, **options: str) -> Store:
         "allow_http": "true",
     }
     return open_store("s3://bucket/root", given | options)
+
+
+class Vending:
+    """A credential provider whose credentials are old at their second use."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> dict[str, Any]:
+        self.count += 1
+        return {
+            "access_key_id": f"vended-{self.count}",
+            "secret_access_key": "hidden",
+            "token": "hidden",
+            "expires_at": datetime.now(UTC),
+        }
 
 
 @pytest.mark.parametrize(
@@ -180,3 +201,29 @@ def test_claim_survives_a_slow_store(bucket: Bucket, store: Store) -> None:
     assert claim(store, "a/1", b"ours", clock=clock)
     assert bucket.asked == ["PUT", "GET", "GET", "PUT", "GET", "PUT"]
     assert clock.monotonic() == pytest.approx(0.3)
+
+
+# ------------------------------------------------------------------------------ credentials
+
+
+def test_credentials_of_a_provider_are_renewed(bucket: Bucket) -> None:
+    """A long stream outlives the credentials that it began with."""
+    store = open_store(
+        "s3://bucket/root",
+        {
+            "aws_endpoint": f"http://127.0.0.1:{bucket.server_port}",
+            "allow_http": "true",
+            "Credential_Provider": f"{__name__}:Vending",
+        },
+    )
+    store.put_new("a", b"a")
+    store.put("b", b"b")
+    first, second = (int(key.removeprefix("vended-")) for key in bucket.keys)
+    assert second > first
+
+
+@pytest.mark.parametrize("named", ["nowhere", "nowhere:name", "json:nothing", "json:loads", ":x"])
+def test_a_wrong_provider_is_refused_by_name(named: str) -> None:
+    """Its module, its name, or the call of it may be wrong."""
+    with pytest.raises(errors.BadOption, match=r"storage.credential_provider = .*package.module"):
+        at("http://127.0.0.1:1", credential_provider=named)

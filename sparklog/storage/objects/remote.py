@@ -14,6 +14,7 @@ that as "exists", like Azure's 409, which means it. `ObjectExists` is worded for
 from __future__ import annotations
 
 import contextlib
+import importlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -64,6 +65,7 @@ _CLIENT_OPTIONS: Final = {
 }
 """Options of obstore's HTTP client, which panics if they are among those of the store."""
 
+_PROVIDER: Final = "credential_provider"
 _DENIED: Final = re.compile(r"status code: (401|403|404)")
 """Errors of a refused listing or batch, for which obstore has no exception; 404: no such bucket."""
 
@@ -77,6 +79,11 @@ class RemoteStore:
 
     `options` are obstore's configuration keys, in any case, such as `aws_endpoint`, and those of
     its HTTP client, such as `allow_http`. The usual environment variables supply the others.
+    `credential_provider` names a class or function, as `package.module:name`, that is called
+    without arguments and returns a credential provider of obstore. The store asks it again before
+    its credentials expire (https://developmentseed.org/obstore/latest/authentication/).
+
+    Raises `BadOption`.
     """
 
     is_local = False
@@ -87,16 +94,25 @@ class RemoteStore:
         self.requests: Counter[str] = Counter()
         """Requests by operation, without those that the client repeats."""
         config, client = _split(options or {})
+        provider = _provider(config.pop(_PROVIDER, None))
         retry_config: Any = {
             "max_retries": limits.REMOTE_RETRIES,
             "retry_timeout": timedelta(seconds=limits.REMOTE_RETRY_SECONDS),
         }
         try:
             self._store = from_url(
-                uri, config=config, client_options=client, retry_config=retry_config
+                uri,
+                config=config,
+                client_options=client,
+                retry_config=retry_config,
+                credential_provider=provider,
             )
             self._store_without_retries = from_url(
-                uri, config=config, client_options=client, retry_config={"max_retries": 0}
+                uri,
+                config=config,
+                client_options=client,
+                retry_config={"max_retries": 0},
+                credential_provider=provider,
             )
         except (BaseError, ValueError) as error:
             raise errors.BadOption(option="root", value=uri, reason=_reason(error)) from None
@@ -269,6 +285,18 @@ def _split(options: Mapping[str, str]) -> tuple[Any, Any]:
         else:
             config[name] = value
     return config, client
+
+
+def _provider(named: str | None) -> Any:
+    """Returns a new credential provider by the name of its class or function; None if unnamed."""
+    if named is None:
+        return None
+    module, _, name = named.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)()
+    except Exception as error:  # whatever the user's own code raises
+        reason = f"expected package.module:name of a credential provider of obstore: {error!r}"
+        raise errors.BadOption(option=f"storage.{_PROVIDER}", value=named, reason=reason) from None
 
 
 def _reason(error: Exception) -> str:

@@ -1,0 +1,135 @@
+"""Runs Spark's tests with each version of Spark: `python -m tools.matrix [--only 4.0] [PYTEST …]`.
+
+Each version has an environment of its own in build/matrix, with everything else as
+requirements.lock pins it. Tests of what a version cannot do are skipped in it; the table at the end
+counts them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+FOLDER: Final = ROOT / "build" / "matrix"
+_TESTS: Final = ("tests/spark", "-k", "not kill and not docs and not notebooks")
+"""All that a version of Spark could change; kills are independent of it, and take minutes."""
+_PYTEST: Final = (
+    *("-q", "-p", "no:cacheprovider", "--numprocesses", "2", "--dist", "loadgroup"),
+    *("--timeout", "300"),
+    # The client of Spark 4.0 leaves sockets to the garbage collector.
+    *("-W", "ignore::ResourceWarning", "-W", "ignore::pytest.PytestUnraisableExceptionWarning"),
+)
+_OF_A_RUN: Final = ("PYTHONPATH", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "SPARK_HOME")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Versions:
+    """A pair that goes together; `delta`: None while no delta-spark has a jar for this Spark."""
+
+    spark: str
+    delta: str | None
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.spark
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+MATRIX: Final = (
+    Versions(spark="4.0.5", delta="4.4.0"),
+    Versions(spark="4.1.4", delta="4.4.0"),
+    Versions(spark="4.2.0", delta="4.4.0"),
+    Versions(spark="4.3.0", delta=None),
+)
+
+
+def install(versions: Versions) -> None:
+    """Makes the environment of a version, unless it has what requirements.lock has now."""
+    lock = (ROOT / "requirements.lock").read_text()
+    ours = [f"pyspark=={versions.spark}"]
+    if versions.delta is not None:
+        ours.append(f"delta-spark=={versions.delta}")
+    wanted = "\n".join([*ours, lock])
+    stamp = versions.folder / "installed.txt"
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    # Without hashes, which constraints may not have, and without the versions under test.
+    pins = [
+        line.removesuffix(" \\")
+        for line in lock.splitlines()
+        if "==" in line and not line.startswith(("pyspark==", "delta-spark=="))
+    ]
+    uv = [sys.executable, "-m", "uv", "--quiet"]
+    subprocess.run(
+        [*uv, "venv", "--clear", "--python", sys.executable, versions.folder], check=True
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        constraints, overrides = Path(folder, "constraints.txt"), Path(folder, "overrides.txt")
+        constraints.write_text("\n".join(pins))
+        overrides.write_text("\n".join(ours))
+        command = [*uv, "pip", "install", "--python", str(versions.python)]
+        command += ["--constraint", str(constraints), "--override", str(overrides)]
+        command += ["--group", "dev"]
+        command += ["--editable", ".[all]", *(each.partition("==")[0] for each in ours)]
+        subprocess.run(command, check=True, cwd=ROOT)
+    stamp.write_text(wanted)
+
+
+def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
+    """Runs the tests, and returns their counts and whether all passed."""
+    report = versions.folder / "report.xml"
+    report.unlink(missing_ok=True)
+    command = [str(versions.python), "-m", "pytest", *_PYTEST, f"--junit-xml={report}"]
+    began = time.monotonic()
+    # A run of its own: not the Python path or the options of a surrounding one.
+    clean = {key: value for key, value in os.environ.items() if key not in _OF_A_RUN}
+    command += arguments or _TESTS
+    code = subprocess.run(command, check=False, cwd=ROOT, env=clean).returncode
+    minutes = (time.monotonic() - began) / 60
+    if not report.is_file():
+        return f"pytest ended with {code} and no report", False
+    suite = next(ET.parse(report).iter("testsuite"))
+    count, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
+    failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+    passed = count - skipped - failed
+    text = f"{passed} passed, {skipped} skipped, {failed} failed, {minutes:.1f} minutes"
+    return text, code == 0
+
+
+def main() -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(description="Runs Spark's tests with each version of Spark.")
+    parser.add_argument("--only", metavar="4.0", action="append", help="only this version of Spark")
+    chosen, arguments = parser.parse_known_args()
+    found = [
+        each
+        for each in MATRIX
+        if chosen.only is None or any(each.spark.startswith(only) for only in chosen.only)
+    ]
+    if not found:
+        parser.error(f"the versions are {', '.join(each.spark for each in MATRIX)}")
+    results: list[tuple[Versions, str, bool]] = []
+    for versions in found:
+        print(f"pyspark {versions.spark}, delta-spark {versions.delta or 'none'}", flush=True)
+        install(versions)
+        results.append((versions, *run(versions, arguments)))
+    print()
+    for versions, text, _ in results:
+        print(f"pyspark {versions.spark:6} delta-spark {versions.delta or 'none':6} {text}")
+    return 0 if all(is_good for _, _, is_good in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
