@@ -18,6 +18,9 @@ from typing import Final
 from sparklog import errors
 
 ROOT_VARIABLE: Final = "SPARKLOG_ROOT"
+SPARK_ROOT_VARIABLE: Final = "SPARKLOG_SPARK_ROOT"
+"""URI of that root in the notation of Spark's own readers, such as s3a://bucket/log."""
+
 BOOTSTRAP_VARIABLE: Final = "SPARKLOG_BOOTSTRAP"
 STORAGE_PREFIX: Final = "SPARKLOG_STORAGE_"
 """Prefix of variables for object store options, such as `SPARKLOG_STORAGE_AWS_REGION`."""

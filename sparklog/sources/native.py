@@ -7,15 +7,18 @@ every evaluation has the same rows, however far the table has grown since.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
 from sparklog import errors
+from sparklog.options import ROOT_VARIABLE, SPARK_ROOT_VARIABLE
 from sparklog.sources import offsets, starting_offsets
 from sparklog.sources.batch import planner_of, range_of
 from sparklog.sources.offsets import Position, TopicOffsets
-from sparklog.sources.options import SourceOptions, parse
+from sparklog.sources.options import LogLocation, SourceOptions, parse
 from sparklog.storage.objects import open_store
 from sparklog.storage.table import table_folder
 
@@ -43,7 +46,9 @@ def dataframe(
         root: a folder or URI; None: `SPARKLOG_ROOT`.
         topic: a name, or several.
         options: of a batch read through `format("sparklog")`, such as `startingOffsets`,
-            `endingTimestamp`, `includeHeaders`, `columns`.
+            `endingTimestamp`, `includeHeaders`, `columns`. And `sparkRoot`: the root's URI for
+            Spark's own readers, where it differs, such as `s3a://bucket/log`; by default
+            `SPARKLOG_SPARK_ROOT`, if the root is that of `SPARKLOG_ROOT`, and otherwise the root.
 
     Start and end are fixed by the call. After a topic is deleted and created again, call it again:
     Delta's scan knows the table by its path only. It does not report a loss either: records that
@@ -53,6 +58,7 @@ def dataframe(
     """
     names = [topic] if isinstance(topic, str) else list(topic)
     given = {name: _text(value) for name, value in options.items()}
+    spark_root = next((given.pop(name) for name in options if name.lower() == "sparkroot"), None)
     if root is not None:
         given["root"] = str(root)
     if any(name.lower() == "subscribe" for name in given):
@@ -71,7 +77,8 @@ def dataframe(
     planner.refresh()
     start, end = range_of(planner, parsed)
     cut = offsets.clip(planner.published(), start, end)
-    frames = [_published(spark, parsed, name, start[name], cut[name]) for name in sorted(end)]
+    uri = _spark_uri(spark_root, parsed.location)
+    frames = [_published(spark, uri, parsed, name, start[name], cut[name]) for name in sorted(end)]
     if not frames:
         raise errors.UnknownTopic(topic=", ".join(names))
     tails = [name for name in sorted(end) if cut[name] != end[name]]
@@ -84,18 +91,37 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
+    """Returns the URI of the root for Spark's own readers, which decode no percent escapes.
+
+    Raises `BadOption` if Spark has another notation for the store, and none is given.
+    """
+    if spark_root is None and location.root == os.environ.get(ROOT_VARIABLE):
+        spark_root = os.environ.get(SPARK_ROOT_VARIABLE)
+    if spark_root:
+        return spark_root.rstrip("/")
+    assert location.root is not None
+    if location.root.startswith("az://"):
+        reason = "Spark does not read az://; give the root as abfss://container@account…"
+        raise errors.BadOption(option="sparkRoot", value=None, reason=reason)
+    uri = open_store(location.root, dict(location.storage)).uri
+    return unquote(uri) if uri.startswith("file://") else uri
+
+
 def _published(
-    spark: SparkSession, options: SourceOptions, name: str, start: TopicOffsets, end: TopicOffsets
+    spark: SparkSession,
+    root_uri: str,
+    options: SourceOptions,
+    name: str,
+    start: TopicOffsets,
+    end: TopicOffsets,
 ) -> DataFrame:
     """Returns Delta's scan of the offsets from `start` to `end`."""
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as f
 
-    location = options.location
-    assert location.root is not None
-    uri = f"{open_store(location.root, dict(location.storage)).uri}/{table_folder(name)}"
     try:
-        table = spark.read.format("delta").load(uri)
+        table = spark.read.format("delta").load(f"{root_uri}/{table_folder(name)}")
     except AnalysisException as error:
         if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
             raise

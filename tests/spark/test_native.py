@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sparklog import errors
 from sparklog.client.log import Log
 from sparklog.sources import dataframe, native
+from sparklog.sources.options import LogLocation
 from tests.support.harvest import AT, send, sent, values
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta]
@@ -20,12 +21,41 @@ pytestmark = [pytest.mark.spark, pytest.mark.delta]
 
 @pytest.fixture(name="root")
 def _root(tmp_path: Path) -> str:
-    return str(tmp_path / "root")
+    return str(tmp_path / "our root")
 
 
 def through_source(spark: SparkSession, root: str, **options: str) -> DataFrame:
     """A batch read of `t`."""
     return spark.read.format("sparklog").options(root=root, subscribe="t", **options).load()
+
+
+def test_spark_may_name_the_root_otherwise(
+    spark: SparkSession, root: str, log: Log, tmp_path: Path
+) -> None:
+    """As s3a:// is another name of s3://: Delta's scan uses it."""
+    send(log, 0, 4)
+    log.flush_to_table()
+    send(log, 4, 6)
+    (tmp_path / "alias").symlink_to(root, target_is_directory=True)
+    frame = dataframe(spark, root, "t", sparkRoot=f"file://{tmp_path}/alias/")
+    assert values(frame) == sent(0, 6)
+    assert all("/alias/" in name for name in frame.inputFiles())
+
+
+def test_the_setting_is_for_the_root_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another root is another log: the variable does not apply to it."""
+
+    def uri(root: str, spark_root: str | None = None) -> str:
+        return native._spark_uri(spark_root, LogLocation(root=root))
+
+    monkeypatch.setenv("SPARKLOG_ROOT", "s3://bucket/log")
+    assert uri("s3://bucket/log") == "s3://bucket/log"
+    monkeypatch.setenv("SPARKLOG_SPARK_ROOT", "s3a://bucket/log/")
+    assert uri("s3://bucket/log") == "s3a://bucket/log"
+    assert uri("s3://bucket/log", "s3n://bucket/log") == "s3n://bucket/log"
+    assert uri("/a b/log") == "file:///a b/log"  # Spark decodes no percent escapes
+    with pytest.raises(errors.BadOption, match=r"sparkRoot.*abfss://"):
+        uri("az://container/log")
 
 
 @pytest.mark.parametrize("published", ["none", "half", "all"])

@@ -52,7 +52,7 @@ class Sink:
 
 
 def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> None:
-    """Reads what is available, from the checkpoint on."""
+    """Runs the query on all available records, and continues from its checkpoint."""
     query = start(frame, checkpoint, sink, availableNow=True)
     assert query.awaitTermination(100)
 
