@@ -36,6 +36,8 @@ RECORD = (
     "key string, value string, headers array<struct<key:string,value:binary>>, timestamp timestamp"
 )
 AT = datetime(2013, 1, 1, 5, 15, tzinfo=UTC)
+KEEP = {"offsets": "keep", "offsetRanges": '{"t": {"0": [0, 100], "1": [0, 100]}}'}
+PLACED = ["value", "int(key) % 2 as partition", "bigint(key) as offset"]
 
 
 @pytest.fixture(name="log")
@@ -168,6 +170,22 @@ def test_a_failing_task_leaves_nothing(spark: SparkSession, root: Path, log: Log
         (["value", "null as topic"], {}, "'topic' is null in every row"),
         (["value", "1 as topic"], {}, "'topic' is int, not string"),
         (["value", "1L as partition"], {"topic": "t"}, "'partition' is bigint, not int"),
+        (["value"], {"topic": "t", "offsets": "keep"}, "with offsets = keep, name the offsets"),
+        (["value"], {"topic": "t", "offsetRanges": "{}"}, "it applies to offsets = keep only"),
+        (["value", "1 as partition"], {"topic": "t", **KEEP}, "needs a column 'offset'"),
+        (["value", "1L as offset"], {"topic": "t", **KEEP}, "needs a column 'partition'"),
+        (
+            ["value", "1 as partition", "1 as offset"],
+            {"topic": "t", **KEEP},
+            "column 'offset' is int, not bigint",
+        ),
+        (PLACED, {"topic": "u", **KEEP}, "names topic 't', and the write goes to 'u'"),
+        (PLACED, {**KEEP, "topic": "t", "valueFormat": "json"}, "remove the option"),
+        (
+            PLACED,
+            {"topic": "t", "offsets": "keep", "offsetRanges": '{"t": {"3": [0, 1]}}'},
+            "has no partition 3",
+        ),
     ],
 )
 def test_a_wrong_write_is_refused_before_it_begins(
@@ -192,6 +210,68 @@ def test_a_log_is_only_appended_to(spark: SparkSession, root: Path, log: Log) ->
         writer.save()
     with pytest.raises(AnalysisException, match="a log is only appended to"):
         writer.mode("overwrite").save()
+
+
+# ------------------------------------------------------------------------------ kept offsets
+
+
+def test_offsets_are_kept(spark: SparkSession, root: Path, log: Log) -> None:
+    """Each row at its offset, gaps before, between and after them, from several tasks; once."""
+    log.create_topic("m", 3, config={"mirror.source": "cluster c, topic m"})
+    wanted = "int(key) between 7 and 80 and key % 5 < 3"
+    frame = numbers(spark, 90).where(wanted).selectExpr(*PLACED)
+    ranges = '{"m": {"0": [0, 100], "1": [0, 1000], "2": [0, 50]}}'
+    write(frame, root, topic="m", offsets="keep", offsetRanges=ranges)
+    columns = ["partition", "offset", "cast(value as string) as value"]
+    assert_df_equality(
+        read(spark, root, "m").selectExpr(*columns),
+        frame.selectExpr(*columns),
+        ignore_row_order=True,
+        ignore_nullable=True,
+    )
+    assert [each.end for each in log.describe("m").partitions] == [100, 1000, 50]
+    with pytest.raises(AnalysisException, match="begins at 0 in m-0, which ends at 100"):
+        write(frame, root, topic="m", offsets="keep", offsetRanges=ranges)
+    nothing = spark.createDataFrame([], frame.schema)
+    write(nothing, root, topic="m", offsets="keep", offsetRanges='{"m": {"2": [50, 60]}}')
+    assert [each.end for each in log.describe("m").partitions] == [100, 1000, 60]
+    with pytest.raises(AnalysisException, match="is a mirror of cluster c, topic m"):
+        write(frame, root, topic="m")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (["value", "0 as partition", "100 - id as offset"], "sortWithinPartitions"),
+        (["value", "0 as partition", "id % 10 as offset"], "sortWithinPartitions"),
+        (["value", "0 as partition", "(id - 50) * id as offset"], "sortWithinPartitions"),
+        (["value", "0 as partition", "id % 50 as offset"], "two tasks have rows of t-0"),
+        (["value", "0 as partition", "id + 60 as offset"], "offsetRanges covers 0 to 99"),
+        (["value", "2 as partition", "id as offset"], "rows of t-2, which offsetRanges"),
+        (["value", "if(id = 9, null, 0) as partition", "id as offset"], "without nulls"),
+        (["value", "0 as partition", "if(id = 9, null, id) as offset"], "without nulls"),
+    ],
+)
+def test_offsets_that_are_no_sequence_are_refused(
+    spark: SparkSession, root: Path, log: Log, columns: list[str], message: str
+) -> None:
+    """By a task or the driver, before any row is written; nothing staged is left."""
+    frame = numbers(spark, 100).selectExpr("*", "bigint(key) as id").selectExpr(*columns)
+    with pytest.raises((AnalysisException, PythonException), match=message):
+        write(frame, root, topic="t", **KEEP)
+    assert values(log) == []
+    if "sort" not in message and "nulls" not in message:  # other tasks may still stage
+        assert staged_files(root) == []
+
+
+def test_a_stream_keeps_no_offsets(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """The error names foreachBatch."""
+    stream = spark.readStream.format("rate").load().selectExpr("'v' as value")
+    query = stream.writeStream.format("sparklog").options(root=str(root), topic="t", **KEEP)
+    with pytest.raises(StreamingQueryException, match="use foreachBatch"):
+        query.option("checkpointLocation", str(tmp_path)).start().awaitTermination(100)
 
 
 # ------------------------------------------------------------------------------ JSON
