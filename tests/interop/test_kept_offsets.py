@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.structs import TopicPartition as AioPartition
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 import sparklog
@@ -50,7 +51,7 @@ def keep(root: Path, offsets: list[int], first: int, end: int, *, tasks: int = 1
     writer = datasink.batch_writer(options, SCHEMA, overwrite=False)
     size = -(-len(offsets) // tasks) or 1
     parts = [offsets[at : at + size] for at in range(0, len(offsets), size)]
-    messages = [
+    messages: list[WriterCommitMessage | None] = [
         writer.write(
             iter(
                 [
@@ -170,8 +171,9 @@ def test_other_engines_read_the_offsets_of_the_source(tmp_path: Path) -> None:
     table = deltalake.DeltaTable(root / "topics" / "m")
     assert sorted(table.to_pyarrow_table(columns=["offset"])["offset"].to_pylist()) == OFFSETS
     files = str(root / "topics" / "m" / "partition=0" / "*.parquet")
-    rows = duckdb.sql(f"select \"offset\", value from '{files}' order by all").fetchall()
-    assert rows == [(each, b"%d" % each) for each in OFFSETS]
+    rows = duckdb.sql(f"select \"offset\", value from '{files}' order by all")
+    assert rows is not None
+    assert rows.fetchall() == [(each, b"%d" % each) for each in OFFSETS]
 
 
 def test_a_kafka_producer_is_told_that_the_topic_is_a_mirror(tmp_path: Path) -> None:

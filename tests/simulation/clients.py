@@ -26,16 +26,17 @@ from sparklog.broker.log.producer_state import ProducerSequence
 from sparklog.broker.log.readers import ReadBatch
 from sparklog.broker.log.writer import AppendResult
 from sparklog.formats import flight_messages, record_batch
-from sparklog.formats.record import LOG_APPEND_TIME, TIMESTAMP
+from sparklog.formats.record import LOG_APPEND_TIME, OFFSET, TIMESTAMP
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
+from sparklog.sinks.kept_offsets import covering
 from sparklog.storage import manifest
 from sparklog.storage.objects import SyncFailed
 from tests.simulation import scales
 from tests.simulation.brokers import Call, SimulatedBroker
-from tests.simulation.history import Place, Row, Value, ensure, rows_of
+from tests.simulation.history import SOURCE, Place, Row, Value, ensure, is_at_source, rows_of
 from tests.simulation.scheduler import Process
-from tests.support.batches import Record, built, split
+from tests.support.batches import Record, built, read, split
 
 if TYPE_CHECKING:
     from tests.simulation.world import Machine, World
@@ -496,6 +497,104 @@ class Query(Client):
             ensure(is_skipped and _is_within(again[1].ranges, before.ranges), what)
 
 
+class Mirror(Client):
+    """Copies a source to a topic with its offsets, as the job does: the topic is its only state.
+
+    After any failure it looks where the partitions end and continues there. A write that seemed to
+    fail may have been appended meanwhile, or may be later; then one of the two is refused.
+    """
+
+    def __init__(self, world: World, name: str, topic: str) -> None:
+        super().__init__(world, name)
+        self._topic = topic
+        self._batch = 0
+        self.start(self._run)
+
+    def _run(self) -> None:
+        is_done = False
+        while not self.world.closing or not is_done:
+            is_done = self._copy()
+            self._batch += 1
+            self.process.clock.sleep(self.chance.choice([0.0, 0.3]))
+
+    def _copy(self) -> bool:
+        """Copies the next offsets of each partition. Returns whether the answer says so."""
+        info, _ = self.ask("look", lambda core: core.topics.describe(self._topic))
+        if info is None:
+            return False
+        ranges = {
+            each.partition: (each.end, each.end + self.chance.choice([0, 1, 7, 40]))
+            for each in info.partitions
+        }
+        ranges = {number: each for number, each in ranges.items() if each[0] < each[1]}
+        decision = self._decide(ranges) if ranges else None
+        if decision is None:
+            return False
+        request = flight_messages.AppendStaged(manifest=decision.path)
+        call = self.send("mirror", lambda core: core.staged.append(request))
+        answer, error = self.receive(call)
+        if isinstance(error, errors.Invalid | errors.Corrupt):
+            assert call is not None
+            is_late = isinstance(error, errors.OffsetsDoNotContinue)
+            is_old = self.world.is_replaced(call.broker)
+            ensure(is_late or is_old, f"{decision.path} is refused: {error!r}")
+        if answer is None:
+            return False
+        for number, (first, end) in ranges.items():
+            place = info.topic_id, number
+            rows = {at: self._row(number, at) for at in self._at_source(number, first, end)}
+            self.world.disk.note("mirrored", *place, first, end)
+            self.world.history.mirrored(self.name, place, rows, end)
+        return True
+
+    def _decide(self, ranges: Mapping[int, tuple[int, int]]) -> manifest.Manifest | None:
+        """Stages the rows, a task for each partition or two, and puts the manifest."""
+        machine = self.world.machine(f"{self.name}-{self._batch}")
+        decided: list[manifest.Manifest] = []
+
+        def body() -> None:
+            try:
+                sections = [
+                    section
+                    for number, (first, end) in ranges.items()
+                    for half in (((first + end) // 2, end), (first, (first + end) // 2))
+                    for section in self._stage(machine, number, *half)
+                ]
+                wanted = manifest.Manifest(
+                    query=self.name,
+                    batch=self._batch,
+                    sections=tuple(covering(sections, {self._topic: ranges})),
+                )
+                decided.append(manifest.write(machine.store, wanted, machine.clock))
+            except (errors.SparklogError, SyncFailed) as error:
+                self.world.disk.note("not staged", str(error))
+
+        task = self.world.scheduler.spawn(machine.process, "stage", body)
+        self.world.scheduler.wait(lambda: task.done or not machine.process.alive)
+        return decided[0] if decided else None
+
+    def _stage(
+        self, machine: Machine, partition: int, first: int, end: int
+    ) -> list[manifest.Section]:
+        offsets = self._at_source(partition, first, end)
+        writer = manifest.StagingWriter(
+            machine.store, query=self.name, batch=self._batch, clock=machine.clock, section_rows=8
+        )
+        if offsets:
+            values = [self._row(partition, offset).value for offset in offsets]
+            columns = {"value": pa.array(values, pa.binary())}
+            rows = pa.record_batch(columns).append_column(OFFSET, pa.array(offsets, OFFSET.type))
+            writer.add(self._topic, partition, rows)
+        return writer.finish()
+
+    def _at_source(self, partition: int, first: int, end: int) -> list[int]:
+        return [offset for offset in range(first, end) if is_at_source(partition, offset)]
+
+    def _row(self, partition: int, offset: int) -> Row:
+        value = Value(topic_id="", sender=SOURCE, partition=partition, sequence=offset, nonce=0)
+        return Row(value.encode(), None, None)
+
+
 def _is_within(part: _Ranges, whole: _Ranges) -> bool:
     """Returns true if both answers agree on every partition that both name."""
     return all(
@@ -526,7 +625,7 @@ class Consumer(Client):
 
     def _run(self) -> None:
         while not self.world.closing:
-            name = self.chance.choice(self.world.topic_names)
+            name = self.chance.choice(self.world.read_names)
             way = self.chance.choice([self._read, self._read, self._fetch, self._tail])
             call = self.send(f"read {name}", functools.partial(way, name))
             _, error = self.receive(call)
@@ -613,7 +712,8 @@ class Consumer(Client):
         return self._saw((topic_id, batch.partition), list(rows_of(batch.rows)), start, batch.end)
 
     def _saw(self, place: Place, found: list[tuple[int, Row]], start: int, end: int) -> int:
-        offsets, expected = [offset for offset, _ in found], list(range(start, end))
+        offsets = [offset for offset, _ in found]
+        expected = self.world.history.offsets(place, start, end)
         ensure(offsets == expected, f"{self.name}: {place} gives {offsets} for {expected}")
         self.world.history.saw(self.name, place, found)
         self._positions[place] = max(self._positions.get(place, 0), end)
@@ -645,9 +745,12 @@ class Consumer(Client):
 
 def _rows_of_kafka(batch: bytes) -> list[tuple[int, Row]]:
     """Their times are cut to milliseconds, so they tell none."""
+    header = record_batch.read_header(batch)
+    if header.next_offset - header.base_offset != header.record_count:
+        return [(offset, Row(each.value or b"", each.key, None)) for offset, each in read(batch)]
     rows = record_batch.decode(batch)
     keys = rows["key"].to_pylist() if "key" in rows.schema.names else [None] * rows.num_rows
-    offsets = itertools.count(record_batch.read_header(batch).base_offset)
+    offsets = itertools.count(header.base_offset)
     return [
         (offset, Row(value, key, None))
         for offset, value, key in zip(offsets, rows["value"].to_pylist(), keys, strict=False)

@@ -26,6 +26,9 @@ import pyarrow as pa
 Place = tuple[str, int]
 """(topic id, partition)."""
 
+SOURCE: Final = "source"
+"""The sender of all records of a mirror; the sequence of each is its offset."""
+
 _EVERYTHING: Final = 2**62
 
 
@@ -91,6 +94,11 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[tuple[int, Row]]:
         yield offset, Row(value, key, timestamp_us)
 
 
+def is_at_source(partition: int, offset: int) -> bool:
+    """Returns whether the source of a mirror has a record there; it has gaps of any length."""
+    return (offset * 7 + partition) % 5 < 3 and offset // 16 % 3 != partition
+
+
 class History:
     """All observations so far; a contradiction raises `Violation` at once."""
 
@@ -99,6 +107,8 @@ class History:
         """The offset after the last that was acked."""
         self.starts: dict[Place, int] = defaultdict(int)
         """Lower bounds of log start offsets that a client has been given."""
+        self.mirrors: set[str] = set()
+        """Ids of topics that are mirrors."""
         self.deletions = 0
         self.acks = 0
         self.seen = 0
@@ -120,6 +130,19 @@ class History:
         self.saw(f"{who}, acked", place, enumerate(rows, first))
         self.acked[place] = max(self.acked[place], first + len(rows))
         self.acks += len(rows)
+
+    def mirrored(self, who: str, place: Place, rows: Mapping[int, Row], end: int) -> None:
+        """Records an ack of a mirror's write, with rows at these offsets, up to `end`."""
+        self.saw(f"{who}, acked", place, rows.items())
+        self.acked[place] = max(self.acked[place], end)
+        self.acks += len(rows)
+
+    def offsets(self, place: Place, start: int, end: int) -> list[int]:
+        """Returns the offsets of a partition that have a record, if it has them all."""
+        topic_id, partition = place
+        if topic_id not in self.mirrors:
+            return list(range(start, end))
+        return [offset for offset in range(start, end) if is_at_source(partition, offset)]
 
     def adopted(self, batch: str, topic_id: str, ranges: Mapping[int, tuple[int, int]]) -> None:
         """Records an ack of a query's batch: its offsets by partition."""
@@ -179,6 +202,8 @@ class History:
             value = Value.decode(row.value)
             ensure(value.topic_id in ("", topic_id), f"{who}: {place} {offset} holds {value}")
             ensure(value.partition == partition, f"{who}: {place} {offset} holds {value}")
+            is_there = value.sender != SOURCE or value.sequence == offset
+            ensure(is_there, f"{who}: {place} {offset} holds {value}")
             other = self._places.setdefault((topic_id, row.value), (partition, offset))
             ensure(
                 other == (partition, offset),
@@ -198,12 +223,14 @@ class History:
         rows = self._rows[place]
         return [(offset, rows[offset]) for offset in sorted(rows) if start <= offset < end]
 
-    def check_log(self, who: str, place: Place, start: int, log: Sequence[tuple[int, Row]]) -> None:
-        """`log` is all of a partition, from its `start` on, as it was seen at the end."""
-        offsets, end = [offset for offset, _ in log], start + len(log)
+    def check_log(
+        self, who: str, place: Place, start: int, end: int, log: Sequence[tuple[int, Row]]
+    ) -> None:
+        """`log` is all of a partition, from its `start` to its `end`, as it was seen at the end."""
+        offsets = [offset for offset, _ in log]
         ensure(
-            offsets == list(range(start, end)),
-            f"{who}: {place} starts at {start} and has offsets {offsets}",
+            offsets == self.offsets(place, start, end),
+            f"{who}: {place} is from {start} to {end} and has offsets {offsets}",
         )
         missing = sorted(offset for offset in self._rows[place] if offset >= end)
         ensure(

@@ -32,5 +32,9 @@ class Mutation:
             yield
 
     def change(self, profile: Profile) -> Profile:
-        """Returns the profile with this mutation's rates and other requirements."""
-        return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **dict(self.profile))
+        """Returns the profile with this mutation's rates and other requirements.
+
+        It has no mirror unless the mutation requires one.
+        """
+        required = {"has_mirror": False, **dict(self.profile)}
+        return dataclasses.replace(profile, rates=self.rates, aim=self.aim, **required)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
@@ -25,6 +26,7 @@ from sparklog.formats import record_batch
 from sparklog.sinks import commit as commits
 from sparklog.sinks import options
 from sparklog.storage import file_compaction, liveness, maintenance, restoring, retention
+from sparklog.storage import read as reads
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.objects import Payload, SyncFailed, base
@@ -68,6 +70,13 @@ def _commit_blindly(commit: Any, before: TableSnapshot) -> TableChange | None:
         for run in commit._runs
     }
     return TableChange(adds=tuple(commit._pending.files), txns=ends)
+
+
+def _cut_by_rows(
+    payload: pa.RecordBatch, first: int, end: int, *, base_offset: int
+) -> pa.RecordBatch:
+    """Cuts a payload as if it had a row for each offset."""
+    return payload.slice(first - base_offset, end - first)
 
 
 def _refuse(path: str, reason: str) -> errors.StorageUnavailable:
@@ -293,6 +302,18 @@ MUTATIONS = (
         patches=((PartitionTable, "is_staged", _always(False)),),
         rates=_DOUBTS,
         profile=(("queries", 2),),
+    ),
+    Mutation(
+        name="a write with offsets begins anywhere",
+        patches=((writers, "_check_offsets", _always(None)),),
+        rates=_DOUBTS,
+        profile=(("has_mirror", True),),
+    ),
+    Mutation(
+        name="readers take gaps for rows",
+        patches=((reads, "between", _cut_by_rows),),
+        rates=Rates(),
+        profile=(("has_mirror", True), ("readers", 2)),
     ),
     Mutation(
         name="compaction ignores which files are active",

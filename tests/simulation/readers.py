@@ -45,7 +45,7 @@ class Reader:
             try:
                 if follower is None:
                     follower = RootFollower(self._machine.store, clock=self._machine.clock)
-                topic = self._chance.choice(self._world.topic_names)
+                topic = self._chance.choice(self._world.read_names)
                 self._follow(follower, topic)
             except (errors.Retriable, errors.UnknownTopic) as error:
                 self._world.disk.note("reader waits", str(error))
@@ -100,7 +100,8 @@ class Reader:
             if self._chance.random() < 0.2:
                 self._read_table(topic, snapshot, partition)
             pieces = follower.plan(topic, snapshot, partition, start, end)
-            reached = read(self._machine.store, self._world.history, self._name, pieces, start, end)
+            store, history = self._machine.store, self._world.history
+            reached = read(store, history, self._name, place, pieces, start, end)
         except ObjectMissing as gone:
             self._world.disk.note("plans again", gone.path)
             return
@@ -128,21 +129,28 @@ class Reader:
             topic=topic, snapshot=snapshot, tail=(), partition=partition, start=start, end=end
         )
         who = f"{self._name}, in the table"
-        read(self._machine.store, self._world.history, who, pieces, start, end)
+        place = snapshot.topic_id or "", partition
+        read(self._machine.store, self._world.history, who, place, pieces, start, end)
 
 
 def read(
-    store: Store, history: History, who: str, pieces: list[Slice], start: int, end: int
+    store: Store,
+    history: History,
+    who: str,
+    place: Place,
+    pieces: list[Slice],
+    start: int,
+    end: int,
 ) -> int:
     """Checks and notes all rows from `start` to `end`; `end`. Raises `ObjectMissing`."""
     for piece in pieces:
-        place = piece.topic_id, piece.partition
         for batch in read_slice(store, piece):
             found: list[tuple[int, Row]] = list(rows_of(batch))
             offsets = [offset for offset, _ in found]
-            expected = list(range(start, start + len(found)))
+            expected = history.offsets(place, start, offsets[-1] + 1)
             ensure(offsets == expected, f"{who}: {place} gives {offsets} from {start} on")
             history.saw(who, place, found)
-            start += len(found)
-    ensure(start == end, f"{who}: {pieces} end at {start} instead of {end}")
-    return start
+            start = offsets[-1] + 1
+    rest = history.offsets(place, start, end)
+    ensure(start <= end and not rest, f"{who}: {pieces} end at {start} instead of {end}")
+    return end

@@ -18,7 +18,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 import msgspec
@@ -45,7 +45,7 @@ from tests.simulation.brokers import (
     SimulatedBroker,
     simulated,
 )
-from tests.simulation.clients import Administrator, Client, Consumer, Producer, Query
+from tests.simulation.clients import Administrator, Client, Consumer, Mirror, Producer, Query
 from tests.simulation.engines import NAME, Engine, restore
 from tests.simulation.faults import AIMS, SKEW_SECONDS, Disk, Faults, ProcessStore, Rates
 from tests.simulation.history import History, Row, Value, Violation, ensure
@@ -76,6 +76,9 @@ _LIMITS = {
     "DIRECT_BUFFER_BYTES": BLOCK_BYTES,
 }
 """Bounds and graces so tight that a short run goes past them."""
+
+MIRROR: Final = "mirror"
+"""A topic that no other client writes to, administers or rewrites."""
 
 _CONFIGS: list[dict[str, str]] = [
     *[{}] * 7,
@@ -142,6 +145,8 @@ class Profile:
     """Size of a segment of the log, in blocks; 0: the log is in objects."""
     has_worker: bool
     """True if brokers publish by a process of their own."""
+    has_mirror: bool
+    """True if there is a topic that is a mirror."""
 
     @property
     def is_skewed(self) -> bool:
@@ -201,7 +206,15 @@ class Profile:
             * (4 if chance.random() < 0.05 else 1),
             segment_blocks=chance.choice([0, 4, 8, _EVEN_BLOCKS]) if is_local else 0,
             has_worker=chance.random() < 0.4,
+            has_mirror=_peek(chance) < 0.2,
         )
+
+
+def _peek(chance: random.Random) -> float:
+    """Returns a random number, and leaves those that `chance` draws next as they are."""
+    other = random.Random()
+    other.setstate(chance.getstate())
+    return other.random()
 
 
 class Machine:
@@ -306,6 +319,7 @@ class World:
         self.deletions: list[Call] = []
         """Requested configurations of topics."""
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
+        self.read_names = [*self.topic_names, *([MIRROR] if profile.has_mirror else [])]
         self.mortal_topics = [] if profile.clone else self.topic_names[1:]
         self.written: set[tuple[str, str, int]] = set()
         """Topic, sender and number of each query batch that was acked."""
@@ -492,6 +506,12 @@ class World:
             if self.profile.config:
                 self.history.keeps_nothing(name)
             self._ask(first, f"create {name}", functools.partial(_create, request))
+        if self.profile.has_mirror:
+            request = flight_messages.CreateTopic(
+                topic=MIRROR, partitions=2, config={"mirror.source": "a source"}
+            )
+            self._ask(first, "create a mirror", functools.partial(_create, request))
+            self.history.mirrors.add(self._metadata().topics[MIRROR].topic_id)
 
     def _populate(self) -> None:
         profile = self.profile
@@ -501,6 +521,8 @@ class World:
             self._clients.append(Producer(self, f"simple{number}", idempotent=False))
         for number in range(profile.queries):
             self._clients.append(Query(self, f"query{number}", self.topic_names[0]))
+        if profile.has_mirror:
+            self._clients.append(Mirror(self, "mirror", MIRROR))
         for number in range(profile.consumers):
             self._clients.append(Consumer(self, f"consumer{number}"))
         for number in range(profile.administrators):
@@ -703,9 +725,9 @@ class World:
                     start=start,
                     end=end,
                 )
-                read(base, self.history, "the table at the end", pieces, start, end)
+                read(base, self.history, "the table at the end", place, pieces, start, end)
                 log = self.history.log(place, start, end)
-                self.history.check_log("the log at the end", place, start, log)
+                self.history.check_log("the log at the end", place, start, end, log)
                 ensure(
                     told.get(partition, (0, 0)) == (start, end),
                     f"{place}: is from {start} to {end}, reported was {told}",
