@@ -33,7 +33,7 @@ from kio.schema.errors import ErrorCode
 import sparklog
 from sparklog import errors
 from sparklog.broker.agent import Agent
-from sparklog.broker.config.topic_config import KEYS
+from sparklog.broker.config.topic_config import KEYS, MIRROR_SOURCE
 from sparklog.broker.kafka.topics import kafka_id
 from sparklog.formats import record_batch
 from sparklog.settings import TopicSettings, WriterSettings
@@ -44,6 +44,7 @@ TOPIC, BROKER, LOGGER, METRICS = 2, 4, 8, 16
 SET, DELETE, APPEND = 0, 1, 2
 CLIENT = {"client_software_name": "frames", "client_software_version": "1"}
 TIMEOUT = dt.timedelta(seconds=SECONDS)
+KAFKAS = KEYS.keys() - {MIRROR_SOURCE}
 
 
 @pytest.fixture(name="admin")
@@ -97,7 +98,7 @@ def test_a_topic_is_created_with_a_config_and_described(
     done(admin.create_topics([NewTopic("t", 3, config=config)]))
     assert log.describe("t").config == config
     found = described(admin, ResourceType.TOPIC, "t")
-    assert found.keys() == KEYS.keys()
+    assert found.keys() == KAFKAS
     for name, entry in found.items():
         is_set = name in config
         assert entry.value == config.get(name, KEYS[name].default)
@@ -118,7 +119,7 @@ def test_a_topics_config_is_described_to_all(
     log.create_topic("t", config={"compression.type": "zstd"})
     (found,) = python.describe_configs([PyResource("TOPIC", "t")], config_filter="all").values()
     assert found["t"]["compression.type"]["value"] == "zstd"
-    assert found["t"].keys() == KEYS.keys()
+    assert found["t"].keys() == KAFKAS
 
     async def describe() -> dict[str, Any]:
         client = AIOKafkaAdminClient(bootstrap_servers=address)
@@ -132,7 +133,7 @@ def test_a_topics_config_is_described_to_all(
         return {entry[0]: entry[1] for entry in entries}
 
     told = asyncio.run(describe())
-    assert told.keys() == KEYS.keys()
+    assert told.keys() == KAFKAS
     assert told["compression.type"] == "zstd"
 
 
@@ -355,7 +356,7 @@ def test_a_description_is_as_long_as_was_asked_for(log: sparklog.Log, frames: Fr
     fields = {"resources": [{**resource, "configuration_keys": ()}], "include_synonyms": True}
     (reply,) = frames.ask(32, 3, fields).results
     types = {each.name: each.config_type for each in reply.configs}
-    assert types.keys() == KEYS.keys()
+    assert types.keys() == KAFKAS
     expected = {"cleanup.policy": 7, "retention.ms": 5, "segment.bytes": 3, "compression.type": 2}
     assert {name: types[name] for name in expected} == expected
     assert types["min.cleanable.dirty.ratio"] == 6
@@ -544,7 +545,7 @@ def test_a_creation_tells_the_config(log: sparklog.Log, frames: Frames) -> None:
         (found,) = frames.ask(19, 7, fields).topics
         assert (found.error_code, found.num_partitions) == (ErrorCode.none, 4)
         told = {each.name: (each.value, each.config_source) for each in found.configs}
-        assert told.keys() == KEYS.keys()
+        assert told.keys() == KAFKAS
         assert told["flush.ms"] == ("7", 1)
         assert told["retention.ms"] == ("-1", 5)
         assert ("t" in log.topics()) is not only_checks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparklog.broker.config.described import ConfigSource, broker_entries, topic_entries
-from sparklog.broker.config.topic_config import KEYS, ConfigType
+from sparklog.broker.config.topic_config import KEYS, MIRROR_SOURCE, ConfigType
 from sparklog.settings import BrokerSettings, TopicSettings, WriterSettings, _known_keys
 
 LISTENER = "broker.example:9092"
@@ -54,3 +54,13 @@ def test_a_topic_follows_its_broker() -> None:
         ConfigSource.DEFAULT,
     )
     assert found["remote.storage.enable"].synonyms == ()
+
+
+def test_a_key_that_kafka_lacks_is_described_if_it_is_set() -> None:
+    """Otherwise a program that copies all keys of a topic to a Kafka would be refused there."""
+    assert {entry.name for entry in topic_entries({}, BrokerSettings())} == KEYS.keys() - {
+        MIRROR_SOURCE
+    }
+    found = {entry.name: entry for entry in topic_entries({MIRROR_SOURCE: "c"}, BrokerSettings())}
+    assert found.keys() == KEYS.keys()
+    assert found[MIRROR_SOURCE].value == "c"

@@ -20,6 +20,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.formats.record import LOG_APPEND_TIME, OFFSET
 from sparklog.sinks.kept_offsets import covering, parse_ranges
+from sparklog.sources import tasks as spark_tasks
 from sparklog.sources.options import LogLocation
 from sparklog.sources.planner import Planner
 from sparklog.sources.reader import read_slices
@@ -28,7 +29,16 @@ from sparklog.sources.views import RootView
 from sparklog.storage import manifest, wal
 from sparklog.storage.manifest import Section, StagingWriter
 from sparklog.storage.objects import MemoryStore, Store, open_store
-from sparklog.storage.snapshot import BatchKind, Encoding, Entry, EntryKind, Located, WalPosition
+from sparklog.storage.snapshot import (
+    BatchKind,
+    Encoding,
+    Entry,
+    EntryKind,
+    Located,
+    ReadSource,
+    Slice,
+    WalPosition,
+)
 from tests.support.batches import Record, built, read, split
 from tests.support.brokers import Rig, RigOptions, Row, payload, rows_of, rows_of_root
 from tests.support.brokers import rows_of_table as in_table
@@ -596,3 +606,49 @@ def test_ranges_are_parsed() -> None:
     """They may be of any topics, if each row names its own."""
     given = '{"a": {"0": [0, 9223372036854775807], "1": [5, 5]}, "b": {}}'
     assert parse_ranges(given, None) == {"a": {0: (0, limits.OFFSET_MAX), 1: (5, 5)}, "b": {}}
+
+
+# ------------------------------------------------------------------------------ other parts
+
+
+def test_a_compacted_mirror_keeps_the_last_of_each_key(rig: Rig, store: MemoryStore) -> None:
+    """Gaps of the source and those of compaction are alike; a record without a key is refused."""
+    mirror(rig, cleanup_policy="compact")
+    keep(rig, [3, 5, 8], 0, 9, key=[b"a", b"b", b"a"])
+    keep(rig, [11, 20], 9, 30, key=[b"a", b"c"])
+    with pytest.raises(errors.KeylessRecord):
+        keep(rig, [31], 30, 40)
+    rig.publish()
+    rig.broker.topics.compact("m")
+    assert in_table(store, rig.clock, "m") == rig.read("m") == rows_at([5, 11, 20])
+    assert fetched(rig, 0) == rows_at([5, 11, 20])
+
+
+@pytest.mark.parametrize("first", [0, 2, 4, 7, 12, 20])
+def test_records_of_a_mirror_are_deleted_up_to_any_offset(rig: Rig, first: int) -> None:
+    """The log start may be in a gap, as that of the source."""
+    mirror(rig)
+    keep(rig, [3, 5, 11], 0, 20)
+    request = flight_messages.DeleteRecords(topic="m", offsets={0: first}, timeout_seconds=1.0)
+    assert rig.broker.deletion.delete(request).starts == {0: first}
+    wanted = rows_at([each for each in (3, 5, 11) if each >= first])
+    assert rig.read("m", start=first) == wanted
+    assert rows_of_root(rig.store, rig.clock, "m") == wanted
+
+
+def test_a_task_has_as_many_rows_as_an_entry_has() -> None:
+    """A limit of rows per task makes one task of an entry with few rows and many offsets."""
+    entry = Entry(kind=EntryKind.STAGED, count=HUGE, kept_rows=3)
+    piece = Slice(
+        topic="m",
+        topic_id="i",
+        partition=0,
+        first=0,
+        end=HUGE,
+        source=ReadSource.WAL,
+        entry=Located(entry, WalPosition(1, 1, 1), 0),
+    )
+    packed = spark_tasks.pack_in_order(
+        [piece], parallelism=2, row_groups=lambda _: [], most_records=100
+    )
+    assert packed == [[piece]]

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from sparklog import limits
-from sparklog.broker.config.topic_config import KEYS, ConfigType, TopicKey
+from sparklog.broker.config.topic_config import KEYS, MIRROR_SOURCE, ConfigType, TopicKey
 from sparklog.settings import BrokerSettings
 
 
@@ -54,8 +54,16 @@ class ConfigEntry:
 
 
 def topic_entries(config: Mapping[str, str], settings: BrokerSettings) -> list[ConfigEntry]:
-    """Returns every key of a topic with that configuration, on a broker with those settings."""
-    return [_topic_entry(name, key, config, settings) for name, key in KEYS.items()]
+    """Returns every key of a topic with that configuration, on a broker with those settings.
+
+    The key that Kafka does not have is left out if it is not set: programs copy all keys of a topic
+    to a Kafka, which refuses unknown ones.
+    """
+    return [
+        _topic_entry(name, key, config, settings)
+        for name, key in KEYS.items()
+        if name != MIRROR_SOURCE or name in config
+    ]
 
 
 def _topic_entry(
