@@ -345,6 +345,27 @@ def test_offsets_without_rows_move_the_table(rig: Rig, store: MemoryStore) -> No
     assert rig.read("m") == rows_at([107])
 
 
+@pytest.mark.parametrize("publishes", [False, True])
+def test_a_follower_passes_gaps_as_they_come(rig: Rig, *, publishes: bool) -> None:
+    """It is notified of offsets without rows, which move its position."""
+    mirror(rig)
+    notified: list[int] = []
+    position = flight_messages.TailPosition(topic="m", partition=0, offset=0)
+    tail = rig.broker.tail([position], notify=lambda: notified.append(1))
+    assert tail.next() is None
+    found: list[tuple[int, list[Row]]] = []
+    for offsets, end in (([], 10), ([12, 15], 20), ([], HUGE)):
+        keep(rig, offsets, rig.end("m"), end)
+        assert notified
+        notified.clear()
+        if publishes:
+            rig.publish()
+        while (batch := tail.next()) is not None:
+            found.append((batch.end, rows_of([batch])))
+    assert [rows for _, rows in found if rows] == [rows_at([12, 15])]
+    assert [end for end, _ in found] == [10, 16, 20, HUGE]
+
+
 def test_a_gap_has_no_time(rig: Rig) -> None:
     """The first record at a gap is the next one, whose time is not the time of the write."""
     mirror(rig)

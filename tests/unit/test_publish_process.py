@@ -20,7 +20,10 @@ from sparklog.broker.log.publish_worker import (
     encode,
 )
 from sparklog.clock import ManualClock
+from sparklog.formats.flight_messages import AppendStaged
 from sparklog.settings import PublisherSettings
+from sparklog.storage.manifest import Manifest, Section
+from sparklog.storage.manifest import write as write_manifest
 from sparklog.storage.objects import (
     DelayedStore,
     MemoryStore,
@@ -234,6 +237,25 @@ def test_a_request_is_bounded(
     assert publish(rig) == [None] * 3
     check(rig)
     assert workers.all[0].asked == [WriteTogether] * requests + [PutAll]
+
+
+@pytest.mark.parametrize("has_process", [False, True])
+def test_offsets_without_rows_are_published_together(rig: Rig, *, has_process: bool) -> None:
+    """A topic of which no partition has rows gets a commit without files, beside the others."""
+    if has_process:
+        workers = Workers(rig)
+        workers.process.look(1)
+    rig.create("m", 2, mirror_source="another cluster")
+    sections = [Section(topic="m", partition=number, rows=0, offsets=(0, 9)) for number in (0, 1)]
+    batch = Manifest(query="q", batch=1, sections=tuple(sections))
+    path = write_manifest(rig.store, batch, rig.clock).path
+    rig.broker.staged.append(AppendStaged(manifest=path))
+    fill(rig)
+    topics = [rig.partition_table.topic(name) for name in (*TOPICS, "m")]
+    assert rig.publisher.publish_together(topics) == [None] * len(topics)
+    check(rig)
+    assert rig.partition_table.topic("m").table.refresh().ends == (9, 9)
+    assert not rig.partition_table.topic("m").waiting
 
 
 def test_a_process_is_started_once_many_files_wait(rig: Rig, clock: ManualClock) -> None:
