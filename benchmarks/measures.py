@@ -8,6 +8,7 @@ from typing import Final
 from benchmarks.consumers import reads, tails
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
+from benchmarks.mirror import mirror
 from benchmarks.spark import age, bulk, stream
 from benchmarks.wide import measures as wide
 from sparklog.bench.command import Measure
@@ -28,6 +29,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-stream": stream.stream,
     "spark-age": age.age,
     "json-values": json_values,
+    "mirror": mirror,
     "wide-create": wide.create,
     "wide-idle": wide.idle,
     "wide-100": wide.busy_100,

@@ -83,12 +83,12 @@ class Kafka:
 
     def __init__(self, spark: SparkSession, address: str) -> None:
         self._spark = spark
-        self._address = address
+        self.address = address
         self._clients: Any = spark._jvm.org.apache.kafka.clients  # type: ignore[union-attr]
         self._producer: Any = None
 
     def create_topic(self, topic: str) -> None:
-        admin = self._clients.admin.AdminClient.create({"bootstrap.servers": self._address})
+        admin = self._clients.admin.AdminClient.create({"bootstrap.servers": self.address})
         try:
             replicas = {number: [1] for number in range(PARTITIONS)}
             admin.createTopics([self._clients.admin.NewTopic(topic, replicas)]).all().get()
@@ -96,23 +96,27 @@ class Kafka:
             admin.close()
 
     def write(self, frame: DataFrame, topic: str) -> None:
-        sink = frame.write.format("kafka").option("kafka.bootstrap.servers", self._address)
+        sink = frame.write.format("kafka").option("kafka.bootstrap.servers", self.address)
         sink.option("topic", topic).save()
 
-    def read(self, topic: str) -> DataFrame:
-        source = self._spark.read.format("kafka").option("kafka.bootstrap.servers", self._address)
+    def read(self, topic: str, **options: str) -> DataFrame:
+        source = (
+            self._spark.read.format("kafka")
+            .options(**options)
+            .option("kafka.bootstrap.servers", self.address)
+        )
         return source.option("subscribe", topic).load()
 
     def stream(self, topic: str, starting: str) -> DataFrame:
         source = self._spark.readStream.format("kafka").option("startingOffsets", starting)
-        source = source.option("kafka.bootstrap.servers", self._address)
+        source = source.option("kafka.bootstrap.servers", self.address)
         return source.option("subscribe", topic).load()
 
     def send(self, topic: str, value: bytes) -> None:
         """Sends a record without a key, and does not wait for its ack."""
         if self._producer is None:
             settings = {
-                "bootstrap.servers": self._address,
+                "bootstrap.servers": self.address,
                 "acks": "all",
                 "linger.ms": "0",
                 "key.serializer": _BYTES,

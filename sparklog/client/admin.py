@@ -10,7 +10,7 @@ from sparklog import errors
 from sparklog.client import arguments
 from sparklog.client.connection import Connection
 from sparklog.client.lag import GroupLag, group_lag, partitions_of
-from sparklog.client.offsets import TopicPartition, check_offsets
+from sparklog.client.offsets import OffsetAndMetadata, TopicPartition, check_offsets
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 
@@ -204,12 +204,15 @@ class Admin:
                 topics[topic] = self.describe(topic)
         return group_lag(info, committed, topics)
 
-    def commit_group_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    def commit_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int | OffsetAndMetadata]
+    ) -> None:
         """Commits offsets for a group without members; the group may be new.
 
         Args:
             group: its name.
-            offsets: by (topic, partition), the next offset to be read.
+            offsets: by (topic, partition), the next offset to be read, or also a text that is kept
+                with it.
 
         Raises:
             errors.GroupRefused: the group has members; or a partition does not exist, and the

@@ -11,6 +11,7 @@ from typing import Final
 
 JOBS: Final = {
     "load": "records made up at a rate, with the times of their acks",
+    "mirror": "topics of a Kafka, or of another log, with the same offsets",
     "produce": "rows of files, a table or a query become records of a topic, once",
     "replay": "a range of a topic's records become records of another, at once or at a pace",
     "to_table": "JSON values of a topic become rows of a Delta table, once",

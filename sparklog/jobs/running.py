@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -66,19 +66,15 @@ def app_of(job: Callable[..., None], *, needs_spark: bool = True) -> typer.Typer
 @contextlib.contextmanager
 def _spark_errors() -> Iterator[None]:
     try:
-        from pyspark.errors import PySparkException
         from pyspark.logger import PySparkLogger
+
+        kinds = spark_error_kinds()
     except ModuleNotFoundError as error:
         raise errors.NotInstalled(
             what="jobs",
             missing=error.name,
             hint="run the job by spark-submit, or pip install 'sparklog[spark,local-spark]'",
         ) from None
-    kinds: tuple[type[Exception], ...] = (PySparkException,)
-    with contextlib.suppress(ModuleNotFoundError):  # Spark Connect's own client has no JVM
-        from py4j.protocol import Py4JJavaError
-
-        kinds = PySparkException, Py4JJavaError
     # It would print the stack of each error as JSON.
     PySparkLogger.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     try:
@@ -86,6 +82,17 @@ def _spark_errors() -> Iterator[None]:
     except kinds as error:
         typer.echo(f"sparklog: {sentence(error)}", err=True)
         raise typer.Exit(ExitCode.FAILED) from None
+
+
+def spark_error_kinds() -> tuple[type[Exception], ...]:
+    """Returns the exceptions that Spark raises."""
+    from pyspark.errors import PySparkException
+
+    with contextlib.suppress(ModuleNotFoundError):  # Spark Connect's own client has no JVM
+        from py4j.protocol import Py4JJavaError
+
+        return PySparkException, Py4JJavaError
+    return (PySparkException,)
 
 
 def sentence(error: Exception) -> str:
@@ -117,10 +124,11 @@ def echo(text: str) -> None:
 # ------------------------------------------------------------------------------ the session
 
 
-def spark_session(name: str, *, with_delta: bool) -> SparkSession:
+def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) -> SparkSession:
     """Returns the session of `spark-submit` or of Spark Connect, or starts a local one.
 
-    `with_delta`: a local one has Delta, if delta-spark is installed.
+    `with_delta`: a local one has Delta, if delta-spark is installed. `packages`: Maven coordinates
+    of packages that a local one without Delta has.
     """
     from pyspark.sql import SparkSession
 
@@ -130,6 +138,8 @@ def spark_session(name: str, *, with_delta: bool) -> SparkSession:
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "SPARK_REMOTE" in os.environ
     if SparkSession.getActiveSession() is None and not is_submitted:
         builder = builder.config("spark.log.level", "ERROR")
+        if packages:
+            builder = builder.config("spark.jars.packages", ",".join(packages))
         if with_delta and importlib.util.find_spec("delta") is not None:
             from delta import configure_spark_with_delta_pip
 

@@ -1,0 +1,338 @@
+"""Topics of a Kafka, or of another log, become topics here with the same offsets.
+
+    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0 jobs/mirror.py \\
+        --from kafka://kafka:9092 --root s3://bucket/log --topics 'orders.*' --follow
+
+A mirror has the records of its source at their offsets, with gaps where the source has gaps, and
+takes no others. It keeps no state: its position is the target's ends. So it may be stopped at any
+point, by any means, and the same command continues. `--verify` compares both sides, and `--cutover`
+ends the mirror, so that producers and consumers can move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from sparklog import errors
+from sparklog.broker.config import topic_config
+from sparklog.cli.shared import RootOption, config_pairs, root_metadata
+from sparklog.jobs.mirroring.cutover import Cutover, Patience
+from sparklog.jobs.mirroring.groups import GroupOffsets
+from sparklog.jobs.mirroring.plan import Selection
+from sparklog.jobs.mirroring.rounds import Mirror, Settings, SparkCopier
+from sparklog.jobs.mirroring.sides import (
+    KafkaSource,
+    LogSource,
+    Source,
+    Target,
+    kafka_connector,
+)
+from sparklog.jobs.mirroring.verify import verify
+from sparklog.jobs.running import echo, run, spark_session
+from sparklog.jobs.targets import root_for_spark
+from sparklog.options import check_bootstrap, check_root
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_KAFKA: Final = "kafka://"
+
+
+class _Mode(enum.Enum):
+    """The options that say what to do; without one of them, a run copies once."""
+
+    ONCE = ""
+    FOLLOW = "--follow"
+    DRY_RUN = "--dry-run"
+    VERIFY = "--verify"
+    CUTOVER = "--cutover"
+
+
+def mirror(
+    source: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="SOURCE",
+            help="The source: kafka://HOST:PORT,HOST:PORT, or the root of another log.",
+            show_default=False,
+        ),
+    ],
+    topics: Annotated[
+        str,
+        typer.Option(
+            metavar="REGEX",
+            help="The topics: a regular expression that matches whole names, such as 'orders.*'.",
+            show_default=False,
+        ),
+    ],
+    root: RootOption = None,
+    exclude: Annotated[
+        str | None,
+        typer.Option(metavar="REGEX", help="Topics to leave out.", show_default=False),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="REGEX=NAME",
+            help="The name of a topic here, with groups of the expression as \\1: '(.*)=eu.\\1'."
+            " Repeat it for more; the first that matches counts.",
+        ),
+    ] = None,
+    config: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="Configuration of the topics here, before that of the source, such as"
+            " retention.ms=-1; repeat it for more.",
+        ),
+    ] = None,
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            metavar="REGEX",
+            help="Copy the offsets of these consumer groups too. Default: none; for a cutover, all"
+            " that have offsets of the topics.",
+            show_default=False,
+        ),
+    ] = None,
+    kafka_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE",
+            help="An option of Kafka's Java clients, such as security.protocol=SASL_SSL; repeat it"
+            " for more.",
+        ),
+    ] = None,
+    kafka_properties: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+            help="A file of such options, for secrets.",
+            show_default=False,
+        ),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Continue with new records, topics and partitions.")
+    ] = False,
+    do_verify: Annotated[
+        bool,
+        typer.Option(
+            "--verify", help="Compare number and hash of records on both sides, and copy nothing."
+        ),
+    ] = False,
+    cutover: Annotated[
+        bool,
+        typer.Option(
+            "--cutover",
+            help="Copy the last records and the offsets of groups, and end the mirror.",
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be copied, and copy nothing.")
+    ] = False,
+    skip_deleted: Annotated[
+        bool,
+        typer.Option(
+            "--skip-deleted",
+            help="Continue with a gap if the source has deleted records before they were copied.",
+        ),
+    ] = False,
+    round_records: Annotated[
+        int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
+    ] = 2_000_000,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="How long to try again while a side does not answer; and how long a cutover waits"
+            " for producers and consumers to stop.",
+        ),
+    ] = 300.0,
+    quiet: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="A cutover takes producers as stopped after this long without a new record.",
+        ),
+    ] = 2.0,
+) -> None:
+    """Mirrors topics of a Kafka, or of another log, with the same offsets.
+
+    Records keep offset, time, key, value and headers. A run copies what the source has when it
+    begins; with --follow it continues. Run it again at any time: it begins where the topics end.
+
+    Example: spark-submit jobs/mirror.py --from kafka://kafka:9092 --topics 'orders.*' --dry-run
+    """
+    mode = _mode(follow=follow, verify=do_verify, cutover=cutover, dry_run=dry_run)
+    target_root = root_for_spark(root)
+    settings = Settings(
+        selection=Selection(
+            topics=_expression("--topics", topics),
+            exclude=None if exclude is None else _expression("--exclude", exclude),
+            renames=[_rename(each) for each in rename or ()],
+        ),
+        config=topic_config.check(config_pairs(config or ())),
+        round_records=round_records,
+        patience_seconds=patience,
+        skips_deleted=skip_deleted,
+        cuts_over=mode is _Mode.CUTOVER,
+    )
+    pattern = _expression("--groups", groups or ".*")
+    options = config_pairs(kafka_option or ())
+    address = source.removeprefix(_KAFKA) if source.startswith(_KAFKA) else None
+    if address is not None:
+        check_bootstrap("--from", address)
+    else:
+        check_root("--from", source, f" Did you mean {_KAFKA}{source}?")
+        root_metadata(source)
+    root_metadata(target_root)
+    spark = spark_session(
+        "mirror", with_delta=False, packages=() if address is None else (kafka_connector(),)
+    )
+    with contextlib.ExitStack() as stack:
+        target = stack.enter_context(contextlib.closing(Target(target_root)))
+        side: KafkaSource | LogSource = (
+            LogSource(source)
+            if address is None
+            else KafkaSource(spark, address, options, kafka_properties)
+        )
+        stack.enter_context(contextlib.closing(side))
+        if side.cluster == f"sparklog:{target.cluster_id}":
+            raise typer.BadParameter("a log is not mirrored into itself: give another --from")
+        group_offsets = GroupOffsets(side, target, pattern)
+        copier = SparkCopier(spark, side, target)
+        job = Mirror(copier, side, target, settings, groups=group_offsets if groups else None)
+        if mode is _Mode.DRY_RUN:
+            _show(job)
+        elif mode is _Mode.VERIFY:
+            ours = stack.enter_context(contextlib.closing(LogSource(target_root)))
+            _verify(spark, side, ours, job, round_records)
+        elif mode is _Mode.CUTOVER:
+            waits = Patience(quiet_seconds=quiet, wait_seconds=patience)
+            _cut_over(Cutover(job, side, target, group_offsets, waits), target)
+        else:
+            _copy(job, follow=mode is _Mode.FOLLOW)
+
+
+def _mode(**given: bool) -> _Mode:
+    chosen = [_Mode[name.upper()] for name, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise typer.BadParameter(f"give {chosen[0].value} or {chosen[1].value}, not both")
+    return chosen[0] if chosen else _Mode.ONCE
+
+
+def _expression(option: str, text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise errors.BadOption(option=option, value=text, reason=str(error)) from None
+
+
+def _rename(text: str) -> tuple[re.Pattern[str], str]:
+    pattern, equals, name = text.partition("=")
+    if not equals or not name:
+        raise typer.BadParameter(f"--rename needs REGEX=NAME, not {text!r}")
+    return _expression("--rename", pattern), name
+
+
+# ------------------------------------------------------------------------------ modes
+
+
+def _copy(job: Mirror, *, follow: bool) -> None:
+    began = time.perf_counter()
+    try:
+        if follow:
+            job.follow()
+        else:
+            job.once()
+    except KeyboardInterrupt:
+        typer.echo(f"{job.copied.records:,} records; stopped, the same command continues here")
+        raise
+    seconds = time.perf_counter() - began
+    count = job.copied.records
+    for title, names in (
+        ("have offsets that are not here yet", job.groups.ahead),
+        ("have members here, and their own offsets", job.groups.refused),
+    ):
+        if names:
+            echo(f"groups that {title}: {', '.join(names)}")
+    typer.echo(f"{count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)")
+    _check(job)
+
+
+def _check(job: Mirror) -> None:
+    if job.faults:
+        reason = f"not mirrored: {', '.join(job.faults)}; the reasons are above"
+        raise errors.BadRequest(reason=reason)
+
+
+def _show(job: Mirror) -> None:
+    pairs = job.look()
+    configs = job.configs(pairs)
+    for pair in pairs:
+        wanted, left = job.config_of(configs[pair.topic])
+        count = len(pair.source.partitions)
+        state = "to be created" if pair.target is None else "a mirror"
+        if pair.target is not None and pair.target.origin is None:
+            state = "to become a mirror"
+        echo(f"{pair.topic} to {pair.name}, {state}, {count} partitions, lag {pair.lag:,}")
+        if wanted:
+            echo(f"     {', '.join(f'{name}={value}' for name, value in wanted.items())}")
+        if left:
+            echo(f"     without {', '.join(left)}, which topics here do not have")
+    lag = sum(pair.lag for pair in pairs)
+    typer.echo(
+        f"{len(pairs)} topics, {lag:,} offsets to copy; nothing was written, because of --dry-run"
+    )
+    _check(job)
+
+
+def _verify(spark: SparkSession, source: Source, target: LogSource, job: Mirror, size: int) -> None:
+    records, differ = 0, []
+    for pair in job.pairs():
+        if pair.target is None:
+            echo(f"{pair.topic}: there is no topic {pair.name}")
+            differ.append(pair.topic)
+            continue
+        found = verify(spark, source, target, pair, size)
+        records += found.records
+        for each in found.differences:
+            echo(f"{pair.topic}: {each}")
+        if found.differences:
+            differ.append(pair.topic)
+        else:
+            same = f"{found.records:,} records in {found.ranges:,} ranges are the same"
+            echo(f"{pair.topic}: {same}, lag {pair.lag:,}")
+    if differ:
+        raise errors.BadRequest(reason=f"the two sides differ in {', '.join(differ)}")
+    typer.echo(f"{records:,} records are the same on both sides")
+
+
+def _cut_over(job: Cutover, target: Target) -> None:
+    names = job.run()
+    broker = target.log.status().broker
+    address = broker.kafka or "(start a broker with --kafka HOST:PORT)"
+    echo(f"5. switch clients of {', '.join(names)} to bootstrap.servers={address}")
+    echo(f"   or, for native clients and Spark, to {target.root} or {broker.address}")
+    typer.echo(f"{len(names)} topics were cut over")
+
+
+def main() -> None:
+    """The program."""
+    run(mirror, "mirror")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The plan of a round: the state of each topic on both sides, faults, and the offsets to copy.
+
+A mirror keeps no state. The target's end offsets are its position, and the target's configuration
+names the source: cluster, topic id and topic. So a plan follows from one look at both sides, and
+can be made again at any time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from sparklog import errors
+from sparklog.broker.config import topic_config
+from sparklog.formats.topic_names import check_topic_name
+
+
+class Bounds(NamedTuple):
+    """Log start offset and end of a partition."""
+
+    start: int
+    end: int
+
+
+class Range(NamedTuple):
+    """Offsets of a partition that a round covers: from `first` up to `until`.
+
+    Records are read from `start` on, which is greater than `first` if the source has none there.
+    """
+
+    first: int
+    until: int
+    start: int
+
+
+Ranges = Mapping[str, Mapping[int, Range]]
+"""By topic of the source and partition."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceTopic:
+    """A topic to mirror. The end of a partition is that of its committed records."""
+
+    topic: str
+    topic_id: str
+    partitions: Mapping[int, Bounds]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetTopic:
+    """A topic of the target's root; `origin`: the value of `mirror.source`, if it is a mirror."""
+
+    topic: str
+    origin: str | None
+    config: Mapping[str, str]
+    """Its own configuration, without `mirror.source`."""
+    partitions: Mapping[int, Bounds]
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(each.end for each in self.partitions.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A topic on both sides. `cluster`: the source's, as in `kafka:<cluster id>`."""
+
+    source: SourceTopic
+    cluster: str
+    name: str
+    """The topic's name in the target."""
+    target: TargetTopic | None
+    """None: it is to be created."""
+
+    @property
+    def topic(self) -> str:
+        return self.source.topic
+
+    @property
+    def origin(self) -> str:
+        return f"{self.cluster}/{self.source.topic_id}/{self.topic}"
+
+    def position(self, partition: int) -> int:
+        """Returns the next offset to copy."""
+        found = None if self.target is None else self.target.partitions.get(partition)
+        return 0 if found is None else found.end
+
+    @property
+    def lag(self) -> int:
+        """Offsets that the source has and the target lacks."""
+        return sum(
+            max(bounds.end - max(self.position(number), bounds.start), 0)
+            for number, bounds in self.source.partitions.items()
+        )
+
+    @property
+    def was_cut_over(self) -> bool:
+        """True if the target's topic is no mirror and has all offsets of the source."""
+        found = self.target
+        if found is None or found.origin is not None or found.is_empty:
+            return False
+        return not any(
+            self.position(number) < bounds.end for number, bounds in self.source.partitions.items()
+        )
+
+    def fault(self, *, skips_deleted: bool) -> str | None:
+        """Returns the reason for which the topic cannot be mirrored; None: it can.
+
+        `skips_deleted`: records that the source deleted before they were copied are no fault.
+        """
+        target = self.target
+        if target is None:
+            return None
+        if target.origin is None:
+            return None if target.is_empty else self._foreign()
+        if target.origin != self.origin:
+            return self._of_another_source(target.origin)
+        if len(target.partitions) > len(self.source.partitions):
+            return (
+                f"the target has {len(target.partitions)} partitions, the source only"
+                f" {len(self.source.partitions)}"
+            )
+        return self._lost(skips_deleted=skips_deleted)
+
+    def _foreign(self) -> str:
+        return (
+            f"topic {self.name!r} of the target has records and is not a mirror: delete it, or"
+            " choose another name by --rename"
+        )
+
+    def _of_another_source(self, origin: str) -> str:
+        cluster, topic_id, topic = origin_parts(origin)
+        if (cluster, topic) == (self.cluster, self.topic):
+            return (
+                f"it was deleted and created again at the source: its id was {topic_id} and is"
+                f" {self.source.topic_id}. Delete topic {self.name!r} of the target to mirror it"
+                " from its beginning, or keep that one and choose another name by --rename"
+            )
+        return (
+            f"topic {self.name!r} of the target is the mirror of another topic, {origin}: choose"
+            " another name by --rename"
+        )
+
+    def _lost(self, *, skips_deleted: bool) -> str | None:
+        for number, bounds in self.source.partitions.items():
+            position = self.position(number)
+            if position > bounds.end:
+                return (
+                    f"partition {number} ends at {bounds.end} at the source and at {position} in"
+                    " the target: the source has lost records that were mirrored"
+                )
+            if 0 < position < bounds.start and not skips_deleted:
+                return (
+                    f"the source has deleted offsets {position} to {bounds.start} of partition"
+                    f" {number} before they were mirrored: --skip-deleted continues with a gap"
+                )
+        return None
+
+
+def origin_parts(origin: str) -> tuple[str, str, str]:
+    """Returns cluster, topic id and topic of a value of `mirror.source`; empty where unknown."""
+    cluster, _, rest = origin.partition("/")
+    topic_id, _, topic = rest.partition("/")
+    return cluster, topic_id, topic
+
+
+# ------------------------------------------------------------------------------ names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """The topics to mirror, and their names in the target."""
+
+    topics: re.Pattern[str]
+    exclude: re.Pattern[str] | None = None
+    renames: Sequence[tuple[re.Pattern[str], str]] = ()
+    """Expressions that match whole names, and the new names, with groups as \\1. The first counts.
+    """
+
+    def names(self, topics: Iterable[str]) -> dict[str, str]:
+        """Returns the names in the target by those in the source, of the topics that match.
+
+        Raises `BadTopicName`; `BadOption` if two topics would get one name.
+        """
+        found: dict[str, str] = {}
+        taken: dict[str, str] = {}
+        for topic in sorted(topics):
+            if not self._has(topic):
+                continue
+            name = check_topic_name(self._renamed(topic))
+            if name in taken:
+                reason = f"topics {taken[name]!r} and {topic!r} would have one name"
+                raise errors.BadOption(option="--rename", value=name, reason=reason)
+            found[topic] = name
+            taken[name] = topic
+        return found
+
+    def _has(self, topic: str) -> bool:
+        if self.exclude is not None and self.exclude.fullmatch(topic):
+            return False
+        return self.topics.fullmatch(topic) is not None
+
+    def _renamed(self, topic: str) -> str:
+        for pattern, name in self.renames:
+            match = pattern.fullmatch(topic)
+            if match is not None:
+                return match.expand(name)
+        return topic
+
+
+# ------------------------------------------------------------------------------ configuration
+
+
+def split_config(own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Returns the values of a source's configuration that a topic here takes, and the other keys.
+
+    Their order is that of the names.
+    """
+    taken: dict[str, str] = {}
+    left = []
+    for name, value in sorted(own.items()):
+        if name == topic_config.MIRROR_SOURCE:
+            continue
+        try:
+            taken |= topic_config.check({name: value})
+        except errors.Invalid:
+            left.append(name)
+    return taken, left
+
+
+def config_changes(target: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str | None]:
+    """Returns the changes that make the target's own configuration the wanted one."""
+    changes: dict[str, str | None] = {
+        name: value for name, value in wanted.items() if target.get(name) != value
+    }
+    return changes | {name: None for name in target if name not in wanted}
+
+
+# ------------------------------------------------------------------------------ ranges
+
+
+Goal = Mapping[str, Mapping[int, int]]
+"""Ends up to which a run copies, by topic of the source and partition."""
+
+
+def goal_of(pairs: Iterable[Pair]) -> Goal:
+    """Returns the ends that the sources have now."""
+    return {
+        pair.topic: {number: each.end for number, each in pair.source.partitions.items()}
+        for pair in pairs
+    }
+
+
+def ranges(pairs: Iterable[Pair], limit: int, goal: Goal | None = None) -> Ranges:
+    """Returns the next offsets to copy, about `limit` at most, of all topics together.
+
+    Partitions get equal shares; those with less to copy leave theirs to the others. `goal`: None
+    stands for the ends of the sources.
+    """
+    waiting = sorted(_waiting(pairs, goal), key=lambda each: each[2].until - each[2].start)
+    found: dict[str, dict[int, Range]] = {}
+    left = limit
+    for index, (topic, number, whole) in enumerate(waiting):
+        share = max(left // (len(waiting) - index), 1)
+        until = min(whole.until, whole.start + share)
+        left -= until - whole.start
+        found.setdefault(topic, {})[number] = whole._replace(until=until)
+    return found
+
+
+def _waiting(pairs: Iterable[Pair], goal: Goal | None) -> Iterator[tuple[str, int, Range]]:
+    for pair in pairs:
+        for number, bounds in pair.source.partitions.items():
+            first = pair.position(number)
+            end = bounds.end if goal is None else min(bounds.end, _end(goal, pair.topic, number))
+            if first < end:
+                start = min(max(first, bounds.start), end)
+                yield pair.topic, number, Range(first=first, until=end, start=start)
+
+
+def _end(goal: Goal, topic: str, partition: int) -> int:
+    return goal.get(topic, {}).get(partition, 0)
+
+
+def is_reached(pairs: Iterable[Pair], goal: Goal) -> bool:
+    """Returns whether the target has all up to `goal`."""
+    return not any(True for _ in _waiting(pairs, goal))

@@ -1,0 +1,375 @@
+"""Rounds of a mirror: look at both sides, create missing topics, copy the next offsets.
+
+Rules:
+
+- A round is one write of Spark, in one step. The target takes it if it begins at the ends that the
+  target has then. So a round that is repeated, or of a second mirror, neither doubles nor skips
+  records.
+- Topics are written together. After a failure they are written one by one until each has
+  succeeded, so that a topic that fails holds up no other; it waits longer and longer.
+- An error is tried again until the patience is over. A refusal is final if the target's ends did
+  not move between two of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+
+from sparklog import errors
+from sparklog.broker.config.topic_config import MIRROR_SOURCE
+from sparklog.clock import Clock, SystemClock
+from sparklog.jobs.mirroring.groups import GroupOffsets, GroupsCopied
+from sparklog.jobs.mirroring.plan import (
+    Goal,
+    Pair,
+    Ranges,
+    Selection,
+    config_changes,
+    goal_of,
+    is_reached,
+    ranges,
+    split_config,
+)
+from sparklog.jobs.mirroring.sides import Source, Target
+from sparklog.jobs.running import echo, sentence, spark_error_kinds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_FIRST_DELAY_SECONDS: Final = 1.0
+_LAST_DELAY_SECONDS: Final = 30.0
+_IDLE_SECONDS: Final = 0.1
+_REPORT_SECONDS: Final = 5.0
+_PERIOD_SECONDS: Final = 10.0
+"""Between two comparisons of configurations, and of the offsets of groups."""
+_TASK_RECORDS: Final = 250_000
+"""A round with more records than this for each task has more tasks than partitions."""
+_ERROR_OF_OURS: Final = re.compile(r"sparklog\.errors\.(\w+)")
+_DOWN: Final = (errors.Retriable, errors.OutcomeUnknown, OSError)
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of a mirror."""
+
+    selection: Selection
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Values for all mirrored topics, before those of the source."""
+    round_records: int = 2_000_000
+    patience_seconds: float = 300.0
+    skips_deleted: bool = False
+    cuts_over: bool = False
+    """Topics that were cut over before are no faults."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Trouble:
+    """A topic whose last write failed."""
+
+    since: float
+    """Monotonic time of the first failure in a row."""
+    retry_at: float
+    delay_seconds: float = _FIRST_DELAY_SECONDS
+    refused_at: Mapping[int, int] | None = None
+    """Positions at which the target refused it."""
+
+
+@dataclass(slots=True)
+class Copied:
+    """The figures of a run."""
+
+    records: int = 0
+    rounds: int = 0
+
+
+class Copier(Protocol):
+    """Copies the records of ranges."""
+
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
+        """Returns the number of records; `names`: of the topics in the target."""
+        ...
+
+
+class SparkCopier:
+    """A write of Spark."""
+
+    def __init__(self, spark: SparkSession, source: Source, target: Target) -> None:
+        self._spark = spark
+        self._source = source
+        self._target = target
+
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as f
+
+        size = sum(r.until - r.start for each in parts.values() for r in each.values())
+        counted = Observation()
+        records = self._source.frame(self._spark, parts, tasks=size // _TASK_RECORDS)
+        records = records.observe(counted, f.count(f.lit(1)).alias("count"))
+        self._target.write(records, parts, names)
+        return int(counted.get["count"])
+
+
+class Mirror:
+    """A source and a target, and the topics that cannot be mirrored, with reasons."""
+
+    def __init__(
+        self,
+        copier: Copier,
+        source: Source,
+        target: Target,
+        settings: Settings,
+        *,
+        groups: GroupOffsets | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._copier = copier
+        self._source = source
+        self._target = target
+        self._settings = settings
+        self._groups = groups
+        self._clock = clock or SystemClock()
+        self._troubles: dict[str, _Trouble] = {}
+        self._refused: dict[str, str] = {}
+        self._configured_at: float | None = None
+        self._grouped_at: float | None = None
+        self._reported_at = self._clock.monotonic()
+        self._reported = 0
+        self.copied = Copied()
+        self.groups = GroupsCopied()
+        """The last outcome for groups."""
+        self.faults: dict[str, str] = {}
+        self.cut_over: list[str] = []
+        """Names in the target of topics that were cut over before."""
+
+    # ------------------------------------------------------------------------ looking
+
+    def pairs(self) -> list[Pair]:
+        """Returns the state of each topic that is selected."""
+        names = self._settings.selection.names(self._source.names())
+        targets = self._target.topics(names.values())  # first: its ends may not be the later ones
+        sources = self._source.topics(names)
+        return [
+            Pair(
+                source=sources[topic],
+                cluster=self._source.cluster,
+                name=name,
+                target=targets.get(name),
+            )
+            for topic, name in names.items()
+            if topic in sources
+        ]
+
+    def look(self) -> list[Pair]:
+        """Returns the state of each topic that can be mirrored; updates `faults`."""
+        pairs = self.pairs()
+        if self._settings.cuts_over:
+            self.cut_over = [pair.name for pair in pairs if pair.was_cut_over]
+            pairs = [pair for pair in pairs if not pair.was_cut_over]
+        found = dict(self._refused)
+        for pair in pairs:
+            reason = pair.fault(skips_deleted=self._settings.skips_deleted)
+            if reason is not None:
+                found[pair.topic] = reason
+        for topic, reason in found.items():
+            if self.faults.get(topic) != reason:
+                echo(f"{topic}: not mirrored: {reason}")
+        self.faults = found
+        return [pair for pair in pairs if pair.topic not in found]
+
+    def patiently(self, step: Callable[[], _Result]) -> _Result:
+        """Repeats a step while a side does not answer. Raises the error when patience is over."""
+        since: float | None = None
+        delay = _FIRST_DELAY_SECONDS
+        while True:
+            try:
+                return step()
+            except _DOWN as error:
+                now = self._clock.monotonic()
+                since = now if since is None else since
+                if now - since >= self._settings.patience_seconds:
+                    raise
+                echo(f"{error} Trying again in {delay:g} s.")
+                self._clock.sleep(delay)
+                delay = min(2 * delay, _LAST_DELAY_SECONDS)
+
+    # ------------------------------------------------------------------------ runs
+
+    def once(self, goal: Goal | None = None) -> None:
+        """Copies all that the source has at the first look, or all up to `goal`."""
+        while True:
+            pairs = self.patiently(self.prepared)
+            if goal is None:
+                goal = goal_of(pairs)
+            wanted = [pair for pair in pairs if pair.topic in goal]
+            self._miss(goal, wanted)
+            if is_reached(wanted, goal):
+                self._copy_groups(pairs)
+                return
+            self._copy(wanted, goal)
+
+    def follow(self) -> None:
+        """Copies until it is stopped. Returns if no topic is left that can be mirrored."""
+        while True:
+            pairs = self.patiently(self.prepared)
+            if not pairs and self.faults:
+                return
+            self._copy(pairs, None)
+            if self._is_due(self._grouped_at):
+                self._grouped_at = self._clock.monotonic()
+                self._copy_groups(pairs)
+
+    def _is_due(self, last: float | None) -> bool:
+        """Returns whether a task is due that depends on no record."""
+        return last is None or self._clock.monotonic() >= last + _PERIOD_SECONDS
+
+    def _copy_groups(self, pairs: Sequence[Pair]) -> None:
+        groups = self._groups
+        if groups is not None:
+            self.groups = self.patiently(lambda: groups.copy(pairs))
+
+    def _miss(self, goal: Goal, pairs: Sequence[Pair]) -> None:
+        """Names the topics of the goal that no longer exist."""
+        for topic in goal.keys() - {pair.topic for pair in pairs} - self.faults.keys():
+            self._refuse(topic, "it was deleted at the source")
+
+    def _refuse(self, topic: str, reason: str) -> None:
+        self._refused[topic] = self.faults[topic] = reason
+        echo(f"{topic}: not mirrored: {reason}")
+
+    def _copy(self, pairs: Sequence[Pair], goal: Goal | None) -> None:
+        """Copies one round; waits a little if there is nothing to copy."""
+        now = self._clock.monotonic()
+        due = [
+            pair
+            for pair in pairs
+            if pair.topic not in self._troubles or self._troubles[pair.topic].retry_at <= now
+        ]
+        parts = ranges(due, self._settings.round_records, goal)
+        if not parts:
+            self._clock.sleep(_IDLE_SECONDS)
+        sound = {topic: each for topic, each in parts.items() if topic not in self._troubles}
+        for some in (sound, *({t: each} for t, each in parts.items() if t in self._troubles)):
+            if some:
+                self._write(some, {pair.topic: pair for pair in due})
+        self._report(pairs)
+
+    # ------------------------------------------------------------------------ topics
+
+    def prepared(self) -> list[Pair]:
+        """Looks; creates topics and partitions that are missing, and looks again if there were any.
+
+        Configurations are compared at times, because nothing depends on them at once.
+        """
+        pairs = self.look()
+        missing = [pair for pair in pairs if self._is_missing(pair)]
+        if missing or self._is_due(self._configured_at):
+            self._configured_at = self._clock.monotonic()
+            self._configure(pairs)
+        return self.look() if missing else pairs
+
+    @staticmethod
+    def _is_missing(pair: Pair) -> bool:
+        found = pair.target
+        return (
+            found is None
+            or found.origin is None
+            or len(found.partitions) < len(pair.source.partitions)
+        )
+
+    def config_of(self, own: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+        """Returns the configuration of a mirrored topic, and the source's keys that it lacks."""
+        taken, left = split_config(own)
+        return {**taken, **self._settings.config}, left
+
+    def configs(self, pairs: Iterable[Pair]) -> dict[str, dict[str, str]]:
+        """Returns the sources' own configurations."""
+        return self._source.configs(pair.topic for pair in pairs)
+
+    def _configure(self, pairs: Sequence[Pair]) -> None:
+        configs = self.configs(pairs)
+        for pair in pairs:
+            wanted, left = self.config_of(configs[pair.topic])
+            count = len(pair.source.partitions)
+            found = pair.target
+            if found is None:
+                origin = {MIRROR_SOURCE: pair.origin}
+                self._target.log.create_topic(pair.name, count, {**wanted, **origin})
+                without = f", without {', '.join(left)}" if left else ""
+                echo(f"{pair.topic}: created {pair.name} with {count} partitions{without}")
+                continue
+            if len(found.partitions) < count:
+                self._target.log.add_partitions(pair.name, count)
+                echo(f"{pair.topic}: {pair.name} has {count} partitions now")
+            changes = config_changes(found.config, wanted)
+            if found.origin is None:
+                changes[MIRROR_SOURCE] = pair.origin
+            if changes:
+                self._target.log.alter(pair.name, changes)
+
+    # ------------------------------------------------------------------------ writing
+
+    def _write(self, parts: Ranges, pairs: Mapping[str, Pair]) -> None:
+        """Copies the ranges, or notes the failure of their topics."""
+        failures: tuple[type[Exception], ...] = (*spark_error_kinds(), *_DOWN)
+        try:
+            count = self._copier.copy(parts, {topic: pairs[topic].name for topic in parts})
+            self._start_logs(parts, pairs)
+        except failures as error:
+            self._fail(error, parts)
+            return
+        for topic in parts:
+            self._troubles.pop(topic, None)
+        self.copied.rounds += 1
+        self.copied.records += count
+
+    def _start_logs(self, parts: Ranges, pairs: Mapping[str, Pair]) -> None:
+        """Gives partitions that are new the log start of their source."""
+        for topic, each in parts.items():
+            starts = {n: r.start for n, r in each.items() if r.first == 0 < r.start}
+            if starts:
+                try:
+                    self._target.log.delete_records(pairs[topic].name, starts)
+                except errors.PolicyViolation:  # of a compacted topic: its first offsets are a gap
+                    continue
+
+    def _fail(self, error: Exception, parts: Ranges) -> None:
+        now = self._clock.monotonic()
+        if len(parts) > 1:
+            echo(f"{sentence(error)} Topics are written one by one.")
+            for topic in parts:
+                self._troubles[topic] = _Trouble(since=now, retry_at=now)
+            return
+        ((topic, each),) = parts.items()
+        trouble = self._troubles.setdefault(topic, _Trouble(since=now, retry_at=now))
+        positions = {number: r.first for number, r in each.items()}
+        is_final = is_refusal(error) and trouble.refused_at == positions
+        if is_final or now - trouble.since >= self._settings.patience_seconds:
+            del self._troubles[topic]
+            self._refuse(topic, sentence(error))
+            return
+        trouble.refused_at = positions if is_refusal(error) else None
+        trouble.retry_at = now + trouble.delay_seconds
+        echo(f"{topic}: {sentence(error)} Trying again in {trouble.delay_seconds:g} s.")
+        trouble.delay_seconds = min(2 * trouble.delay_seconds, _LAST_DELAY_SECONDS)
+
+    def _report(self, pairs: Sequence[Pair]) -> None:
+        now = self._clock.monotonic()
+        seconds = now - self._reported_at
+        if seconds < _REPORT_SECONDS:
+            return
+        rate = (self.copied.records - self._reported) / seconds
+        lag = sum(pair.lag for pair in pairs)
+        echo(f"{self.copied.records:,} records, {rate:,.0f} records/s, lag before {lag:,}")
+        self._reported_at, self._reported = now, self.copied.records
+
+
+def is_refusal(error: Exception) -> bool:
+    """Returns whether an error of Spark says that the target refuses the write."""
+    kinds = [getattr(errors, name, None) for name in _ERROR_OF_OURS.findall(str(error))]
+    return any(isinstance(each, type) and issubclass(each, errors.Invalid) for each in kinds)

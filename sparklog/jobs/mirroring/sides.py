@@ -1,0 +1,403 @@
+"""The two sides of a mirror: a source, which is a Kafka or a log, and the target, a log.
+
+A source is asked for states, and gives Spark the records of exact ranges of offsets. Kafka's side
+is Java's own admin client in Spark's JVM, which comes with Spark's Kafka connector: both take the
+same options, those of security too.
+
+Each method raises `Retriable` or `OutcomeUnknown` if a side does not answer for now, and `Invalid`
+if it refuses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import msgspec
+
+import sparklog
+from sparklog import errors
+from sparklog.broker.config.topic_config import MIRROR_SOURCE
+from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
+from sparklog.formats.topic_names import INTERNAL_TOPICS
+from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from sparklog.client.log import Log
+
+COLUMNS: Final = ("topic", "partition", "offset", "timestamp", "key", "value", "headers")
+_EMPTY: Final = "Empty"
+"""State of a group without members, for Kafka and here."""
+_DEAD: Final = "Dead"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A consumer group of the source."""
+
+    group: str
+    has_members: bool
+
+
+class Source(Protocol):
+    """The side that is read."""
+
+    cluster: str
+    """Kind and id of the cluster, without a slash."""
+
+    def names(self) -> list[str]:
+        """Returns the topics, without internal ones."""
+        ...
+
+    def topics(self, names: Iterable[str]) -> dict[str, SourceTopic]:
+        """Returns the states of topics that exist, with the ends of committed records."""
+        ...
+
+    def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Returns the topics' own configuration, without the cluster's defaults."""
+        ...
+
+    def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
+        """Returns the ends with records of open transactions."""
+        ...
+
+    def groups(self) -> list[Group]: ...
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]: ...
+
+    def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
+        """Returns the records of the ranges, with `COLUMNS`, read by at least `tasks` tasks."""
+        ...
+
+
+def _ranges_frame(
+    spark: SparkSession, source: str, options: Mapping[str, str], parts: Ranges, tasks: int
+) -> DataFrame:
+    """Returns the records of `parts`; the options of both connectors have the same names."""
+    assigned = {topic: sorted(each) for topic, each in parts.items()}
+    starts = {t: {str(n): r.start for n, r in each.items()} for t, each in parts.items()}
+    ends = {t: {str(n): r.until for n, r in each.items()} for t, each in parts.items()}
+    given = {
+        "assign": _json(assigned),
+        "startingOffsets": _json(starts),
+        "endingOffsets": _json(ends),
+        "includeHeaders": "true",
+        "minPartitions": str(max(tasks, 1)),
+    }
+    return spark.read.format(source).options(**options, **given).load().select(*COLUMNS)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+# ------------------------------------------------------------------------------ Kafka
+
+_ADMIN_MS: Final = {"default.api.timeout.ms": "20000", "request.timeout.ms": "10000"}
+"""A broker that is down is asked again by the job, which reports it."""
+_POLL_MS: Final = "60000"
+_NOT_FOUND: Final = "UnknownTopicOrPartitionException"
+
+
+class KafkaSource:
+    """A Kafka cluster.
+
+    Args:
+        spark: a session with a JVM that has Spark's Kafka connector.
+        address: bootstrap servers.
+        options: of Kafka's clients, by Kafka's names.
+        properties: a file of more of them, as Kafka's own tools take it.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        address: str,
+        options: Mapping[str, str],
+        properties: Path | None = None,
+    ) -> None:
+        self._address = address
+        self._jvm: Any = _jvm(spark)
+        more = {} if properties is None else self._read(properties)
+        self._options = {**more, **options, "bootstrap.servers": address}
+        self._gateway: Any = spark.sparkContext._gateway
+        self._kafka: Any = self._jvm.org.apache.kafka
+        with self._errors():
+            client = self._kafka.clients.admin.AdminClient
+            self._admin: Any = client.create({**_ADMIN_MS, **self._options})
+            cluster = self._admin.describeCluster().clusterId().get()
+        self.cluster = f"kafka:{cluster}"
+
+    def _read(self, properties: Path) -> dict[str, str]:
+        found = self._jvm.java.util.Properties()
+        found.load(self._jvm.java.io.StringReader(properties.read_text("utf-8")))
+        return {name: found.getProperty(name) for name in found.stringPropertyNames()}
+
+    def close(self) -> None:
+        self._admin.close()
+
+    def _list(self, collection: Any) -> Any:
+        """Returns the elements of a Java collection, which py4j iterates only in lists."""
+        return self._jvm.java.util.ArrayList(collection)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            yield
+        except Py4JJavaError as error:
+            cause = error.java_exception
+            while (deeper := cause.getCause()) is not None:
+                cause = deeper
+            said = f"{cause.getClass().getSimpleName()}: {cause.getMessage()}"
+            if _is(self._gateway, cause, "org.apache.kafka.common.errors.RetriableException"):
+                raise errors.BrokerUnavailable(address=self._address, reason=said) from None
+            reason = f"Kafka at {self._address} refuses: {said}"
+            raise errors.BadRequest(reason=reason) from None
+
+    def names(self) -> list[str]:
+        with self._errors():
+            return sorted(set(self._admin.listTopics().names().get()) - INTERNAL_TOPICS)
+
+    def topics(self, names: Iterable[str]) -> dict[str, SourceTopic]:
+        wanted = list(names)
+        with self._errors():
+            described = self._admin.describeTopics(wanted).topicNameValues()
+            found: dict[str, tuple[str, list[int]]] = {}
+            for name in wanted:
+                topic = self._unless_missing(described[name])
+                if topic is not None:
+                    numbers = [each.partition() for each in topic.partitions()]
+                    found[name] = topic.topicId().toString(), sorted(numbers)
+        places = [(name, number) for name, (_, numbers) in found.items() for number in numbers]
+        starts = self._offsets(places, "earliest")
+        ends = self._offsets(places, "latest", committed=True)
+        return {
+            name: SourceTopic(
+                topic=name,
+                topic_id=topic_id,
+                partitions={
+                    number: Bounds(starts[name, number], ends[name, number]) for number in numbers
+                },
+            )
+            for name, (topic_id, numbers) in found.items()
+        }
+
+    def _unless_missing(self, future: Any) -> Any | None:
+        from py4j.protocol import Py4JJavaError
+
+        try:
+            return future.get()
+        except Py4JJavaError as error:
+            cause = error.java_exception.getCause()
+            if cause is not None and cause.getClass().getSimpleName() == _NOT_FOUND:
+                return None
+            raise
+
+    def _offsets(
+        self, places: Iterable[TopicPartition], point: str, *, committed: bool = False
+    ) -> dict[TopicPartition, int]:
+        level = self._kafka.common.IsolationLevel
+        isolation = level.READ_COMMITTED if committed else level.READ_UNCOMMITTED
+        admin = self._kafka.clients.admin
+        spec = getattr(admin.OffsetSpec, point)()
+        partition = self._kafka.common.TopicPartition
+        asked = {place: partition(*place) for place in places}
+        with self._errors():
+            result = self._admin.listOffsets(
+                dict.fromkeys(asked.values(), spec), admin.ListOffsetsOptions(isolation)
+            )
+            return {
+                place: result.partitionResult(each).get().offset() for place, each in asked.items()
+            }
+
+    def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        resource = self._kafka.common.config.ConfigResource
+        asked = {name: resource(resource.Type.TOPIC, name) for name in names}
+        with self._errors():
+            result = self._admin.describeConfigs(list(asked.values())).values()
+            return {
+                name: {
+                    entry.name(): entry.value()
+                    for entry in self._list(result[each].get().entries())
+                    if entry.source().name() == "DYNAMIC_TOPIC_CONFIG"
+                }
+                for name, each in asked.items()
+            }
+
+    def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
+        return self._offsets(_places(topics), "latest")
+
+    def groups(self) -> list[Group]:
+        with self._errors():
+            listed = self._list(self._admin.listConsumerGroups().all().get())
+            return sorted(
+                (
+                    Group(
+                        group=each.groupId(),
+                        has_members=each.state().get().toString() not in (_EMPTY, _DEAD),
+                    )
+                    for each in listed
+                ),
+                key=lambda each: each.group,
+            )
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        with self._errors():
+            result = self._admin.listConsumerGroupOffsets(group)
+            found = result.partitionsToOffsetAndMetadata().get()
+            return {
+                (place.topic(), place.partition()): OffsetAndMetadata(
+                    committed.offset(), committed.metadata()
+                )
+                for place, committed in found.items()
+                if committed is not None
+            }
+
+    def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
+        given = {f"kafka.{name}": value for name, value in self._options.items()}
+        given |= {
+            "kafka.isolation.level": "read_committed",
+            "kafkaConsumer.pollTimeoutMs": _POLL_MS,
+            "failOnDataLoss": "true",
+        }
+        return _ranges_frame(spark, "kafka", given, parts, tasks)
+
+
+def _places(topics: Iterable[SourceTopic]) -> list[TopicPartition]:
+    return [(each.topic, number) for each in topics for number in each.partitions]
+
+
+def _is(gateway: Any, value: Any, name: str) -> bool:
+    from py4j.java_gateway import is_instance_of
+
+    return bool(is_instance_of(gateway, value, name))
+
+
+def kafka_connector() -> str:
+    """Returns the coordinates of Spark's Kafka connector for the Spark that is installed."""
+    from pyspark import __version__
+
+    return f"org.apache.spark:spark-sql-kafka-0-10_2.13:{__version__}"
+
+
+def _jvm(spark: SparkSession) -> Any:
+    """Returns Spark's JVM. Raises `NotInstalled` if there is none, or no connector in it."""
+    try:
+        jvm: Any = spark._jvm
+    except Exception:  # Spark Connect raises an error of its own for what it does not have
+        jvm = None
+    if jvm is None:
+        hint = "run the job by spark-submit: Spark Connect has no JVM to ask Kafka with"
+        raise errors.NotInstalled(what="a mirror of Kafka", missing="a JVM", hint=hint)
+    loaded = jvm.org.apache.kafka.clients.admin
+    if not hasattr(loaded.AdminClient, "create"):
+        connector = kafka_connector()
+        hint = f"give spark-submit --packages {connector}"
+        raise errors.NotInstalled(what="a mirror of Kafka", missing=connector, hint=hint)
+    return jvm
+
+
+# ------------------------------------------------------------------------------ sparklog
+
+
+class LogSource:
+    """The log of a root."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._log = sparklog.connect(root, detached=True)
+        self.cluster = f"sparklog:{self._log.cluster().cluster_id}"
+
+    def close(self) -> None:
+        self._log.close()
+
+    def names(self) -> list[str]:
+        return self._log.topics()
+
+    def topics(self, names: Iterable[str]) -> dict[str, SourceTopic]:
+        found = {}
+        for name in names:
+            with contextlib.suppress(errors.UnknownTopic):
+                info = self._log.describe(name)
+                found[name] = SourceTopic(
+                    topic=name,
+                    topic_id=info.topic_id,
+                    partitions={p.partition: Bounds(p.start, p.end) for p in info.partitions},
+                )
+        return found
+
+    def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        return {name: dict(self._log.describe(name).config) for name in names}
+
+    def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
+        return {
+            (each.topic, number): bounds.end
+            for each in self.topics(each.topic for each in topics).values()
+            for number, bounds in each.partitions.items()
+        }
+
+    def groups(self) -> list[Group]:
+        return [
+            Group(group=each.group, has_members=each.state not in (_EMPTY, _DEAD))
+            for each in self._log.groups()
+        ]
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return {
+            place: OffsetAndMetadata(offset)
+            for place, offset in self._log.group_offsets(group).items()
+        }
+
+    def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
+        return _ranges_frame(spark, "sparklog", {"root": self._root}, parts, tasks)
+
+
+class Target:
+    """The log of a root, to which topics are mirrored."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.log: Log = sparklog.connect(root, detached=True)
+        self.cluster_id = self.log.cluster().cluster_id
+
+    def close(self) -> None:
+        self.log.close()
+
+    def topics(self, names: Iterable[str]) -> dict[str, TargetTopic]:
+        """Returns the states of the topics that exist."""
+        existing = set(self.log.topics())
+        found = {}
+        for name in names:
+            if name in existing:
+                info = self.log.describe(name)
+                config = dict(info.config)
+                found[name] = TargetTopic(
+                    topic=name,
+                    origin=config.pop(MIRROR_SOURCE, None),
+                    config=config,
+                    partitions={p.partition: Bounds(p.start, p.end) for p in info.partitions},
+                )
+        return found
+
+    def write(self, records: DataFrame, parts: Ranges, names: Mapping[str, str]) -> None:
+        """Appends records of `parts` at their offsets; `names`: of the topics, by the source's."""
+        from pyspark.sql import functions as f
+
+        if all(topic == names[topic] for topic in parts):
+            renamed = records
+        else:
+            words = [f.lit(each) for topic in parts for each in (topic, names[topic])]
+            renamed = records.withColumn("topic", f.create_map(*words)[f.col("topic")])
+        covered = {
+            names[topic]: {str(n): [r.first, r.until] for n, r in each.items()}
+            for topic, each in parts.items()
+        }
+        writer = renamed.write.format("sparklog").mode("append")
+        writer.options(root=self.root, offsets="keep", offsetRanges=_json(covered)).save()

@@ -1,0 +1,457 @@
+"""`sparklog.jobs.mirror`: topics of a real Kafka, and of another log, with the same offsets.
+
+Kafka and Spark's connector come from Maven's repositories by Spark's Ivy; where they cannot be got,
+the tests that need them are skipped with the reason.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import confluent_kafka
+import pytest
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AdminClient,
+    NewPartitions,
+    NewTopic,
+)
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner, Result
+
+import sparklog
+from benchmarks import jars
+from benchmarks.kafka_process import KafkaProcess
+from sparklog.client.log import Log
+from sparklog.jobs import mirror as jobs
+from sparklog.jobs.running import app_of
+from tests.support.waiting import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+_APP = app_of(jobs.mirror)
+_JOB: Final = Path(jobs.__file__)
+_AT = datetime(2026, 1, 2, 3, 4, 5, 6_000, tzinfo=UTC)
+_SECONDS: Final = 30.0
+_RUN_SECONDS: Final = 240
+
+Record = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+"""Offset, time in ms, key, value, headers."""
+
+
+@dataclass(frozen=True)
+class Kafka:
+    """A real Kafka, as librdkafka sees it."""
+
+    address: str
+    jars: Sequence[str]
+
+    @cached_property
+    def admin(self) -> Any:
+        return AdminClient({"bootstrap.servers": self.address})
+
+    def create(self, topic: str, partitions: int, config: Mapping[str, str] | None = None) -> None:
+        new = NewTopic(topic, partitions, 1, config=dict(config or {}))
+        self._wait(self.admin.create_topics([new]))
+
+    def delete(self, topic: str) -> None:
+        self._wait(self.admin.delete_topics([topic]))
+        wait_until(lambda: topic not in self.admin.list_topics().topics, "it was deleted")
+
+    def widen(self, topic: str, partitions: int) -> None:
+        self._wait(self.admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def delete_records(self, topic: str, partition: int, before: int) -> None:
+        place = confluent_kafka.TopicPartition(topic, partition, before)
+        self._wait(self.admin.delete_records([place]))
+
+    @staticmethod
+    def _wait(futures: Mapping[Any, Any]) -> None:
+        for future in futures.values():
+            future.result(_SECONDS)
+
+    def send(self, topic: str, first: int, count: int, partitions: int = 1) -> None:
+        """Sends records with and without keys, values and headers, to the partitions in turn."""
+        producer = confluent_kafka.Producer({"bootstrap.servers": self.address})
+        for number in range(first, first + count):
+            self._produce(producer, topic, number, number % partitions)
+        assert producer.flush(_SECONDS) == 0
+
+    def send_in_transactions(self, topic: str, partition: int) -> None:
+        """Sends 3 records, 4 that are aborted, and 2; each transaction ends with a marker."""
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": self.address, "transactional.id": f"{topic}-{partition}"}
+        )
+        producer.init_transactions(_SECONDS)
+        for count, ends in ((3, "commit"), (4, "abort"), (2, "commit")):
+            producer.begin_transaction()
+            for number in range(count):
+                self._produce(producer, topic, number, partition)
+            assert producer.flush(_SECONDS) == 0
+            getattr(producer, f"{ends}_transaction")(_SECONDS)
+
+    @staticmethod
+    def _produce(producer: Any, topic: str, number: int, partition: int) -> None:
+        producer.produce(
+            topic,
+            None if number % 5 == 4 else b"v%d" % number if number % 7 else b"",
+            None if number % 3 == 2 else b"k%d" % number,
+            partition=partition,
+            timestamp=int((_AT + timedelta(milliseconds=number)).timestamp() * 1_000),
+            headers=[("h", b"%d" % number), ("h", None), ("e", b"")] if number % 2 else [],
+        )
+
+    def read(self, topic: str) -> dict[int, list[Record]]:
+        """By partition: the committed records."""
+        settings = {"bootstrap.servers": self.address, "group.id": "read"}
+        more = {"enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        consumer = confluent_kafka.Consumer({**settings, **more, "enable.partition.eof": True})
+        numbers = self.admin.list_topics(topic).topics[topic].partitions
+        found: dict[int, list[Record]] = {number: [] for number in numbers}
+        waiting = set(found)
+        consumer.assign([confluent_kafka.TopicPartition(topic, number, 0) for number in found])
+        deadline = time.monotonic() + _SECONDS
+        while waiting:
+            assert time.monotonic() < deadline
+            each: Any
+            for each in consumer.consume(1_000, 0.1):
+                if each.error() is not None:
+                    assert each.error().code() == confluent_kafka.KafkaError._PARTITION_EOF
+                    waiting.discard(each.partition())
+                    continue
+                headers = tuple(each.headers() or ())
+                record = each.offset(), each.timestamp()[1], each.key(), each.value(), headers
+                found[each.partition()].append(record)
+        consumer.close()
+        return found
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commits offsets as a consumer of the group that has left."""
+        places = [
+            confluent_kafka.TopicPartition(topic, number, offset)
+            for number, offset in offsets.items()
+        ]
+        asked = confluent_kafka.ConsumerGroupTopicPartitions(group, places)
+
+        def committed() -> bool:
+            (altered,) = self.admin.alter_consumer_group_offsets([asked]).values()
+            try:
+                found = altered.result(_SECONDS)
+            except confluent_kafka.KafkaException:  # its coordinator is loading
+                return False
+            return all(each.error is None for each in found.topic_partitions)
+
+        wait_until(committed, "the offsets were committed")
+
+
+@pytest.fixture(name="kafka", scope="module")
+def _kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One Kafka for all tests, and its connector in the session."""
+    found = jars.find()
+    if not found.broker or not found.connector:
+        pytest.skip("; ".join(found.missing))
+    for path in found.connector:
+        spark.sql(f"ADD JAR '{path}'")
+    with KafkaProcess(found.broker, tmp_path_factory.mktemp("kafka") / "broker") as process:
+        yield Kafka(process.address, found.connector)
+
+
+@pytest.fixture(name="log")
+def _log(root: Path) -> Iterator[Log]:
+    with sparklog.connect(root) as log:
+        yield log
+
+
+def run(root: Path, *arguments: object) -> Result:
+    """Runs the job in this process, with its session."""
+    return CliRunner().invoke(_APP, ["--root", str(root), *map(str, arguments)])
+
+
+def succeed(root: Path, *arguments: object) -> str:
+    """Returns the job's last line."""
+    result = run(root, *arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout.splitlines()[-1]
+
+
+def fail(root: Path, *arguments: object, code: int = 1) -> str:
+    """Returns what the job reports, in one line of words."""
+    result = run(root, *arguments)
+    assert result.exit_code == code, result.output
+    return " ".join(result.stderr.replace("│", " ").split())
+
+
+def records(log: Log, topic: str) -> dict[int, list[Record]]:
+    """By partition: the records."""
+    found: dict[int, list[Record]] = {each.partition: [] for each in log.describe(topic).partitions}
+    for row in log.read(topic).sort_by("offset").to_pylist():
+        headers = tuple((each["key"], each["value"]) for each in row["headers"] or ())
+        at_ms = round(row["timestamp"].timestamp() * 1_000)
+        found[row["partition"]].append((row["offset"], at_ms, row["key"], row["value"], headers))
+    return found
+
+
+def bounds(log: Log, topic: str) -> list[tuple[int, int]]:
+    """Log start and end of each partition."""
+    return [(each.start, each.end) for each in log.describe(topic).partitions]
+
+
+# ------------------------------------------------------------------------------ a real Kafka
+
+
+def test_a_mirror_has_the_offsets_of_its_source(kafka: Kafka, root: Path, log: Log) -> None:
+    """Records keep all that they have, gaps stay, and new partitions and topics are followed."""
+    config = {
+        "retention.ms": "-1",
+        "segment.ms": "600000",
+        "follower.replication.throttled.replicas": "*",
+    }
+    kafka.create("one.orders", 3, config)
+    kafka.create("one.skipped", 1)
+    kafka.send("one.orders", 0, 60, partitions=3)
+    kafka.send_in_transactions("one.orders", 1)
+    kafka.delete_records("one.orders", 2, 7)
+    kafka.commit("one", "one.orders", {0: 5, 1: 32})
+    arguments = [f"--from=kafka://{kafka.address}", r"--topics=one\..*", "--exclude=.*skipped"]
+    arguments += [r"--rename=one\.(.*)=eu.\1", "--groups=one", "--config=retention.bytes=-1"]
+    log.topics()
+
+    dry = run(root, *arguments, "--dry-run")
+    assert "one.orders to eu.orders, to be created, 3 partitions, lag 65" in dry.stderr
+    assert log.topics() == []
+
+    last = succeed(root, *arguments, "--round-records=20")
+    assert last.startswith("58 records in ")
+    assert records(log, "eu.orders") == kafka.read("one.orders")
+    assert bounds(log, "eu.orders") == [(0, 20), (0, 32), (7, 20)]
+    info = log.describe("eu.orders")
+    assert info.config.items() >= {**config, "retention.bytes": "-1"}.items()
+    assert log.group_offsets("one") == {("eu.orders", 0): 5, ("eu.orders", 1): 32}
+
+    kafka.widen("one.orders", 4)
+    kafka.create("one.more", 1)
+    kafka.send("one.orders", 60, 40, partitions=4)
+    kafka.send("one.more", 0, 3)
+    assert succeed(root, *arguments).startswith("43 records in ")
+    assert succeed(root, *arguments).startswith("0 records in ")
+    assert log.topics() == ["eu.more", "eu.orders"]
+    assert records(log, "eu.orders") == kafka.read("one.orders")
+    assert succeed(root, *arguments, "--verify", "--round-records=10").startswith("101 records")
+
+
+def test_faults_of_a_source_are_named(kafka: Kafka, root: Path, log: Log) -> None:
+    """Records that were deleted too early, and a topic that was created again."""
+    kafka.create("two.deleted", 1)
+    kafka.create("two.again", 1)
+    for topic in ("two.deleted", "two.again"):
+        kafka.send(topic, 0, 5)
+    log.create_topic("two.foreign", partitions=1)
+    arguments = [f"--from=kafka://{kafka.address}", r"--topics=two\..*"]
+    succeed(root, *arguments)
+
+    kafka.send("two.deleted", 5, 5)
+    kafka.delete_records("two.deleted", 0, 8)
+    kafka.delete("two.again")
+    kafka.create("two.again", 1)
+    kafka.send("two.again", 0, 9)
+    kafka.create("two.foreign", 1)
+    with log.producer() as producer:
+        producer.send("two.foreign", b"ours")
+    said = fail(root, *arguments)
+    assert "two.deleted: not mirrored: the source has deleted offsets 5 to 8 of partition 0" in said
+    assert "two.again: not mirrored: it was deleted and created again at the source" in said
+    assert "'two.foreign' of the target has records and is not a mirror" in said
+    assert bounds(log, "two.again") == bounds(log, "two.deleted") == [(0, 5)]
+
+    deleted = [arguments[0], "--topics=two.deleted"]
+    assert succeed(root, *deleted, "--skip-deleted").startswith("2 records in ")
+    assert [each[0] for each in records(log, "two.deleted")[0]] == [0, 1, 2, 3, 4, 8, 9]
+
+
+def test_a_cutover_moves_producers_and_groups(kafka: Kafka, root: Path, log: Log) -> None:
+    """The topic has all records and takes others after it; the group continues at its offset."""
+    kafka.create("three", 1)
+    kafka.send("three", 0, 10)
+    kafka.commit("three", "three", {0: 7})
+    arguments = [f"--from=kafka://{kafka.address}", "--topics=three"]
+    succeed(root, *arguments)
+    kafka.send("three", 10, 3)
+    result = run(root, *arguments, "--cutover", "--groups=three", "--quiet=0.5")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "1 topics were cut over"
+    assert "switch clients of three to bootstrap.servers=" in result.stderr
+    assert records(log, "three") == kafka.read("three")
+    with log.producer() as producer:
+        assert producer.send("three", b"new").result().offset == 13
+    with log.consumer("three", group="three", follow=False) as consumer:
+        assert [each.offset for each in consumer] == [7, 8, 9, 10, 11, 12, 13]
+    assert succeed(root, *arguments, "--verify").startswith("13 records")
+    assert "is not a mirror" in fail(root, *arguments)
+
+
+def test_a_kafka_that_is_not_there(kafka: Kafka, root: Path, log: Log) -> None:
+    """The job says so, with the address, and no secret of the options."""
+    log.topics()
+    arguments = ["--from=kafka://127.0.0.1:1", "--topics=.*", "--kafka-option"]
+    said = fail(
+        root,
+        *arguments,
+        "sasl.jaas.config=hush",
+        "--kafka-option=default.api.timeout.ms=2000",
+        "--kafka-option=request.timeout.ms=1000",
+        "--patience=0",
+    )
+    assert "127.0.0.1:1" in said
+    assert "hush" not in said
+
+
+# ------------------------------------------------------------------------------ killed
+
+
+def survive(kafka: Kafka, folder: Path, topic: str, kills: int, seed: int) -> None:
+    """Kills the job as it copies; in the end each record is there once, at its offset."""
+    root = folder / "root"
+    kafka.create(topic, 2)
+    command = [str(Path(sys.executable).with_name("spark-submit")), "--jars", ",".join(kafka.jars)]
+    command += ["--conf", "spark.ui.enabled=false", str(_JOB), f"--root={root}"]
+    command += [f"--from=kafka://{kafka.address}", f"--topics={topic}", "--round-records=4000"]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    chance = random.Random(seed)
+    with sparklog.connect(root) as log:
+        log.topics()
+        for number in range(kills):
+            kafka.send(topic, number * 20_000, 20_000, partitions=2)
+            job = subprocess.Popen(
+                command,
+                env=environment,
+                start_new_session=True,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            )
+            time.sleep(chance.uniform(6.0, 18.0))
+            os.killpg(job.pid, 9)
+            job.wait()
+        done = subprocess.run(
+            command,
+            env=environment,
+            timeout=_RUN_SECONDS,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        assert records(log, topic) == kafka.read(topic)
+        assert bounds(log, topic) == [(0, kills * 10_000)] * 2
+
+
+def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> None:
+    """Whenever it is killed, each record is there once."""
+    survive(kafka, tmp_path, "killed", kills=1, seed=1)
+
+
+@pytest.mark.soak
+def test_a_mirror_that_is_killed_often(kafka: Kafka, tmp_path: Path) -> None:
+    """Twenty times, at any point."""
+    survive(kafka, tmp_path, "killed-often", kills=20, seed=int.from_bytes(os.urandom(4)))
+
+
+# ------------------------------------------------------------------------------ another log
+
+
+@pytest.fixture(name="other")
+def _other(tmp_path: Path) -> Iterator[Log]:
+    """A log with a topic of two partitions and 20 records."""
+    with sparklog.connect(tmp_path / "other") as log:
+        log.create_topic("t", partitions=2, config={"retention.ms": 10**12})
+        with log.producer() as producer:
+            for number in range(20):
+                producer.send(
+                    "t",
+                    b"%d" % number,
+                    key=b"k" if number % 3 else None,
+                    headers=[("n", b"%d" % number), ("null", None)],
+                    partition=number % 2,
+                    timestamp=_AT + timedelta(microseconds=number),
+                )
+        yield log
+
+
+def test_a_log_is_mirrored_into_another(
+    spark: SparkSession, other: Log, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """By the same rules as a Kafka, and with its log start and groups."""
+    other.delete_records("t", {1: 4})
+    other.commit_group_offsets("g", {("t", 0): 3})
+    log.topics()
+    arguments = [f"--from={tmp_path / 'other'}", "--topics=t", "--groups=.*"]
+    assert succeed(root, *arguments).startswith("16 records in ")
+    assert records(log, "t") == records(other, "t")
+    assert bounds(log, "t") == [(0, 10), (4, 10)]
+    assert log.group_offsets("g") == {("t", 0): 3}
+    assert succeed(root, *arguments, "--verify") == "16 records are the same on both sides"
+
+
+@pytest.mark.parametrize(
+    ("policy", "same"),
+    [("delete", False), ("compact", False), ("compact", True)],
+)
+def test_a_difference_is_found(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path, policy: str, *, same: bool
+) -> None:
+    """With its range; of a compacted topic only the last records of keys count."""
+    values = [b"a", b"b", b"c", b"d"]
+    with sparklog.connect(tmp_path / "other") as other:
+        for each, changed in ((other, b"b"), (log, b"x")):
+            each.create_topic("t", partitions=1, config={"cleanup.policy": policy})
+            with each.producer() as producer:
+                for number, value in enumerate(values):
+                    last = changed if value == b"b" else value
+                    key = b"k" if same else b"k%d" % number
+                    producer.send("t", last, key=key, timestamp=_AT)
+        arguments = [f"--from={tmp_path / 'other'}", "--topics=t", "--verify", "--round-records=2"]
+        if same:
+            assert succeed(root, *arguments) == "1 records are the same on both sides"
+            return
+        said = fail(root, *arguments)
+        assert "t: partition 0, offsets 0 up to 2: 2 records with hash" in said
+        assert "offsets 2 up to 4" not in said
+        assert "differ in t" in said
+
+
+# ------------------------------------------------------------------------------ refused
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["--from=kafka://h", "--topics=t"], 1, "expected host:port"),
+        (["--from=localhost:9092", "--topics=t"], 1, "Did you mean kafka://localhost:9092"),
+        (["--from=/no/such/root", "--topics=t"], 1, "is not a sparklog root"),
+        (["--from=kafka://h:1", "--topics=("], 1, "--topics"),
+        (["--from=kafka://h:1", "--topics=t", "--rename=a"], 2, "REGEX=NAME"),
+        (["--from=kafka://h:1", "--topics=t", "--config=retention=1"], 1, "retention.ms"),
+        (["--from=kafka://h:1", "--topics=t", "--follow", "--verify"], 2, "not both"),
+    ],
+)
+def test_a_wrong_argument_is_refused(
+    spark: SparkSession, root: Path, log: Log, arguments: list[str], code: int, words: str
+) -> None:
+    """Before anything is created."""
+    log.topics()
+    assert words in fail(root, *arguments, code=code)
+    assert log.topics() == []
+
+
+def test_a_log_is_not_mirrored_into_itself(spark: SparkSession, root: Path, log: Log) -> None:
+    """Its topics would grow without an end."""
+    log.topics()
+    assert "into itself" in fail(root, f"--from={root}", "--topics=t", code=2)

@@ -1,0 +1,487 @@
+"""Rounds of a mirror, group offsets and the cutover, with a source and a target in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+
+from sparklog import errors
+from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
+from sparklog.clock import ManualClock
+from sparklog.jobs.mirroring.cutover import Cutover, Patience
+from sparklog.jobs.mirroring.groups import GroupOffsets
+from sparklog.jobs.mirroring.plan import Bounds, Ranges, Selection, SourceTopic, TargetTopic
+from sparklog.jobs.mirroring.rounds import Mirror, Settings
+from sparklog.jobs.mirroring.sides import Group
+
+SETTINGS = Settings(selection=Selection(topics=re.compile(".*")), patience_seconds=20.0)
+PATIENCE = Patience(quiet_seconds=2.0, wait_seconds=60.0)
+
+
+class Source:
+    """Topics with the log start and end of each partition, and consumer groups."""
+
+    cluster = "kafka:c"
+
+    def __init__(self) -> None:
+        self.found: dict[str, SourceTopic] = {}
+        self.config: dict[str, dict[str, str]] = {}
+        self.members: dict[str, bool] = {}
+        self.offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
+        self.open: dict[TopicPartition, int] = {}
+        self.failures: list[Exception] = []
+
+    def put(self, topic: str, *partitions: tuple[int, int], topic_id: str = "id") -> None:
+        bounds = {number: Bounds(*each) for number, each in enumerate(partitions)}
+        self.found[topic] = SourceTopic(topic=topic, topic_id=topic_id, partitions=bounds)
+
+    def commit(self, group: str, offsets: Mapping[TopicPartition, int], *, members: bool) -> None:
+        self.members[group] = members
+        self.offsets[group] = {
+            place: OffsetAndMetadata(offset, "m") for place, offset in offsets.items()
+        }
+
+    def names(self) -> list[str]:
+        if self.failures:
+            raise self.failures.pop(0)
+        return list(self.found)
+
+    def topics(self, names: Iterable[str]) -> dict[str, SourceTopic]:
+        return {name: self.found[name] for name in names if name in self.found}
+
+    def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
+        return {name: self.config.get(name, {}) for name in names}
+
+    def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
+        return dict(self.open)
+
+    def groups(self) -> list[Group]:
+        return [Group(group=name, has_members=has) for name, has in self.members.items()]
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return self.offsets[group]
+
+    def frame(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("a test copies without Spark")
+
+
+class TargetLog:
+    """The calls of a `Log` that a mirror makes."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, TargetTopic] = {}
+        self.offsets: dict[str, dict[TopicPartition, int]] = {}
+        self.active: set[str] = set()
+        self.deleted: dict[str, dict[int, int]] = {}
+
+    def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        given = dict(config)
+        self.found[topic] = TargetTopic(
+            topic=topic,
+            origin=given.pop("mirror.source"),
+            config=given,
+            partitions=dict.fromkeys(range(partitions), Bounds(0, 0)),
+        )
+
+    def add_partitions(self, topic: str, partitions: int) -> None:
+        found = self.found[topic]
+        more = dict.fromkeys(range(partitions), Bounds(0, 0)) | dict(found.partitions)
+        self.found[topic] = replace(found, partitions=more)
+
+    def alter(self, topic: str, config: Mapping[str, str | None]) -> None:
+        changes = dict(config)
+        found = self.found[topic]
+        origin = changes.pop("mirror.source", found.origin)
+        merged = {k: v for k, v in {**found.config, **changes}.items() if v is not None}
+        self.found[topic] = replace(found, origin=origin, config=merged)
+
+    def delete_records(self, topic: str, offsets: Mapping[int, int]) -> None:
+        self.deleted.setdefault(topic, {}).update(offsets)
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
+        return self.offsets.get(group, {})
+
+    def commit_group_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> None:
+        if group in self.active:
+            raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint="")
+        self.offsets.setdefault(group, {}).update(
+            {place: each.offset for place, each in offsets.items()}
+        )
+
+
+class Target:
+    """The side that is written."""
+
+    def __init__(self) -> None:
+        self.log: Any = TargetLog()
+
+    def topics(self, names: Iterable[str]) -> dict[str, TargetTopic]:
+        return {name: self.log.found[name] for name in names if name in self.log.found}
+
+    def end(self, topic: str, partition: int = 0) -> int:
+        found: TargetTopic = self.log.found[topic]
+        return found.partitions[partition].end
+
+
+class Copier:
+    """Moves the target's ends as a write does; `before` may fail in its place."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.before: Callable[[Ranges], None] = lambda _: None
+        self.writes: list[Ranges] = []
+
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
+        self.before(parts)
+        self.writes.append(parts)
+        for topic, each in parts.items():
+            found = self._target.log.found[names[topic]]
+            bounds = dict(found.partitions)
+            for number, r in each.items():
+                if bounds[number].end != r.first:
+                    raise refusal("OffsetsDoNotContinue")
+                bounds[number] = Bounds(0, r.until)
+            self._target.log.found[names[topic]] = replace(found, partitions=bounds)
+        return sum(r.until - r.start for each in parts.values() for r in each.values())
+
+
+def refusal(name: str) -> PySparkException:
+    """An error as Spark reports one of a sink's commit."""
+    return PySparkException(f"[DATA_SOURCE_ERROR] sparklog.errors.{name}: no")
+
+
+class Here:
+    """Both sides and a mirror between them, on a clock that only it moves."""
+
+    def __init__(self, settings: Settings = SETTINGS) -> None:
+        self.source = Source()
+        self.target = Target()
+        self.copier = Copier(self.target)
+        self.clock = ManualClock()
+        self.groups = GroupOffsets(self.source, self.target, re.compile(".*"))  # type: ignore[arg-type]
+        self.mirror = self.new(settings)
+
+    def new(self, settings: Settings = SETTINGS) -> Mirror:
+        return Mirror(
+            self.copier,
+            self.source,
+            self.target,  # type: ignore[arg-type]
+            settings,
+            groups=self.groups,
+            clock=self.clock,
+        )
+
+    def cutover(self) -> Cutover:
+        mirror = self.new(replace(SETTINGS, cuts_over=True))
+        return Cutover(
+            mirror,
+            self.source,
+            self.target,  # type: ignore[arg-type]
+            self.groups,
+            PATIENCE,
+            self.clock,
+        )
+
+
+@pytest.fixture(name="here")
+def _here() -> Here:
+    return Here()
+
+
+# ------------------------------------------------------------------------------ runs
+
+
+def test_a_run_copies_what_the_source_has(here: Here) -> None:
+    """Topics are created as mirrors with their configuration; a second run copies nothing."""
+    here.source.put("a", (0, 5), (3, 9))
+    here.source.config["a"] = {"retention.ms": "1000", "unknown": "1"}
+    here.mirror.once()
+    found = here.target.log.found["a"]
+    assert found.origin == "kafka:c/id/a"
+    assert found.config == {"retention.ms": "1000"}
+    assert [each.end for each in found.partitions.values()] == [5, 9]
+    assert here.mirror.copied.records == 11
+    assert here.target.log.deleted == {"a": {1: 3}}
+    here.new().once()
+    assert len(here.copier.writes) == 1
+
+
+def test_an_empty_topic_becomes_a_mirror(here: Here) -> None:
+    """A topic that was created before, with too few partitions, gets the others."""
+    here.source.put("a", (0, 5), (0, 1))
+    here.target.log.create_topic("a", 1, {"mirror.source": None})
+    here.mirror.once()
+    assert here.target.log.found["a"].origin == "kafka:c/id/a"
+    assert here.target.end("a", 1) == 1
+
+
+def test_a_run_ends_at_the_ends_that_it_has_found(here: Here) -> None:
+    """Records that come meanwhile are those of the next run."""
+    here.source.put("a", (0, 5))
+    here.copier.before = lambda _: here.source.put("a", (0, 8))
+    here.mirror.once()
+    assert here.target.end("a") == 5
+
+
+def test_rounds_are_bounded() -> None:
+    """The ranges of a round cover no more offsets than asked for."""
+    here = Here(replace(SETTINGS, round_records=4))
+    here.source.put("a", (0, 9))
+    here.mirror.once()
+    ends = [each["a"][0].until for each in here.copier.writes]
+    assert ends == [4, 8, 9]
+
+
+def test_following_finds_new_topics_and_partitions(here: Here) -> None:
+    """It copies them in the next round."""
+    here.source.put("a", (0, 5))
+    steps = [
+        lambda: here.source.put("b", (0, 2)),
+        lambda: here.source.put("a", (0, 5), (0, 3)),
+    ]
+
+    def sleep(seconds: float) -> None:
+        here.clock.advance(seconds)
+        if not steps:
+            raise KeyboardInterrupt
+        steps.pop(0)()
+
+    here.clock.sleep = sleep  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        here.mirror.follow()
+    assert (here.target.end("a", 1), here.target.end("b")) == (3, 2)
+
+
+def test_a_changed_configuration_follows(here: Here) -> None:
+    """It is compared from time to time; given values take precedence over the source's."""
+    here.source.put("a", (0, 5))
+    here.source.config["a"] = {"retention.ms": "1000"}
+    here.mirror.once()
+    here.source.config["a"] = {"retention.bytes": "7"}
+    here.mirror.once()
+    assert here.target.log.found["a"].config == {"retention.ms": "1000"}
+    here.clock.advance(10.0)
+    here.mirror.once()
+    assert here.target.log.found["a"].config == {"retention.bytes": "7"}
+    here.new(replace(SETTINGS, config={"retention.bytes": "-1"})).once()
+    assert here.target.log.found["a"].config == {"retention.bytes": "-1"}
+
+
+# ------------------------------------------------------------------------------ faults
+
+
+def test_a_topic_with_a_fault_holds_up_no_other(here: Here) -> None:
+    """The others are copied, and the fault has a reason."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.mirror.once()
+    here.source.put("a", (0, 7), topic_id="new")
+    here.source.put("b", (0, 7))
+    here.mirror.once()
+    assert (here.target.end("a"), here.target.end("b")) == (5, 7)
+    assert "deleted and created again" in here.mirror.faults["a"]
+    assert here.mirror.faults.keys() == {"a"}
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_named(here: Here) -> None:
+    """The run ends, with the reason."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.copier.before = lambda _: here.source.found.pop("a", None)  # type: ignore[assignment]
+    here.target.log.create_topic("a", 1, {"mirror.source": None})
+    mirror = here.new(replace(SETTINGS, round_records=4))
+    mirror.once()
+    assert mirror.faults == {"a": "it was deleted at the source"}
+    assert here.target.end("b") == 5
+
+
+def test_following_ends_if_no_topic_is_left(here: Here) -> None:
+    """Otherwise it would wait without an end."""
+    here.source.put("a", (0, 5))
+    here.target.log.create_topic("a", 1, {"mirror.source": "another"})
+    here.mirror.follow()
+    assert here.mirror.faults.keys() == {"a"}
+
+
+def test_a_side_that_is_down_is_asked_again(here: Here) -> None:
+    """With longer and longer waits, until the patience is over."""
+    down = errors.BrokerUnavailable(address="h:1", reason="refused")
+    here.source.put("a", (0, 5))
+    here.source.failures = [down] * 3
+    began = here.clock.monotonic()
+    here.mirror.once()
+    assert here.target.end("a") == 5
+    assert here.clock.monotonic() - began == 1 + 2 + 4
+    here.source.failures = [down] * 9
+    with pytest.raises(errors.BrokerUnavailable):
+        here.mirror.once()
+    assert here.source.failures
+
+
+def test_a_write_that_fails_is_repeated_by_topic(here: Here) -> None:
+    """The topic whose write fails waits; the other is copied, and the failure is no fault."""
+    failures = 3
+
+    def fail(parts: Ranges) -> None:
+        nonlocal failures
+        if "a" in parts and failures:
+            failures -= 1
+            raise PySparkException("the store is slow")
+
+    here.copier.before = fail
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.mirror.once()
+    assert [set(each) for each in here.copier.writes] == [{"b"}, {"a"}]
+    assert (here.target.end("a"), here.target.end("b")) == (5, 5)
+    assert here.mirror.faults == {}
+    here.source.put("a", (0, 7))
+    here.source.put("b", (0, 7))
+    here.mirror.once()
+    assert set(here.copier.writes[-1]) == {"a", "b"}
+
+
+def test_a_write_that_keeps_failing_becomes_a_fault(here: Here) -> None:
+    """After the patience; the run ends with its reason."""
+
+    def fail(parts: Ranges) -> None:
+        raise PySparkException("the store is gone")
+
+    here.copier.before = fail
+    here.source.put("a", (0, 5))
+    here.mirror.once()
+    assert here.mirror.faults == {"a": "the store is gone"}
+    assert 20 <= here.clock.monotonic() <= 60
+
+
+def test_a_refusal_is_final_if_the_target_did_not_move(here: Here) -> None:
+    """No patience helps against it."""
+    began = here.clock.monotonic()
+
+    def refuse(parts: Ranges) -> None:
+        raise refusal("KeylessRecord")
+
+    here.copier.before = refuse
+    here.source.put("a", (0, 5))
+    here.mirror.once()
+    assert here.mirror.faults.keys() == {"a"}
+    assert here.clock.monotonic() - began < 5
+
+
+def test_a_second_mirror_is_no_fault(here: Here) -> None:
+    """A write that no longer continues the target is planned again."""
+    here.source.put("a", (0, 5))
+    other = Copier(here.target)
+
+    def overtake(parts: Ranges) -> None:
+        here.copier.before = lambda _: None
+        other.copy({"a": {0: parts["a"][0]._replace(until=3)}}, {"a": "a"})
+
+    here.copier.before = overtake
+    here.mirror.once()
+    assert here.mirror.faults == {}
+    assert here.target.end("a") == 5
+
+
+# ------------------------------------------------------------------------------ groups
+
+
+def test_offsets_of_groups_are_copied(here: Here) -> None:
+    """As they are, for mirrored topics, up to the target's end."""
+    here.source.put("a", (0, 5), (0, 5))
+    here.source.commit("g", {("a", 0): 3, ("a", 1): 9, ("other", 0): 1}, members=True)
+    here.source.commit("none", {("other", 0): 1}, members=False)
+    here.mirror.once()
+    assert here.target.log.offsets == {"g": {("a", 0): 3}}
+    assert here.mirror.groups.ahead == ["g"]
+
+
+def test_a_group_with_members_in_the_target_keeps_its_offsets(here: Here) -> None:
+    """The outcome names it."""
+    here.source.put("a", (0, 5))
+    here.source.commit("g", {("a", 0): 3}, members=False)
+    here.target.log.active = {"g"}
+    here.mirror.once()
+    assert here.target.log.offsets == {}
+    assert here.mirror.groups.refused == ["g"]
+
+
+# ------------------------------------------------------------------------------ cutover
+
+
+def test_a_cutover_ends_the_mirror(here: Here) -> None:
+    """It copies the last records and the groups' offsets, once producers and consumers stopped."""
+    here.source.put("a", (0, 5))
+    here.source.commit("g", {("a", 0): 3}, members=True)
+    began = here.clock.monotonic()
+    events: dict[float, Callable[[], None]] = {
+        1.0: lambda: here.source.put("a", (0, 9)),
+        6.0: lambda: here.source.commit("g", {("a", 0): 9}, members=False),
+    }
+
+    def sleep(seconds: float) -> None:
+        here.clock.advance(seconds)
+        for at in sorted(each for each in events if each <= here.clock.monotonic() - began):
+            events.pop(at)()
+
+    here.clock.sleep = sleep  # type: ignore[method-assign]
+    assert here.cutover().run() == ["a"]
+    assert here.target.log.found["a"].origin is None
+    assert here.target.end("a") == 9
+    assert here.target.log.offsets == {"g": {("a", 0): 9}}
+    assert here.clock.monotonic() - began < 7.0
+    assert here.cutover().run() == ["a"]  # again
+
+
+def test_a_cutover_waits_for_an_open_transaction(here: Here) -> None:
+    """Its records may still come; the mirror has not ended when patience is over."""
+    here.source.put("a", (0, 5))
+    here.source.open = {("a", 0): 6}
+    with pytest.raises(errors.TimedOut, match="transaction is open in a-0"):
+        here.cutover().run()
+    assert here.target.log.found["a"].origin is not None
+
+
+def test_a_cutover_of_a_topic_with_a_fault_is_refused(here: Here) -> None:
+    """No mirror has ended then."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.target.log.create_topic("a", 1, {"mirror.source": "another"})
+    with pytest.raises(errors.BadRequest, match="a: topic 'a' of the target is the mirror"):
+        here.cutover().run()
+    assert here.target.log.found["b"].origin is not None
+
+
+def test_a_cutover_that_was_stopped_is_run_again(here: Here) -> None:
+    """Topics whose mirror has ended are left as they are, with their later records."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.mirror.once()
+    here.target.log.alter("a", {"mirror.source": None})
+    found = here.target.log.found["a"]
+    here.target.log.found["a"] = replace(found, partitions={0: Bounds(0, 8)})
+    here.source.commit("g", {("a", 0): 5}, members=False)
+    here.target.log.active = {"g"}
+    assert here.cutover().run() == ["a", "b"]
+    assert here.target.log.found["b"].origin is None
+
+
+def test_records_after_a_cutover_are_named(here: Here) -> None:
+    """A producer that was not stopped writes to the source; the error has the offsets."""
+    here.source.put("a", (0, 5))
+    alter = here.target.log.alter
+
+    def late(topic: str, config: Mapping[str, str | None]) -> None:
+        alter(topic, config)
+        here.source.put("a", (0, 7))
+
+    here.target.log.alter = late
+    with pytest.raises(errors.BadRequest, match="a-0 from 5 up to 7"):
+        here.cutover().run()
