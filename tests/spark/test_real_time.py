@@ -1,0 +1,33 @@
+"""Real-time mode, which takes Spark's Kafka connector and no Python source."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+import sparklog
+from benchmarks import jars
+from tests.support import spark_programs
+from tests.support.kafkas import broker
+
+pytestmark = [pytest.mark.spark, pytest.mark.soak, pytest.mark.timeout(400)]
+
+
+def test_real_time_mode_reads_and_writes_by_the_kafka_listener(tmp_path: Path) -> None:
+    """Records pass one by one, long before the batch ends; `format("sparklog")` is refused."""
+    found = jars.find()
+    assert found.connector, found.missing
+    with broker(tmp_path / "root") as agent:
+        with sparklog.connect(agent.address) as log:
+            for topic in ("t", "u"):
+                log.create_topic(topic, partitions=1)
+        addresses = (agent.address, agent.kafka_address)
+        result = spark_programs.run(
+            "real_time",
+            *(*addresses, str(tmp_path / "checkpoint"), ",".join(found.connector)),
+            timeout_seconds=300.0,
+        )
+    assert "STREAMING_REAL_TIME_MODE" in result["refused"]
+    assert statistics.median(result["delays"]) < 5

@@ -1,0 +1,94 @@
+"""A query in real-time mode from topic `t` to topic `u`, by Spark's Kafka connector.
+
+Arguments: addresses of the broker's listeners, Flight's and Kafka's, a folder for the checkpoint,
+and the connector's jars, separated by commas.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any, Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+import sparklog
+from sparklog.client.log import Log
+from tests.support.waiting import wait_until
+
+BATCH_SECONDS: Final = 300
+"""Far longer than the test: a record that arrives has not waited for the end of a micro-batch."""
+
+RECORDS: Final = 20
+
+
+def real_time(frame: DataFrame, address: str, checkpoint: str) -> StreamingQuery:
+    """The query, from `frame` to `u`."""
+    trigger: Any = {"realTime": f"{BATCH_SECONDS} seconds"}  # pyspark's types lack it
+    return (
+        frame.selectExpr("key", "upper(cast(value as string)) as value")
+        .writeStream.format("kafka")
+        .option("kafka.bootstrap.servers", address)
+        .option("topic", "u")
+        .option("checkpointLocation", checkpoint)
+        .outputMode("update")
+        .trigger(**trigger)
+        .start()
+    )
+
+
+def refusal(frame: DataFrame, address: str, checkpoint: str) -> str:
+    """Returns the error of a real-time query from `frame`."""
+    query = None
+    try:
+        query = real_time(frame, address, checkpoint)
+        query.awaitTermination(60)
+    except PySparkException as error:
+        return str(error)
+    finally:
+        if query is not None:
+            query.stop()
+    return ""
+
+
+def delays(log: Log, query: StreamingQuery) -> list[float]:
+    """Sends one record after the other, and returns the seconds until each is in `u`."""
+    found = []
+    with log.producer() as producer, log.consumer("u") as consumer:
+        records = iter(consumer)
+        for number in range(RECORDS):
+            began = time.monotonic()
+            producer.send("t", b"v%d" % number, key=b"k").result()
+            record = next(records)
+            assert (record.key, record.value) == (b"k", b"V%d" % number)
+            found.append(time.monotonic() - began)
+            assert query.isActive
+    return found
+
+
+def main(flight: str, kafka: str, checkpoint: str, jars: str) -> dict[str, Any]:
+    """Results of both sources."""
+    builder = SparkSession.builder.master("local[2]").config("spark.jars", jars)
+    for name, value in (("spark.ui.enabled", "false"), ("spark.log.level", "ERROR")):
+        builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    ours = spark.readStream.format("sparklog").options(bootstrap=flight, subscribe="t").load()
+    refused = refusal(ours, kafka, f"{checkpoint}/ours")
+    given = {"kafka.bootstrap.servers": kafka, "subscribe": "t", "startingOffsets": "earliest"}
+    theirs = spark.readStream.format("kafka").options(**given).load()
+    query = real_time(theirs, kafka, f"{checkpoint}/kafka")
+    try:
+        wait_until(lambda: query.status["isTriggerActive"], "the query runs")
+        with sparklog.connect(flight) as log:
+            found = delays(log, query)
+    finally:
+        query.stop()
+        spark.stop()
+    return {"refused": refused, "delays": found}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(*sys.argv[1:])) + "\n")
