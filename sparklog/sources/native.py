@@ -122,14 +122,19 @@ def _published(
 
     try:
         table = spark.read.format("delta").load(f"{root_uri}/{table_folder(name)}")
-    except AnalysisException as error:
-        if error.getCondition() != "DATA_SOURCE_NOT_FOUND":
-            raise
-        reason = (
-            "the session has no Delta: build it with delta.configure_spark_with_delta_pip, or"
-            ' read through format("sparklog")'
-        )
-        raise errors.BadRequest(reason=reason) from error
+    except Exception as error:
+        if isinstance(error, AnalysisException) and error.getCondition() == "DATA_SOURCE_NOT_FOUND":
+            reason = (
+                "the session has no Delta: build it with delta.configure_spark_with_delta_pip, or"
+                ' read through format("sparklog")'
+            )
+            raise errors.BadRequest(reason=reason) from error
+        if "No FileSystem for scheme" in str(error):
+            reason = (
+                f"Spark cannot open {root_uri}; give the root in Spark's notation, such as s3a://…"
+            )
+            raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
+        raise
     inside = table.where(_inside(start.offsets, end.offsets))
     nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as the source has it
     return inside.withColumn("topic", nullable).select(*options.columns)

@@ -40,6 +40,8 @@ def test_spark_may_name_the_root_otherwise(
     frame = dataframe(spark, root, "t", sparkRoot=f"file://{tmp_path}/alias/")
     assert values(frame) == sent(0, 6)
     assert all("/alias/" in name for name in frame.inputFiles())
+    with pytest.raises(errors.BadOption, match=r"sparkRoot.*cannot open nowhere://bucket; give"):
+        dataframe(spark, root, "t", sparkRoot="nowhere://bucket")
 
 
 def test_the_setting_is_for_the_root_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
