@@ -313,9 +313,9 @@ class Planner:
         found: dict[str, dict[int, int]] = {name: {} for name in position if name in self._topics}
         for name, times in found.items():
             for number, offset in position[name].offsets.items():
-                if self._holds(name, position[name].id, number, offset):
-                    end = min(offset + 1, self._topics[name].ends[number])
-                    pieces = self._view.slices(name, number, offset, end)
+                is_there = self._holds(name, position[name].id, number, offset)
+                if is_there and offset < self._topics[name].ends[number]:
+                    pieces = self._view.slices(name, number, offset, offset + 1)
                     time_us = _first_timestamp_us(pieces[0]) if pieces else None
                     if time_us is not None:
                         times[number] = time_us // 1_000
