@@ -6,12 +6,15 @@ import gc
 import os
 from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from sparklog.cli.shared import ExitCode
 from sparklog.options import ROOT_VARIABLE, storage_options
+
+if TYPE_CHECKING:
+    from sparklog.doctor import CheckResult
 
 
 def broker(
@@ -132,11 +135,16 @@ def doctor(
     failed = False
     for finding in findings:
         failed |= finding.state is CheckState.FAIL
-        state = typer.style(f"{finding.state:<5}", **_STYLES[finding.state])
-        advice = f": {finding.advice}" if finding.advice else ""
-        typer.echo(f"{state} {finding.check:<16} {finding.found}{advice}")
+        print_finding(finding)
     if failed:
         raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+def print_finding(finding: CheckResult) -> None:
+    """Prints the line of a check."""
+    state = typer.style(f"{finding.state:<5}", **_STYLES[finding.state])
+    advice = f": {finding.advice}" if finding.advice else ""
+    typer.echo(f"{state} {finding.check:<16} {finding.found}{advice}")
 
 
 _STYLES: Final[dict[str, dict[str, Any]]] = {

@@ -15,5 +15,6 @@ JOBS: Final = {
     "produce": "rows of files, a table or a query become records of a topic, once",
     "replay": "a range of a topic's records become records of another, at once or at a pace",
     "to_table": "JSON values of a topic become rows of a Delta table, once",
+    "verify": "the records of a root are checked: tables, write-ahead log, and gaps",
 }
 """Names of the jobs, which are those of modules here and of files in `jobs/`."""

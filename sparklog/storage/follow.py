@@ -168,6 +168,14 @@ class RootFollower:
             for partition in range(snapshot.partitions)
         )
 
+    def beyond(self, snapshot: TableSnapshot, partition: int) -> int | None:
+        """Returns the least offset of the log that its table does not reach; None: it does."""
+        end = high_watermark(snapshot, partition, self._tail(snapshot, partition))
+        entries = self._entries.get((snapshot.topic_id or "", partition), ())
+        return min(
+            (each.entry.base_offset for each in entries if each.entry.end > end), default=None
+        )
+
     def _tail(self, snapshot: TableSnapshot, partition: int) -> tuple[Located, ...]:
         return self._tails.get((snapshot.topic_id or "", partition), ())
 

@@ -1,0 +1,5 @@
+"""Checks of the records of a root: `spark-submit jobs/verify.py --help`."""
+
+from sparklog.jobs.verify import main
+
+main()

@@ -1,0 +1,331 @@
+"""Checks the records of topics: their tables, the write-ahead log, and that none is missing.
+
+    spark-submit jobs/verify.py --root s3://bucket/log orders payments
+
+The driver checks what the metadata, the Delta logs and the write-ahead log say of each other.
+Spark's tasks read every file and every entry. Brokers may serve the root meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import msgspec
+import pyarrow as pa
+import typer
+
+from sparklog import errors
+from sparklog.broker.config.topic_config import MIRROR_SOURCE
+from sparklog.cli.maintenance import print_finding
+from sparklog.cli.shared import ExitCode, RootOption, root_metadata
+from sparklog.clock import Clock, SystemClock
+from sparklog.doctor import CheckResult, CheckState
+from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.jobs.targets import last_line, root_for_spark
+from sparklog.options import storage_options
+from sparklog.sources import tasks
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import Store, open_store
+from sparklog.storage.snapshot import Slice, TableSnapshot
+from sparklog.storage.verify import SliceReport, check_slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ATTEMPTS: Final = 3
+"""Plans of the same offsets, of which a file may be compacted before it is read."""
+_TASK_BYTES: Final = 128 * 2**20
+_ENTRY_BYTES: Final = 2**20
+"""The cost of opening a file or an entry, in bytes that are read meanwhile."""
+
+
+def check_slices(
+    root: str,
+    storage: Mapping[str, str],
+    batches: Iterable[pa.RecordBatch],
+    *,
+    reads_all: bool,
+) -> Iterator[pa.RecordBatch]:
+    """Yields a report for each slice, which come with the ends of their partitions' tables."""
+    store = open_store(root, storage)
+    for batch in batches:
+        reports = []
+        for data, end in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            (piece,) = tasks.decode(data)
+            found = check_slice(store, piece, end=end, reads_all=reads_all)
+            reports.append(msgspec.json.encode(found))
+        yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], ["report"])
+
+
+# ------------------------------------------------------------------------------ the job
+
+
+def verify(
+    topics: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TOPIC...", help="The topics. Default: all of the root.", show_default=False
+        ),
+    ] = None,
+    root: RootOption = None,
+    values: Annotated[
+        bool,
+        typer.Option("--values", help="Read keys, values and headers too, with their checksums."),
+    ] = False,
+    allow_gaps: Annotated[
+        bool,
+        typer.Option(
+            "--allow-gaps", help="Missing offsets are no fault: a DELETE was run on the table."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check what needs no reading of records.")
+    ] = False,
+) -> None:
+    """Checks that each record of a topic is there once, and that readers find it.
+
+    It reads every file of the table, and the write-ahead log, and prints a line for each topic and
+    for each fault. Nothing is written. It exits with 3 if there is a fault.
+
+    Example: spark-submit jobs/verify.py --root ./data orders
+    """
+    uri = root_for_spark(root)
+    known = {*root_metadata(uri).reload().topics}
+    for name in topics or ():
+        if name not in known:
+            raise errors.UnknownTopic(topic=name)
+    began = time.perf_counter()
+    options = storage_options(uri)
+    job = _Verification(open_store(uri, options), SystemClock(), allow_gaps=allow_gaps)
+    wanted = sorted({*topics} if topics else known)
+    snapshots = job.look(wanted)
+    if not dry_run:
+        spark = spark_session("verify", with_delta=False)
+        with progress(spark, "verify"):
+            job.scan(spark, options, snapshots, reads_all=values)
+    for finding in job.findings:
+        print_finding(finding)
+    failed = sum(each.state is CheckState.FAIL for each in job.findings)
+    said = last_line(uri, job.rows, time.perf_counter() - began)
+    typer.echo(f"{said}, {failed} faults" if failed else f"{said}, no fault")
+    if failed:
+        raise typer.Exit(ExitCode.UNHEALTHY)
+
+
+class _Verification:
+    """One run."""
+
+    def __init__(self, store: Store, clock: Clock, *, allow_gaps: bool) -> None:
+        self._store = store
+        self._follower = RootFollower(store, clock=clock)
+        self._allow_gaps = allow_gaps
+        self.findings: list[CheckResult] = []
+        self.rows = 0
+
+    # -------------------------------------------------------------------------- the driver
+
+    def look(self, topics: Iterable[str]) -> dict[str, TableSnapshot]:
+        """Returns the tables that can be read, after checks of their metadata."""
+        found: dict[str, TableSnapshot] = {}
+        names = list(topics)
+        try:
+            found.update(self._follower.refresh(names))
+        except errors.SparklogError:  # of one topic, or of the log of all
+            for name in names:
+                try:
+                    found.update(self._follower.refresh([name]))
+                except errors.SparklogError as error:
+                    self._fail(name, str(error), "")
+        for name, snapshot in found.items():
+            self.check_snapshot(name, snapshot)
+        return found
+
+    def check_snapshot(self, name: str, snapshot: TableSnapshot) -> None:
+        wanted = self._follower.metadata.topic(name).partitions
+        if len(wanted) != snapshot.partitions:
+            said = f"its table has {snapshot.partitions} partitions, and the cluster {len(wanted)}"
+            self._fail(name, said, "start a broker, which adds partitions to the table")
+        for partition, start in enumerate(snapshot.starts):
+            place = f"{name}-{partition}"
+            if start > snapshot.ends[partition]:
+                said = f"{place}: the log start {start} is after the end {snapshot.ends[partition]}"
+                self._fail(name, said, "restore the table to a version before it")
+            below = [
+                file
+                for file in snapshot.files[partition]
+                if file.last is not None and file.last < start
+            ]
+            if below:
+                said = f"{place}: {len(below)} files are below the log start {start}"
+                advice = "another engine restored them; the broker's janitor removes them"
+                self._add(name, CheckState.WARN, said, advice)
+            if (beyond := self._follower.beyond(snapshot, partition)) is not None:
+                end = self._follower.ends(snapshot)[partition]
+                said = f"{place}: offsets {end} to {beyond - 1} are in neither table nor log"
+                advice = "restore the table to its newest version, or table and log from a backup"
+                self._fail(name, said, advice)
+
+    # -------------------------------------------------------------------------- Spark
+
+    def scan(
+        self,
+        spark: SparkSession,
+        options: Mapping[str, str],
+        snapshots: Mapping[str, TableSnapshot],
+        *,
+        reads_all: bool,
+    ) -> None:
+        """Reads all records of the tables and of the log, and reports each topic.
+
+        `options` are those of the store.
+        """
+        check = functools.partial(check_slices, self._store.uri, options, reads_all=reads_all)
+        waiting = [
+            (name, partition, start, end)
+            for name, snapshot in snapshots.items()
+            for partition, (start, end) in enumerate(
+                zip(snapshot.starts, self._follower.ends(snapshot), strict=True)
+            )
+        ]
+        ends = {(name, partition): end for name, partition, _, end in waiting}
+        reports: dict[tuple[str, int], list[SliceReport]] = defaultdict(list)
+        current = dict(snapshots)
+        for attempt in range(_ATTEMPTS):
+            slices = [
+                (piece, current[name].ends[partition])
+                for name, partition, start, end in waiting
+                for piece in self._plan(current[name], name, partition, start, end)
+            ]
+            waiting = []
+            for found in self._checked(spark, slices, check):
+                if found.gone:
+                    waiting.append((found.topic, found.partition, found.start, found.end))
+                    if attempt == _ATTEMPTS - 1:
+                        said = f"{found.gone} does not exist, and the table's log names it"
+                        self._fail(found.topic, said, "restore it from a backup")
+                else:
+                    reports[found.topic, found.partition].append(found)
+            if not waiting:
+                break
+            current.update(self._follower.refresh({name for name, *_ in waiting}))
+        lost = {(name, partition) for name, partition, *_ in waiting}
+        for name in snapshots:
+            self._report(name, current[name], ends, reports, lost)
+
+    def _plan(
+        self, snapshot: TableSnapshot, name: str, partition: int, start: int, end: int
+    ) -> list[Slice]:
+        """Returns slices of the offsets that are left: retention may have moved the log start."""
+        start = max(start, snapshot.starts[partition])
+        if start >= end:
+            return []
+        return self._follower.plan(name, snapshot, partition, start, end)
+
+    def _checked(
+        self, spark: SparkSession, slices: list[tuple[Slice, int]], check: Any
+    ) -> Iterator[SliceReport]:
+        if not slices:
+            return
+        size = sum(
+            _ENTRY_BYTES + sum(file.size_bytes for file in piece.files) for piece, _ in slices
+        )
+        count = max(-(-size // _TASK_BYTES), min(len(slices), 2 * _parallelism(spark)))
+        rows = [(bytearray(tasks.encode([piece])), end) for piece, end in slices]
+        frame = spark.createDataFrame(rows, "slice BINARY, end BIGINT").repartition(count)
+        for row in frame.mapInArrow(check, "report BINARY").collect():
+            yield msgspec.json.decode(row["report"], type=SliceReport)
+
+    # -------------------------------------------------------------------------- findings
+
+    def _report(
+        self,
+        name: str,
+        snapshot: TableSnapshot,
+        ends: Mapping[tuple[str, int], int],
+        reports: Mapping[tuple[str, int], list[SliceReport]],
+        lost: set[tuple[str, int]],
+    ) -> None:
+        count = missing = 0
+        for partition, start in enumerate(snapshot.starts):
+            found = sorted(reports.get((name, partition), ()), key=lambda each: each.start)
+            count += sum(each.rows for each in found)
+            for report in found:
+                for fault in report.faults:
+                    self._fail(name, fault.what, fault.advice)
+            is_whole = (name, partition) not in lost and not any(each.faults for each in found)
+            if is_whole:
+                missing += self.check_gaps(
+                    name, snapshot.config, partition, (start, ends[name, partition]), found
+                )
+        self.rows += count
+        gaps = f", {missing:,} offsets without a record" if missing else ""
+        said = f"{snapshot.partitions} partitions, {count:,} records{gaps}"
+        self._add(name, CheckState.OK, said, "")
+
+    def check_gaps(
+        self,
+        name: str,
+        config: Mapping[str, str],
+        partition: int,
+        bounds: tuple[int, int],
+        found: Iterable[SliceReport],
+    ) -> int:
+        """Returns the number of offsets without a record, which are reported if it is a fault."""
+        at, end = bounds
+        gaps: list[tuple[int, int]] = []
+        missing = 0
+        for report in found:
+            if report.rows:
+                if report.first > at:
+                    gaps.append((at, report.first))
+                    missing += report.first - at
+                gaps += report.gaps
+                missing += report.missing
+                at = report.last + 1
+        if at < end:
+            gaps.append((at, end))
+            missing += end - at
+        may_have = self._allow_gaps or _explains_gaps(config)
+        if missing and not may_have:
+            first, last = gaps[0][0], gaps[0][1] - 1
+            self._fail(
+                name,
+                f"{name}-{partition}: {missing:,} offsets have no record, first {first} to {last}",
+                "if a DELETE was run on the table, which DESCRIBE HISTORY shows, give"
+                " --allow-gaps; otherwise restore the table",
+            )
+        return missing
+
+    def _fail(self, name: str, said: str, advice: str) -> None:
+        self._add(name, CheckState.FAIL, said, advice)
+
+    def _add(self, name: str, state: CheckState, said: str, advice: str) -> None:
+        self.findings.append(CheckResult(check=name, state=state, found=said, advice=advice))
+
+
+def _explains_gaps(config: Mapping[str, str]) -> bool:
+    """Returns whether a topic has gaps by nature: it is compacted, or mirrors another one."""
+    return "compact" in config.get("cleanup.policy", "").split(",") or bool(
+        config.get(MIRROR_SOURCE)
+    )
+
+
+def _parallelism(spark: SparkSession) -> int:
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect raises an error of its own for what it does not have
+        echo("the number of cores is unknown: 16 tasks")
+        return 8
+
+
+def main() -> None:
+    """The program."""
+    run(verify, "verify")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""`sparklog.storage.verify`: checks of stored records that were tampered with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sparklog
+from sparklog.clock import Clock, SystemClock
+from sparklog.jobs.verify import _Verification
+from sparklog.storage.follow import RootFollower
+from sparklog.storage.objects import LocalStore, MemoryStore, Store
+from sparklog.storage.verify import SliceReport, check_slice
+from sparklog.storage.wal.base import object_path
+from tests.support.brokers import Rig, flip
+from tests.unit.test_kept_offsets import keep, mirror
+
+
+def check(
+    store: Store, clock: Clock, topic: str = "t", *, reads_all: bool = False
+) -> list[SliceReport]:
+    """Checks all slices of a topic of one partition."""
+    follower = RootFollower(store, clock=clock)
+    snapshot = follower.refresh([topic])[topic]
+    ends = follower.ends(snapshot)
+    slices = follower.plan(topic, snapshot, 0, snapshot.starts[0], ends[0])
+    return [
+        check_slice(store, piece, end=snapshot.ends[0], reads_all=reads_all) for piece in slices
+    ]
+
+
+def check_table(root: Path, *, reads_all: bool = False) -> list[SliceReport]:
+    """Checks a topic of a local root."""
+    return check(LocalStore(str(root)), SystemClock(), reads_all=reads_all)
+
+
+def faults(reports: list[SliceReport]) -> str:
+    """The faults that were found, joined."""
+    return "; ".join(fault.what for each in reports for fault in each.faults)
+
+
+@pytest.fixture(name="root")
+def _root(tmp_path: Path) -> Path:
+    """A root with ten records of topic t in two files."""
+    with sparklog.connect(tmp_path) as log:
+        log.create_topic("t", partitions=1)
+        for half in range(2):
+            with log.producer() as producer:
+                for number in range(5):
+                    producer.send("t", b"value %d" % number, key=b"%d" % half)
+            log.flush_to_table("t")
+    return tmp_path
+
+
+def files(root: Path) -> list[Path]:
+    """The data files of topic t, in the order of their offsets."""
+    found = (root / "topics" / "t").glob("partition=0/*.parquet")
+    return sorted(
+        found, key=lambda path: pq.read_table(path, partitioning=None)["offset"][0].as_py()
+    )
+
+
+def edit(root: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    """Changes the files that the table's log adds, and their statistics."""
+    for commit in (root / "topics" / "t" / "_delta_log").glob("*.json"):
+        actions = [json.loads(line) for line in commit.read_text().splitlines()]
+        for action in actions:
+            if "add" in action:
+                stats = json.loads(action["add"]["stats"])
+                change(action["add"], stats)
+                action["add"]["stats"] = json.dumps(stats)
+        commit.write_text("\n".join(map(json.dumps, actions)) + "\n")
+
+
+# ------------------------------------------------------------------------------ the table
+
+
+def test_a_sound_table_has_no_faults(root: Path) -> None:
+    """All offsets are there, once."""
+    reports = check_table(root, reads_all=True)
+    assert not faults(reports)
+    assert [(each.first, each.last, each.rows, each.missing) for each in reports] == [
+        (0, 4, 5, 0),
+        (5, 9, 5, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda _, stats: stats.update(numRecords=6), "rows"),
+        (lambda _, stats: stats["maxValues"].update(offset=9), "and the log says"),
+        (
+            lambda _, stats: stats["maxValues"].update(timestamp="2020-01-01T00:00:00Z"),
+            "timestamps",
+        ),
+        (lambda add, _: add.update(size=add["size"] - 1), "bytes, and the table's log says"),
+    ],
+)
+def test_a_log_that_says_something_else(
+    root: Path, change: Callable[[dict[str, Any], dict[str, Any]], None], words: str
+) -> None:
+    """Readers skip files by its statistics."""
+    edit(root, change)
+    assert words in faults(check_table(root))
+
+
+def test_a_damaged_file_is_named(root: Path) -> None:
+    """Keys and values are read if asked; one that is gone may be one that was compacted."""
+    path = files(root)[0]
+    whole = path.read_bytes()
+    at = whole.index(b"value 3") if b"value 3" in whole else len(whole) // 4
+    path.write_bytes(whole[:at] + bytes(8) + whole[at + 8 :])
+    assert path.name in faults(check_table(root, reads_all=True))
+    path.unlink()
+    assert [path.name in each.gone for each in check_table(root)] == [True, False]
+
+
+def test_files_with_the_same_offsets(root: Path) -> None:
+    """Each file is sound, but an offset is in both."""
+    first, second = files(root)
+    table = pa.concat_tables([pq.read_table(each, partitioning=None) for each in (first, second)])
+    pq.write_table(table, first, compression="none")
+
+    def change(add: dict[str, Any], stats: dict[str, Any]) -> None:
+        if Path(add["path"]).name == first.name:
+            add["size"] = first.stat().st_size
+            stats.update(numRecords=10)
+            stats["maxValues"]["offset"] = 9
+
+    edit(root, change)
+    (report,) = check_table(root)
+    assert "5 offsets occur twice, the first is 5" in faults([report])
+
+
+# ------------------------------------------------------------------------------ the log
+
+
+def test_entries_of_the_log(rig: Rig, store: MemoryStore) -> None:
+    """An entry with a changed byte is a fault; the others are read."""
+    for text in ("a", "b", "c"):
+        rig.append([text])
+    assert [each.rows for each in check(store, rig.clock)] == [1, 1, 1]
+    located = rig.partition_table.topic("t").partition(0).unpublished[1]
+    flip(store, object_path(located.at), -10)
+    reports = check(store, rig.clock)
+    assert [bool(each.faults) for each in reports] == [False, True, False]
+    assert "t-0, offsets 1 to 1, in the write-ahead log" in faults(reports)
+
+
+def test_a_mirror_has_gaps(rig: Rig, store: MemoryStore) -> None:
+    """An entry whose rows keep their offsets is no fault, in the log and in the table."""
+    mirror(rig)
+    keep(rig, [3, 4, 9], 0, 12)
+    expected = [(3, 9, 3, 4)]
+    for _ in range(2):
+        reports = check(store, rig.clock, "m", reads_all=True)
+        assert not faults(reports)
+        found = [(each.first, each.last, each.rows, each.missing) for each in reports if each.rows]
+        assert found == expected
+        rig.publish()
+
+
+# ------------------------------------------------------------------------------ gaps
+
+
+def test_gaps_are_faults_unless_they_are_explained(root: Path) -> None:
+    """A compacted topic and a mirror have some; a plain one has them after a DELETE only."""
+    later = check_table(root)[1:]
+    cases: list[tuple[bool, dict[str, str], int]] = [
+        (False, {}, 2),
+        (True, {}, 0),
+        (False, {"cleanup.policy": "delete,compact"}, 0),
+        (False, {"mirror.source": "kafka"}, 0),
+    ]
+    for allowed, config, count in cases:
+        job = _Verification(LocalStore(str(root)), SystemClock(), allow_gaps=allowed)
+        for end, missing in ((10, 5), (12, 7)):
+            assert job.check_gaps("t", config, 0, (0, end), later) == missing
+        assert len(job.findings) == count
+
+
+# ------------------------------------------------------------------------------ metadata
+
+
+def look(store: Store, clock: Clock) -> list[str]:
+    """The findings of the metadata."""
+    job = _Verification(store, clock, allow_gaps=False)
+    job.look(["t"])
+    return [each.found for each in job.findings]
+
+
+def test_a_table_that_is_older_than_the_log(rig: Rig, store: MemoryStore) -> None:
+    """Records that were published, and trimmed from the log, are missing between the two."""
+    rig.append(["a", "b"])
+    rig.publish()
+    rig.trim()
+    rig.append(["c"])
+    assert not look(store, rig.clock)
+    newest = max(stat.name for stat in store.list_after("topics/t/_delta_log"))
+    store.delete([f"topics/t/_delta_log/{newest}"])
+    assert look(store, rig.clock) == ["t-0: offsets 0 to 1 are in neither table nor log"]
+
+
+def test_a_snapshot_that_contradicts_itself(rig: Rig, store: MemoryStore) -> None:
+    """A log start after the end, files below it, and a partition too many are named."""
+    rig.append(["a", "b"])
+    rig.publish()
+    job = _Verification(store, rig.clock, allow_gaps=False)
+    snapshot = job.look(["t"])["t"]
+    wrong = replace(snapshot, starts=(9, 0), ends=(2, 0), files=(*snapshot.files, ()), partitions=2)
+    job.check_snapshot("t", wrong)
+    assert [each.found for each in job.findings] == [
+        "its table has 2 partitions, and the cluster 1",
+        "t-0: the log start 9 is after the end 2",
+        "t-0: 1 files are below the log start 9",
+    ]
+
+
+def test_a_table_that_cannot_be_read(rig: Rig, store: MemoryStore) -> None:
+    """The others are checked all the same."""
+    rig.create("u", 1)
+    rig.append(["a"])
+    rig.publish()
+    newest = max(stat.name for stat in store.list_after("topics/t/_delta_log"))
+    store.put(f"topics/t/_delta_log/{newest}", b"{")
+    job = _Verification(store, rig.clock, allow_gaps=False)
+    assert [*job.look(["t", "u"])] == ["u"]
+    (finding,) = job.findings
+    assert (finding.check, newest in finding.found) == ("t", True)
