@@ -222,6 +222,18 @@ def test_credentials_of_a_provider_are_renewed(bucket: Bucket) -> None:
     assert second > first
 
 
+def unavailable() -> None:
+    """A vault that does not answer, to a request with a secret."""
+    raise ConnectionError("https://vault/login?token=hidden does not answer\ntoken hidden")
+
+
+def test_a_provider_that_fails_shows_no_secret() -> None:
+    """The error of the user's code is shown as others: its first line, without a query."""
+    with pytest.raises(errors.BadOption, match="ConnectionError: https://vault/login") as caught:
+        at("http://127.0.0.1:1", credential_provider=f"{__name__}:unavailable")
+    assert "hidden" not in str(caught.value)
+
+
 @pytest.mark.parametrize("named", ["nowhere", "nowhere:name", "json:nothing", "json:loads", ":x"])
 def test_a_wrong_provider_is_refused_by_name(named: str) -> None:
     """Its module, its name, or the call of it may be wrong."""

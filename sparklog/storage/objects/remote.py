@@ -295,7 +295,8 @@ def _provider(named: str | None) -> Any:
     try:
         return getattr(importlib.import_module(module), name)()
     except Exception as error:  # whatever the user's own code raises
-        reason = f"expected package.module:name of a credential provider of obstore: {error!r}"
+        said = f"{type(error).__name__}: {_reason(error)}"  # may be a URL with a secret
+        reason = f"expected package.module:name of a credential provider of obstore: {said}"
         raise errors.BadOption(option=f"storage.{_PROVIDER}", value=named, reason=reason) from None
 
 
