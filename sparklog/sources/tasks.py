@@ -22,6 +22,8 @@ from sparklog.storage.snapshot import ReadSource, RowGroup, Slice, TableFile
 
 _ROW_BYTES = 64
 """Cost of a row besides its bytes: the conversion of seven columns to Spark's rows."""
+_SPARSE = 16
+"""Slices are cut into up to so many times the tasks that their rows need."""
 
 RowGroups: TypeAlias = Callable[[Sequence[Slice]], Sequence[Sequence[RowGroup]]]
 """Returns the row groups of the file of each slice, or none if they are unknown."""
@@ -77,6 +79,7 @@ def _wanted(total: int, parallelism: int, least: int | None) -> int:
     wanted = math.ceil(total / limits.TASK_MAX_BYTES)
     if wanted > parallelism:  # in full rounds: no core is idle in the last one
         wanted = math.ceil(wanted / parallelism) * parallelism
+    wanted = min(wanted, limits.TASKS_MOST)  # a broker's slice may be a gap of any length
     at_once = limits.TASKS_PER_CORE * parallelism
     return max(wanted, min(at_once, total // limits.TASK_MIN_BYTES), least or 1)
 
@@ -120,6 +123,7 @@ def _deal(
 
 
 def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Slice]]:
+    usual = limits.TASKS_MOST // max(sum(map(len, dealt)), 1)
     tasks: list[list[Slice]] = []
     for task in dealt:
         room = 0
@@ -129,6 +133,9 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
             is_known = bool(each.files) and all(file.rows is not None for file in each.files)
             if each.entry is not None:
                 known, is_known = each.entry.entry.rows, True
+            # A gap of any length must not become as many tasks; with fewer, the limit is exact.
+            parts = max(usual, _SPARSE * known // most_records, 1)
+            least = (each.end - first) // parts
             while first < each.end:
                 if not room:
                     tasks.append([])
@@ -137,8 +144,8 @@ def _limit(dealt: Sequence[Sequence[Slice]], most_records: int) -> list[list[Sli
                     # No part has more rows than files or entry have, however far offsets reach.
                     end, count = each.end, min(known, each.end - first)
                 else:
-                    end = min(first + room, each.end)
-                    count = end - first
+                    end = min(first + max(room, least), each.end)
+                    count = min(end - first, room)
                 tasks[-1].append(msgspec.structs.replace(each, first=first, end=end))
                 room -= count
                 first = end

@@ -439,6 +439,19 @@ def test_a_mirror_takes_no_other_records(rig: Rig) -> None:
         keep(rig, [4], 4, 5)
 
 
+def test_records_follow_the_last_offset_of_a_mirror(rig: Rig, store: MemoryStore) -> None:
+    """A mirror that has ended is a topic like any other, so its offsets leave room in an int64."""
+    mirror(rig)
+    last = limits.OFFSET_MAX - 1
+    keep(rig, [last], 0, limits.OFFSET_MAX)
+    rig.broker.topics.alter(flight_messages.AlterTopic(topic="m", config={MIRROR_SOURCE: None}))
+    rig.append(["v", "w"], topic="m")
+    expected = [*rows_at([last]), (last + 1, b"v"), (last + 2, b"w")]
+    assert fetched(rig, last) == rig.read("m", start=last) == expected
+    rig.publish()
+    assert in_table(store, rig.clock, "m") == rows_of_root(store, rig.clock, "m") == expected
+
+
 def test_only_a_mirror_takes_offsets(rig: Rig) -> None:
     """In any other topic the broker assigns them."""
     with pytest.raises(errors.NotAMirror, match="'t' is no mirror"):
@@ -563,6 +576,7 @@ def test_rows_outside_the_ranges_are_refused(
         {"rows": 5, "offsets": (0, 4)},
         {"offsets": (4, 4)},
         {"offsets": (4, 2)},
+        {"offsets": (0, limits.OFFSET_MAX + 1)},
         {"offsets": (0, 2**63)},
         {"rows": 0},
         {"rows": 0, "offsets": (0, 9)},
@@ -613,7 +627,7 @@ def test_a_section_that_is_not_as_described_stops_its_partition_only(rig: Rig) -
         '{"m": {"0": [3, 2]}}',
         '{"m": {"0": [-1, 2]}}',
         '{"m": {"-1": [0, 2]}}',
-        '{"m": {"0": [0, 9223372036854775808]}}',
+        '{"m": {"0": [0, 9223372036854775807]}}',
         '{"other": {"0": [0, 2]}}',
     ],
 )
@@ -625,7 +639,7 @@ def test_ranges_that_are_none_are_refused(value: str | None) -> None:
 
 def test_ranges_are_parsed() -> None:
     """They may be of any topics, if each row names its own."""
-    given = '{"a": {"0": [0, 9223372036854775807], "1": [5, 5]}, "b": {}}'
+    given = f'{{"a": {{"0": [0, {limits.OFFSET_MAX}], "1": [5, 5]}}, "b": {{}}}}'
     assert parse_ranges(given, None) == {"a": {0: (0, limits.OFFSET_MAX), 1: (5, 5)}, "b": {}}
 
 
@@ -673,3 +687,50 @@ def test_a_task_has_as_many_rows_as_an_entry_has() -> None:
         [piece], parallelism=2, row_groups=lambda _: [], most_records=100
     )
     assert packed == [[piece]]
+
+
+@pytest.mark.parametrize("rows", [None, 3])
+def test_tasks_are_not_counted_by_the_offsets_of_a_gap(rows: int | None) -> None:
+    """Neither where tasks are limited in rows, nor where a broker's slice has unknown rows."""
+    entry = Entry(kind=EntryKind.STAGED, count=HUGE, kept_rows=rows or 0)
+    piece = Slice(
+        topic="m",
+        topic_id="i",
+        partition=0,
+        first=0,
+        end=HUGE,
+        source=ReadSource.BROKER if rows is None else ReadSource.WAL,
+        entry=None if rows is None else Located(entry, WalPosition(1, 1, 1), 0),
+    )
+    for most in (None, 2) if rows is None else (2,):
+        packed = spark_tasks.pack(
+            [piece], parallelism=2, row_groups=lambda _: [()], most_records=most
+        )
+        assert len(packed) <= 3 * limits.TASKS_MOST
+        cut = [each for task in packed for each in task]
+        assert (cut[0].first, cut[-1].end) == (0, HUGE)
+        assert all(one.end == other.first for one, other in itertools.pairwise(cut))
+
+
+def test_a_gap_does_not_change_the_tasks_of_other_records() -> None:
+    """The limit of rows per task is exact beside a slice with any number of offsets."""
+    entries = [
+        Entry(kind=EntryKind.STAGED, count=HUGE, kept_rows=3),
+        Entry(kind=EntryKind.RECORDS, base_offset=HUGE, count=1_000_000),
+    ]
+    pieces = [
+        Slice(
+            topic="m",
+            topic_id="i",
+            partition=0,
+            first=each.base_offset,
+            end=each.end,
+            source=ReadSource.WAL,
+            entry=Located(each, WalPosition(1, 1, 1), 0),
+        )
+        for each in entries
+    ]
+    packed = spark_tasks.pack(pieces, parallelism=2, row_groups=lambda _: [()], most_records=1_000)
+    dense = [sum(e.end - e.first for e in task if e.first >= HUGE) for task in packed]
+    assert max(dense) <= 1_000
+    assert sum(dense) == 1_000_000
