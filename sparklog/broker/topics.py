@@ -23,6 +23,7 @@ from sparklog.broker.config.topic_config import Edit
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.broker.topic_checks import (
     INTERNAL_TOPICS,
     RESERVED_TOPICS,
@@ -89,23 +90,23 @@ class TopicAdmin:
         metadata: LeaderMetadata,
         partition_table: PartitionTable,
         publisher: Publisher,
+        writer: Writer,
         *,
         open_table: OpenTable,
         broker_id: int,
-        max_record_bytes: int,
         clock: Clock,
         defaults: TopicDefaults,
         settings: BrokerSettings,
         should_stop: Callable[[], bool],
     ) -> None:
-        """Administration by the broker with id `broker_id`, whose records are bounded in size."""
+        """Administration by the broker with id `broker_id`, whose writer bounds records in size."""
         self._store = store
         self._metadata = metadata
         self._partition_table = partition_table
         self._publisher = publisher
         self._open_table = open_table
         self._broker_id = broker_id
-        self._max_record_bytes = max_record_bytes
+        self._writer = writer
         self._clock = clock
         self._defaults = defaults
         self._settings = settings
@@ -149,9 +150,9 @@ class TopicAdmin:
             table_files=len(files),
             table_bytes=sum(file.size_bytes for file in files),
             max_record_bytes=(
-                self._max_record_bytes
+                self._writer.max_record_bytes
                 if topic_bytes is None
-                else min(self._max_record_bytes, topic_bytes)
+                else min(self._writer.max_record_bytes, topic_bytes)
             ),
         )
 
@@ -476,22 +477,34 @@ class TopicAdmin:
     ) -> None:
         with self._metadata.changing(f"configuration of topic {name}"):
             topic = self._partition_table.topic(name)
-            config = topic_config.check(change(topic.config))
-            _check_mirror(topic, config)
+            was = topic.config
+            config = topic_config.check(change(was))
+            source = config.get(topic_config.MIRROR_SOURCE)
+            becomes_mirror = bool(source) and source != topic.mirror_source
+            if becomes_mirror:
+                _check_empty(topic, source)
             if only_checks:
                 return
-            topic.table.commit(
-                lambda before: describe_change(
-                    check_current(before, topic), before.partitions, config
-                )
-            )
 
             def replace(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
                 changed = msgspec.structs.replace(topics[topic.name], config=config)
                 return {**topics, topic.name: changed}
 
-            self._metadata.change_topics(replace)
             topic.config = config
+            try:
+                if becomes_mirror:
+                    # The writer takes no other records any more; some may be under way.
+                    self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
+                    _check_empty(topic, source)
+                topic.table.commit(
+                    lambda before: describe_change(
+                        check_current(before, topic), before.partitions, config
+                    )
+                )
+                self._metadata.change_topics(replace)
+            except BaseException:
+                topic.config = was
+                raise
 
     def compact(self, name: str) -> TopicInfo:
         """Compacts the topic's table, and returns once that is done.
@@ -606,15 +619,11 @@ def _check_count(topic: str, count: int) -> None:
         raise errors.BadPartitionCount(topic=topic, requested=count, reason=reason)
 
 
-def _check_mirror(topic: Topic, config: Mapping[str, str]) -> None:
+def _check_empty(topic: Topic, source: str | None) -> None:
     """Checks that a topic with records becomes no mirror: they may differ from its source's.
 
-    A record that arrives meanwhile stops the mirror, which begins at offset 0. Raises `BadOption`
-    and `InternalTopic`.
+    Raises `BadOption` and `InternalTopic`.
     """
-    source = config.get(topic_config.MIRROR_SOURCE)
-    if not source or source == topic.mirror_source:
-        return
     check_not_internal(topic.name, "mirror records to")
     if any(each.end or not each.is_end_known for each in topic.partitions):
         reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"

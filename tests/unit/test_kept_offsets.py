@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -37,8 +40,10 @@ from sparklog.storage.snapshot import (
     Located,
     ReadSource,
     Slice,
+    TableSnapshot,
     WalPosition,
 )
+from sparklog.storage.table import Decide
 from tests.support.batches import Record, built, read, split
 from tests.support.brokers import Rig, RigOptions, Row, payload, rows_of, rows_of_root
 from tests.support.brokers import rows_of_table as in_table
@@ -509,6 +514,57 @@ def test_a_topic_with_records_becomes_no_mirror(rig: Rig) -> None:
     rig.broker.topics.edit_config("u", edits, only_checks=False)
     rig.broker.topics.edit_config("u", [(Edit.SET, MIRROR_SOURCE, "")], only_checks=False)
     assert rig.partition_table.topic("u").mirror_source is None
+
+
+def test_no_record_arrives_while_a_topic_becomes_a_mirror(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The mirror would continue after it, and have another record than its source."""
+    topic = rig.partition_table.topic("t")
+    commit_table = topic.table.commit
+
+    def commit_late(decide: Decide) -> TableSnapshot:
+        with pytest.raises(errors.TopicIsMirror):
+            rig.append(["v"])
+        return commit_table(decide)
+
+    monkeypatch.setattr(topic.table, "commit", commit_late)
+    alter = flight_messages.AlterTopic(topic="t", config={MIRROR_SOURCE: SOURCE})
+    rig.broker.topics.alter(alter)
+    keep(rig, [0], 0, 1, topic="t")
+    assert rig.read("t") == rows_at([0])
+
+
+def test_a_record_under_way_prevents_a_mirror(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was judged before the configuration, and is durable after it."""
+    append, submit = rig.appender.append, rig.writer.submit
+    is_under_way, waits = threading.Event(), threading.Event()
+
+    def append_slowly(*args: Any, **options: Any) -> Any:
+        is_under_way.set()
+        assert waits.wait(30.0)
+        return append(*args, **options)
+
+    def submit_noted(*args: Any, **options: Any) -> Any:
+        pending = submit(*args, **options)
+        waits.set()
+        return pending
+
+    monkeypatch.setattr(rig.appender, "append", append_slowly)
+    alter = flight_messages.AlterTopic(topic="t", config={MIRROR_SOURCE: SOURCE})
+    with ThreadPoolExecutor(1) as threads:
+        written = threads.submit(rig.append, ["v"])
+        assert is_under_way.wait(30.0)
+        monkeypatch.setattr(rig.writer, "submit", submit_noted)
+        try:
+            with pytest.raises(errors.BadOption, match="has had records"):
+                rig.broker.topics.alter(alter)
+        finally:
+            waits.set()
+        written.result(30.0)
+    assert rig.partition_table.topic("t").mirror_source is None
+    rig.append(["w"])
+    assert rig.read("t") == [(0, b"v"), (1, b"w")]
 
 
 def test_an_internal_topic_becomes_no_mirror(rig: Rig) -> None:

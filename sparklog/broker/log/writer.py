@@ -142,7 +142,11 @@ class CarriedEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyObject:
-    """An object without records, so that a checkpoint can follow the last one with records."""
+    """An object without records.
+
+    A checkpoint can follow it as it would follow one with records, and it is durable after all
+    appends before it.
+    """
 
     payload: wal.Payload = wal.EMPTY
 
