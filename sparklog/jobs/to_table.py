@@ -610,6 +610,8 @@ class _Job:
             number = last.number + 1
         if unfinished is not None:
             self._write(kept, unfinished, name)
+            if self._adds_fields:  # the table may not have had its columns before
+                self._fields = _fields_of(unfinished)
         while True:
             waiting = self._waiting(self._log.describe(self._source.topic))
             while (part := _part(waiting, max_records)).count:
@@ -653,9 +655,8 @@ class _Job:
     def _write(self, kept: Checkpoint, plan: Window, name: str) -> None:
         """Writes a window, as far as it is not written."""
         from pyspark.sql import functions as f
-        from pyspark.sql.types import StructType
 
-        shape = self._shape(StructType.fromJson(json.loads(plan.schema)))
+        shape = self._shape(_fields_of(plan))
         rows = shape.rows(self._source, self._spark, plan.part).persist()
         try:
             with progress(self._spark, f"window {plan.number}"):
@@ -693,6 +694,12 @@ class _Job:
         )
         error.add_note("To write such records to a topic, give --dead-letters TOPIC.")
         return error
+
+
+def _fields_of(plan: Window) -> StructType:
+    from pyspark.sql.types import StructType
+
+    return StructType.fromJson(json.loads(plan.schema))
 
 
 def _part(waiting: Range, most: int) -> Range:
