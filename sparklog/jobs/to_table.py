@@ -33,7 +33,14 @@ from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
 from sparklog.jobs.running import echo, progress, run, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 from sparklog.jobs.windows import Checkpoint, Window
-from sparklog.sources.json_inference import ddl_of, find_fields, merged_fields, with_new_fields
+from sparklog.sources.json_inference import (
+    ddl_of,
+    find_fields,
+    is_usable,
+    merged_fields,
+    quoted,
+    with_new_fields,
+)
 from sparklog.sources.values import ValueFormat, ValueParser, json_type
 
 if TYPE_CHECKING:
@@ -191,7 +198,7 @@ class Table:
 
     @property
     def _identifier(self) -> str:
-        return f"delta.`{self.path}`" if self.path else self.name or ""
+        return f"delta.{quoted(self.path)}" if self.path else self.name or ""
 
     def schema(self, spark: SparkSession, *, is_new: bool = False) -> StructType | None:
         """Returns its columns; None if there is no table.
@@ -248,18 +255,20 @@ class Table:
         from pyspark.sql import Window as Over
         from pyspark.sql import functions as f
 
-        newest = Over.partitionBy(_column(key)).orderBy(f.desc(_ORDER))
+        newest = Over.partitionBy(quoted(key)).orderBy(f.desc(_ORDER))
         columns = [each for each in rows.columns if each not in _INTERNAL]
         latest = rows.withColumn(_ORDER, f.row_number().over(newest)).where(f"{_ORDER} = 1")
         view = f"sparklog_to_table_{name}"
         latest.drop(_BAD, _ORDER).createOrReplaceTempView(view)
-        names = [f"`{each}`" for each in columns]
+        names = [quoted(each) for each in columns]
         session = rows.sparkSession
         session.conf.set(f"{_TXN}AppId", name)
         session.conf.set(f"{_TXN}Version", str(number))
         try:
             session.sql(
-                f"MERGE INTO {self._identifier} t USING {view} s ON t.`{key}` = s.`{key}`"
+                # Evolution lets a struct lack fields of the table's.
+                f"MERGE WITH SCHEMA EVOLUTION INTO {self._identifier} t USING {view} s"
+                f" ON t.{quoted(key)} = s.{quoted(key)}"
                 f" WHEN MATCHED AND s.{_DELETED} THEN DELETE"
                 f" WHEN MATCHED THEN UPDATE SET {', '.join(f't.{n} = s.{n}' for n in names)}"
                 f" WHEN NOT MATCHED AND NOT s.{_DELETED} THEN INSERT ({', '.join(names)})"
@@ -271,10 +280,23 @@ class Table:
             session.catalog.dropTempView(view)
 
 
-def _column(name: str) -> Column:
-    from pyspark.sql import functions as f
+def check_names(wanted: StructType, found: StructType) -> None:
+    """Raises `WrongSchema` if Delta would refuse a name as that of a new field of `found`."""
+    from pyspark.sql.types import StructType
 
-    return f.col(f"`{name}`")
+    known = _types(found)
+    names = [field.name.lower() for field in wanted]
+    for field in wanted:
+        name = field.name.lower()
+        if names.count(name) > 1 or not (name in known or is_usable(name)):
+            raise errors.WrongSchema(
+                reason=f"The field {field.name!r} of --schema cannot be a column: its name occurs"
+                " twice, differs from another one in case only, or has a character that Delta"
+                " refuses."
+            )
+        if isinstance(field.dataType, StructType):
+            old = known.get(name)
+            check_names(field.dataType, old if isinstance(old, StructType) else StructType([]))
 
 
 def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
@@ -503,6 +525,8 @@ class _Job:
         self._adds_fields = adds_fields
         self._fields: StructType
         self._key_type: DataType | None = None
+        self._number = 0
+        """The number of the next window."""
         self._at: Mapping[int, int] = {}
         """The first offset of each partition that no window has."""
         self._left_out: set[str] = set()
@@ -521,6 +545,7 @@ class _Job:
         wanted = self._spark.createDataFrame([], given).schema if given else StructType([])
         found = self._table.schema(self._spark, is_new=last is None)
         self._check_names(wanted)
+        check_names(wanted, found or StructType([]))
         if self._upsert is not None:
             self._key_type = self._type_of_key(self._upsert, wanted, found or StructType([]))
         taken = self._taken()
@@ -537,6 +562,8 @@ class _Job:
             check_fits(found, shape.columns)
         info = self._log.describe(self._source.topic)
         part = range_of(self._log, info, start, LATEST)
+        # Not of a later look, which may show windows that another run has planned since.
+        self._number = 0 if last is None else last.number + 1
         self._at = part.starts if last is None else last.ends
         self._check_start(info)
         is_new = "" if found is not None else ", to be created"
@@ -605,9 +632,6 @@ class _Job:
         every_seconds: float | None,
     ) -> None:
         """Writes the windows that wait, and those that come if `every_seconds` is given."""
-        number = 0
-        if (last := kept.last()[0]) is not None:
-            number = last.number + 1
         if unfinished is not None:
             self._write(kept, unfinished, name)
             if self._adds_fields:  # the table may not have had its columns before
@@ -617,9 +641,11 @@ class _Job:
             while (part := _part(waiting, max_records)).count:
                 with progress(self._spark, f"columns of {self._source.topic}"):
                     self._find_fields(part)
-                plan = kept.plan(number, part, self._fields.json())
+                # A plan whose columns do not fit could never be written.
+                self._table.has(self._spark, self._shape(self._fields).columns)
+                plan = kept.plan(self._number, part, self._fields.json())
                 self._write(kept, plan, name)
-                number += 1
+                self._number += 1
                 self._at = part.ends
                 waiting = Range(starts=part.ends, ends=waiting.ends)
             if every_seconds is None:

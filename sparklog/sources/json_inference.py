@@ -182,10 +182,11 @@ def _decoder(known: pa.StructType, found: Mapping[str, Kind]) -> Callable[[str],
     return msgspec.json.Decoder(object_type(known, dict(found))).decode
 
 
+_BIGINT_TYPE: Final = Annotated[int, msgspec.Meta(ge=-_BIGINT, le=_BIGINT - 1)]
 _PYTHON_TYPES: Final[dict[str, Any]] = {
     "BOOLEAN": bool | None,
-    "BIGINT": Annotated[int, msgspec.Meta(ge=-_BIGINT, le=_BIGINT - 1)] | None,
-    "DOUBLE": float | None,
+    "BIGINT": _BIGINT_TYPE | None,
+    "DOUBLE": _BIGINT_TYPE | float | None,
     "STRING": msgspec.Raw,
 }
 
@@ -195,7 +196,7 @@ _PYTHON_TYPES: Final[dict[str, Any]] = {
 
 def ddl_of(schema: StructType) -> str:
     """Returns the fields of a schema as DDL."""
-    return ", ".join(f"{_quoted(each.name)} {_ddl_type(each.dataType)}" for each in schema)
+    return ", ".join(f"{quoted(each.name)} {_ddl_type(each.dataType)}" for each in schema)
 
 
 def _ddl_type(kind: DataType) -> str:
@@ -210,7 +211,8 @@ def _ddl_type(kind: DataType) -> str:
     return kind.simpleString()
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
+    """Returns the name as an identifier of SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -241,7 +243,7 @@ def _extended(
         new = _spark_type(found[name], f"{path}{name}", left_out)
         if new is None:
             continue
-        if name.lower() in taken or not _is_usable(name):
+        if name.lower() in taken or not is_usable(name):
             left_out.append(f"{path}{name}")
             continue
         taken.add(name.lower())
@@ -284,5 +286,6 @@ def _spark_types() -> dict[str, DataType]:
     }
 
 
-def _is_usable(name: str) -> bool:
+def is_usable(name: str) -> bool:
+    """Returns whether Delta takes the name for a new column."""
     return bool(name) and not _REFUSED.search(name)

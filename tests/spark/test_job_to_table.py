@@ -19,6 +19,7 @@ from typer.testing import CliRunner, Result
 import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs import to_table as job
+from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
 from sparklog.jobs.windows import Checkpoint
 
@@ -141,6 +142,20 @@ def test_each_version_is_that_of_a_dictionary(root: Path, log: Log, table: Path)
     assert "its key is no INT" in fail(root, *arguments)
 
 
+def test_upsert_takes_any_name_and_a_part_of_a_struct(
+    spark: SparkSession, root: Path, log: Log, tmp_path: Path
+) -> None:
+    """A producer's field may have a backtick, and the table's struct more fields than the job's."""
+    table = tmp_path / "a`b"
+    columns = "k string, `a``b` struct<x: bigint, y: bigint>"
+    spark.sql(f"create table delta.`{tmp_path}/a``b` ({columns}) using delta")
+    arguments = ["--upsert=k", "--schema=`a``b` STRUCT<x BIGINT>", "--new-fields=ignore", table]
+    for number in range(2):
+        send(log, {"a`b": {"x": number, "y": 2}}, key=b"1")
+        succeed(root, *arguments)
+    assert rows(table, by="k") == [{"k": "1", "a`b": {"x": 1, "y": None}}]
+
+
 # ------------------------------------------------------------------------------ refused
 
 
@@ -204,6 +219,46 @@ def test_another_job_needs_another_checkpoint(root: Path, log: Log, table: Path)
     log.flush_to_table("t")
     log.delete_records("t", {0: 3})
     assert "no longer exist" in fail(root, table)
+
+
+def test_another_program_adds_a_column_of_another_type(
+    spark: SparkSession,
+    root: Path,
+    log: Log,
+    table: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run ends before it plans a window that would never fit, so the next one has its type."""
+    find_fields = job._Job._find_fields
+
+    def late(self: job._Job, part: Any) -> None:
+        find_fields(self, part)
+        spark.sql(f"create table delta.`{table}` (id string) using delta")
+
+    send(log, {"id": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(job._Job, "_find_fields", late)
+        assert "column id is STRING" in fail(root, table)
+    succeed(root, table)
+    assert rows(table) == [{"id": "1"}]
+
+
+def test_a_run_that_looked_before_another_one_wrote_is_refused(
+    root: Path, log: Log, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not plan the same records under the next number."""
+    prepare = job._Job.prepare
+
+    def late(self: job._Job, *given: Any) -> None:
+        prepare(self, *given)
+        other = Checkpoint(str(root.parent / "checkpoint"))
+        other.plan(0, Range(starts={0: 0, 1: 0}, ends={0: 1, 1: 0}), "{}")
+        other.finish(0)
+
+    send(log, {"id": 1})
+    monkeypatch.setattr(job._Job, "prepare", late)
+    assert "Another run uses the checkpoint" in fail(root, table)
+    assert not table.exists()
 
 
 # ------------------------------------------------------------------------------ killed

@@ -1,4 +1,4 @@
-"""`sparklog.jobs.to_table` without Spark: windows of runs that follow one another."""
+"""`sparklog.jobs.to_table` as far as it needs no Spark."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.types import DoubleType, StructType
+from pyspark.sql.types import DoubleType, IntegerType, StructType
 
 import sparklog
+from sparklog import errors
 from sparklog.jobs.ranges import Range, Source
-from sparklog.jobs.to_table import Table, _Job
+from sparklog.jobs.to_table import Table, _Job, check_names
 from sparklog.jobs.windows import Checkpoint
 
 _FIELDS = StructType().add("d", DoubleType())
@@ -35,3 +36,25 @@ def test_a_window_that_was_not_finished_gives_the_columns(
         job.run(kept, "name", plan, max_records=1, every_seconds=None)
     assert written == [plan]
     assert job._fields == _FIELDS
+
+
+def fields(*names: str) -> StructType:
+    """A schema with these names."""
+    found = StructType()
+    for name in names:
+        found.add(name, IntegerType())
+    return found
+
+
+@pytest.mark.parametrize("wanted", [("id", "ID"), ("a b",), ("",), ("new", "x,y")])
+def test_a_name_that_delta_refuses_is_none_of_a_schema(wanted: tuple[str, ...]) -> None:
+    """It is refused before a window is planned with it, in structs too."""
+    for schema in (fields(*wanted), StructType().add("s", fields(*wanted))):
+        with pytest.raises(errors.WrongSchema, match=f"field '{wanted[-1]}' of --schema|'id'"):
+            check_names(schema, StructType())
+
+
+def test_the_names_of_a_table_stay() -> None:
+    """A table with column mapping has names with spaces."""
+    check_names(fields("a b", "new"), fields("A B"))
+    check_names(StructType().add("s", fields("a b")), StructType().add("s", fields("a b")))

@@ -26,7 +26,8 @@ from sparklog.sources.json_object import ObjectDecoder
 from sparklog.sources.values import json_type
 
 _EMPTY = pa.struct([])
-_leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+_numbers = st.integers() | st.sampled_from([2**63 - 1, 2**63, -(2**63) - 1, 2**70]) | st.floats()
+_leaves = st.none() | st.booleans() | _numbers | st.text(max_size=3)
 _values = st.recursive(
     _leaves,
     lambda inner: (
@@ -81,6 +82,8 @@ def test_each_object_fits_the_columns_that_are_found(objects: list[Any]) -> None
         ([{"a": 1}, {"a": "x"}], "`a` string"),
         ([{"a": True}, {"a": 1}], "`a` string"),
         ([{"a": 2**63}], "`a` string"),
+        ([{"a": 1.5}, {"a": 2**70}], "`a` string"),
+        ([{"a": 2**70}, {"a": 1.5}], "`a` string"),
         ([{"a": None, "b": [], "c": {}, "d": [None]}], ""),
         ([{"a": []}, {"a": [{"b": 1}]}, {"a": [{}]}], "`a` ARRAY<STRUCT<`b` bigint>>"),
         ([{"a": {"b": {"c": [1.5]}}}], "`a` STRUCT<`b` STRUCT<`c` ARRAY<double>>>"),
