@@ -222,6 +222,29 @@ def test_credentials_of_a_provider_are_renewed(bucket: Bucket) -> None:
     assert second > first
 
 
+class Unavailable(Vending):
+    """A credential provider that fails at first."""
+
+    def __call__(self) -> dict[str, Any]:
+        found = super().__call__()
+        if self.count <= 2:
+            raise ConnectionError("no answer")
+        return found
+
+
+def test_a_provider_that_does_not_answer_is_asked_again(bucket: Bucket) -> None:
+    """It is no refusal, after which a stream would end."""
+    store = at(
+        f"http://127.0.0.1:{bucket.server_port}", credential_provider=f"{__name__}:Unavailable"
+    )
+    with pytest.raises(errors.StorageUnavailable, match="no answer"):
+        store.stat("a")
+    with pytest.raises(PutUnresolved, match="no answer"):
+        store.put("a", b"a")
+    store.put("a", b"a")
+    assert bucket.asked == ["PUT"]
+
+
 def unavailable() -> None:
     """A vault that does not answer, to a request with a secret."""
     raise ConnectionError("https://vault/login?token=hidden does not answer\ntoken hidden")

@@ -66,6 +66,8 @@ _CLIENT_OPTIONS: Final = {
 """Options of obstore's HTTP client, which panics if they are among those of the store."""
 
 _PROVIDER: Final = "credential_provider"
+_FROM_PROVIDER: Final = " credential provider: "
+"""Part of errors of a credential provider, which may answer later; a refusal has no such part."""
 _DENIED: Final = re.compile(r"status code: (401|403|404)")
 """Errors of a refused listing or batch, for which obstore has no exception; 404: no such bucket."""
 
@@ -149,7 +151,10 @@ class RemoteStore:
         except (AlreadyExistsError, PreconditionError):
             raise ObjectExists(path) from None
         except (FileNotFoundError, PermissionDeniedError, UnauthenticatedError) as error:
-            raise errors.RootNotWritable(root=self.uri, reason=_reason(error)) from None
+            reason = _reason(error)
+            if _FROM_PROVIDER in reason:
+                raise PutUnresolved(path, reason) from None
+            raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except NotSupportedError as error:
             reason = f"it does not support conditional puts ({_reason(error)})"
             raise errors.RootNotWritable(root=self.uri, reason=reason) from None
@@ -229,7 +234,12 @@ class RemoteStore:
         except FileNotFoundError:
             raise ObjectMissing(path) from None
         except (PermissionDeniedError, UnauthenticatedError) as error:
-            raise errors.RootNotWritable(root=self.uri, reason=_reason(error)) from None
+            reason = _reason(error)
+            if _FROM_PROVIDER in reason:
+                raise errors.StorageUnavailable(
+                    operation=operation, path=path, reason=reason
+                ) from None
+            raise errors.RootNotWritable(root=self.uri, reason=reason) from None
         except BaseError as error:
             reason = _reason(error)
             if _DENIED.search(reason):
