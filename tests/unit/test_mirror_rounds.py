@@ -230,6 +230,12 @@ def test_a_run_ends_at_the_ends_that_it_has_found(here: Here) -> None:
     assert here.target.end("a") == 5
 
 
+def test_a_selection_without_topics_is_an_error(here: Here) -> None:
+    """A misspelt expression is not taken for work that is done."""
+    with pytest.raises(errors.BadOption, match="no topic of the source matches"):
+        here.mirror.once()
+
+
 def test_rounds_are_bounded() -> None:
     """The ranges of a round cover no more offsets than asked for."""
     here = Here(replace(SETTINGS, round_records=4))

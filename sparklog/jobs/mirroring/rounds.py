@@ -201,10 +201,14 @@ class Mirror:
     # ------------------------------------------------------------------------ runs
 
     def once(self, goal: Goal | None = None) -> None:
-        """Copies all that the source has at the first look, or all up to `goal`."""
+        """Copies all that the source has at the first look, or all up to `goal`.
+
+        Raises `BadOption` if no topic is selected.
+        """
         while True:
             pairs = self.patiently(self.prepared)
             if goal is None:
+                self._check_any(pairs)
                 goal = goal_of(pairs)
             wanted = [pair for pair in pairs if pair.topic in goal]
             self._miss(goal, wanted)
@@ -232,6 +236,12 @@ class Mirror:
         groups = self._groups
         if groups is not None:
             self.groups = self.patiently(lambda: groups.copy(pairs))
+
+    def _check_any(self, pairs: Sequence[Pair]) -> None:
+        if not (pairs or self.faults or self.cut_over):
+            pattern = self._settings.selection.topics.pattern
+            reason = "no topic of the source matches"
+            raise errors.BadOption(option="--topics", value=pattern, reason=reason)
 
     def _miss(self, goal: Goal, pairs: Sequence[Pair]) -> None:
         """Names the topics of the goal that no longer exist."""

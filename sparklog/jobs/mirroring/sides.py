@@ -390,14 +390,17 @@ class Target:
         """Appends records of `parts` at their offsets; `names`: of the topics, by the source's."""
         from pyspark.sql import functions as f
 
-        if all(topic == names[topic] for topic in parts):
-            renamed = records
-        else:
+        options = {}
+        if len(parts) == 1:  # without the column a record takes a tenth less time
+            records = records.drop("topic")
+            ((topic, _),) = parts.items()
+            options["topic"] = names[topic]
+        elif any(topic != names[topic] for topic in parts):
             words = [f.lit(each) for topic in parts for each in (topic, names[topic])]
-            renamed = records.withColumn("topic", f.create_map(*words)[f.col("topic")])
+            records = records.withColumn("topic", f.create_map(*words)[f.col("topic")])
         covered = {
             names[topic]: {str(n): [r.first, r.until] for n, r in each.items()}
             for topic, each in parts.items()
         }
-        writer = renamed.write.format("sparklog").mode("append")
+        writer = records.write.format("sparklog").mode("append").options(**options)
         writer.options(root=self.root, offsets="keep", offsetRanges=_json(covered)).save()
