@@ -36,7 +36,7 @@ from sparklog.jobs import mirror as jobs
 from sparklog.jobs.running import app_of
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 _APP = app_of(jobs.mirror)
 _JOB: Final = Path(jobs.__file__)
@@ -337,9 +337,11 @@ def survive(kafka: Kafka, folder: Path, topic: str, kills: int, seed: int) -> No
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
             )
-            time.sleep(chance.uniform(6.0, 18.0))
-            os.killpg(job.pid, 9)
-            job.wait()
+            try:
+                time.sleep(chance.uniform(6.0, 18.0))
+            finally:
+                os.killpg(job.pid, 9)
+                job.wait()
         done = subprocess.run(
             command,
             env=environment,
@@ -359,6 +361,7 @@ def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> N
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(1_800)
 def test_a_mirror_that_is_killed_often(kafka: Kafka, tmp_path: Path) -> None:
     """Twenty times, at any point."""
     survive(kafka, tmp_path, "killed-often", kills=20, seed=int.from_bytes(os.urandom(4)))
