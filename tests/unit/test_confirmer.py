@@ -10,6 +10,7 @@ import pytest
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
+from sparklog.formats import flight_messages
 from sparklog.storage import file_compaction, maintenance
 from sparklog.storage.objects import DelayedStore, MemoryStore, NoFaults
 from sparklog.storage.objects.memory import Operation
@@ -106,6 +107,23 @@ def slow_vacuum(store: MemoryStore) -> None:
     """Removes files that another engine listed before their commit, long after it."""
     for path in paths(store, "topics/t/partition=0"):
         store.delete([path])
+
+
+def test_a_file_that_begins_within_an_entry_is_written_again(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Records that were deleted from the beginning of an entry stay deleted."""
+    rig = Rig(store, clock, options=COLD)
+    rig.create("t")
+    rig.append(["a", "b", "c", "d"])
+    rig.publish()
+    request = flight_messages.DeleteRecords(topic="t", offsets={0: 2}, timeout_seconds=1.0)
+    rig.broker.deletion.delete(request)
+    topic = rig.partition_table.topic("t")
+    (file,) = topic.table.refresh().files[0]
+    store.delete([f"topics/t/{file.path}"])
+    rig.confirmer.confirm()
+    assert rows_of_table(store, clock) == rig.read(start=2) == [(2, b"c"), (3, b"d")]
 
 
 @pytest.mark.parametrize("step_seconds", [1.0, 4.0, 9.0])

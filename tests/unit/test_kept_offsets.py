@@ -400,11 +400,28 @@ def test_a_mirror_keeps_the_times_of_its_source(rig: Rig) -> None:
         rig.publish()
 
 
-def test_a_lost_file_with_gaps_is_written_again(rig: Rig, store: MemoryStore) -> None:
-    """A published file that is missing before it was confirmed has its rows in the log."""
+@pytest.mark.parametrize("is_tight", [True, False])
+def test_a_lost_file_with_gaps_is_written_again(
+    rig: Rig, store: MemoryStore, is_tight: bool
+) -> None:
+    """A published file that is missing before it was confirmed has its rows in the log.
+
+    A section may cover offsets before its first row and after its last.
+    """
     mirror(rig)
-    keep(rig, [3, 5], 0, 9)
-    keep(rig, [9, 10, 17], 9, 20)
+    if is_tight:
+        keep(rig, [3, 5], 0, 9)
+        keep(rig, [9, 10, 17], 9, 20)
+    else:
+        sections = staged(store, rig, [kept([3, 5]), kept([9, 10, 17])])
+        ranges = (0, 9), (9, 20)
+        commit(
+            rig,
+            [
+                msgspec.structs.replace(section, offsets=each)
+                for section, each in zip(sections, ranges, strict=True)
+            ],
+        )
     rig.publish()
     topic = rig.partition_table.topic("m")
     (file,) = topic.table.refresh().files[0]

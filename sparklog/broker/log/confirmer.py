@@ -194,7 +194,7 @@ class Confirmer:
     def _entries_of(self, partition: Partition, file: TableFile) -> Sequence[Located] | None:
         """Returns entries that together have all rows of the file; None if there are none.
 
-        A file with more gaps than they have none: another engine has deleted rows, and it is
+        A file with fewer rows than they have none: another engine has deleted rows, and it is
         unknown which.
         """
         first, last = file.first, file.last
@@ -207,8 +207,10 @@ class Confirmer:
                 if each.entry.end > first and each.entry.base_offset <= last
             ]
         joined = join_tail(first, found)
-        missing = sum(each.entry.count - each.entry.rows for each in joined)
-        if file.rows != last + 1 - first - missing:
-            return None
-        is_whole = joined and joined[0].entry.base_offset <= first
-        return joined if is_whole and joined[-1].entry.end == last + 1 else None
+        is_whole = (
+            joined
+            and joined[0].entry.base_offset <= first
+            and joined[-1].entry.end > last
+            and file.rows == sum(min(each.entry.rows, each.entry.end - first) for each in joined)
+        )
+        return joined if is_whole else None
