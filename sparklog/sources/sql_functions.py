@@ -43,20 +43,20 @@ def register_functions(spark: SparkSession, root: str | None = None) -> None:
 
     class SparklogLag:
         @rows_sentence_first
-        def eval(self, group: str) -> Iterator[tuple[str, int, int, int, int]]:
+        def eval(self, group: str | None) -> Iterator[tuple[str, int, int, int, int]]:
             yield from group_lag(location, group)
 
     function: Any = udtf(SparklogLag, returnType=_LAG)
     spark.udtf.register("sparklog_lag", function)
 
 
-def group_lag(location: LogLocation, group: str) -> Iterator[tuple[str, int, int, int, int]]:
+def group_lag(location: LogLocation, group: str | None) -> Iterator[tuple[str, int, int, int, int]]:
     """Yields topic, partition, committed offset, end and lag, in order of topic and partition.
 
     Raises `BadOption` for an unknown group, and what `LogView.refresh` raises.
     """
     view = view_of(location)
-    committed = view.committed(group)
+    committed = view.committed(group) if group else None
     if committed is None:
         reason = "the consumer group does not exist, or its offsets have expired"
         raise errors.BadOption(option="group", value=group, reason=reason)
