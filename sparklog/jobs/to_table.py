@@ -461,7 +461,7 @@ def to_table(
         pinned = {
             "topic": f"{topic} {log.describe(topic).topic_id}",
             "table": str(target),
-            "dead letters": dead_letters or "",
+            "dead letters": dead_letters,  # without it no window has any, so it may come later
             "upsert": upsert or "",
             "origin": str(origin),
         }

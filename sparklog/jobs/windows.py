@@ -29,7 +29,8 @@ class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The name of a job's writes, and the things that must not change between its runs."""
 
     name: str
-    job: Mapping[str, str]
+    job: Mapping[str, str | None]
+    """None: a later run may choose it."""
 
 
 class Window(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,24 +58,31 @@ class Checkpoint:
         self._clock = SystemClock()
         self._run = secrets.token_hex(8)
 
-    def check(self, job: Mapping[str, str]) -> None:
+    def check(self, job: Mapping[str, str | None]) -> None:
         """Raises `BadRequest` if the checkpoint is one of another job."""
         head = self._head()
-        if head is not None and head.job != job:
-            changed = [key for key in job if head.job.get(key) != job[key]]
+        if head is None:
+            return
+        changed = [key for key in job if head.job.get(key) not in (None, job[key])]
+        if changed:
             was = ", ".join(f"{key} {head.job.get(key) or 'none'!r}" for key in changed)
             raise errors.BadRequest(
                 reason=f"The checkpoint {self._uri} is of a job with {was}. Give it a checkpoint of"
                 " its own, and --start if it is not to begin with the first record."
             )
 
-    def open(self, job: Mapping[str, str]) -> str:
-        """Returns the name of the job's writes; makes the checkpoint if there is none."""
+    def open(self, job: Mapping[str, str | None]) -> str:
+        """Returns the name of the job's writes; makes the checkpoint if there is none.
+
+        `check` has passed.
+        """
         head = self._head()
         if head is None:
             head = Head(name=secrets.token_hex(16), job=job)
             if not claim(self._store, _HEAD, msgspec.json.encode(head), clock=self._clock):
                 raise self._busy()
+        elif head.job != job:
+            self._store.put(_HEAD, msgspec.json.encode(Head(name=head.name, job=job)))
         return head.name
 
     def _head(self) -> Head | None:

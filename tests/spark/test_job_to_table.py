@@ -200,12 +200,15 @@ def test_a_wrong_argument_is_refused_before_anything_is_written(
 
 
 def test_a_bad_record_ends_a_run_without_dead_letters(root: Path, log: Log, table: Path) -> None:
-    """It is named, nothing of its window is written."""
+    """It is named, nothing of its window is written; a run with dead letters continues."""
     send(log, {"id": 1}, b"{")
     said = fail(root, "--schema=id INT", table)
     assert "t-0, offset 1: { is no JSON" in said
     assert "--dead-letters" in said
     assert not table.exists()
+    succeed(root, "--schema=id INT", "--dead-letters=dead", "--partitions=1", table)
+    assert rows(table) == [{"id": 1}]
+    assert log.read("dead")["value"].to_pylist() == [b"{"]
 
 
 def test_another_job_needs_another_checkpoint(root: Path, log: Log, table: Path) -> None:

@@ -52,6 +52,17 @@ def test_a_checkpoint_is_of_one_job(uri: str) -> None:
         Checkpoint(uri).check({**_JOB, "table": "/u"})
 
 
+def test_what_a_job_left_open_may_be_chosen_later(uri: str) -> None:
+    """Once: such as the dead letters, for which the first bad record asks."""
+    name = Checkpoint(uri).open({**_JOB, "dead letters": None})
+    chosen = {**_JOB, "dead letters": "dead"}
+    Checkpoint(uri).check(chosen)
+    assert Checkpoint(uri).open(chosen) == name
+    for other in ("other", None):
+        with pytest.raises(errors.BadRequest, match="is of a job with dead letters 'dead'"):
+            Checkpoint(uri).check({**_JOB, "dead letters": other})
+
+
 def test_old_windows_are_forgotten(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint does not grow with its age."""
     monkeypatch.setattr(limits, "WINDOWS_KEPT", 3)
