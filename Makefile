@@ -11,7 +11,7 @@ STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix check docs bench soak lock clean
+.PHONY: help setup demo test matrix check docs notebooks bench soak lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,9 @@ check: setup ## format, lint, types, direction of imports, documentation
 
 docs: setup ## the documentation site, in build/site
 	@$(BIN)/python -m tools.build_docs
+
+notebooks: setup ## runs the notebooks and writes their results into them (ARGS=explore for one)
+	@$(BIN)/python -m tools.notebooks $(ARGS)
 
 bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benchmarks
 	@$(BIN)/sparklog bench $(ARGS)

@@ -1,97 +1,121 @@
-"""The notebooks run from top to bottom, in a process of their own, and are kept without results."""
+"""The notebooks run from top to bottom, and are kept with the results of such a run."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
+import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
 import pytest
 
-pytestmark = pytest.mark.spark
+from tools import notebooks
 
-FOLDER = Path(__file__).parents[2] / "notebooks"
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-RUN_SECONDS = 300
-
-RUNNER = """
-import json, sys
-
-cells, wanted = json.load(sys.stdin)
-names = {"__name__": "__main__"}
-for number, cell in enumerate(cells):
-    exec(compile(cell, f"<code cell {number}>", "exec"), names)
-print()
-print(json.dumps(eval(wanted, names)))
-names["spark"].stop()
-"""
+NAMES = ("explore", "groups", "kafka", "streaming")
+PLOTS = {"explore": 3, "groups": 1, "kafka": 0, "streaming": 1}
+_HOME = re.compile(r"/(?:home|root|Users)/|site-packages")
 
 
-def code_cells(notebook: Path) -> list[str]:
-    """Returns the code that a kernel would run."""
-    cells = json.loads(notebook.read_text())["cells"]
-    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+def read(name: str) -> Any:
+    """Returns a notebook of the project."""
+    return nbformat.read(notebooks.FOLDER / f"{name}.ipynb", as_version=4)
 
 
-def run(cells: Sequence[str], folder: Path, wanted: str) -> Any:
-    """Returns the value of the expression `wanted` after all cells have run, in one namespace."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SPARKLOG_")},
-        "SPARKLOG_ROOT": str(folder / "root"),
-        "PYSPARK_PYTHON": sys.executable,
-        # The notebook is at home where sparklog is installed, or beside it.
-        "PYTHONPATH": str(FOLDER.parent),
+def results(name: str, folder: Path, wanted: str) -> Any:
+    """Runs the notebook, and returns the value of the expression `wanted` at its end."""
+    notebook = read(name)
+    code = f"import json\nprint(json.dumps({wanted}))"
+    notebook.cells.append(nbformat.v4.new_code_cell(code))
+    notebooks.run(notebook, folder)
+    return json.loads(notebook.cells[-1].outputs[0].text)
+
+
+def test_all_of_them_are_tested() -> None:
+    """A notebook that is added needs a test of what it finds."""
+    assert {path.stem for path in notebooks.FOLDER.glob("*.ipynb")} == set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_notebook_is_kept_with_its_results(name: str) -> None:
+    """Cells were run in their order, without an error, and show nothing of the machine."""
+    cells = [cell for cell in read(name).cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell.outputs]
+    assert {output.output_type for output in outputs} <= {
+        "display_data",
+        "execute_result",
+        "stream",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        input=json.dumps([cells, wanted]),
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=RUN_SECONDS,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    assert not _HOME.search(json.dumps(outputs))
+    assert sum("image/png" in output.get("data", {}) for output in outputs) == PLOTS[name]
+    assert (notebooks.FOLDER / f"{name}.ipynb").stat().st_size < 200_000
 
 
-@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebooks_are_kept_without_results(notebook: Path) -> None:
-    """Notebooks have no output and no counts, so that diffs show edits only."""
-    content = json.loads(notebook.read_text())
-    assert (content["nbformat"], content["nbformat_minor"]) == (4, 5)
-    for cell in content["cells"]:
-        if cell["cell_type"] == "code":
-            assert cell["outputs"] == []
-            assert cell["execution_count"] is None
-    assert notebook.stat().st_size < 20_000
-
-
-@pytest.mark.timeout(RUN_SECONDS + 30)
-def test_flights_are_explored(tmp_path: Path) -> None:
-    """Every look finds the flights that were sent: 5,000, and 100 that came after the stream."""
-    found = run(
-        code_cells(FOLDER / "explore_flights.ipynb"),
+@pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
+def test_a_group_is_watched(tmp_path: Path) -> None:
+    """Three members share six partitions; their positions are set back by 50 records each."""
+    found = results(
+        "groups",
         tmp_path,
-        "dict(read=len(records), delays=delays.toPandas().flights.sum().item(),"
-        " streamed=spark.table('departures').count(), worst=worst.count(), lag=sum(lag.values()),"
-        " table=per_partition.toPandas().records.sum().item(), partitions=per_partition.count(),"
-        " expected=sample.dep_delay.max(), longest=worst.first().dep_delay,"
-        " snapshot=spark.conf.get('spark.databricks.delta.snapshotPartitions'))",
+        "dict(partitions=lag.shape[1], members=len(members), commits=len(commits) > 6,"
+        " back=[positions[each] - again[each] for each in positions])",
     )
-    assert found.pop("snapshot") == "2"  # Delta's default of 50 tasks takes most of the run
-    assert found.pop("expected") == found.pop("longest")
+    assert found == {"partitions": 6, "members": 3, "commits": True, "back": [50] * 6}
+
+
+@pytest.mark.spark
+@pytest.mark.delta
+@pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
+def test_a_topic_is_explored(tmp_path: Path) -> None:
+    """Every way to read finds the flights that were sent; versions of the table differ."""
+    found = results(
+        "explore",
+        tmp_path,
+        "dict(read=table.num_rows, spark=delays.agg({'flights': 'sum'}).first()[0],"
+        " table=per_partition.toPandas().records.sum().item(), holiday=holiday.num_rows,"
+        " offsets=first['offset'].to_pylist(), travelled=travelled, most=max(lags), last=lags[-1],"
+        " fourth=int((records.timestamp.dt.strftime('%m-%d') == '07-04').sum()))",
+    )
+    assert found["read"] == found["spark"] == 20_000
+    assert found["table"] == 20_000
+    assert found["holiday"] == found["fourth"]
+    assert found["offsets"] == [100, 101, 102]
+    assert found["travelled"] == {"before": 20_000, "now": 20_300}
+    assert found["last"] < found["most"]
+
+
+@pytest.mark.spark
+@pytest.mark.delta
+@pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
+def test_kafka_programs_and_tables_see_the_same(tmp_path: Path) -> None:
+    """kafka-python, Spark and DuckDB find the same orders, and the group has no lag."""
+    found = results(
+        "kafka",
+        tmp_path,
+        "dict(seen=len(seen), price=sum(order['price'] for order in seen), lag=lag.total,"
+        " spark=total.agg({'total': 'sum', 'orders': 'sum'}).first().asDict(),"
+        " duckdb=by_partition[['orders', 'total']].sum().tolist())",
+    )
+    price = sum(1 + number % 17 for number in range(5_000))
     assert found == {
-        "read": 5_000,
-        "delays": 5_000,
-        "streamed": 5_000,
-        "worst": 10,
-        "lag": 100,
-        "table": 5_100,
-        "partitions": 4,
+        "seen": 5_000,
+        "price": price,
+        "lag": 0,
+        "spark": {"sum(total)": price, "sum(orders)": 5_000},
+        "duckdb": [5_000, price],
     }
+
+
+@pytest.mark.spark
+@pytest.mark.since("4.2")
+@pytest.mark.delta
+@pytest.mark.timeout(notebooks.RUN_SECONDS + 30)
+def test_a_stream_is_watched_and_killed(tmp_path: Path) -> None:
+    """All days but the last are complete, and each record is copied once."""
+    found = results(
+        "streaming", tmp_path, "dict(complete=complete, records=len(records)) | outcome"
+    )
+    assert found["complete"] == 31
+    assert found["copied"] == found["records"] == 5_297
+    assert found["each one once"] is True
