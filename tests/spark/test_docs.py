@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from tests.support import fences
 
 # A page runs a dozen commands, each a process, which a busy machine starts slowly.
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 PAGES = [*fences.pages_that_run(spark=True)]
 

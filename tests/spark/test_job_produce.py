@@ -26,7 +26,6 @@ pytestmark = pytest.mark.spark
 _APP = app_of(produce)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 _RUN_SECONDS = 120
-_KILLS = 3
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -342,7 +341,9 @@ def start(root: Path, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
-def test_a_run_that_is_killed_is_run_again(tmp_path: Path) -> None:
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, its records are in the topic once, after a run that was not."""
     root, folder = tmp_path / "root", tmp_path / "lines"
     folder.mkdir()
@@ -353,7 +354,7 @@ def test_a_run_that_is_killed_is_run_again(tmp_path: Path) -> None:
         log.create_topic("t", partitions=2)
         arguments = ["--topic=t", "--format=text", folder]
         chance = random.Random(8)
-        for _ in range(_KILLS):
+        for _ in range(kills):
             job = start(root, *arguments)
             time.sleep(chance.uniform(4.0, 16.0))
             os.killpg(job.pid, 9)

@@ -24,8 +24,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 _APP = app_of(jobs.replay)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 _COLUMNS = ["partition", "key", "value", "headers", "timestamp"]
-_RUN_SECONDS = 120
-_KILLS = 2
+_RUN_SECONDS = 180
+_KILLS = 20
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -154,6 +154,8 @@ def test_a_dry_run_writes_nothing(root: Path, log: Log) -> None:
     assert not rows(log, "u")
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(1_800)
 def test_a_replay_that_is_killed_is_run_again(tmp_path: Path) -> None:
     """Whenever it is killed, each record is written once."""
     root = tmp_path / "root"
@@ -165,7 +167,7 @@ def test_a_replay_that_is_killed_is_run_again(tmp_path: Path) -> None:
                 at = _AT + timedelta(milliseconds=10 * number)
                 producer.send("t", b"%d" % number, partition=number % 2, timestamp=at)
         command = [sys.executable, "-m", "sparklog.jobs.replay", f"--root={root}"]
-        command += ["--from=t", "--to=u", "--speed=2"]
+        command += ["--from=t", "--to=u", "--speed=0.2"]
         environment = {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,

@@ -23,7 +23,7 @@ from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
 from sparklog.jobs.windows import Checkpoint
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
 _APP = app_of(job.to_table)
 _RUN_SECONDS = 180
@@ -296,6 +296,7 @@ def test_a_run_that_ends_between_two_steps(
     assert letters == [b"%d bad" % number for number in numbers]
 
 
+@pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is a row or a dead letter, once."""

@@ -17,7 +17,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from sparklog.client.log import Log
 from tests.support.harvest import AT, start
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def send(log: Log, topic: str, *records: tuple[str, int]) -> None:

@@ -48,7 +48,7 @@ INSTRUCTIONS: Final = (
     "USER",
     "VOLUME",
 )
-SECONDS: Final = 60
+SECONDS: Final = 120
 
 _FENCE: Final = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _NO_RUN: Final = re.compile(r'no-run="([^"]{8,})"')
