@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from benchmarks.consumers import reads, tails
+from benchmarks.jobs import jobs
 from benchmarks.json_values import json_values
 from benchmarks.kafka import measures as kafka
 from benchmarks.mirror import mirror
@@ -29,6 +30,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "spark-stream": stream.stream,
     "spark-age": age.age,
     "json-values": json_values,
+    "jobs": jobs,
     "mirror": mirror,
     "wide-create": wide.create,
     "wide-idle": wide.idle,

@@ -97,7 +97,7 @@ def _write(here: SparkSetup, rows: int) -> Measurement:
 def _written(here: SparkSetup, topic: str, rows: int) -> tuple[float, float | None]:
     """The seconds of ours, and of Kafka's. Ours goes first: what it warms up is Kafka's gain."""
     here.create_topic(topic)
-    frame = here.spark.read.parquet(_file(here.folder / f"{topic}.parquet", rows))
+    frame = here.spark.read.parquet(write_values(here.folder / f"{topic}.parquet", rows))
     with doing(f"sparklog writes {_millions(rows)} rows"):
         ours = _timed(lambda: _write_ours(here, frame, topic, rows))
     with doing("its broker publishes and merges them"):
@@ -120,8 +120,8 @@ def _write_ours(here: SparkSetup, frame: DataFrame, topic: str, rows: int) -> No
     _check(seen, rows)
 
 
-def _file(path: Path, rows: int) -> str:
-    """A file of so many values, which costs next to nothing to read."""
+def write_values(path: Path, rows: int) -> str:
+    """Writes a Parquet file of so many values, which costs next to nothing to read."""
     schema = pa.schema([("value", pa.binary())])
     with pq.ParquetWriter(path, schema, compression="none", use_dictionary=False) as writer:
         for first in range(0, rows, _CHUNK_ROWS):

@@ -16,11 +16,12 @@ import enum
 import functools
 import json
 import re
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +31,7 @@ import sparklog
 from sparklog import arrow, errors, limits
 from sparklog.cli.shared import RootOption, root_metadata
 from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
-from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 from sparklog.jobs.windows import Checkpoint, Window
 from sparklog.sources.json_inference import (
@@ -44,7 +45,7 @@ from sparklog.sources.json_inference import (
 from sparklog.sources.values import ValueFormat, ValueParser, json_type
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Observation, SparkSession
     from pyspark.sql.types import DataType, StructType
 
     from sparklog.client.log import Log
@@ -64,6 +65,8 @@ _ORDER: Final = "_sparklog_order"
 _INTERNAL: Final = frozenset((_BAD, _DELETED, _ORDER))
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _SCHEME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]+:")
+_REFUSED: Final = "sparklog: a record without a row"
+_OBSERVED_SECONDS: Final = 10.0
 _TXN: Final = "spark.databricks.delta.write.txn"
 
 
@@ -633,7 +636,7 @@ class _Job:
     ) -> None:
         """Writes the windows that wait, and those that come if `every_seconds` is given."""
         if unfinished is not None:
-            self._write(kept, unfinished, name)
+            self._write(kept, unfinished, name, is_repeated=True)
             if self._adds_fields:  # the table may not have had its columns before
                 self._fields = _fields_of(unfinished)
         while True:
@@ -678,38 +681,62 @@ class _Job:
                 reason=f"The first {part.count:,} records have no fields. Give them by --schema."
             )
 
-    def _write(self, kept: Checkpoint, plan: Window, name: str) -> None:
-        """Writes a window, as far as it is not written."""
+    def _write(
+        self, kept: Checkpoint, plan: Window, name: str, *, is_repeated: bool = False
+    ) -> None:
+        """Writes a window; `is_repeated`: as far as it is not written."""
+        shape = self._shape(_fields_of(plan))
+        rows = shape.rows(self._source, self._spark, plan.part)
+        with progress(self._spark, f"window {plan.number}"):
+            if self._upsert is not None:
+                counts = self._merge(rows, self._upsert, shape, plan, name)
+            else:
+                counts = self._append(rows, shape, plan, name, is_repeated=is_repeated)
+            if counts.bad and self._dead_letters is not None:
+                letters = _dead_letters(shape.rejected(self._source, self._spark, plan.part))
+                app = self._dead_letters.name_of(name)
+                self._dead_letters.writer(letters, txnAppId=app, txnVersion=str(plan.number)).save()
+        kept.finish(plan.number)
+        self.count += counts.good
+        self.rejected += counts.bad
+        echo(f"window {plan.number}: {counts.good:,} records")
+
+    def _append(
+        self, rows: DataFrame, shape: Shape, plan: Window, name: str, *, is_repeated: bool
+    ) -> _Counts:
+        """Decodes the records once, and counts them as they are written."""
+        from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        shape = self._shape(_fields_of(plan))
-        rows = shape.rows(self._source, self._spark, plan.part).persist()
+        self._table.has(self._spark, shape.columns)
+        observed = Observation()
+        is_good = ~f.col(_BAD)
+        if self._dead_letters is None:
+            refused = f.raise_error(f.lit(_REFUSED)).cast("boolean")
+            is_good = f.when(f.col(_BAD), refused).otherwise(f.lit(True))
+        good = rows.observe(observed, *_count_columns()).where(is_good).drop(_BAD)
         try:
-            with progress(self._spark, f"window {plan.number}"):
-                counts = rows.agg(
-                    f.count(f.lit(1)).alias("all"), f.count_if(_BAD).alias("bad")
-                ).collect()[0]
-                if counts["bad"] and self._dead_letters is None:
-                    raise self._refusal(shape, plan.part)
-                good = rows.where(f"NOT {_BAD}")
-                if self._upsert is None:
-                    self._table.has(self._spark, shape.columns)
-                    self._table.append(good.drop(_BAD), name, plan.number)
-                else:
-                    self._table.widen(self._spark, shape.columns)
-                    self._table.merge(good, self._upsert, name, plan.number)
-                if counts["bad"] and self._dead_letters is not None:
-                    letters = _dead_letters(shape.rejected(self._source, self._spark, plan.part))
-                    app = self._dead_letters.name_of(name)
-                    self._dead_letters.writer(
-                        letters, txnAppId=app, txnVersion=str(plan.number)
-                    ).save()
+            self._table.append(good, name, plan.number)
+        except spark_error_kinds() as error:
+            if _REFUSED in str(error):
+                raise self._refusal(shape, plan.part) from None
+            raise
+        # Nothing is observed in a commit that Delta skips, because the table has its number.
+        counts = None if is_repeated else _observed(observed)
+        return counts or _counted(rows)
+
+    def _merge(self, rows: DataFrame, key: str, shape: Shape, plan: Window, name: str) -> _Counts:
+        """Keeps the rows meanwhile, because MERGE reads them twice."""
+        rows = rows.persist()
+        try:
+            counts = _counted(rows)
+            if counts.bad and self._dead_letters is None:
+                raise self._refusal(shape, plan.part)
+            self._table.widen(self._spark, shape.columns)
+            self._table.merge(rows.where(f"NOT {_BAD}"), key, name, plan.number)
         finally:
             rows.unpersist()
-        kept.finish(plan.number)
-        self.count += counts["all"] - counts["bad"]
-        self.rejected += counts["bad"]
-        echo(f"window {plan.number}: {counts['all'] - counts['bad']:,} records")
+        return counts
 
     def _refusal(self, shape: Shape, part: Range) -> errors.BadValue:
         rejected = shape.rejected(self._source, self._spark, part)
@@ -720,6 +747,37 @@ class _Job:
         )
         error.add_note("To write such records to a topic, give --dead-letters TOPIC.")
         return error
+
+
+class _Counts(NamedTuple):
+    """Records of a window, with and without a row."""
+
+    good: int
+    bad: int
+
+
+def _count_columns() -> list[Column]:
+    from pyspark.sql import functions as f
+
+    bad = f.count_if(_BAD)
+    return [(f.count(f.lit(1)) - bad).alias("good"), bad.alias("bad")]
+
+
+def _counted(rows: DataFrame) -> _Counts:
+    return _Counts(*rows.agg(*_count_columns()).collect()[0])
+
+
+def _observed(observation: Observation) -> _Counts | None:
+    """Returns what a query has counted; None if it counted nothing, for which Spark would wait."""
+    found: list[_Counts] = []
+
+    def wait() -> None:
+        found.append(_Counts(**observation.get))
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(_OBSERVED_SECONDS)
+    return found[0] if found else None
 
 
 def _fields_of(plan: Window) -> StructType:

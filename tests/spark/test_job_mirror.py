@@ -161,7 +161,10 @@ def _kafka(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
         pytest.skip("; ".join(found.missing))
     for path in found.connector:
         spark.sql(f"ADD JAR '{path}'")
-    with KafkaProcess(found.broker, tmp_path_factory.mktemp("kafka") / "broker") as process:
+    folder = tmp_path_factory.mktemp("kafka") / "broker"
+    # It looks for records that are too old after five minutes, and those of the tests are.
+    forever = {"log.retention.ms": "-1"}
+    with KafkaProcess(found.broker, folder, forever) as process:
         yield Kafka(process.address, found.connector)
 
 
