@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +40,20 @@ class Range:
                 for each, end in self.ends.items()
             },
         )
+
+
+def fair_shares(sizes: Sequence[int], most: int) -> list[int]:
+    """Returns how many to take of each, about `most` in all, and at least one of each that has any.
+
+    Shares are equal; those with less leave the rest of theirs to the others.
+    """
+    shares = [0] * len(sizes)
+    waiting = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for taken, index in enumerate(waiting):
+        share = max(most // (len(waiting) - taken), 1)
+        shares[index] = min(sizes[index], share)
+        most -= shares[index]
+    return shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ import typer
 import sparklog
 from sparklog import arrow, errors, limits
 from sparklog.cli.shared import RootOption, root_metadata
-from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, range_of
+from sparklog.jobs.ranges import EARLIEST, LATEST, Range, Source, fair_shares, range_of
 from sparklog.jobs.running import echo, progress, run, spark_error_kinds, spark_session
 from sparklog.jobs.targets import PartitionsOption, Target, last_line, root_for_spark
 from sparklog.jobs.windows import Checkpoint, Window
@@ -788,9 +788,12 @@ def _fields_of(plan: Window) -> StructType:
 
 def _part(waiting: Range, most: int) -> Range:
     """Returns the first records of each partition, about `most` of them."""
-    behind = sum(waiting.ends[each] > start for each, start in waiting.starts.items())
-    share = max(1, most // max(behind, 1))
-    ends = {each: min(start + share, waiting.ends[each]) for each, start in waiting.starts.items()}
+    sizes = [waiting.ends[each] - start for each, start in waiting.starts.items()]
+    shares = fair_shares(sizes, most)
+    ends = {
+        each: start + share
+        for (each, start), share in zip(waiting.starts.items(), shares, strict=True)
+    }
     return Range(starts=waiting.starts, ends=ends)
 
 

@@ -25,7 +25,7 @@ def test_a_window_that_was_not_finished_gives_the_columns(
     kept.open({})
     plan = kept.plan(0, Range(starts={0: 0}, ends={0: 0}), _FIELDS.json())
     written = []
-    monkeypatch.setattr(_Job, "_write", lambda _, __, plan, ___: written.append(plan))
+    monkeypatch.setattr(_Job, "_write", lambda _, __, plan, ___, **____: written.append(plan))
     with sparklog.connect(tmp_path / "root") as log:
         log.create_topic("t", partitions=1)
         spark: Any = None

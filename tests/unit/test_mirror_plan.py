@@ -23,6 +23,7 @@ from sparklog.jobs.mirroring.plan import (
     ranges,
     split_config,
 )
+from sparklog.jobs.ranges import fair_shares
 
 CLUSTER = "kafka:c"
 ORIGIN = "kafka:c/id/orders"
@@ -204,3 +205,19 @@ def test_rounds_reach_the_ends(states: list[tuple[int, int, int]], limit: int) -
             assert each.first < each.until
             ends[number] = each.until
     assert ends == [end for _, end in partitions]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "most", "shares"),
+    [
+        ([10, 10], 10, [5, 5]),
+        ([1, 100, 3], 54, [1, 50, 3]),
+        ([0, 7], 5, [0, 5]),
+        ([4, 4, 4], 2, [1, 1, 1]),
+        ([2, 3], 100, [2, 3]),
+        ([], 5, []),
+    ],
+)
+def test_shares_are_fair(sizes: list[int], most: int, shares: list[int]) -> None:
+    """Those with less leave theirs to the others, and each advances."""
+    assert fair_shares(sizes, most) == shares

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from sparklog import errors
 from sparklog.broker.config import topic_config
 from sparklog.formats.topic_names import check_topic_name
+from sparklog.jobs.ranges import fair_shares
 
 
 class Bounds(NamedTuple):
@@ -259,14 +260,11 @@ def ranges(pairs: Iterable[Pair], limit: int, goal: Goal | None = None) -> Range
     Partitions get equal shares; those with less to copy leave theirs to the others. `goal`: None
     stands for the ends of the sources.
     """
-    waiting = sorted(_waiting(pairs, goal), key=lambda each: each[2].until - each[2].start)
+    waiting = list(_waiting(pairs, goal))
+    shares = fair_shares([whole.until - whole.start for *_, whole in waiting], limit)
     found: dict[str, dict[int, Range]] = {}
-    left = limit
-    for index, (topic, number, whole) in enumerate(waiting):
-        share = max(left // (len(waiting) - index), 1)
-        until = min(whole.until, whole.start + share)
-        left -= until - whole.start
-        found.setdefault(topic, {})[number] = whole._replace(until=until)
+    for (topic, number, whole), share in zip(waiting, shares, strict=True):
+        found.setdefault(topic, {})[number] = whole._replace(until=whole.start + share)
     return found
 
 
