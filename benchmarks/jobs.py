@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 10_000_000
 _RUNS: Final = 3
 _COPIES: Final = 6
-"""Of the 336,776 flights, for speed; equality is checked for one."""
+"""Copies of the 336,776 flights for speed; equality is checked for one."""
 _TABLE_LEAST: Final = 300_000
 _VERIFY_LEAST: Final = 3_000_000
 _FLIGHTS: Final = (
