@@ -130,6 +130,7 @@ def test_a_task_has_no_more_records_than_allowed(spark: SparkSession, root: Path
     assert values(frame) == sent(0, 40)
 
 
+@pytest.mark.since("4.2")
 def test_a_trigger_that_runs_once_knows_no_limit(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_trigger_that_runs_once_knows_no_limit(
     assert collected.sizes == [16, 1]
 
 
+@pytest.mark.since("4.2")
 def test_enough_records_are_waited_for(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

@@ -192,6 +192,7 @@ def rows_of(frame: DataFrame) -> list[Row]:
     return sorted((row[0], row[1], row[2]) for row in found)
 
 
+@pytest.mark.since("4.2")
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_maintenance_by_spark_disturbs_nobody(spark: SparkSession, tmp_path: Path) -> None:

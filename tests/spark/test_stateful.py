@@ -57,6 +57,7 @@ def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> None:
     assert query.awaitTermination(100)
 
 
+@pytest.mark.since("4.2")
 def test_windows_of_distinct_records_continue_from_a_cloned_checkpoint(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -80,6 +81,7 @@ def test_windows_of_distinct_records_continue_from_a_cloned_checkpoint(
     assert sorted(sink.rows) == [(base, 3), (base + 10, 1)]
 
 
+@pytest.mark.since("4.2")
 def test_two_topics_are_joined_across_a_failure_and_a_restart(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
