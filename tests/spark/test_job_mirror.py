@@ -34,6 +34,7 @@ from benchmarks.kafka_process import KafkaProcess
 from sparklog.client.log import Log
 from sparklog.jobs import mirror as jobs
 from sparklog.jobs.running import app_of
+from tests.support.jobs import failed, succeeded
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -181,16 +182,12 @@ def run(root: Path, *arguments: object) -> Result:
 
 def succeed(root: Path, *arguments: object) -> str:
     """Returns the job's last line."""
-    result = run(root, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()[-1]
+    return succeeded(run(root, *arguments))
 
 
 def fail(root: Path, *arguments: object, code: int = 1) -> str:
     """Returns what the job reports, in one line of words."""
-    result = run(root, *arguments)
-    assert result.exit_code == code, result.output
-    return " ".join(result.stderr.replace("│", " ").split())
+    return failed(run(root, *arguments), code)
 
 
 def records(log: Log, topic: str) -> dict[int, list[Record]]:

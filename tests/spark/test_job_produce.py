@@ -20,6 +20,7 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs.produce import produce
 from sparklog.jobs.running import app_of
+from tests.support.jobs import failed, succeeded
 
 pytestmark = pytest.mark.spark
 
@@ -35,16 +36,12 @@ def run(root: Path, *arguments: object) -> Result:
 
 def succeed(root: Path, *arguments: object) -> str:
     """Returns the job's last line."""
-    result = run(root, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()[-1]
+    return succeeded(run(root, *arguments))
 
 
 def fail(root: Path, *arguments: object, code: int = 1) -> str:
     """Returns the job's error, in one line of words."""
-    result = run(root, *arguments)
-    assert result.exit_code == code, result.output
-    return " ".join(result.stderr.replace("│", " ").split())
+    return failed(run(root, *arguments), code)
 
 
 def records(log: Log, topic: str = "t") -> list[tuple[bytes | None, bytes | None]]:

@@ -18,6 +18,7 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs import replay as jobs
 from sparklog.jobs.running import app_of
+from tests.support.jobs import succeeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -36,9 +37,7 @@ def run(root: Path, *arguments: object) -> Result:
 
 def succeed(root: Path, *arguments: object) -> str:
     """Returns the job's last line."""
-    result = run(root, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()[-1]
+    return succeeded(run(root, *arguments))
 
 
 def rows(log: Log, topic: str) -> list[dict[str, Any]]:

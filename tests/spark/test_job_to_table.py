@@ -22,6 +22,7 @@ from sparklog.jobs import to_table as job
 from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
 from sparklog.jobs.windows import Checkpoint
+from tests.support.jobs import failed, succeeded
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
@@ -37,16 +38,12 @@ def run(root: Path, *arguments: object) -> Result:
 
 def succeed(root: Path, *arguments: object) -> str:
     """Returns the job's last line."""
-    result = run(root, *arguments)
-    assert result.exit_code == 0, result.output
-    return result.stdout.splitlines()[-1]
+    return succeeded(run(root, *arguments))
 
 
 def fail(root: Path, *arguments: object, code: int = 1) -> str:
     """Returns the job's error, in one line of words."""
-    result = run(root, *arguments)
-    assert result.exit_code == code, result.output
-    return " ".join(result.stderr.replace("│", " ").split())
+    return failed(run(root, *arguments), code)
 
 
 def send(log: Log, *values: object, key: bytes | None = None, partition: int | None = 0) -> None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from sparklog.jobs.produce import produce
 from sparklog.jobs.replay import replay
@@ -30,6 +30,16 @@ def run_jobs(root: str, folder: Path) -> list[str]:
 
 
 def _last_line(job: Callable[..., None], arguments: list[str]) -> str:
-    result = CliRunner().invoke(app_of(job), arguments)
+    return _DURATION.sub("", succeeded(CliRunner().invoke(app_of(job), arguments)))
+
+
+def succeeded(result: Result) -> str:
+    """Returns a job's last line."""
     assert result.exit_code == 0, result.output
-    return _DURATION.sub("", result.stdout.splitlines()[-1])
+    return result.stdout.splitlines()[-1]
+
+
+def failed(result: Result, code: int = 1) -> str:
+    """Returns a job's error, in one line of words."""
+    assert result.exit_code == code, result.output
+    return " ".join(result.stderr.replace("│", " ").split())

@@ -243,9 +243,8 @@ class LogReader:
                         break
             except ObjectMissing as missing:
                 gone = missing.path
-                with contextlib.suppress(
-                    errors.Corrupt
-                ):  # the versions so far may name other files
+                # The versions so far may name other files.
+                with contextlib.suppress(errors.Corrupt):
                     topic.table.refresh()
                 continue
             if start < until:  # offsets in no slice are a gap
