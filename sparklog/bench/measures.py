@@ -26,5 +26,5 @@ MEASURES: Final[Mapping[str, Measure]] = {
 }
 """In the order in which they run."""
 
-COMPARISONS: Final = ("json", "kafka", "mirror", "spark", "wide")
+COMPARISONS: Final = ("jobs", "json", "kafka", "mirror", "spark", "wide")
 """First words of the measures in `benchmarks/`, which compare with other software, or need it."""
