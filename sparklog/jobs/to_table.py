@@ -204,10 +204,11 @@ class Table:
         return f"delta.{quoted(self.path)}" if self.path else self.name or ""
 
     def schema(self, spark: SparkSession, *, is_new: bool = False) -> StructType | None:
-        """Returns its columns; None if there is no table.
+        """Returns its columns, none of them NOT NULL; None if there is no table.
 
-        Raises `BadRequest` for the table of a topic and, with `is_new`, for a folder that is none.
-        A first write that is killed leaves such a folder behind.
+        Objects may lack any field, and Delta checks the rows. Raises `BadRequest` for the table of
+        a topic and, with `is_new`, for a folder that is none. A first write that is killed leaves
+        such a folder behind.
         """
         from pyspark.errors import AnalysisException
 
@@ -227,7 +228,7 @@ class Table:
             raise errors.BadRequest(
                 reason=f"{self} is the table of a topic, which only brokers write. Name another."
             )
-        return found
+        return spark.createDataFrame([], ddl_of(found)).schema
 
     def has(self, spark: SparkSession, columns: StructType) -> bool:
         """Returns whether it has the columns. Raises `WrongSchema` if one has another type."""
@@ -308,6 +309,14 @@ def check_fits(found: StructType, wanted: StructType, path: str = "") -> None:
     for field in wanted:
         if (kind := known.get(field.name.lower())) is not None:
             _check_type(f"{path}{field.name}", kind, field.dataType)
+
+
+def _with_fields_of(schema: StructType, other: StructType) -> StructType:
+    """Returns the schema with those fields of another one that it does not have."""
+    from pyspark.sql.types import StructType
+
+    known = _types(schema)
+    return StructType([*schema, *(each for each in other if each.name.lower() not in known)])
 
 
 def _types(schema: StructType) -> dict[str, DataType]:
@@ -554,10 +563,8 @@ class _Job:
         taken = self._taken()
         self._fields = StructType([each for each in wanted if each.name.lower() not in taken])
         if self._adds_fields and found is not None:
-            taken |= {each.name.lower() for each in wanted}
-            self._fields = StructType(
-                [*self._fields, *(each for each in found if each.name.lower() not in taken)]
-            )
+            own = StructType([each for each in found if each.name.lower() not in taken])
+            self._fields = _with_fields_of(self._fields, own)
         if self._fields.fields:
             json_type(self._fields)
         shape = self._shape(self._fields)
@@ -638,7 +645,7 @@ class _Job:
         if unfinished is not None:
             self._write(kept, unfinished, name, is_repeated=True)
             if self._adds_fields:  # the table may not have had its columns before
-                self._fields = _fields_of(unfinished)
+                self._fields = _with_fields_of(_fields_of(unfinished), self._fields)
         while True:
             waiting = self._waiting(self._log.describe(self._source.topic))
             while (part := _part(waiting, max_records)).count:

@@ -98,8 +98,8 @@ def test_columns_follow_the_fields(root: Path, log: Log, table: Path) -> None:
 
 
 def test_a_schema_is_kept(spark: SparkSession, root: Path, log: Log, table: Path) -> None:
-    """Other fields are left out; a table's own columns and their types stay."""
-    spark.sql(f"create table delta.`{table}` (id int, other string) using delta")
+    """Other fields are left out; a table's own columns and their types stay, and its NOT NULL."""
+    spark.sql(f"create table delta.`{table}` (id int not null, other string) using delta")
     send(log, {"id": 1, "at": "2026-01-02T03:04:05Z", "more": 1})
     succeed(root, "--schema=id INT, at TIMESTAMP", table)
     send(log, {"id": 2, "other": "x", "d": 1})
@@ -108,6 +108,8 @@ def test_a_schema_is_kept(spark: SparkSession, root: Path, log: Log, table: Path
     assert kinds == {"id": "int", "other": "string", "at": "timestamp", "d": "bigint"}
     assert [row["id"] for row in rows(table)] == [1, 2]
     assert rows(table)[1] == {"id": 2, "other": "x", "d": 1}
+    send(log, {"other": "without an id"})
+    assert "NOT NULL constraint violated for column: id" in fail(root, table)
 
 
 def test_each_version_is_that_of_a_dictionary(root: Path, log: Log, table: Path) -> None:
@@ -284,8 +286,9 @@ def test_a_run_that_ends_between_two_steps(
         with monkeypatch.context() as patch:
             patch.setattr(owner, name, lambda *_: sys.exit(9))
             assert run(root, *arguments).exit_code == 9
-        send(log, {"id": 10 + number, "f": 1}, key=b"%d" % (10 + number))
-        succeed(root, *arguments)
+        send(log, {"id": 10 + number, "f": 1, "g": 1}, key=b"%d" % (10 + number))
+        succeed(root, "--schema=g STRING", "--new-fields=add", *arguments)
+    assert {row.get("g") for row in rows(table)} == {None, "1"}
     numbers = range(len(steps))
     ids = [*numbers, *(10 + number for number in numbers)]
     assert [row["id"] for row in rows(table)] == ids
