@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from typing import Final
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from sparklog import errors
 from sparklog.sources.batch import BatchReader, planner_of
-from sparklog.sources.options import parse
+from sparklog.sources.options import SourceOptions, parse
 from sparklog.sources.scan import ddl, scan
 from sparklog.sources.stream import EarlierStreamReader, RefusedReader, StreamReader
 from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from sparklog.spark_errors import sentence_first
 
+_TABLE: Final = (
+    "Spark does not pass the options of a table to a Python source when it is read: use CREATE"
+    " TEMPORARY VIEW name USING sparklog OPTIONS (root '…', subscribe '…') instead, or"
+    " `sparklog topics ddl` for a Delta table in the catalog"
+)
 _log = logging.getLogger("sparklog.sources")
 
 
@@ -28,11 +34,7 @@ def schema(given: Mapping[str, str]) -> str:
     Raises what `options.parse` raises, `NotARoot` and `UnknownTopic`, and `BadRequest` for a table.
     """
     if {"provider", "owner"}.intersection(given):  # Spark's own properties of a table
-        raise errors.BadRequest(
-            reason="Spark does not pass the options of a table to a Python source when it is read:"
-            " use CREATE TEMPORARY VIEW name USING sparklog OPTIONS (root '…', subscribe '…')"
-            " instead, or `sparklog topics ddl` for a Delta table in the catalog"
-        )
+        raise errors.BadRequest(reason=_TABLE)
     options = parse(given)
     planner_of(options).check_names()
     return ddl(options)
@@ -40,8 +42,11 @@ def schema(given: Mapping[str, str]) -> str:
 
 @sentence_first
 def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceReader:
-    """Returns the batch reader. Raises what `options.parse` raises, and `BadOption`."""
-    options = parse(given)
+    """Returns the batch reader.
+
+    Raises what `options.parse` raises, `BadOption`, and `BadRequest` for a table.
+    """
+    options = _parsed(given)
     options.check_batch()
     for note in options.batch_notes():
         _log.warning("%s", note)
@@ -52,7 +57,7 @@ def batch_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceRead
 def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStreamReader:
     """Returns the stream reader, or one that raises the error of wrong options when it is used."""
     try:
-        options = parse(given)
+        options = _parsed(given)
         options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
         kind = StreamReader if STREAMS_HAVE_LIMITS else EarlierStreamReader
         reader = kind(options, scan(options, wanted))
@@ -61,3 +66,13 @@ def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStr
     for note in options.stream_notes():
         _log.warning("%s", note)
     return reader
+
+
+def _parsed(given: Mapping[str, str]) -> SourceOptions:
+    """Raises `BadRequest` for a table that was created with a list of columns.
+
+    For such a table Spark calls nothing of a Python source before the first query.
+    """
+    if not given:
+        raise errors.BadRequest(reason=_TABLE)
+    return parse(given)

@@ -308,14 +308,18 @@ class Planner:
         """Returns estimated times of the first records from `position` on, in ms since 1970.
 
         By topic and partition, for those that have unread records with known times, as of the last
-        refresh. Reads nothing.
+        refresh. Reads nothing. A partition whose records the view no longer has is left out: a
+        progress report must not end a query.
         """
         found: dict[str, dict[int, int]] = {name: {} for name in position if name in self._topics}
         for name, times in found.items():
             for number, offset in position[name].offsets.items():
                 is_there = self._holds(name, position[name].id, number, offset)
                 if is_there and offset < self._topics[name].ends[number]:
-                    pieces = self._view.slices(name, number, offset, offset + 1)
+                    try:
+                        pieces = self._view.slices(name, number, offset, offset + 1)
+                    except errors.OffsetOutOfRange:  # a refresh that failed has moved the view on
+                        continue
                     time_us = _first_timestamp_us(pieces[0]) if pieces else None
                     if time_us is not None:
                         times[number] = time_us // 1_000

@@ -94,12 +94,13 @@ class RootView:
     def refresh(self, choose: Choose, *, from_scratch: bool) -> Mapping[str, TopicView]:
         follower = self._follower
         if follower is None or from_scratch:
-            follower = self._follower = RootFollower(self._store, clock=self._clock)
+            follower = RootFollower(self._store, clock=self._clock)
         while True:
             names = choose(follower.metadata.topics)
-            self._snapshots = follower.refresh(names)
+            snapshots = follower.refresh(names)
             if choose(follower.metadata.topics) == names:
                 break
+        self._follower, self._snapshots = follower, snapshots
         return {
             name: TopicView(each.topic_id or "", each.starts, each.ends, follower.ends(each))
             for name, each in self._snapshots.items()

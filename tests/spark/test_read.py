@@ -108,6 +108,11 @@ def test_a_topic_is_a_view_for_sql(spark: SparkSession, root: Path, log: Log) ->
     for how in (f"options (root '{root}', subscribe 't')", f"location '{root}'", ""):
         with pytest.raises(AnalysisException, match="use CREATE TEMPORARY VIEW name USING"):
             spark.sql(f"create table flights_table using sparklog {how}")
+    spark.sql(f"create table listed (offset bigint) using sparklog options (root '{root}')")
+    by_delta = "sparklog is not a valid Spark SQL Data Source"  # with the catalog of Delta
+    with pytest.raises(AnalysisException, match=f"use CREATE TEMPORARY VIEW name|{by_delta}"):
+        spark.table("listed").count()
+    spark.sql("drop table listed")
     register_functions(spark, str(root))
     log.commit_group_offsets("g", {("t", 0): 4, ("t", 1): 6})
     found = spark.sql("select * from sparklog_lag('g') order by partition").collect()

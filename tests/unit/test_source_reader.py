@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,10 @@ from sparklog.sources import datasource, offsets
 from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import scan
+from sparklog.sources.selection import Selection
 from sparklog.sources.stream import EarlierStreamReader, StreamReader
+from sparklog.sources.views import RootView
+from sparklog.storage.objects import open_store
 from tests.support.roots import payload
 from tests.support.worlds import WatchedClock, World, position
 
@@ -148,6 +152,41 @@ def test_progress_has_the_time_of_the_first_unread_record() -> None:
         stream.latestOffset(at, ReadMaxRows(1))
         assert stream.reportLatestOffset() == latest
         world.root.publish("t")
+
+
+def test_progress_leaves_out_records_that_are_deleted_meanwhile() -> None:
+    """A view that has moved on beyond the planner's last refresh does not end the query."""
+    world = World()
+    world.append(4, 4)
+    world.root.publish("t")
+    view = RootView(open_store(world.uri), clock=ManualClock())
+    planner = Planner(view, Selection(topics=("t",)), fail_on_data_loss=True)
+    planner.refresh()
+    unread = position(world.root.topic_id("t"), 1, 1)
+    assert {*planner.unread_since(unread)["t"]} == {0, 1}
+    world.root.move_start("t", 0, 3)
+    view.refresh(list, from_scratch=False)
+    assert {*planner.unread_since(unread)["t"]} == {1}
+
+
+def test_a_refresh_that_fails_leaves_the_view_as_it_was() -> None:
+    """A topic that is deleted meanwhile is missing only from the next view."""
+    world = World()
+    world.append(4)
+    view = RootView(open_store(world.uri), clock=ManualClock())
+    view.refresh(list, from_scratch=False)
+
+    def choose(existing: Iterable[str]) -> list[str]:
+        chosen.append([*existing])
+        if len(chosen) > 1:
+            raise errors.TimedOut(what="the store", timeout_seconds=1)
+        return []
+
+    for from_scratch in (False, True):
+        chosen: list[list[str]] = []
+        with pytest.raises(errors.TimedOut):
+            view.refresh(choose, from_scratch=from_scratch)
+        assert [piece.end for piece in view.slices("t", 0, 0, 4)] == [4]
 
 
 def test_a_stream_waits_for_enough_records() -> None:
@@ -319,6 +358,15 @@ def test_a_stream_with_wrong_options_says_so_itself() -> None:
     reader = datasource.stream_reader(GIVEN | {"endingOffsets": "latest"}, StructType())
     with pytest.raises(errors.BadOption, match="availableNow"):
         reader.getDefaultReadLimit()
+
+
+def test_a_table_with_a_list_of_columns_is_refused_when_it_is_read() -> None:
+    """Its readers get no options: the refusal names the view, although the root is also missing."""
+    wanted = StructType().add("offset", "long")
+    with pytest.raises(errors.BadRequest, match="use CREATE TEMPORARY VIEW name USING"):
+        datasource.batch_reader({}, wanted)
+    with pytest.raises(errors.BadRequest, match="use CREATE TEMPORARY VIEW name USING"):
+        datasource.stream_reader({}, wanted).initialOffset()
 
 
 def test_a_schema_of_the_user_s_must_be_one_of_rows() -> None:
