@@ -16,6 +16,7 @@ import hypothesis
 import pytest
 
 from sparklog.broker.groups.group import Group
+from tests.support.jvms import SHORT_LIVED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,6 +26,9 @@ hypothesis.settings.register_profile("sparklog", deadline=None)
 hypothesis.settings.load_profile("sparklog")
 
 Group.checks_itself = True
+
+# Of Spark's JVMs too, in this process and in programs.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", " ".join(SHORT_LIVED))
 
 
 def _version(text: str) -> tuple[int, ...]:

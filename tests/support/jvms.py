@@ -16,6 +16,8 @@ from benchmarks.kafka_process import java
 from tests.support.waiting import wait_until
 
 PATIENCE_SECONDS: Final = 60.0
+SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
+"""Flags of a JVM that ends before its best compiler has paid: Spark's tests take 40 % less CPU."""
 
 
 def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
@@ -30,7 +32,7 @@ def class_path(artifact: str = "kafka-tools") -> Sequence[str]:
 def command(path: Sequence[str], *arguments: str) -> list[str]:
     """A JVM that prints only errors."""
     return [
-        *(java(), "-Xmx512m", "-Dorg.apache.logging.log4j.level=ERROR"),
+        *(java(), "-Xmx512m", *SHORT_LIVED, "-Dorg.apache.logging.log4j.level=ERROR"),
         *("-cp", os.pathsep.join(path), *arguments),
     ]
 

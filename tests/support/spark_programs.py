@@ -22,13 +22,13 @@ import pyspark
 
 from sparklog.storage.liveness import read_heartbeats
 from sparklog.storage.objects import LocalStore
+from tests.support.jvms import SHORT_LIVED
 
 _REPOSITORY = Path(__file__).parents[2]
 _SPARK_HOME = Path(pyspark.__file__).parent
 _OURS = ("SPARK_", "PYSPARK_", "SPARKLOG_")
 _SERVER = "org.apache.spark.sql.connect.service.SparkConnectServer"
-SHORT_LIVED_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""It is gone before a second compiler has paid for itself."""
+SHORT_LIVED_JVM = " ".join(SHORT_LIVED)
 
 _SERVER_SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",
