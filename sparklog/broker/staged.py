@@ -153,7 +153,6 @@ class StagedBatches:
         check_not_internal(section.topic, "write to")
         topic = self._partition_table.topic(section.topic)
         topic.partition(section.partition)
-        topic.check_keys(section.partition, section.keyless)
         arrival_us = self._clock.now_us()
         timestamp_type = topic.timestamp_type
         times_us = [arrival_us]  # for rows without a time
@@ -161,7 +160,8 @@ class StagedBatches:
         if timestamp_type == CREATE_TIME or offsets is not None:
             bounds_us = (section.min_timestamp_us, section.max_timestamp_us)
             times_us += [each for each in bounds_us if each is not None]
-        if offsets is None:  # the source has accepted the times of its records
+        if offsets is None:  # the source has accepted its records as they are
+            topic.check_keys(section.partition, section.keyless)
             topic.check_times(min(times_us), max(times_us), arrival_us)
         return Append(
             topic=topic.name,

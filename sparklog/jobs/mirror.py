@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.cli.shared import RootOption, config_pairs, root_metadata
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
@@ -150,6 +150,12 @@ def mirror(
     round_records: Annotated[
         int, typer.Option(metavar="N", min=1, help="The most offsets that one write covers.")
     ] = 2_000_000,
+    round_bytes: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="The bytes that one write should have, by those before it."
+        ),
+    ] = limits.GIB,
     patience: Annotated[
         float,
         typer.Option(
@@ -185,6 +191,7 @@ def mirror(
         ),
         config=topic_config.check(config_pairs(config or ())),
         round_records=round_records,
+        round_bytes=round_bytes,
         patience_seconds=patience,
         skips_deleted=skip_deleted,
         cuts_over=mode is _Mode.CUTOVER,
@@ -244,7 +251,12 @@ def _rename(text: str) -> tuple[re.Pattern[str], str]:
     pattern, equals, name = text.partition("=")
     if not equals or not name:
         raise typer.BadParameter(f"--rename needs REGEX=NAME, not {text!r}")
-    return _expression("--rename", pattern), name
+    expression = _expression("--rename", pattern)
+    try:
+        expression.sub(name, "")
+    except re.error as error:
+        raise errors.BadOption(option="--rename", value=text, reason=str(error)) from None
+    return expression, name
 
 
 # ------------------------------------------------------------------------------ modes
@@ -262,12 +274,10 @@ def _copy(job: Mirror, *, follow: bool) -> None:
         raise
     seconds = time.perf_counter() - began
     count = job.copied.records
-    for title, names in (
-        ("have offsets that are not here yet", job.groups.ahead),
-        ("have members here, and their own offsets", job.groups.refused),
-    ):
-        if names:
-            echo(f"groups that {title}: {', '.join(names)}")
+    if job.groups.ahead:
+        echo(f"groups with offsets that are not here yet: {', '.join(job.groups.ahead)}")
+    for name, why in job.groups.refused.items():
+        echo(f"the offsets of group {name} were not copied: {why}")
     typer.echo(f"{count:,} records in {seconds:.1f} s ({count / seconds:,.0f} records/s)")
     _check(job)
 
@@ -282,7 +292,7 @@ def _show(job: Mirror) -> None:
     pairs = job.look()
     configs = job.configs(pairs)
     for pair in pairs:
-        wanted, left = job.config_of(configs[pair.topic])
+        wanted, left = job.config_of(configs.get(pair.topic, {}))
         count = len(pair.source.partitions)
         state = "to be created" if pair.target is None else "a mirror"
         if pair.target is not None and pair.target.origin is None:

@@ -29,6 +29,7 @@ from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
 from sparklog.sources import tasks
 from sparklog.storage.follow import RootFollower
+from sparklog.storage.liveness import Heartbeat, read_heartbeats
 from sparklog.storage.objects import Store, open_store
 from sparklog.storage.snapshot import Slice, TableSnapshot
 from sparklog.storage.verify import SliceReport, check_slice
@@ -132,6 +133,7 @@ class _Verification:
         """Returns the tables that can be read, after checks of their metadata."""
         found: dict[str, TableSnapshot] = {}
         names = list(topics)
+        heartbeats = read_heartbeats(self._store)  # first: what they name is durable
         try:
             found.update(self._follower.refresh(names))
         except errors.SparklogError:  # of one topic, or of the log of all
@@ -142,7 +144,20 @@ class _Verification:
                     self._fail(name, str(error), "")
         for name, snapshot in found.items():
             self.check_snapshot(name, snapshot)
+        self._check_log(heartbeats)
         return found
+
+    def _check_log(self, heartbeats: Mapping[int, Heartbeat]) -> None:
+        """Reports a log that ends before the newest flush that its broker has announced."""
+        for (broker, epoch), following in self._follower.next_sequences().items():
+            newest = heartbeats.get(broker)
+            if newest and newest.epoch == epoch and newest.newest_sequence >= following:
+                self._fail(
+                    "write-ahead log",
+                    f"flushes {following} to {newest.newest_sequence} of broker {broker}, epoch"
+                    f" {epoch}, are missing: acked records of any topic may be lost",
+                    "restore the log from a backup, before a broker starts on the root",
+                )
 
     def check_snapshot(self, name: str, snapshot: TableSnapshot) -> None:
         wanted = self._follower.metadata.topic(name).partitions
@@ -209,12 +224,21 @@ class _Verification:
                         self._fail(found.topic, said, "restore it from a backup")
                 else:
                     reports[found.topic, found.partition].append(found)
+            for name in {name for name, *_ in waiting}:
+                try:
+                    current.update(self._follower.refresh([name]))
+                except errors.UnknownTopic:
+                    del current[name]
+                    self._add(name, CheckState.OK, "it was deleted meanwhile", "")
+                except errors.SparklogError as error:
+                    del current[name]
+                    self._fail(name, str(error), "")
+            waiting = [each for each in waiting if each[0] in current]
             if not waiting:
                 break
-            current.update(self._follower.refresh({name for name, *_ in waiting}))
         lost = {(name, partition) for name, partition, *_ in waiting}
-        for name in snapshots:
-            self._report(name, current[name], ends, reports, lost)
+        for name, snapshot in current.items():
+            self._report(name, snapshot, ends, reports, lost)
 
     def _plan(
         self, snapshot: TableSnapshot, name: str, partition: int, start: int, end: int
@@ -279,7 +303,7 @@ class _Verification:
         gaps: list[tuple[int, int]] = []
         missing = 0
         for report in found:
-            if report.rows:
+            if report.rows and report.last >= at:  # others are below a log start that moved
                 if report.first > at:
                     gaps.append((at, report.first))
                     missing += report.first - at

@@ -169,12 +169,23 @@ class RootFollower:
         )
 
     def beyond(self, snapshot: TableSnapshot, partition: int) -> int | None:
-        """Returns the least offset of the log that its table does not reach; None: it does."""
+        """Returns the least offset of the log that its table does not reach; None: it does.
+
+        If the log has no entries there, it is the end that a checkpoint of the log names.
+        """
         end = high_watermark(snapshot, partition, self._tail(snapshot, partition))
-        entries = self._entries.get((snapshot.topic_id or "", partition), ())
-        return min(
-            (each.entry.base_offset for each in entries if each.entry.end > end), default=None
-        )
+        topic_id = snapshot.topic_id or ""
+        entries = self._entries.get((topic_id, partition), ())
+        bases = [each.entry.base_offset for each in entries if each.entry.end > end]
+        if bases:
+            return min(bases)
+        checkpoints = [each.checkpoint for each in self._epochs.values() if each.checkpoint]
+        bounds = [(each.bounds or {}).get(topic_id, ())[partition:] for each in checkpoints]
+        return max((each[0].end for each in bounds if each and each[0].end > end), default=None)
+
+    def next_sequences(self) -> dict[tuple[int, int], int]:
+        """Returns by broker and open epoch the sequence after the newest flush of its log."""
+        return {(each.broker, each.epoch): each.next_sequence for each in self._epochs.values()}
 
     def _tail(self, snapshot: TableSnapshot, partition: int) -> tuple[Located, ...]:
         return self._tails.get((snapshot.topic_id or "", partition), ())

@@ -7,8 +7,6 @@ the tests that need them are skipped with the reason.
 from __future__ import annotations
 
 import os
-import random
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     NewPartitions,
     NewTopic,
 )
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from typer.testing import CliRunner, Result
 
 import sparklog
@@ -33,8 +31,10 @@ from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
 from sparklog.client.log import Log
 from sparklog.jobs import mirror as jobs
+from sparklog.jobs.mirroring.plan import Bounds, Pair, Ranges, SourceTopic, TargetTopic
+from sparklog.jobs.mirroring.verify import verify
 from sparklog.jobs.running import app_of
-from tests.support.jobs import failed, succeeded
+from tests.support.jobs import failed, succeeded, survive
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -43,7 +43,6 @@ _APP = app_of(jobs.mirror)
 _JOB: Final = Path(jobs.__file__)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6_000, tzinfo=UTC)
 _SECONDS: Final = 30.0
-_RUN_SECONDS: Final = 240
 
 Record = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 """Offset, time in ms, key, value, headers."""
@@ -267,7 +266,7 @@ def test_faults_of_a_source_are_named(kafka: Kafka, root: Path, log: Log) -> Non
     with log.producer() as producer:
         producer.send("two.foreign", b"ours")
     said = fail(root, *arguments)
-    assert "two.deleted: not mirrored: the source has deleted offsets 5 to 8 of partition 0" in said
+    assert "two.deleted: not mirrored: the source has deleted offsets 5 to 7 of partition 0" in said
     assert "two.again: not mirrored: it was deleted and created again at the source" in said
     assert "'two.foreign' of the target has records and is not a mirror" in said
     assert bounds(log, "two.again") == bounds(log, "two.deleted") == [(0, 5)]
@@ -317,54 +316,36 @@ def test_a_kafka_that_is_not_there(kafka: Kafka, root: Path, log: Log) -> None:
 # ------------------------------------------------------------------------------ killed
 
 
-def survive(kafka: Kafka, folder: Path, topic: str, kills: int, seed: int) -> None:
+def check_kills(kafka: Kafka, folder: Path, topic: str, kills: int, seed: int) -> None:
     """Kills the job as it copies; in the end each record is there once, at its offset."""
     root = folder / "root"
     kafka.create(topic, 2)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--jars", ",".join(kafka.jars)]
     command += ["--conf", "spark.ui.enabled=false", str(_JOB), f"--root={root}"]
     command += [f"--from=kafka://{kafka.address}", f"--topics={topic}", "--round-records=4000"]
-    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
-    chance = random.Random(seed)
     with sparklog.connect(root) as log:
         log.topics()
-        for number in range(kills):
-            kafka.send(topic, number * 20_000, 20_000, partitions=2)
-            job = subprocess.Popen(
-                command,
-                env=environment,
-                start_new_session=True,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            try:
-                time.sleep(chance.uniform(6.0, 18.0))
-            finally:
-                os.killpg(job.pid, 9)
-                job.wait()
-        done = subprocess.run(
+        survive(
             command,
-            env=environment,
-            timeout=_RUN_SECONDS,
-            capture_output=True,
-            text=True,
-            check=False,
+            kills=kills,
+            pauses=(6.0, 18.0),
+            seed=seed,
+            before=lambda number: kafka.send(topic, number * 20_000, 20_000, partitions=2),
         )
-        assert done.returncode == 0, done.stderr
         assert records(log, topic) == kafka.read(topic)
         assert bounds(log, topic) == [(0, kills * 10_000)] * 2
 
 
 def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> None:
     """Whenever it is killed, each record is there once."""
-    survive(kafka, tmp_path, "killed", kills=1, seed=1)
+    check_kills(kafka, tmp_path, "killed", kills=1, seed=1)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(1_800)
 def test_a_mirror_that_is_killed_often(kafka: Kafka, tmp_path: Path) -> None:
     """Twenty times, at any point."""
-    survive(kafka, tmp_path, "killed-often", kills=20, seed=int.from_bytes(os.urandom(4)))
+    check_kills(kafka, tmp_path, "killed-often", kills=20, seed=int.from_bytes(os.urandom(4)))
 
 
 # ------------------------------------------------------------------------------ another log
@@ -393,13 +374,14 @@ def test_a_log_is_mirrored_into_another(
 ) -> None:
     """By the same rules as a Kafka, and with its log start and groups."""
     other.delete_records("t", {1: 4})
-    other.commit_group_offsets("g", {("t", 0): 3})
+    other.commit_group_offsets("g", {("t", 0): sparklog.OffsetAndMetadata(3, "text")})
     log.topics()
     arguments = [f"--from={tmp_path / 'other'}", "--topics=t", "--groups=.*"]
     assert succeed(root, *arguments).startswith("16 records in ")
     assert records(log, "t") == records(other, "t")
     assert bounds(log, "t") == [(0, 10), (4, 10)]
-    assert log.group_offsets("g") == {("t", 0): 3}
+    with log.consumer("t", group="g") as consumer:
+        assert consumer.committed_metadata() == {("t", 0): (3, "text")}
     assert succeed(root, *arguments, "--verify") == "16 records are the same on both sides"
 
 
@@ -428,6 +410,70 @@ def test_a_difference_is_found(
         assert "t: partition 0, offsets 0 up to 2: 2 records with hash" in said
         assert "offsets 2 up to 4" not in said
         assert "differ in t" in said
+
+
+@dataclass(frozen=True)
+class Frames:
+    """A side whose records are given."""
+
+    rows: Sequence[tuple[Any, ...]]
+
+    def frame(self, spark: SparkSession, parts: Ranges) -> DataFrame:
+        schema = (
+            "topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, key BINARY,"
+            " value BINARY, headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+        )
+        (range_,) = parts["t"].values()
+        rows = [each for each in self.rows if range_.start <= each[2] < range_.until]
+        return spark.createDataFrame(rows, schema)
+
+
+def record(offset: int, **changed: object) -> tuple[Any, ...]:
+    """A row of partition 0 of topic t."""
+    usual = {"timestamp": _AT, "key": b"k", "value": b"v", "headers": [("h", b"1")]}
+    return ("t", 0, offset, *{**usual, **changed}.values())
+
+
+def both_sides(theirs: int, ours: int, config: Mapping[str, str] | None = None) -> Pair:
+    """Topic t with the ends of its partition on both sides."""
+    source = SourceTopic(topic="t", topic_id="i", partitions={0: Bounds(0, theirs)})
+    partitions = {0: Bounds(0, ours)}
+    target = TargetTopic(topic="t", origin=None, config=config or {}, partitions=partitions)
+    return Pair(source=source, cluster="c", name="t", target=target)
+
+
+def test_each_kind_of_difference_is_found(spark: SparkSession) -> None:
+    """A record that is missing, and one that differs in anything, if only null from empty."""
+    headers: list[object] = [[], [("h", None)], [("h", b"")], [("h", b"1")] * 2, [("i", b"1")]]
+    changes: list[dict[str, object]] = [
+        {"timestamp": _AT + timedelta(microseconds=1)},
+        {"key": None},
+        {"key": b""},
+        {"value": None},
+        {"value": b""},
+        {"key": b"v", "value": b"k"},
+        *({"headers": each} for each in headers),
+    ]
+    ours = [record(number, **each) for number, each in enumerate(changes)]
+    end = len(ours) + 3
+    ours += [record(end - 3), record(end - 1)]
+    theirs = [record(number) for number in range(end)]
+    found = verify(spark, Frames(theirs), Frames(ours), both_sides(end, end), 1)  # type: ignore[arg-type]
+    assert {each.first for each in found.differences} == {*range(len(changes)), end - 2}
+
+
+def test_a_compacted_mirror_that_lags_does_not_differ(spark: SparkSession) -> None:
+    """Its source has removed records that a later one supersedes, which the mirror has not yet.
+
+    A record without a key may be on one side only, and a deleted key may have left a tombstone.
+    """
+    removed = record(0, key=b"a"), record(1, key=None), record(2, key=b"d", value=None)
+    pair = both_sides(5, 4, {"cleanup.policy": "compact"})
+    theirs = [record(3, key=b"b"), record(4, key=b"a")]
+    for kept, count in (([record(3, key=b"b")], 0), ([record(3, key=b"b", value=b"x")], 1)):
+        found = verify(spark, Frames(theirs), Frames([*removed, *kept]), pair, 2)  # type: ignore[arg-type]
+        assert [each.first for each in found.differences] == [2] * count
+        assert found.records == 1
 
 
 # ------------------------------------------------------------------------------ refused

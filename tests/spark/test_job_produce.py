@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import shutil
-import subprocess
 import sys
-import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,13 +16,12 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs.produce import produce
 from sparklog.jobs.running import app_of
-from tests.support.jobs import failed, succeeded
+from tests.support.jobs import failed, succeeded, survive
 
 pytestmark = pytest.mark.spark
 
 _APP = app_of(produce)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
-_RUN_SECONDS = 120
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -325,19 +320,6 @@ def test_the_change_feed_of_a_table(
 # ------------------------------------------------------------------------------ killed
 
 
-def start(root: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Starts the job as a program."""
-    command = [sys.executable, "-m", "sparklog.jobs.produce", f"--root={root}"]
-    return subprocess.Popen(
-        [*command, *map(str, arguments)],
-        env={**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.mark.timeout(1_800)
 @pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.soak)])
 def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
@@ -349,15 +331,10 @@ def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
         (folder / f"{number}.txt").write_text("".join(lines))
     with sparklog.connect(root) as log:
         log.create_topic("t", partitions=2)
-        arguments = ["--topic=t", "--format=text", folder]
-        chance = random.Random(8)
-        for _ in range(kills):
-            job = start(root, *arguments)
-            time.sleep(chance.uniform(4.0, 16.0))
-            os.killpg(job.pid, 9)
-            job.communicate()
-        out, err = start(root, *arguments).communicate(timeout=_RUN_SECONDS)
-        assert out.startswith(("t: 200,000 records in ", "t: nothing to write")), err
+        command = [sys.executable, "-m", "sparklog.jobs.produce", f"--root={root}", "--topic=t"]
+        command += ["--format=text", str(folder)]
+        said = survive(command, kills=kills, pauses=(4.0, 16.0), seed=8)
+        assert said.startswith(("t: 200,000 records in ", "t: nothing to write"))
         values = log.read("t")["value"]
         assert len(values) == 200_000
         assert len(set(values.to_pylist())) == 200_000

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
-import subprocess
 import sys
 import time
 from datetime import UTC, datetime, timedelta
@@ -18,14 +15,13 @@ import sparklog
 from sparklog.client.log import Log
 from sparklog.jobs import replay as jobs
 from sparklog.jobs.running import app_of
-from tests.support.jobs import succeeded
+from tests.support.jobs import succeeded, survive
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 _APP = app_of(jobs.replay)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 _COLUMNS = ["partition", "key", "value", "headers", "timestamp"]
-_RUN_SECONDS = 180
 _KILLS = 20
 
 
@@ -167,24 +163,5 @@ def test_a_replay_that_is_killed_is_run_again(tmp_path: Path) -> None:
                 producer.send("t", b"%d" % number, partition=number % 2, timestamp=at)
         command = [sys.executable, "-m", "sparklog.jobs.replay", f"--root={root}"]
         command += ["--from=t", "--to=u", "--speed=0.2"]
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
-        chance = random.Random(3)
-        for _ in range(_KILLS):
-            job = subprocess.Popen(command, env=environment, start_new_session=True)
-            time.sleep(chance.uniform(6.0, 16.0))
-            os.killpg(job.pid, 9)
-            job.wait()
-        done = subprocess.run(
-            command,
-            env=environment,
-            timeout=_RUN_SECONDS,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        survive(command, kills=_KILLS, pauses=(6.0, 16.0), seed=3)
         assert rows(log, "u") == rows(log, "t")

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +19,11 @@ from sparklog.jobs import to_table as job
 from sparklog.jobs.ranges import Range
 from sparklog.jobs.running import app_of
 from sparklog.jobs.windows import Checkpoint
-from tests.support.jobs import failed, succeeded
+from tests.support.jobs import failed, succeeded, survive
 
 pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
 _APP = app_of(job.to_table)
-_RUN_SECONDS = 180
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -312,26 +308,7 @@ def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
         command = [sys.executable, "-m", "sparklog.jobs.to_table", f"--root={root}", "--topic=t"]
         command += [f"--checkpoint={tmp_path / 'checkpoint'}", "--dead-letters=dead", str(table)]
         command += ["--max-records=5000"]
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
-        chance = random.Random(7)
-        for _ in range(kills):
-            started = subprocess.Popen(command, env=environment, start_new_session=True)
-            time.sleep(chance.uniform(8.0, 25.0))
-            os.killpg(started.pid, 9)
-            started.wait()
-        done = subprocess.run(
-            command,
-            env=environment,
-            timeout=_RUN_SECONDS,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+        survive(command, kills=kills, pauses=(8.0, 25.0), seed=7)
         ids = DeltaTable(table).to_pyarrow_table()["id"].to_pylist()
         assert sorted(ids) == [number for number in range(count) if number % 1_000]
         letters = sorted(int(value.split()[0]) for value in log.read("dead")["value"].to_pylist())

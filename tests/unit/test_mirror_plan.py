@@ -9,7 +9,6 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from sparklog import errors
 from sparklog.jobs.mirroring.plan import (
     Bounds,
     Pair,
@@ -56,22 +55,18 @@ def test_a_selection_matches_whole_names_and_renames_them() -> None:
         exclude=re.compile(".*-dlq"),
         renames=[(re.compile("orders-(.*)"), r"\1.orders"), (re.compile("orders-eu"), "never")],
     )
-    names = selection.names(["sales", "orders-eu", "orders-dlq", "more-orders", "presales"])
-    assert names == {"orders-eu": "eu.orders", "sales": "sales"}
+    topics = ["sales", "orders-eu", "orders-dlq", "more-orders", "presales"]
+    assert selection.names(topics) == ({"orders-eu": "eu.orders", "sales": "sales"}, {})
 
 
-def test_two_topics_never_get_one_name() -> None:
-    """The error names both."""
-    selection = Selection(topics=re.compile(".*"), renames=[(re.compile(".*"), "all")])
-    with pytest.raises(errors.BadOption, match="'a' and 'b'"):
-        selection.names(["a", "b"])
-
-
-def test_a_name_that_is_no_topic_name_is_refused() -> None:
-    """Before anything is created."""
-    selection = Selection(topics=re.compile(".*"), renames=[(re.compile("a"), "a b")])
-    with pytest.raises(errors.BadTopicName):
-        selection.names(["a"])
+def test_topics_without_a_name_of_their_own_are_faults() -> None:
+    """The first of two topics gets the name; another has one that no topic may have."""
+    renames = [(re.compile("[ab]"), "one"), (re.compile("c"), "c c")]
+    names, faults = Selection(topics=re.compile(".*"), renames=renames).names(["c", "b", "a", "d"])
+    assert names == {"a": "one", "d": "d"}
+    assert faults.keys() == {"b", "c"}
+    assert "it and 'a' would both be 'one'" in faults["b"]
+    assert "'c c' is invalid" in faults["c"]
 
 
 # ------------------------------------------------------------------------------ faults
@@ -85,8 +80,9 @@ def test_a_name_that_is_no_topic_name_is_refused() -> None:
         ([(0, 5)], target(3, origin="kafka:d/id/orders"), "mirror of another topic"),
         ([(0, 5)], target(3, origin="somebody else's"), "mirror of another topic"),
         ([(0, 5)], target(3, 0), "has 2 partitions, the source only 1"),
+        ([(0, 5)], target(0, 0, origin=None), "has 2 partitions, the source only 1"),
         ([(0, 5)], target(6), "has lost records"),
-        ([(4, 5)], target(3), "deleted offsets 3 to 4 of partition 0"),
+        ([(4, 5)], target(3), "deleted offsets 3 to 3 of partition 0"),
     ],
 )
 def test_a_fault_is_named(

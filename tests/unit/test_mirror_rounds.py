@@ -16,7 +16,7 @@ from sparklog.clock import ManualClock
 from sparklog.jobs.mirroring.cutover import Cutover, Patience
 from sparklog.jobs.mirroring.groups import GroupOffsets
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, Selection, SourceTopic, TargetTopic
-from sparklog.jobs.mirroring.rounds import Mirror, Settings
+from sparklog.jobs.mirroring.rounds import Mirror, Round, Settings
 from sparklog.jobs.mirroring.sides import Group
 
 SETTINGS = Settings(selection=Selection(topics=re.compile(".*")), patience_seconds=20.0)
@@ -75,11 +75,14 @@ class TargetLog:
 
     def __init__(self) -> None:
         self.found: dict[str, TargetTopic] = {}
-        self.offsets: dict[str, dict[TopicPartition, int]] = {}
+        self.offsets: dict[str, dict[TopicPartition, OffsetAndMetadata]] = {}
+        self.refusals: dict[str, Exception] = {}
         self.active: set[str] = set()
         self.deleted: dict[str, dict[int, int]] = {}
 
     def create_topic(self, topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        if topic in self.refusals:
+            raise self.refusals[topic]
         given = dict(config)
         self.found[topic] = TargetTopic(
             topic=topic,
@@ -101,19 +104,21 @@ class TargetLog:
         self.found[topic] = replace(found, origin=origin, config=merged)
 
     def delete_records(self, topic: str, offsets: Mapping[int, int]) -> None:
+        if topic in self.refusals:
+            raise self.refusals[topic]
         self.deleted.setdefault(topic, {}).update(offsets)
-
-    def group_offsets(self, group: str) -> dict[TopicPartition, int]:
-        return self.offsets.get(group, {})
+        found = self.found[topic]
+        starts = {n: each._replace(start=offsets.get(n, 0)) for n, each in found.partitions.items()}
+        self.found[topic] = replace(found, partitions=starts)
 
     def commit_group_offsets(
         self, group: str, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> None:
         if group in self.active:
             raise errors.GroupRefused(group=group, error="NON_EMPTY_GROUP", hint="")
-        self.offsets.setdefault(group, {}).update(
-            {place: each.offset for place, each in offsets.items()}
-        )
+        if any(len(each.metadata) > 9 for each in offsets.values()):
+            raise errors.GroupRefused(group=group, error="OFFSET_METADATA_TOO_LARGE", hint="")
+        self.offsets.setdefault(group, {}).update(offsets)
 
 
 class Target:
@@ -122,8 +127,17 @@ class Target:
     def __init__(self) -> None:
         self.log: Any = TargetLog()
 
+        self.firsts: dict[TopicPartition, int] = {}
+
     def topics(self, names: Iterable[str]) -> dict[str, TargetTopic]:
         return {name: self.log.found[name] for name in names if name in self.log.found}
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        found: dict[TopicPartition, OffsetAndMetadata] = self.log.offsets.get(group, {})
+        return found
+
+    def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        return {n: self.firsts.get((topic, n), self.end(topic, n)) for n in partitions}
 
     def end(self, topic: str, partition: int = 0) -> int:
         found: TargetTopic = self.log.found[topic]
@@ -131,14 +145,18 @@ class Target:
 
 
 class Copier:
-    """Moves the target's ends as a write does; `before` may fail in its place."""
+    """Moves the target's ends as a write does; `before` may fail in its place.
+
+    `sizes`: bytes of a record, by topic.
+    """
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.before: Callable[[Ranges], None] = lambda _: None
         self.writes: list[Ranges] = []
+        self.sizes: dict[str, int] = {}
 
-    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
         self.before(parts)
         self.writes.append(parts)
         for topic, each in parts.items():
@@ -147,9 +165,13 @@ class Copier:
             for number, r in each.items():
                 if bounds[number].end != r.first:
                     raise refusal("OffsetsDoNotContinue")
-                bounds[number] = Bounds(0, r.until)
+                bounds[number] = bounds[number]._replace(end=r.until)
+                if r.start < r.until:
+                    self._target.firsts.setdefault((names[topic], number), r.start)
             self._target.log.found[names[topic]] = replace(found, partitions=bounds)
-        return sum(r.until - r.start for each in parts.values() for r in each.values())
+        counts = {t: sum(r.until - r.start for r in each.values()) for t, each in parts.items()}
+        sizes = {topic: float(n * self.sizes.get(topic, 1)) for topic, n in counts.items()}
+        return Round(sum(counts.values()), sizes)
 
 
 def refusal(name: str) -> PySparkException:
@@ -245,6 +267,98 @@ def test_rounds_are_bounded() -> None:
     assert ends == [4, 8, 9]
 
 
+def test_rounds_are_bounded_in_bytes() -> None:
+    """By the sizes of the last write of each topic; the first write, and one after a failure, is
+    small.
+    """
+    here = Here(replace(SETTINGS, round_bytes=4 * 2**20))
+    here.source.put("a", (0, 100_000))
+    here.copier.sizes["a"] = 2**10
+    failures = [PySparkException("out of memory")]
+
+    def fail(parts: Ranges) -> None:
+        if len(here.copier.writes) == 3 and failures:
+            raise failures.pop()
+
+    here.copier.before = fail
+    here.mirror.once()
+    counts = [r.until - r.first for each in here.copier.writes for r in each["a"].values()]
+    assert counts[:6] == [4, 4096, 4096, 4, 4096, 4096]
+    assert here.target.end("a") == 100_000
+
+
+def test_a_topic_with_large_records_leaves_the_others_their_share() -> None:
+    """Each gets half of the bytes, whatever the size of its records."""
+    here = Here(replace(SETTINGS, round_bytes=4 * 2**20))
+    here.source.put("a", (0, 100_000))
+    here.source.put("b", (0, 1_000))
+    here.copier.sizes = {"a": 2**6, "b": 2**20}
+    here.mirror.once()
+    counts = {topic: r.until - r.first for topic, (r,) in _second(here).items()}
+    assert counts == {"a": 2**15, "b": 2}
+
+
+def _second(here: Here) -> dict[str, tuple[Any, ...]]:
+    """The ranges of the second write, by topic."""
+    return {topic: tuple(each.values()) for topic, each in here.copier.writes[1].items()}
+
+
+@pytest.mark.parametrize(("seconds", "most"), [(0.0, 70), (2.0, 10)])
+def test_an_idle_mirror_looks_seldom(here: Here, seconds: float, most: int) -> None:
+    """About once a second, and less often if a look takes long; records make it look at once."""
+    here.source.put("a", (0, 5))
+    here.mirror.once()
+    looks: list[float] = []
+    names = here.source.names
+
+    def counted() -> list[str]:
+        here.clock.advance(seconds)
+        looks.append(here.clock.monotonic())
+        if looks[-1] - looks[0] > 60:
+            raise KeyboardInterrupt
+        return names()
+
+    here.source.names = counted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        here.mirror.follow()
+    assert most / 2 < len(looks) <= most
+    del looks[:]
+    here.source.put("a", (0, 9))
+    with pytest.raises(KeyboardInterrupt):
+        here.mirror.follow()
+    assert looks[1] - looks[0] == seconds
+    assert here.target.end("a") == 9
+
+
+def test_a_partition_gets_the_log_start_of_its_source(here: Here) -> None:
+    """Also if the run that copied its first records was killed before that, and once only."""
+    here.source.put("a", (4, 9), (0, 9), (6, 9), (5, 9), (3, 9))
+    here.target.log.create_topic("a", 5, {"mirror.source": "kafka:c/id/a"})
+    bounds = dict.fromkeys(range(5), Bounds(0, 9))
+    here.target.log.found["a"] = replace(here.target.log.found["a"], partitions=bounds)
+    here.target.firsts = {("a", 0): 4, ("a", 1): 0, ("a", 2): 5, ("a", 3): 0}
+    here.mirror.once()
+    assert here.target.log.deleted == {"a": {0: 4, 2: 5, 4: 3}}
+    here.target.log.deleted.clear()
+    here.mirror.once()
+    assert here.target.log.deleted == {}
+
+
+def test_a_log_start_that_cannot_be_set_holds_up_no_records(here: Here) -> None:
+    """A compacted topic has none; a table that cannot be written waits for the next run."""
+    here.source.put("a", (3, 5))
+    here.source.put("b", (3, 5))
+    here.source.config["b"] = {"cleanup.policy": "compact"}
+    here.copier.before = lambda _: here.target.log.refusals.update(
+        a=errors.TimedOut(what="publishing", timeout_seconds=1), b=AssertionError("b")
+    )
+    here.mirror.once()
+    assert here.mirror.faults == {}
+    here.target.log.refusals.clear()
+    here.new().once()
+    assert here.target.log.deleted == {"a": {0: 3}}
+
+
 def test_following_finds_new_topics_and_partitions(here: Here) -> None:
     """It copies them in the next round."""
     here.source.put("a", (0, 5))
@@ -294,6 +408,37 @@ def test_a_topic_with_a_fault_holds_up_no_other(here: Here) -> None:
     assert (here.target.end("a"), here.target.end("b")) == (5, 7)
     assert "deleted and created again" in here.mirror.faults["a"]
     assert here.mirror.faults.keys() == {"a"}
+
+
+def test_a_topic_that_cannot_be_created_holds_up_no_other(here: Here) -> None:
+    """Nor does one whose name is refused, or taken."""
+    here.source.put("a", (0, 5))
+    here.source.put("b", (0, 5))
+    here.source.put("c", (0, 5))
+    here.source.put("d", (0, 5))
+    here.target.log.refusals["a"] = errors.BadPartitionCount(topic="a", requested=1, reason="no")
+    renames = [(re.compile("c"), "c c"), (re.compile("d"), "b")]
+    selection = Selection(topics=re.compile(".*"), renames=renames)
+    mirror = here.new(replace(SETTINGS, selection=selection))
+    mirror.once()
+    assert here.target.end("b") == 5
+    assert mirror.faults.keys() == {"a", "c", "d"}
+    assert "'c c' is invalid" in mirror.faults["c"]
+    assert "'b' would both be 'b'" in mirror.faults["d"]
+
+
+def test_a_topic_that_another_mirror_creates_is_no_fault(here: Here) -> None:
+    """The next look finds it."""
+    here.source.put("a", (0, 5))
+    create = here.target.log.create_topic
+
+    def race(topic: str, partitions: int, config: Mapping[str, str]) -> None:
+        create(topic, partitions, config)
+        raise errors.TopicExists(topic=topic)
+
+    here.target.log.create_topic = race
+    here.mirror.once()
+    assert here.target.end("a") == 5
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_named(here: Here) -> None:
@@ -405,8 +550,11 @@ def test_offsets_of_groups_are_copied(here: Here) -> None:
     here.source.commit("g", {("a", 0): 3, ("a", 1): 9, ("other", 0): 1}, members=True)
     here.source.commit("none", {("other", 0): 1}, members=False)
     here.mirror.once()
-    assert here.target.log.offsets == {"g": {("a", 0): 3}}
+    assert here.target.log.offsets == {"g": {("a", 0): OffsetAndMetadata(3, "m")}}
     assert here.mirror.groups.ahead == ["g"]
+    here.source.offsets["g"] = {("a", 0): OffsetAndMetadata(3, "n")}
+    here.mirror.once()
+    assert here.target.log.offsets == {"g": {("a", 0): OffsetAndMetadata(3, "n")}}
 
 
 def test_a_group_with_members_in_the_target_keeps_its_offsets(here: Here) -> None:
@@ -416,7 +564,18 @@ def test_a_group_with_members_in_the_target_keeps_its_offsets(here: Here) -> Non
     here.target.log.active = {"g"}
     here.mirror.once()
     assert here.target.log.offsets == {}
-    assert here.mirror.groups.refused == ["g"]
+    assert here.mirror.groups.refused == {"g": "has members here"}
+
+
+def test_a_group_that_is_refused_holds_up_no_other(here: Here) -> None:
+    """The outcome has the reason."""
+    here.source.put("a", (0, 5))
+    here.source.offsets["f"] = {("a", 0): OffsetAndMetadata(3, "far too long")}
+    here.source.members["f"] = False
+    here.source.commit("g", {("a", 0): 3}, members=False)
+    here.mirror.once()
+    assert here.target.log.offsets.keys() == {"g"}
+    assert "OFFSET_METADATA_TOO_LARGE" in here.mirror.groups.refused["f"]
 
 
 # ------------------------------------------------------------------------------ cutover
@@ -441,7 +600,7 @@ def test_a_cutover_ends_the_mirror(here: Here) -> None:
     assert here.cutover().run() == ["a"]
     assert here.target.log.found["a"].origin is None
     assert here.target.end("a") == 9
-    assert here.target.log.offsets == {"g": {("a", 0): 9}}
+    assert here.target.log.offsets == {"g": {("a", 0): OffsetAndMetadata(9, "m")}}
     assert here.clock.monotonic() - began < 7.0
     assert here.cutover().run() == ["a"]  # again
 

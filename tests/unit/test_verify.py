@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,7 +17,9 @@ import sparklog
 from sparklog.clock import Clock, SystemClock
 from sparklog.jobs.verify import _Verification
 from sparklog.storage.follow import RootFollower
+from sparklog.storage.liveness import Heartbeat, write_heartbeat
 from sparklog.storage.objects import LocalStore, MemoryStore, Store
+from sparklog.storage.snapshot import WalPosition
 from sparklog.storage.verify import SliceReport, check_slice
 from sparklog.storage.wal.base import object_path
 from tests.support.brokers import Rig, flip
@@ -207,6 +210,47 @@ def test_a_table_that_is_older_than_the_log(rig: Rig, store: MemoryStore) -> Non
     newest = max(stat.name for stat in store.list_after("topics/t/_delta_log"))
     store.delete([f"topics/t/_delta_log/{newest}"])
     assert look(store, rig.clock) == ["t-0: offsets 0 to 1 are in neither table nor log"]
+
+
+def test_a_table_that_is_older_than_a_checkpoint_of_the_log(rig: Rig, store: MemoryStore) -> None:
+    """Records that were published and trimmed are missing, although nothing follows them."""
+    rig.append(["a", "b"])
+    rig.publish()
+    rig.trim()
+    assert not look(store, rig.clock)
+    newest = max(stat.name for stat in store.list_after("topics/t/_delta_log"))
+    store.delete([f"topics/t/_delta_log/{newest}"])
+    assert look(store, rig.clock) == ["t-0: offsets 0 to 1 are in neither table nor log"]
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_log_that_lacks_its_newest_flushes(
+    rig: Rig, store: MemoryStore, *, is_published: bool
+) -> None:
+    """It looks like a shorter one, but for the broker's heartbeat."""
+    rig.append(["a"])
+    rig.append(["b"])
+    if is_published:
+        rig.publish()
+    heartbeat = Heartbeat(broker=1, epoch=1, flight="", at_us=0, newest_sequence=1)
+    write_heartbeat(store, heartbeat)
+    assert not look(store, rig.clock)
+    store.delete([object_path(WalPosition(1, 1, 1))])
+    (found,) = look(store, rig.clock)
+    assert found.startswith("flushes 1 to 1 of broker 1, epoch 1, are missing")
+    write_heartbeat(store, msgspec.structs.replace(heartbeat, epoch=2))
+    assert not look(store, rig.clock)
+
+
+def test_a_log_start_that_moves_while_files_are_read(root: Path) -> None:
+    """Files below it are neither records nor a gap."""
+    job = _Verification(LocalStore(str(root)), SystemClock(), allow_gaps=False)
+    found = [
+        SliceReport(topic="t", partition=0, start=a, end=b, rows=b - a, first=a, last=b - 1)
+        for a, b in ((0, 40), (90, 120))
+    ]
+    assert job.check_gaps("t", {}, 0, (100, 120), found) == 0
+    assert not job.findings
 
 
 def test_a_snapshot_that_contradicts_itself(rig: Rig, store: MemoryStore) -> None:

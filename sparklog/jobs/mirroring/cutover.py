@@ -65,19 +65,28 @@ class Cutover:
         pairs = self._at_rest()
         echo("3. copy the offsets of groups")
         outcome = self._mirror.patiently(lambda: self._groups.copy(pairs))
-        for title, names in (("copied", outcome.copied), ("not copied", outcome.refused)):
+        for title, names in (
+            ("copied", outcome.copied),
+            ("with offsets beyond the end of a partition, which are not copied", outcome.ahead),
+        ):
             if names:
                 echo(f"   {title}: {', '.join(names)}")
         if outcome.refused:
+            listed = "; ".join(f"{name}: {why}" for name, why in outcome.refused.items())
             raise errors.BadRequest(
-                reason=f"groups {', '.join(outcome.refused)} have members in the target already:"
-                " stop them, and run the cutover again"
+                reason=f"the target does not take the offsets of groups ({listed}): stop their"
+                " members there, and run the cutover again"
             )
         echo("4. end the mirror")
         ends = goal_of(pairs)
         for pair in pairs:
             self._target.log.alter(pair.name, {MIRROR_SOURCE: None})
         self._check_source(pairs, ends)
+        if self._mirror.cut_over:
+            echo(
+                f"   no mirrors before: {', '.join(self._mirror.cut_over)}; they have as many"
+                " offsets as their sources, or more"
+            )
         return sorted([*(pair.name for pair in pairs), *self._mirror.cut_over])
 
     def _check(self) -> None:

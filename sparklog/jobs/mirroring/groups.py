@@ -22,8 +22,8 @@ class GroupsCopied:
     copied: list[str] = field(default_factory=list)
     active: list[str] = field(default_factory=list)
     """Groups with members at the source, whose offsets may move on."""
-    refused: list[str] = field(default_factory=list)
-    """Groups with members in the target, whose offsets there are their own."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Groups whose offsets the target does not take, with the reason."""
     ahead: list[str] = field(default_factory=list)
     """Groups with offsets that the target does not have yet; the others were copied."""
 
@@ -74,13 +74,12 @@ class GroupOffsets:
                 try:
                     self._target.log.commit_group_offsets(name, offsets)
                 except errors.GroupRefused as error:
-                    if error.error != "NON_EMPTY_GROUP":
-                        raise
-                    outcome.refused.append(name)
+                    has_members = error.error == "NON_EMPTY_GROUP"
+                    outcome.refused[name] = "has members here" if has_members else str(error)
                     continue
             outcome.copied.append(name)
         return outcome
 
     def _differs(self, group: str, offsets: Offsets) -> bool:
-        found = self._target.log.group_offsets(group)
-        return any(found.get(place) != wanted.offset for place, wanted in offsets.items())
+        found = self._target.group_offsets(group)
+        return any(found.get(place) != wanted for place, wanted in offsets.items())

@@ -7,12 +7,13 @@ can be made again at any time.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.config import topic_config
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.jobs.ranges import fair_shares
@@ -114,9 +115,9 @@ class Pair:
         target = self.target
         if target is None:
             return None
-        if target.origin is None:
-            return None if target.is_empty else self._foreign()
-        if target.origin != self.origin:
+        if target.origin is None and not target.is_empty:
+            return self._foreign()
+        if target.origin is not None and target.origin != self.origin:
             return self._of_another_source(target.origin)
         if len(target.partitions) > len(self.source.partitions):
             return (
@@ -154,8 +155,9 @@ class Pair:
                 )
             if 0 < position < bounds.start and not skips_deleted:
                 return (
-                    f"the source has deleted offsets {position} to {bounds.start} of partition"
-                    f" {number} before they were mirrored: --skip-deleted continues with a gap"
+                    f"the source has deleted offsets {position} to {bounds.start - 1} of"
+                    f" partition {number} before they were mirrored: --skip-deleted continues with"
+                    " a gap"
                 )
         return None
 
@@ -180,23 +182,31 @@ class Selection:
     """Expressions that match whole names, and the new names, with groups as \\1. The first counts.
     """
 
-    def names(self, topics: Iterable[str]) -> dict[str, str]:
-        """Returns the names in the target by those in the source, of the topics that match.
+    def names(self, topics: Iterable[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Returns the topics that match, with their names in the target, and faults.
 
-        Raises `BadTopicName`; `BadOption` if two topics would get one name.
+        A fault is the reason for which a topic can have no name: the name is invalid, or that of
+        another topic, which comes first in the order of the source's names.
         """
         found: dict[str, str] = {}
         taken: dict[str, str] = {}
-        for topic in sorted(topics):
-            if not self._has(topic):
+        faults: dict[str, str] = {}
+        for topic in sorted(filter(self._has, topics)):
+            name = self._renamed(topic)
+            try:
+                check_topic_name(name)
+            except errors.BadTopicName as error:
+                faults[topic] = str(error)
                 continue
-            name = check_topic_name(self._renamed(topic))
             if name in taken:
-                reason = f"topics {taken[name]!r} and {topic!r} would have one name"
-                raise errors.BadOption(option="--rename", value=name, reason=reason)
+                faults[topic] = (
+                    f"it and {taken[name]!r} would both be {name!r}: choose another name by"
+                    " --rename"
+                )
+                continue
             found[topic] = name
             taken[name] = topic
-        return found
+        return found, faults
 
     def _has(self, topic: str) -> bool:
         if self.exclude is not None and self.exclude.fullmatch(topic):
@@ -254,14 +264,39 @@ def goal_of(pairs: Iterable[Pair]) -> Goal:
     }
 
 
-def ranges(pairs: Iterable[Pair], limit: int, goal: Goal | None = None) -> Ranges:
-    """Returns the next offsets to copy, about `limit` at most, of all topics together.
+UNKNOWN_BYTES: Final = limits.MIB
+"""The size of an offset of a topic of which nothing was copied yet."""
 
-    Partitions get equal shares; those with less to copy leave theirs to the others. `goal`: None
-    stands for the ends of the sources.
+
+def ranges(
+    pairs: Iterable[Pair],
+    records: int,
+    goal: Goal | None = None,
+    *,
+    most_bytes: int = limits.GIB,
+    sizes: Mapping[str, float] | None = None,
+) -> Ranges:
+    """Returns the next offsets to copy, of all topics together.
+
+    Partitions get equal shares; those with less to copy leave theirs to the others.
+
+    Args:
+        pairs: the topics.
+        records: about the most offsets.
+        goal: None stands for the ends of the sources.
+        most_bytes: about the most bytes, as far as `sizes` are right.
+        sizes: bytes of an offset by topic of the source; None: no bytes are counted.
     """
     waiting = list(_waiting(pairs, goal))
-    shares = fair_shares([whole.until - whole.start for *_, whole in waiting], limit)
+    shares = fair_shares([whole.until - whole.start for *_, whole in waiting], records)
+    if sizes is not None:
+        each = [max(math.ceil(sizes.get(topic, UNKNOWN_BYTES)), 1) for topic, *_ in waiting]
+        wanted = [share * size for share, size in zip(shares, each, strict=True)]
+        granted = fair_shares(wanted, most_bytes)
+        shares = [
+            min(share, max(part // size, 1))
+            for share, part, size in zip(shares, granted, each, strict=True)
+        ]
     found: dict[str, dict[int, Range]] = {}
     for (topic, number, whole), share in zip(waiting, shares, strict=True):
         found.setdefault(topic, {})[number] = whole._replace(until=whole.start + share)

@@ -16,15 +16,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
-from sparklog import errors
-from sparklog.broker.config.topic_config import MIRROR_SOURCE
+from sparklog import errors, limits
+from sparklog.broker.config.topic_config import MIRROR_SOURCE, value_of
 from sparklog.clock import Clock, SystemClock
 from sparklog.jobs.mirroring.groups import GroupOffsets, GroupsCopied
 from sparklog.jobs.mirroring.plan import (
     Goal,
     Pair,
+    Range,
     Ranges,
     Selection,
     config_changes,
@@ -37,11 +38,16 @@ from sparklog.jobs.mirroring.sides import Source, Target
 from sparklog.jobs.running import echo, sentence, spark_error_kinds
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, SparkSession
 
 _FIRST_DELAY_SECONDS: Final = 1.0
 _LAST_DELAY_SECONDS: Final = 30.0
 _IDLE_SECONDS: Final = 0.1
+_LAST_IDLE_SECONDS: Final = 1.0
+_LOOK_SHARE: Final = 3
+"""While there is nothing to copy, waiting takes this many times longer than looking."""
+_TOLD_TOPICS: Final = 32
+"""Topics of one write whose bytes are counted apart; those of more have one average."""
 _REPORT_SECONDS: Final = 5.0
 _PERIOD_SECONDS: Final = 10.0
 """Between two comparisons of configurations, and of the offsets of groups."""
@@ -61,6 +67,7 @@ class Settings:
     config: Mapping[str, str] = field(default_factory=dict)
     """Values for all mirrored topics, before those of the source."""
     round_records: int = 2_000_000
+    round_bytes: int = limits.GIB
     patience_seconds: float = 300.0
     skips_deleted: bool = False
     cuts_over: bool = False
@@ -87,11 +94,18 @@ class Copied:
     rounds: int = 0
 
 
+class Round(NamedTuple):
+    """A write: its records, and their bytes by topic of the source."""
+
+    records: int
+    sizes: Mapping[str, float]
+
+
 class Copier(Protocol):
     """Copies the records of ranges."""
 
-    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
-        """Returns the number of records; `names`: of the topics in the target."""
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
+        """Copies the records; `names`: of the topics in the target."""
         ...
 
 
@@ -103,16 +117,50 @@ class SparkCopier:
         self._source = source
         self._target = target
 
-    def copy(self, parts: Ranges, names: Mapping[str, str]) -> int:
+    def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
         from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
-        size = sum(r.until - r.start for each in parts.values() for r in each.values())
+        offsets = {topic: sum(map(_offsets, each.values())) for topic, each in parts.items()}
+        total = sum(offsets.values())
         counted = Observation()
-        records = self._source.frame(self._spark, parts, tasks=size // _TASK_RECORDS)
-        records = records.observe(counted, f.count(f.lit(1)).alias("count"))
-        self._target.write(records, parts, names)
-        return int(counted.get["count"])
+        records = self._source.frame(self._spark, parts, tasks=total // _TASK_RECORDS)
+        told = sorted(parts) if 1 < len(parts) <= _TOLD_TOPICS else []
+        size = _size()
+        sums = [f.sum(f.when(f.col("topic") == topic, size)) for topic in told]
+        named = [each.alias(str(number)) for number, each in enumerate(sums)]
+        count, whole = f.count(f.lit(1)).alias("count"), f.sum(size).alias("bytes")
+        self._target.write(records.observe(counted, count, whole, *named), parts, names)
+        found = counted.get
+        if told:
+            sizes = {topic: float(found[str(number)] or 0) for number, topic in enumerate(told)}
+        else:
+            average = (found["bytes"] or 0) / max(total, 1)
+            sizes = {topic: average * count for topic, count in offsets.items()}
+        return Round(int(found["count"]), sizes)
+
+
+def _offsets(part: Range) -> int:
+    return part.until - part.start
+
+
+def _size() -> Column:
+    """Returns the bytes of key, value and headers of a record."""
+    from pyspark.sql import functions as f
+
+    def length(name: str) -> Column:
+        return f.coalesce(f.octet_length(name), f.lit(0)).cast("bigint")
+
+    headers = f.aggregate(
+        "headers",
+        f.lit(0).cast("bigint"),
+        lambda found, each: (
+            found
+            + f.octet_length(each["key"])
+            + f.coalesce(f.octet_length(each["value"]), f.lit(0))
+        ),
+    )
+    return length("key") + length("value") + f.coalesce(headers, f.lit(0))
 
 
 class Mirror:
@@ -136,6 +184,14 @@ class Mirror:
         self._clock = clock or SystemClock()
         self._troubles: dict[str, _Trouble] = {}
         self._refused: dict[str, str] = {}
+        self._unnamed: dict[str, str] = {}
+        """Faults of the names of topics, as of the last look."""
+        self._sizes: dict[str, float] = {}
+        """Bytes of an offset, of the last write of each topic of the source."""
+        self._look_seconds = 0.0
+        self._idle_seconds = _IDLE_SECONDS
+        self._started: set[tuple[str, int]] = set()
+        """Partitions of the target whose log start was looked at."""
         self._configured_at: float | None = None
         self._grouped_at: float | None = None
         self._reported_at = self._clock.monotonic()
@@ -151,7 +207,7 @@ class Mirror:
 
     def pairs(self) -> list[Pair]:
         """Returns the state of each topic that is selected."""
-        names = self._settings.selection.names(self._source.names())
+        names, self._unnamed = self._settings.selection.names(self._source.names())
         targets = self._target.topics(names.values())  # first: its ends may not be the later ones
         sources = self._source.topics(names)
         return [
@@ -171,7 +227,7 @@ class Mirror:
         if self._settings.cuts_over:
             self.cut_over = [pair.name for pair in pairs if pair.was_cut_over]
             pairs = [pair for pair in pairs if not pair.was_cut_over]
-        found = dict(self._refused)
+        found = {**self._unnamed, **self._refused}
         for pair in pairs:
             reason = pair.fault(skips_deleted=self._settings.skips_deleted)
             if reason is not None:
@@ -219,10 +275,14 @@ class Mirror:
 
     def follow(self) -> None:
         """Copies until it is stopped. Returns if no topic is left that can be mirrored."""
+        has_told = False
         while True:
             pairs = self.patiently(self.prepared)
             if not pairs and self.faults:
                 return
+            if not (pairs or has_told):
+                echo("no topic of the source matches; waiting for one")
+                has_told = True
             self._copy(pairs, None)
             if self._is_due(self._grouped_at):
                 self._grouped_at = self._clock.monotonic()
@@ -253,16 +313,25 @@ class Mirror:
         echo(f"{topic}: not mirrored: {reason}")
 
     def _copy(self, pairs: Sequence[Pair], goal: Goal | None) -> None:
-        """Copies one round; waits a little if there is nothing to copy."""
+        """Copies one round; if there is nothing to copy, waits, longer each time."""
         now = self._clock.monotonic()
         due = [
             pair
             for pair in pairs
             if pair.topic not in self._troubles or self._troubles[pair.topic].retry_at <= now
         ]
-        parts = ranges(due, self._settings.round_records, goal)
-        if not parts:
-            self._clock.sleep(_IDLE_SECONDS)
+        parts = ranges(
+            due,
+            self._settings.round_records,
+            goal,
+            most_bytes=self._settings.round_bytes,
+            sizes=self._sizes,
+        )
+        if parts:
+            self._idle_seconds = _IDLE_SECONDS
+        else:
+            self._clock.sleep(max(self._idle_seconds, _LOOK_SHARE * self._look_seconds))
+            self._idle_seconds = min(2 * self._idle_seconds, _LAST_IDLE_SECONDS)
         sound = {topic: each for topic, each in parts.items() if topic not in self._troubles}
         for some in (sound, *({t: each} for t, each in parts.items() if t in self._troubles)):
             if some:
@@ -276,12 +345,18 @@ class Mirror:
 
         Configurations are compared at times, because nothing depends on them at once.
         """
+        began = self._clock.monotonic()
         pairs = self.look()
+        self._look_seconds = self._clock.monotonic() - began
         missing = [pair for pair in pairs if self._is_missing(pair)]
         if missing or self._is_due(self._configured_at):
             self._configured_at = self._clock.monotonic()
             self._configure(pairs)
-        return self.look() if missing else pairs
+        if missing:
+            pairs = self.look()
+        for pair in pairs:
+            self._start_log(pair)
+        return pairs
 
     @staticmethod
     def _is_missing(pair: Pair) -> bool:
@@ -298,29 +373,69 @@ class Mirror:
         return {**taken, **self._settings.config}, left
 
     def configs(self, pairs: Iterable[Pair]) -> dict[str, dict[str, str]]:
-        """Returns the sources' own configurations."""
+        """Returns the sources' own configurations, of topics that exist."""
         return self._source.configs(pair.topic for pair in pairs)
 
     def _configure(self, pairs: Sequence[Pair]) -> None:
         configs = self.configs(pairs)
         for pair in pairs:
-            wanted, left = self.config_of(configs[pair.topic])
-            count = len(pair.source.partitions)
-            found = pair.target
-            if found is None:
-                origin = {MIRROR_SOURCE: pair.origin}
-                self._target.log.create_topic(pair.name, count, {**wanted, **origin})
-                without = f", without {', '.join(left)}" if left else ""
-                echo(f"{pair.topic}: created {pair.name} with {count} partitions{without}")
-                continue
-            if len(found.partitions) < count:
-                self._target.log.add_partitions(pair.name, count)
-                echo(f"{pair.topic}: {pair.name} has {count} partitions now")
-            changes = config_changes(found.config, wanted)
-            if found.origin is None:
-                changes[MIRROR_SOURCE] = pair.origin
-            if changes:
-                self._target.log.alter(pair.name, changes)
+            own = configs.get(pair.topic)
+            if own is None:
+                continue  # it was deleted meanwhile
+            try:
+                self._configure_one(pair, own)
+            except (errors.TopicExists, errors.UnknownTopic):
+                continue  # created or deleted meanwhile: the next look finds it so
+            except errors.Invalid as error:
+                self._refuse(pair.topic, str(error))
+
+    def _configure_one(self, pair: Pair, own: Mapping[str, str]) -> None:
+        wanted, left = self.config_of(own)
+        count = len(pair.source.partitions)
+        found = pair.target
+        if found is None:
+            origin = {MIRROR_SOURCE: pair.origin}
+            self._target.log.create_topic(pair.name, count, {**wanted, **origin})
+            without = f", without {', '.join(left)}" if left else ""
+            echo(f"{pair.topic}: created {pair.name} with {count} partitions{without}")
+            return
+        if len(found.partitions) < count:
+            self._target.log.add_partitions(pair.name, count)
+            echo(f"{pair.topic}: {pair.name} has {count} partitions now")
+        changes = config_changes(found.config, wanted)
+        if found.origin is None:
+            changes[MIRROR_SOURCE] = pair.origin
+        if changes:
+            self._target.log.alter(pair.name, changes)
+
+    def _start_log(self, pair: Pair) -> None:
+        """Gives new partitions the log start of their source, where they begin with a gap.
+
+        It follows the records, because no log start is beyond the end of a partition. So a run that
+        is killed between the two leaves it to the next one, which looks at each partition once.
+        """
+        found = pair.target
+        if found is None or "delete" not in value_of(found.config, "cleanup.policy").split(","):
+            return  # the first offsets of a topic that is only compacted stay a gap
+        places = {
+            number: bounds.start
+            for number, bounds in pair.source.partitions.items()
+            if (pair.name, number) not in self._started
+            and number in found.partitions
+            and found.partitions[number].start == 0 < min(bounds.start, pair.position(number))
+        }
+        if not places:
+            return
+        self._started |= {(pair.name, number) for number in places}
+        try:
+            firsts = self._target.first_offsets(pair.name, places)
+            starts = {n: min(first, places[n]) for n, first in firsts.items() if first}
+            if starts:
+                self._target.log.delete_records(pair.name, starts)
+        except errors.Invalid:
+            return  # deleted or configured otherwise meanwhile
+        except _DOWN as error:
+            echo(f"{pair.topic}: {error} The next run sets the log start of {pair.name}.")
 
     # ------------------------------------------------------------------------ writing
 
@@ -328,25 +443,18 @@ class Mirror:
         """Copies the ranges, or notes the failure of their topics."""
         failures: tuple[type[Exception], ...] = (*spark_error_kinds(), *_DOWN)
         try:
-            count = self._copier.copy(parts, {topic: pairs[topic].name for topic in parts})
-            self._start_logs(parts, pairs)
+            done = self._copier.copy(parts, {topic: pairs[topic].name for topic in parts})
         except failures as error:
+            for topic in parts:
+                self._sizes.pop(topic, None)  # the next try is small
             self._fail(error, parts)
             return
-        for topic in parts:
-            self._troubles.pop(topic, None)
-        self.copied.rounds += 1
-        self.copied.records += count
-
-    def _start_logs(self, parts: Ranges, pairs: Mapping[str, Pair]) -> None:
-        """Gives partitions that are new the log start of their source."""
         for topic, each in parts.items():
-            starts = {n: r.start for n, r in each.items() if r.first == 0 < r.start}
-            if starts:
-                try:
-                    self._target.log.delete_records(pairs[topic].name, starts)
-                except errors.PolicyViolation:  # of a compacted topic: its first offsets are a gap
-                    continue
+            self._troubles.pop(topic, None)
+            if count := sum(map(_offsets, each.values())):
+                self._sizes[topic] = done.sizes[topic] / count
+        self.copied.rounds += 1
+        self.copied.records += done.records
 
     def _fail(self, error: Exception, parts: Ranges) -> None:
         now = self._clock.monotonic()
@@ -375,6 +483,8 @@ class Mirror:
             return
         rate = (self.copied.records - self._reported) / seconds
         lag = sum(pair.lag for pair in pairs)
+        if not (rate or lag):
+            return
         echo(f"{self.copied.records:,} records, {rate:,.0f} records/s, lag before {lag:,}")
         self._reported_at, self._reported = now, self.copied.records
 

@@ -22,6 +22,7 @@ import sparklog
 from sparklog import errors
 from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
+from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
 
@@ -59,7 +60,7 @@ class Source(Protocol):
         ...
 
     def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Returns the topics' own configuration, without the cluster's defaults."""
+        """Returns the own configuration of topics that exist, without the cluster's defaults."""
         ...
 
     def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
@@ -222,13 +223,15 @@ class KafkaSource:
         asked = {name: resource(resource.Type.TOPIC, name) for name in names}
         with self._errors():
             result = self._admin.describeConfigs(list(asked.values())).values()
+            described = {name: self._unless_missing(result[each]) for name, each in asked.items()}
             return {
                 name: {
                     entry.name(): entry.value()
-                    for entry in self._list(result[each].get().entries())
+                    for entry in self._list(config.entries())
                     if entry.source().name() == "DYNAMIC_TOPIC_CONFIG"
                 }
-                for name, each in asked.items()
+                for name, config in described.items()
+                if config is not None
             }
 
     def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
@@ -334,7 +337,11 @@ class LogSource:
         return found
 
     def configs(self, names: Iterable[str]) -> dict[str, dict[str, str]]:
-        return {name: dict(self._log.describe(name).config) for name in names}
+        found = {}
+        for name in names:
+            with contextlib.suppress(errors.UnknownTopic):
+                found[name] = dict(self._log.describe(name).config)
+        return found
 
     def high_watermarks(self, topics: Iterable[SourceTopic]) -> dict[TopicPartition, int]:
         return {
@@ -350,13 +357,20 @@ class LogSource:
         ]
 
     def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
-        return {
-            place: OffsetAndMetadata(offset)
-            for place, offset in self._log.group_offsets(group).items()
-        }
+        return _group_offsets(self._log, group)
 
     def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
         return _ranges_frame(spark, "sparklog", {"root": self._root}, parts, tasks)
+
+
+def _group_offsets(log: Log, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+    found: flight_messages.GroupOffsets = log.connection.action(
+        "groups.offsets", flight_messages.GroupName(group=group)
+    )
+    return {
+        (each.topic, each.partition): OffsetAndMetadata(each.offset, each.metadata)
+        for each in found.offsets
+    }
 
 
 class Target:
@@ -372,10 +386,9 @@ class Target:
 
     def topics(self, names: Iterable[str]) -> dict[str, TargetTopic]:
         """Returns the states of the topics that exist."""
-        existing = set(self.log.topics())
         found = {}
         for name in names:
-            if name in existing:
+            with contextlib.suppress(errors.UnknownTopic):
                 info = self.log.describe(name)
                 config = dict(info.config)
                 found[name] = TargetTopic(
@@ -384,6 +397,31 @@ class Target:
                     config=config,
                     partitions={p.partition: Bounds(p.start, p.end) for p in info.partitions},
                 )
+        return found
+
+    def group_offsets(self, group: str) -> dict[TopicPartition, OffsetAndMetadata]:
+        return _group_offsets(self.log, group)
+
+    def first_offsets(self, topic: str, partitions: Iterable[int]) -> dict[int, int]:
+        """Returns the offset of the first record of each partition, or its end if it has none.
+
+        The partitions have the log start 0.
+        """
+        numbers = sorted(partitions)
+        begin = self.log.read(
+            topic,
+            start=dict.fromkeys(numbers, 0),
+            end=dict.fromkeys(numbers, 1),
+            columns=["partition"],
+            partitions=numbers,
+        )
+        found = dict.fromkeys(begin.column("partition").to_pylist(), 0)
+        for number in numbers:
+            if number not in found:  # one by one, since each reads ahead
+                with self.log.consumer(start=0, follow=False, columns=["offset"]) as consumer:
+                    consumer.assign([(topic, number)])
+                    end = self.log.describe(topic).partitions[number].end
+                    found[number] = next((each.offset for each in consumer), end)
         return found
 
     def write(self, records: DataFrame, parts: Ranges, names: Mapping[str, str]) -> None:

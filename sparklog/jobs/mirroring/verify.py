@@ -1,8 +1,8 @@
 """A comparison of both sides: the number of records and a hash of them, by range of offsets.
 
 Hashes are of offset, time, key, value and headers. A compacted topic is compared by the last record
-of each key, because each side removes the others in its own time; keys that end with a tombstone
-are left out.
+of each key, because each side removes the others in its own time. Keys that end with a tombstone
+are left out, and so are records without a key, which Kafka's cleaner removes.
 """
 
 from __future__ import annotations
@@ -69,20 +69,32 @@ def common_ranges(pair: Pair) -> dict[int, Range]:
 def verify(
     spark: SparkSession, source: Source, target: LogSource, pair: Pair, size: int
 ) -> Verified:
-    """Compares a topic in ranges of `size` offsets."""
+    """Compares a topic on both sides, by ranges of `size` offsets, where both have offsets."""
     parts = common_ranges(pair)
     if not parts:
         return Verified(records=0, ranges=0, differences=())
-    config = {} if pair.target is None else pair.target.config
-    ours, theirs = (
-        _sums(side.frame(spark, {name: parts}), size, by_key=is_compacted(config))
-        for side, name in ((target, pair.name), (source, pair.topic))
-    )
+    by_key = is_compacted({} if pair.target is None else pair.target.config)
+    sides = ((False, source, pair.topic), (True, target, pair.name))
+    frames = []
+    for is_ours, side, name in sides:
+        read = _up_to_end(parts, pair, is_ours=is_ours) if by_key else parts
+        frames.append(_rows(side.frame(spark, {name: read}), is_ours=is_ours))
+    rows = frames[0].union(frames[1])
+    if by_key:
+        rows = _last_of_keys(rows, {number: each.until for number, each in parts.items()})
+    theirs, ours = _sums(rows, size)
     return Verified(
         records=sum(each.records for each in theirs.values()),
         ranges=sum(-(-each.until // size) - each.first // size for each in parts.values()),
         differences=tuple(_differences(theirs, ours, parts, size)),
     )
+
+
+def _up_to_end(parts: Mapping[int, Range], pair: Pair, *, is_ours: bool) -> dict[int, Range]:
+    """Returns the ranges up to the end of one side, whose later records supersede others."""
+    side = pair.target if is_ours else pair.source
+    assert side is not None
+    return {n: each._replace(until=side.partitions[n].end) for n, each in parts.items()}
 
 
 def _differences(
@@ -108,26 +120,62 @@ def _differences(
             )
 
 
-def _sums(records: DataFrame, size: int, *, by_key: bool) -> dict[tuple[int, int], Sum]:
-    """Returns the sums by partition and number of the range."""
+def _rows(records: DataFrame, *, is_ours: bool) -> DataFrame:
+    """Returns place, key and hash of each record, and whether it is a tombstone."""
     from pyspark.sql import functions as f
 
     # A null changes no hash, so its place must be part of it.
     nulls = [f.col(name).isNull() for name in ("key", "value")]
     headers = f.to_json(f.coalesce("headers", f.array().cast(records.schema["headers"].dataType)))
     hashed = f.xxhash64("offset", "timestamp", "key", "value", *nulls, headers)
-    rows = records.select(
-        "partition", "offset", "key", hashed.alias("hash"), f.col("value").isNull().alias("ends")
+    return records.select(
+        f.lit(is_ours).alias("is_ours"),
+        "partition",
+        "offset",
+        "key",
+        hashed.alias("hash"),
+        f.col("value").isNull().alias("ends"),
     )
-    if by_key:
-        last = f.max_by(f.struct("offset", "hash", "ends"), "offset").alias("last")
-        rows = rows.groupBy("partition", "key").agg(last).select("partition", "last.*")
-        rows = rows.where("not ends")
+
+
+def _last_of_keys(rows: DataFrame, untils: Mapping[int, int]) -> DataFrame:
+    """Returns the last record of each key and side, if it is no tombstone.
+
+    Keys with a record from the end of the common offsets on, `untils`, are left out: the side that
+    has it may have removed those before it.
+    """
+    from pyspark.sql import functions as f
+
+    until = f.create_map(*(f.lit(each) for item in untils.items() for each in item))
+    record = f.struct("is_ours", "offset", "hash", "ends")
+    lasts = [
+        f.max_by(f.when(is_side, record), f.when(is_side, f.col("offset")))
+        for is_side in (f.col("is_ours"), ~f.col("is_ours"))
+    ]
+    return (
+        rows.where("key is not null")
+        .groupBy("partition", "key")
+        .agg(f.array(*lasts).alias("lasts"), f.max("offset").alias("newest"))
+        .where(f.col("newest") < until[f.col("partition")])
+        .select("partition", f.explode("lasts").alias("last"))
+        .select("partition", "last.*")
+        .where("not ends")
+    )
+
+
+def _sums(
+    rows: DataFrame, size: int
+) -> tuple[dict[tuple[int, int], Sum], dict[tuple[int, int], Sum]]:
+    """Returns the sums by partition and number of the range: the source's, and the target's."""
+    from pyspark.sql import functions as f
+
     number = f.floor(f.col("offset") / size).alias("number")
-    sums = rows.groupBy("partition", number).agg(
+    sums = rows.groupBy("is_ours", "partition", number).agg(
         f.count(f.lit(1)).alias("count"), f.bit_xor("hash").alias("hash")
     )
-    return {
-        (row.partition, row.number): Sum(row["count"], row.hash & (2**64 - 1))
-        for row in sums.collect()
-    }
+    theirs: dict[tuple[int, int], Sum] = {}
+    ours: dict[tuple[int, int], Sum] = {}
+    for row in sums.collect():
+        found = ours if row.is_ours else theirs
+        found[row.partition, row.number] = Sum(row["count"], row.hash & (2**64 - 1))
+    return theirs, ours
