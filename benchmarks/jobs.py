@@ -1,4 +1,4 @@
-"""The jobs `produce`, `to_table` and `verify`, in the session of the measure."""
+"""The jobs `produce`, `verify`, `compact` and `to_table`, in the session of the measure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from benchmarks.progress import doing
 from benchmarks.spark.bulk import write_values
 from benchmarks.spark.setup import SparkSetup, needs_spark, start
 from sparklog.bench.report import BenchOptions, Measurement
+from sparklog.jobs.compact import compact
 from sparklog.jobs.produce import produce
 from sparklog.jobs.running import app_of
 from sparklog.jobs.to_table import to_table
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
 
 _ROWS: Final = 10_000_000
 _RUNS: Final = 3
+_WRITES: Final = 12
+"""Files of a partition to compact: too few for the janitor to merge them by itself."""
+_COMPACT_ROWS: Final = 6_000_000
+_KEYS: Final = 500_000
+_COMPACT_LEAST: Final = 1.0
 _COPIES: Final = 6
 """Copies of the 336,776 flights for speed; equality is checked for one."""
 _TABLE_LEAST: Final = 300_000
@@ -40,11 +46,12 @@ _FLIGHTS: Final = (
 
 @needs_spark
 def jobs(options: BenchOptions) -> Iterator[Measurement]:
-    """The three jobs; `produce` in turns with the bare sink."""
+    """The jobs; `produce` in turns with the bare sink, `compact` with the janitor."""
     with start(options) as here:
         yield from here.report_missing()
         yield _produce(here, min(_ROWS, options.rows))
         yield _verify(here, min(_ROWS, options.rows))
+        yield from _compact(here, min(_COMPACT_ROWS, options.rows))
         if here.has_delta:
             yield from _to_table(here)
 
@@ -102,6 +109,36 @@ def _verify(here: SparkSetup, rows: int) -> Measurement:
         target=f"≥ {_VERIFY_LEAST / 1e6:g} M records/s",
         met=rows / seconds >= _VERIFY_LEAST,
     )
+
+
+# ------------------------------------------------------------------------------ compact
+
+
+def _compact(here: SparkSetup, rows: int) -> Iterator[Measurement]:
+    """Beside the broker's compaction of equal tables; the last run of each counts."""
+    file = write_values(here.folder / "compact.parquet", rows // _WRITES)
+    values = here.spark.read.parquet(file)
+    keyed = values.selectExpr(f"cast(pmod(hash(value), {_KEYS}) AS STRING) AS key", "value")
+    # The janitor leaves such a topic alone.
+    by_key = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
+    for name, frame, config in (("small files", values, None), ("by key", keyed, by_key)):
+        ours = janitor = 0.0
+        for run in range(_RUNS):
+            topics = [f"{name.replace(' ', '-')}-{side}-{run}" for side in ("broker", "job")]
+            for topic in topics:
+                with doing(f"writing {topic}"):
+                    here.ours.log.create_topic(topic, partitions=4, config=config)
+                    for _ in range(_WRITES):
+                        here.ours.write(frame, topic)
+                        here.ours.log.flush_to_table(topic)
+            with doing(f"the broker's compaction, {name}, run {run + 1} of {_RUNS}"):
+                began = time.perf_counter()
+                here.ours.log.compact(topics[0])
+                janitor = time.perf_counter() - began
+            with doing(f"compact, {name}, run {run + 1} of {_RUNS}"):
+                ours = _run(compact, "--root", here.folder / "root", topics[1])
+        what = f"compact of {rows / 1e6:g} M rows, {name}"
+        yield faster(what, rows, ours, janitor, least=_COMPACT_LEAST, than="the broker")
 
 
 # ------------------------------------------------------------------------------ to_table

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 JOBS: Final = {
+    "compact": "the table of a topic is compacted: retention, last records of keys, small files",
     "load": "records made up at a rate, with the times of their acks",
     "mirror": "topics of a Kafka, or of another log, with the same offsets",
     "produce": "rows of files, a table or a query become records of a topic, once",

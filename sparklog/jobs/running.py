@@ -150,6 +150,14 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
         return builder.getOrCreate()
 
 
+def parallelism(spark: SparkSession) -> int:
+    """Returns how many tasks the session runs at a time; 8 if it is one of Spark Connect."""
+    try:
+        return spark.sparkContext.defaultParallelism
+    except Exception:  # Spark Connect raises an error of its own for what it does not have
+        return 8
+
+
 @contextlib.contextmanager
 def signals_deferred() -> Iterator[None]:
     """Raises KeyboardInterrupt for SIGINT and SIGTERM at its end. Belongs to the main thread."""

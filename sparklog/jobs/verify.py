@@ -24,7 +24,7 @@ from sparklog.cli.maintenance import print_finding
 from sparklog.cli.shared import ExitCode, RootOption, root_metadata
 from sparklog.clock import Clock, SystemClock
 from sparklog.doctor import CheckResult, CheckState
-from sparklog.jobs.running import echo, progress, run, spark_session
+from sparklog.jobs.running import parallelism, progress, run, spark_session
 from sparklog.jobs.targets import last_line, root_for_spark
 from sparklog.options import storage_options
 from sparklog.sources import tasks
@@ -257,7 +257,7 @@ class _Verification:
         size = sum(
             _ENTRY_BYTES + sum(file.size_bytes for file in piece.files) for piece, _ in slices
         )
-        count = max(-(-size // _TASK_BYTES), min(len(slices), 2 * _parallelism(spark)))
+        count = max(-(-size // _TASK_BYTES), min(len(slices), 2 * parallelism(spark)))
         rows = [(bytearray(tasks.encode([piece])), end) for piece, end in slices]
         frame = spark.createDataFrame(rows, "slice BINARY, end BIGINT").repartition(count)
         for row in frame.mapInArrow(check, "report BINARY").collect():
@@ -336,14 +336,6 @@ def _explains_gaps(config: Mapping[str, str]) -> bool:
     return "compact" in config.get("cleanup.policy", "").split(",") or bool(
         config.get(MIRROR_SOURCE)
     )
-
-
-def _parallelism(spark: SparkSession) -> int:
-    try:
-        return spark.sparkContext.defaultParallelism
-    except Exception:  # Spark Connect raises an error of its own for what it does not have
-        echo("the number of cores is unknown: 16 tasks")
-        return 8
 
 
 def main() -> None:

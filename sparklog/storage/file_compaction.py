@@ -35,6 +35,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from sparklog import arrow, errors, limits
+from sparklog.clock import Clock
 from sparklog.formats.record import FILE_SCHEMA
 from sparklog.storage import data_file, restoring, sorting
 from sparklog.storage.decode_bounds import light_rows
@@ -210,11 +211,14 @@ def _doubles(pack: Sequence[TableFile]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Merge:
-    """A group, and the files that are to replace it."""
+class Merge:
+    """A group, and the written files that are to replace it."""
 
     group: FileGroup
-    files: tuple[TableFile, ...]
+    files: tuple[TableFile, ...] = ()
+    """None for a group without rows, which is only removed."""
+    failure: errors.SparklogError | ObjectMissing | None = None
+    """The reason why it could not be merged."""
 
 
 def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
@@ -235,43 +239,59 @@ def together(groups: Sequence[FileGroup]) -> Iterator[list[FileGroup]]:
 def compact(table: TopicTable, groups: Sequence[FileGroup]) -> list[TableFile]:
     """Merges each group's files into one, and commits all of that together. Returns the new files.
 
-    Files of a group without rows are only removed. A group is left out if another commit replaced
-    or removed one of its files. If one cannot be merged, the others are, and then its error is
-    raised: `MissingObject` for an active file that does not exist, `CorruptObject` for one that
-    differs from the log, and those of the store. Raises like `TopicTable.commit`, and
-    `CorruptObject` if a merged file is already lost.
+    Raises like `merge` and `commit`.
+    """
+    merges = merge(table.store, table.topic, groups, clock=table.clock)
+    return [file for each in commit(table, merges) for file in each.files]
+
+
+def merge(store: Store, topic: str, groups: Sequence[FileGroup], *, clock: Clock) -> list[Merge]:
+    """Writes a file for each group, durably together; the table's log is not needed for it.
+
+    A failure to merge a group is part of the result. Raises like `put_together`.
     """
     found = in_parallel(
-        table.store,
-        partial(_try_merge, table.store, table.topic),
-        groups,
-        at_once=limits.TABLE_REQUESTS_AT_ONCE,
+        store, partial(_try_merge, store, topic), groups, at_once=limits.TABLE_REQUESTS_AT_ONCE
     )
-    failures: list[errors.SparklogError] = []
-    merges: list[_Merge] = []
+    merges: list[Merge] = []
     objects: list[tuple[str, pa.Buffer]] = []
     for group, outcome in zip(groups, found, strict=True):
-        if isinstance(outcome, errors.SparklogError):
-            failures.append(outcome)
-        elif isinstance(outcome, ObjectMissing):
-            if _are_active(group, table.refresh()):
-                reason = "the table names it"
-                failures.append(errors.MissingObject(path=outcome.path, reason=reason))
+        if isinstance(outcome, errors.SparklogError | ObjectMissing):
+            merges.append(Merge(group, failure=outcome))
         elif outcome is None:
-            merges.append(_Merge(group, ()))
+            merges.append(Merge(group))
         else:
             file = data_file.new_file(
-                outcome, topic_id=group.topic_id, partition=group.partition, clock=table.clock
+                outcome, topic_id=group.topic_id, partition=group.partition, clock=clock
             )
-            merges.append(_Merge(group, (file,)))
-            objects.append((data_path(table.topic, file), outcome.data))
-    done: list[_Merge] = []
-    if merges:
-        _put(table, objects)
-        done = _replace(table, merges)
+            merges.append(Merge(group, (file,)))
+            objects.append((data_path(topic, file), outcome.data))
+    _put(store, objects, clock)
+    return merges
+
+
+def commit(table: TopicTable, merges: Sequence[Merge]) -> list[Merge]:
+    """Commits the merges together, and returns those that it has committed.
+
+    One is left out if another commit replaced or removed one of its group's files; its file is
+    removed. After the others are committed, the failure of one is raised: `MissingObject` for an
+    active file that does not exist, `CorruptObject` for one that differs from the log, and those of
+    the store. Raises like `TopicTable.commit`, and `CorruptObject` if a merged file is already
+    lost.
+    """
+    failures: list[errors.SparklogError] = []
+    for each in merges:
+        if isinstance(each.failure, ObjectMissing):
+            if _are_active(each.group, table.refresh()):
+                reason = "the table names it"
+                failures.append(errors.MissingObject(path=each.failure.path, reason=reason))
+        elif each.failure is not None:
+            failures.append(each.failure)
+    merged = [each for each in merges if each.failure is None]
+    done = _replace(table, merged) if merged else []
     for failure in failures:
         raise failure
-    return [file for each in done for file in each.files]
+    return done
 
 
 def _try_merge(
@@ -283,17 +303,17 @@ def _try_merge(
         return error
 
 
-def _put(table: TopicTable, objects: Sequence[tuple[str, pa.Buffer]]) -> None:
+def _put(store: Store, objects: Sequence[tuple[str, pa.Buffer]], clock: Clock) -> None:
     """Puts new files durably together; deletes all of them if one fails."""
     try:
-        put_together(table.store, objects, clock=table.clock)
+        put_together(store, objects, clock=clock)
     except Exception:
         with contextlib.suppress(errors.SparklogError):  # the sweeper removes them as orphans
-            table.store.delete(path for path, _ in objects)
+            store.delete(path for path, _ in objects)
         raise
 
 
-def _replace(table: TopicTable, merges: Sequence[_Merge]) -> list[_Merge]:
+def _replace(table: TopicTable, merges: Sequence[Merge]) -> list[Merge]:
     """Commits the merges whose files are still active; deletes the new files of the others."""
     wanted = list(merges)
 
@@ -564,7 +584,7 @@ def put_in_order(
     finally:
         if not is_done:
             _delete(table, merged)
-    return tuple(merged) if _replace(table, [_Merge(group, tuple(merged))]) else ()
+    return tuple(merged) if _replace(table, [Merge(group, tuple(merged))]) else ()
 
 
 def _encoded(

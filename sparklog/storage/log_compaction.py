@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -53,8 +53,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sparklog import arrow, errors, limits
+from sparklog.clock import Clock
 from sparklog.storage import data_file, file_compaction, restoring
-from sparklog.storage.objects import ObjectMissing
+from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import (
     TableChange,
@@ -183,6 +184,7 @@ def choose(
     target_bytes: int = limits.COMPACT_TARGET_BYTES,
     settled_before_us: int | None = None,
     everything: bool = False,
+    before_us: int | None = None,
 ) -> list[CompactionPass]:
     """Returns the partitions to compact now, in the last read version of `table`.
 
@@ -190,8 +192,9 @@ def choose(
     files, or half of `target_bytes`, or has a file older than `settled_before_us`, so that a topic
     with a record per second is not compacted each second. Or if dirty records have waited as long
     as the topic allows. Or if tombstones have waited long enough without a pass since. With
-    `everything`, all partitions with dirty records or waiting tombstones. Raises `BadOption` if the
-    topic's configuration is invalid.
+    `everything`, all partitions with dirty records or waiting tombstones. `before_us`: records in
+    files written since wait for a later pass. Raises `BadOption` if the topic's configuration is
+    invalid.
     """
     snapshot, now_us = table.snapshot, table.clock.now_us()
     policy = policy_of(snapshot.config)
@@ -200,7 +203,7 @@ def choose(
     found = []
     for partition, files in enumerate(snapshot.files):
         progress = progress_of(table, snapshot.topic_id, partition)
-        end = _end(files, snapshot.ends[partition], progress, policy, now_us)
+        end = _end(files, snapshot.ends[partition], progress, policy, now_us, before_us)
         taken = tuple(file for file in files if file.first is None or file.first < end)
         dirty = [file for file in taken if file.last is None or file.last >= progress.compacted]
         is_due = bool(dirty) if everything else _is_dirty_enough(taken, dirty, policy)
@@ -235,15 +238,16 @@ def _end(
     progress: CompactionProgress,
     policy: CompactionPolicy,
     now_us: int,
+    before_us: int | None,
 ) -> int:
-    """Returns the end of a pass that excludes records younger than the lag."""
+    """Returns the end of a pass that excludes records younger than the lag, and young files."""
     end = table_end
-    if policy.min_compaction_lag_ms:
-        old_us = now_us - policy.min_compaction_lag_ms * 1_000
-        for file in files:
-            is_dirty = file.last is None or file.last >= progress.compacted
-            if is_dirty and file.newest_us > old_us:
-                end = min(end, file.first or 0)
+    lag_ms = policy.min_compaction_lag_ms
+    for file in files if lag_ms or before_us is not None else ():
+        is_young = lag_ms and file.newest_us > now_us - lag_ms * 1_000
+        is_young = is_young or (before_us is not None and file.modified_us >= before_us)
+        if is_young and (file.last is None or file.last >= progress.compacted):
+            end = min(end, file.first or 0)
     return max(end, progress.compacted)
 
 
@@ -273,6 +277,18 @@ def _size(files: Sequence[TableFile]) -> int:
 # ------------------------------------------------------------------------------ a pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionStep:
+    """Files that are written, and replace others by one commit of a pass."""
+
+    adds: tuple[TableFile, ...]
+    removes: tuple[TableFile, ...]
+    rows: int
+    """The number of records that are in the replaced files only."""
+    txns: Mapping[str, int]
+    """The progress that the last step of a pass records; none in the others."""
+
+
 def compact(
     table: TopicTable,
     each: CompactionPass,
@@ -282,14 +298,38 @@ def compact(
 ) -> int | None:
     """Runs the pass and commits it. Returns the number of removed records.
 
-    Calls `on_commit` after each of its commits, with the files that it has added.
-
     None if it was abandoned, because the partition's files or the topic have changed, or because of
-    `should_stop`. Raises like `TopicTable.commit`, `MissingObject` for an active file that does not
-    exist, and `CorruptObject` for one that differs from the log.
+    `should_stop`. Calls `on_commit` and raises like `commit`.
     """
+    steps = rewrite(table.store, table.topic, each, clock=table.clock, should_stop=should_stop)
+    return commit(table, each, steps, on_commit=on_commit)
+
+
+def commit(
+    table: TopicTable,
+    each: CompactionPass,
+    steps: Iterable[CompactionStep],
+    *,
+    on_commit: Callable[[Sequence[TableFile]], None] = lambda _: None,
+) -> int | None:
+    """Commits the steps of a pass, each before the next is asked for.
+
+    Calls `on_commit` after each commit, with the files that it has added. Returns the number of
+    removed records; None if the pass was abandoned, because the partition's files or the topic have
+    changed. Raises like `rewrite` and `TopicTable.commit`, and `MissingObject` for an active file
+    that does not exist.
+    """
+    paths = {file.path for file in each.files}
+    removed = 0
     try:
-        return _Compaction(table, each, should_stop, on_commit).run()
+        for step in steps:
+            if not _is_committed(table, each, paths, step):
+                return None
+            on_commit(step.adds)
+            restoring.verify(table, step.adds, step.removes)
+            paths -= {file.path for file in step.removes}
+            paths |= {file.path for file in step.adds}
+            removed += step.rows
     except _Abandoned:
         return None
     except ObjectMissing as error:
@@ -297,6 +337,46 @@ def compact(
         if _is_as_it_was(table, each, {file.path for file in each.files}):
             raise errors.MissingObject(path=error.path, reason="the table names it") from error
         return None
+    return removed
+
+
+def _is_committed(
+    table: TopicTable, each: CompactionPass, paths: set[str], step: CompactionStep
+) -> bool:
+    """Replaces the files of a step and records the progress; removes its new files if it may not.
+
+    `paths` are those that are expected to have the partition's rows below the end.
+    """
+    is_wanted = True  # the outcome is unknown, unless `decide` or the commit refuses
+
+    def decide(snapshot: TableSnapshot) -> TableChange | None:
+        nonlocal is_wanted
+        is_wanted = _is_as_it_was(table, each, paths)
+        if not is_wanted:
+            return None
+        return TableChange(
+            adds=step.adds,
+            removes=step.removes,
+            txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **step.txns},
+            data_change=False,
+            drops_rows=True,
+            operation="COMPACT KEYS",
+        )
+
+    try:
+        table.commit(decide)
+    except errors.Retriable:
+        is_wanted = False
+        raise
+    finally:
+        if not is_wanted:
+            _delete(table.store, table.topic, step.adds)
+    return is_wanted
+
+
+def _delete(store: Store, topic: str, files: Iterable[TableFile]) -> None:
+    with contextlib.suppress(errors.SparklogError):  # otherwise they are swept as orphans
+        store.delete([data_path(topic, file) for file in files])
 
 
 class _Abandoned(Exception):
@@ -334,28 +414,43 @@ class _Input:
         return self.file.size_bytes * self.left // max(len(self.stays), 1)
 
 
-class _Compaction:
+def rewrite(
+    store: Store,
+    topic: str,
+    each: CompactionPass,
+    *,
+    clock: Clock,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Iterator[CompactionStep]:
+    """Yields the steps of a pass for `commit`; the new files of each are put durably before.
+
+    The table's log is not needed for it. Raises `ObjectMissing` for a file that does not exist, and
+    `CorruptObject` for one that differs from the log. `commit` ends where `should_stop` ends it.
+    """
+    yield from _Rewrite(store, topic, each, clock, should_stop).run()
+
+
+class _Rewrite:
     def __init__(
         self,
-        table: TopicTable,
+        store: Store,
+        topic: str,
         each: CompactionPass,
+        clock: Clock,
         should_stop: Callable[[], bool],
-        on_commit: Callable[[Sequence[TableFile]], None],
     ) -> None:
-        self._table = table
+        self._store = store
+        self._topic = topic
         self._pass = each
+        self._clock = clock
         self._should_stop = should_stop
-        self._on_commit = on_commit
-        self._paths = {file.path for file in each.files}
-        """The expected paths of the files with the partition's rows below the end."""
 
-    def run(self) -> int:
+    def run(self) -> Iterator[CompactionStep]:
         inputs, tombstones_stay = self._choose_rows()
         steps = list(_steps(list(_packs(inputs, self._pass.target_bytes))))
         for packs in steps[:-1]:
-            self._step(packs, {})
-        self._step(steps[-1] if steps else [], self._new_txns(tombstones_stay))
-        return sum(len(each.stays) - each.left for each in inputs)
+            yield self._step(packs, {})
+        yield self._step(steps[-1] if steps else [], self._new_txns(tombstones_stay))
 
     def _new_txns(self, tombstones_stay: bool) -> dict[str, int]:
         each = self._pass
@@ -397,12 +492,12 @@ class _Compaction:
         self, columns: Sequence[str], counts: list[int] | None = None
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yields the rows of all files, each batch with the number of rows before it."""
-        store, topic, position = self._table.store, self._table.topic, 0
+        position = 0
         for file in self._pass.files:
             before = position
-            path = data_path(topic, file)
+            path = data_path(self._topic, file)
             for batch in file_compaction.read_rows(
-                store, path, file, self._pass.table_end, columns=columns
+                self._store, path, file, self._pass.table_end, columns=columns
             ):
                 if self._should_stop():
                     raise _Abandoned
@@ -413,56 +508,31 @@ class _Compaction:
 
     # -------------------------------------------------------------------------- writing
 
-    def _step(self, packs: Sequence[Sequence[_Input]], txns: Mapping[str, int]) -> None:
-        """Replaces the files and records the progress in one commit."""
-        each, table = self._pass, self._table
+    def _step(self, packs: Sequence[Sequence[_Input]], txns: Mapping[str, int]) -> CompactionStep:
+        """Writes the new files of a step; none of them is left if one fails."""
         adds: list[TableFile] = []
-        removes = tuple(one.file for pack in packs for one in pack)
-        is_wanted = False
-
-        def decide(snapshot: TableSnapshot) -> TableChange | None:
-            nonlocal is_wanted
-            is_wanted = _is_as_it_was(table, each, self._paths)
-            if not is_wanted:
-                return None
-            return TableChange(
-                adds=tuple(adds),
-                removes=removes,
-                txns={maintenance_app_id(each.topic_id): snapshot.version + 1, **txns},
-                data_change=False,
-                drops_rows=True,
-                operation="COMPACT KEYS",
-            )
-
+        is_done = False
         try:
             for pack in packs:
                 if self._should_stop():
                     raise _Abandoned
                 if any(one.left for one in pack):
                     adds.append(self._rewrite(pack))
-            is_wanted = (
-                True  # from here on the outcome is unknown, unless `decide` or the commit refuses
-            )
-            table.commit(decide)
-        except errors.Retriable:
-            is_wanted = False
-            raise
+            is_done = True
         finally:
-            if not is_wanted:
-                with contextlib.suppress(
-                    errors.SparklogError
-                ):  # otherwise they are swept as orphans
-                    table.store.delete([data_path(table.topic, file) for file in adds])
-        if not is_wanted:
-            raise _Abandoned
-        self._on_commit(adds)
-        restoring.verify(table, adds, removes)
-        self._paths -= {file.path for file in removes}
-        self._paths |= {file.path for file in adds}
+            if not is_done:
+                _delete(self._store, self._topic, adds)
+        inputs = [one for pack in packs for one in pack]
+        return CompactionStep(
+            adds=tuple(adds),
+            removes=tuple(one.file for one in inputs),
+            rows=sum(len(one.stays) - one.left for one in inputs),
+            txns=txns,
+        )
 
     def _rewrite(self, pack: Sequence[_Input]) -> TableFile:
         """Writes the kept rows of the files as one file."""
-        store, topic, each = self._table.store, self._table.topic, self._pass
+        store, topic, each = self._store, self._topic, self._pass
         is_last = 2 * sum(one.size_bytes for one in pack) > each.target_bytes
         encoder = data_file.Encoder(
             level=data_file.SMALL_LEVEL if is_last else data_file.FAST_LEVEL
@@ -488,7 +558,7 @@ class _Compaction:
             topic=topic,
             topic_id=each.topic_id,
             partition=each.partition,
-            clock=self._table.clock,
+            clock=self._clock,
         )
 
 

@@ -69,9 +69,11 @@ def test_foreach_batch_needs_the_query_s_name(found: dict[str, Any]) -> None:
 
 
 def test_jobs_run(found: dict[str, Any]) -> None:
-    """They write from files, and from topic to topic, with the session that there is."""
+    """They write from files and from topic to topic, and compact, with the session there is."""
     assert found["jobs"] == [
         "produced: 3 records",
         "produced: nothing to write, this run's records are in the topic",
         "replayed: 3 records",
+        "produced: 3 records",
+        "produced: 6 records, 1 files in place of 2",
     ]

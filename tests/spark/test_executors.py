@@ -97,9 +97,11 @@ def test_attempts_that_race_stage_twice_and_count_once(ran: Ran) -> None:
 
 
 def test_jobs_run(ran: Ran) -> None:
-    """They write from files, and from topic to topic, with the session that there is."""
+    """They write from files and from topic to topic, and compact, with the session there is."""
     assert ran.found["jobs"] == [
         "produced: 3 records",
         "produced: nothing to write, this run's records are in the topic",
         "replayed: 3 records",
+        "produced: 3 records",
+        "produced: 6 records, 1 files in place of 2",
     ]

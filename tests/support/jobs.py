@@ -13,26 +13,33 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
+import sparklog
+from sparklog.jobs.compact import compact
 from sparklog.jobs.produce import produce
 from sparklog.jobs.replay import replay
 from sparklog.jobs.running import app_of
 
 LINES = ("a", "b", "c")
-_DURATION = re.compile(r" in [\d.]+ s \(.*\)$")
+_DURATION = re.compile(r" in [\d.]+ s \([^)]*\)")
 _RUN_SECONDS = 240
 
 
 def run_jobs(root: str, folder: Path) -> list[str]:
-    """Produces a file into the topic `produced`, twice, and replays that into `replayed`.
+    """Produces a file into the topic `produced`, and replays that into `replayed`.
 
-    Returns the last line of each job, without its duration.
+    Produces the file again, as the same run and as another, and compacts the two files of that
+    topic's table. Returns the last line of each job, without its duration.
     """
     file = folder / "lines.txt"
     file.write_text("\n".join(LINES))
-    produced = ["--topic", "produced", "--format", "text", str(file)]
+    produced = ["--topic", "produced", "--format", "text", "--partition", "0", str(file)]
     replayed = ["--from", "produced", "--to", "replayed"]
-    runs = ((produce, produced), (produce, produced), (replay, replayed))
-    return [_last_line(job, ["--root", root, *arguments]) for job, arguments in runs]
+    again = [*produced, "--again"]
+    runs = ((produce, produced), (produce, produced), (replay, replayed), (produce, again))
+    lines = [_last_line(job, ["--root", root, *arguments]) for job, arguments in runs]
+    with sparklog.connect(root, detached=True) as log:
+        log.flush_to_table("produced")
+    return [*lines, _last_line(compact, ["--root", root, "produced"])]
 
 
 def _last_line(job: Callable[..., None], arguments: list[str]) -> str:

@@ -1258,6 +1258,7 @@ def test_jobs_have_files_and_are_listed() -> None:
         "inputs",
         "mirroring",
         "ranges",
+        "rewriting",
         "running",
         "targets",
         "windows",

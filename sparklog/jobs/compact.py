@@ -1,0 +1,241 @@
+"""Compacts the table of a topic: the janitor's work on one large table, by Spark.
+
+    spark-submit jobs/compact.py --root s3://bucket/log orders
+
+The driver plans and commits by the code of a broker's janitor, and under its `txn`. Spark's tasks
+only read files, and write those that are to replace them. A commit is made only if its inputs are
+in the version right before it, so of a broker and a job that have rewritten the same file, one
+wins, and the other gives its rewrite up. Files that a killed job leaves behind are in no version,
+and are removed by a broker's janitor as orphans.
+"""
+
+from __future__ import annotations
+
+import functools
+import pickle
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from sparklog import errors
+from sparklog.cli.shared import RootOption, root_metadata
+from sparklog.clock import SystemClock
+from sparklog.jobs.rewriting import PassSteps, Piece, rewrite
+from sparklog.jobs.running import echo, parallelism, progress, run, spark_session
+from sparklog.jobs.targets import last_line, root_for_spark
+from sparklog.options import storage_options
+from sparklog.storage import file_compaction, log_compaction, retention
+from sparklog.storage.file_compaction import FileGroup, Merge
+from sparklog.storage.log_compaction import CompactionPass
+from sparklog.storage.objects import open_store
+from sparklog.storage.snapshot import TableFile, TableSnapshot
+from sparklog.storage.table import TopicTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_ROUND_TASKS: Final = 4
+"""Tasks of a round for each core: their files are committed together."""
+_ATTEMPTS: Final = 3
+"""Passes over a partition whose files others replace meanwhile."""
+_YOUNG: Final = 4
+"""Times the length of an attempt: so old are the files that the next one takes.
+
+A broker merges new files, and seldom files that it has left as they are for so long.
+"""
+
+
+def compact(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)],
+    root: RootOption = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be done, and do nothing.")
+    ] = False,
+) -> None:
+    """Compacts the table of a topic by Spark's tasks: for a table that is too large for a broker.
+
+    Removes the records that retention.ms and retention.bytes end; then, with
+    cleanup.policy=compact, all but the last record of each key; then merges small files. Brokers
+    may serve the topic meanwhile. Stop it and run it again at any time.
+
+    Example: spark-submit jobs/compact.py --root ./data orders
+    """
+    uri = root_for_spark(root)
+    known = root_metadata(uri).reload().topics.get(topic)
+    if known is None:
+        raise errors.UnknownTopic(topic=topic)
+    options = storage_options(uri)
+    table = TopicTable(open_store(uri, options), topic, clock=SystemClock())
+    if table.refresh().topic_id != known.topic_id:
+        raise errors.UnknownTopic(topic=topic)
+    job = _Compaction(table, options)
+    if dry_run:
+        job.show()
+    else:
+        job.run()
+
+
+class _Compaction:
+    """One run."""
+
+    def __init__(self, table: TopicTable, options: Mapping[str, str]) -> None:
+        """`options` are those of the table's store."""
+        self._table = table
+        self._options = options
+        self._rows = self._superseded = self._files_before = self._files_after = 0
+        self._left: list[str] = []
+        """Work on files that others have replaced meanwhile, or that would have taken too long."""
+        self._failures: list[errors.SparklogError] = []
+
+    def show(self) -> None:
+        """Prints the plan, by the version of the table that was read."""
+        cuts = retention.choose(self._table.snapshot, now_us=self._table.clock.now_us())
+        passes = log_compaction.choose(self._table, everything=True)
+        groups = self._groups(self._table.snapshot)
+        _echo_plan("retention", "removed", [file for cut in cuts for file in cut.files])
+        _echo_plan("keys", "read", [file for each in passes for file in each.files])
+        _echo_plan("merges", "merged", [file for each in groups for file in each.files])
+        typer.echo(f"{self._table.topic}: nothing was written")
+
+    def run(self) -> None:
+        """Does what there is to do. Raises the first failure, after everything else is done."""
+        began = time.perf_counter()
+        retained = retention.retain(self._table)
+        self._compact_keys()
+        self._merge()
+        topic = self._table.topic
+        said = last_line(topic, self._rows, time.perf_counter() - began)
+        said += f", {self._files_after:,} files in place of {self._files_before:,}"
+        parts = [
+            f", {self._superseded:,} superseded records removed" if self._superseded else "",
+            f", {retained:,} files removed by retention" if retained else "",
+            f"; left for another run: {', '.join(self._left)}" if self._left else "",
+        ]
+        is_idle = not (self._files_before or retained or self._left or self._failures)
+        typer.echo(f"{topic}: nothing to compact" if is_idle else said + "".join(parts))
+        for failure in self._failures:
+            raise failure
+
+    @functools.cached_property
+    def _spark(self) -> SparkSession:
+        return spark_session("compact", with_delta=False)
+
+    # -------------------------------------------------------------------------- keys
+
+    def _compact_keys(self) -> None:
+        """Removes superseded records, by a pass over each partition that has any."""
+        table = self._table
+        table.refresh()
+        passes = log_compaction.choose(table, everything=True)
+        lost: list[int] = []
+        for _ in range(_ATTEMPTS):
+            if not passes:
+                break
+            began_us = table.clock.now_us()
+            lost = list(self._lost(passes))
+            table.refresh()
+            young_us = began_us - _YOUNG * (table.clock.now_us() - began_us)
+            passes = log_compaction.choose(table, everything=True, before_us=young_us)
+            passes = [each for each in passes if each.partition in lost]
+        self._left += [f"partition {each}" for each in lost]
+
+    def _lost(self, passes: Sequence[CompactionPass]) -> Iterator[int]:
+        """Makes the passes, and yields the partitions of those whose files others have replaced."""
+        while passes:
+            at_once = parallelism(self._spark)
+            part, passes = passes[:at_once], passes[at_once:]
+            for each, written in zip(part, self._written("keys", part), strict=True):
+                if not self._is_committed(each, written):
+                    yield each.partition
+
+    def _is_committed(self, each: CompactionPass, written: PassSteps) -> bool:
+        """Returns false if others have replaced the files of the pass meanwhile."""
+        try:
+            removed = log_compaction.commit(self._table, each, written)
+        except errors.Corrupt as error:
+            self._failures.append(error)
+            return True
+        if removed is None:
+            return False
+        self._superseded += removed
+        for step in written.steps:
+            self._count(step.removes, step.adds)
+        if not written.steps[-1].txns:
+            self._left.append(f"the rest of partition {each.partition}")
+        return True
+
+    # -------------------------------------------------------------------------- merges
+
+    def _merge(self) -> None:
+        """Merges small files, and adds to the failures those of files that cannot be merged."""
+        table = self._table
+        pieces = list(file_compaction.together(self._groups(table.refresh())))
+        failed: list[Merge] = []
+        lost = 0
+        while pieces:
+            at_once = _ROUND_TASKS * parallelism(self._spark)
+            part, pieces = pieces[:at_once], pieces[at_once:]
+            found = [each for written in self._written("merges", part) for each in written]
+            failed += [each for each in found if each.failure is not None]
+            merges = [each for each in found if each.failure is None]
+            done = file_compaction.commit(table, merges)
+            lost += len(merges) - len(done)
+            for each in done:
+                self._count(each.group.files, each.files)
+            echo(f"{self._files_before:,} files with {self._rows:,} records are replaced")
+        if lost:
+            self._left.append(f"{lost} groups of files")
+        try:
+            file_compaction.commit(table, failed)
+        except errors.SparklogError as error:
+            self._failures.append(error)
+
+    def _groups(self, snapshot: TableSnapshot) -> list[FileGroup]:
+        groups = file_compaction.choose(
+            snapshot,
+            everything=True,
+            borders=log_compaction.borders(self._table, snapshot),
+            span_us=retention.span_us(snapshot.config),
+        )
+        # A file alone would be encoded again by each run; without statistics, it gets some.
+        return [each for each in groups if len(each.files) > 1 or each.files[0].first is None]
+
+    # -------------------------------------------------------------------------- Spark
+
+    def _written(self, what: str, pieces: Sequence[Piece]) -> list[Any]:
+        """Returns what a task for each piece has written, in their order."""
+        table, count = self._table, len(pieces)
+        work = functools.partial(
+            rewrite,
+            table.store.uri,
+            self._options,
+            table.topic,
+            pieces,
+            table.clock.now_us(),
+        )
+        frame = self._spark.range(0, count, 1, count).mapInArrow(work, "written BINARY")
+        with progress(self._spark, what):
+            rows = frame.collect()
+        return [pickle.loads(row["written"]) for row in rows]
+
+    def _count(self, before: Sequence[TableFile], after: Sequence[TableFile]) -> None:
+        self._rows += sum(file.rows or 0 for file in before)
+        self._files_before += len(before)
+        self._files_after += len(after)
+
+
+def _echo_plan(what: str, done: str, files: Sequence[TableFile]) -> None:
+    size = sum(file.size_bytes for file in files)
+    rows = sum(file.rows or 0 for file in files)
+    echo(f"{what}: {len(files):,} files would be {done}, {rows:,} records, {size:,} bytes")
+
+
+def main() -> None:
+    """The program."""
+    run(compact, "compact")
+
+
+if __name__ == "__main__":
+    main()
