@@ -351,11 +351,17 @@ BROKER_POINTS = ["asked", "appended"]
 @pytest.mark.parametrize(
     "deaths",
     [
-        [(point, "driver") for point in DRIVER_POINTS],
-        [(point, "worker") for point in WORKER_POINTS]
-        + [(point, "broker") for point in BROKER_POINTS],
+        pytest.param(
+            [("decided", "driver")]
+            + [(point, "worker") for point in WORKER_POINTS]
+            + [(point, "broker") for point in BROKER_POINTS],
+            id="all",
+        ),
+        # Each starts a JVM and its Python workers anew.
+        pytest.param(
+            [(point, "driver") for point in DRIVER_POINTS], id="driver", marks=pytest.mark.soak
+        ),
     ],
-    ids=["driver", "worker-and-broker"],
 )
 def test_a_batch_stands_once_wherever_it_is_cut_off(
     tmp_path: Path, deaths: Sequence[tuple[str, str]]
