@@ -6,6 +6,7 @@ the tests that need them are skipped with the reason.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -31,7 +32,8 @@ from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
 from sparklog.client.log import Log
 from sparklog.jobs import mirror as jobs
-from sparklog.jobs.mirroring.plan import Bounds, Pair, Ranges, SourceTopic, TargetTopic
+from sparklog.jobs.mirroring import sides
+from sparklog.jobs.mirroring.plan import Bounds, Pair, Range, Ranges, SourceTopic, TargetTopic
 from sparklog.jobs.mirroring.verify import verify
 from sparklog.jobs.running import app_of
 from tests.support.jobs import failed, succeeded, survive
@@ -311,6 +313,32 @@ def test_a_kafka_that_is_not_there(kafka: Kafka, root: Path, log: Log) -> None:
     )
     assert "127.0.0.1:1" in said
     assert "hush" not in said
+
+
+def test_a_scan_of_kafka(
+    kafka: Kafka, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes Spark's second interface and the user's options, and its plan shows no secret."""
+    kafka.create("scan", 1)
+    kafka.send("scan", 0, 3)
+    setting = spark.conf.get("spark.sql.sources.useV1SourceList")
+    given: dict[str, str] = {}
+    ranges_frame = sides._ranges_frame
+
+    def noted(session: SparkSession, source: str, options: Mapping[str, str], *rest: Any) -> Any:
+        given.update(options)
+        return ranges_frame(session, source, options, *rest)
+
+    monkeypatch.setattr(sides, "_ranges_frame", noted)
+    options = {"max.poll.records": "2", "ssl.key.password": "hush"}
+    with contextlib.closing(sides.KafkaSource(spark, kafka.address, options)) as source:
+        frame = source.frame(spark, {"scan": {0: Range(0, 3, 0)}})
+        plan = frame._jdf.queryExecution().toString()
+        assert frame.count() == 3
+    assert "BatchScan" in plan
+    assert "hush" not in plan
+    assert given["kafka.max.poll.records"] == "2"
+    assert spark.conf.get("spark.sql.sources.useV1SourceList") == setting
 
 
 # ------------------------------------------------------------------------------ killed

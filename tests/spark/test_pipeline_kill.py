@@ -357,7 +357,7 @@ BROKER_POINTS = ["asked", "appended"]
             + [(point, "broker") for point in BROKER_POINTS],
             id="all",
         ),
-        # Each starts a JVM and its Python workers anew.
+        # Each of these starts a JVM and its Python workers.
         pytest.param(
             [(point, "driver") for point in DRIVER_POINTS], id="driver", marks=pytest.mark.soak
         ),

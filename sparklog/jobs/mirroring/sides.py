@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 import sparklog
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.config.topic_config import MIRROR_SOURCE
 from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
 from sparklog.formats import flight_messages
@@ -102,6 +102,12 @@ def _json(value: object) -> str:
 _ADMIN_MS: Final = {"default.api.timeout.ms": "20000", "request.timeout.ms": "10000"}
 """A broker that is down is asked again by the job, which reports it."""
 _POLL_MS: Final = "60000"
+_CONSUMER: Final = {
+    "max.poll.records": "10000",  # Spark's connector asks for both ends of a log after each poll
+    "max.partition.fetch.bytes": str(4 * limits.MIB),
+    "receive.buffer.bytes": str(limits.MIB),
+}
+_V1_SOURCES: Final = "spark.sql.sources.useV1SourceList"
 _NOT_FOUND: Final = "UnknownTopicOrPartitionException"
 
 
@@ -264,13 +270,30 @@ class KafkaSource:
             }
 
     def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
-        given = {f"kafka.{name}": value for name, value in self._options.items()}
+        given = {f"kafka.{name}": value for name, value in {**_CONSUMER, **self._options}.items()}
         given |= {
             "kafka.isolation.level": "read_committed",
             "kafkaConsumer.pollTimeoutMs": _POLL_MS,
             "failOnDataLoss": "true",
         }
-        return _ranges_frame(spark, "kafka", given, parts, tasks)
+        with _as_v2(spark, "kafka"):
+            return _ranges_frame(spark, "kafka", given, parts, tasks)
+
+
+@contextlib.contextmanager
+def _as_v2(spark: SparkSession, source: str) -> Iterator[None]:
+    """Lets Spark load a source by its second interface.
+
+    By the first one, the default for batches of Kafka, each row becomes objects of Scala and a row
+    again, which costs as much as all the rest of the scan.
+    """
+    before = spark.conf.get(_V1_SOURCES, "") or ""
+    others = [each for each in before.split(",") if each.strip().lower() != source]
+    spark.conf.set(_V1_SOURCES, ",".join(others))
+    try:
+        yield
+    finally:
+        spark.conf.set(_V1_SOURCES, before)
 
 
 def _places(topics: Iterable[SourceTopic]) -> list[TopicPartition]:
