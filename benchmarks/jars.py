@@ -22,6 +22,7 @@ KAFKA_VERSION: Final = "4.1.1"
 _SCALA = "2.13"
 _TOKENS = f"org.apache.spark:spark-token-provider-kafka-0-10_{_SCALA}"
 _TOKENS_VERSION = "4.0.0"  # no later one is to be had everywhere, and it goes with later connectors
+_CONNECTORS = {"4.0.5": "4.0.4", "4.1.4": "4.1.3"}  # likewise, by the version of Spark
 _LOGGING = "org.apache.logging.log4j:log4j-slf4j-impl:2.24.3"  # or a broker would fail in silence
 _PATIENCE_SECONDS = 300.0
 
@@ -80,7 +81,8 @@ def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(field of `Jars`, what it is to people, coordinates with Ivy's options)."""
     spark = importlib.metadata.version("pyspark")
     of_spark = ".".join(spark.split(".")[:2])
-    connector = f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{spark}"
+    of_connector = _CONNECTORS.get(spark, spark)
+    connector = f"org.apache.spark:spark-sql-kafka-0-10_{_SCALA}:{of_connector}"
     try:
         delta = importlib.metadata.version("delta-spark")
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +90,7 @@ def _wanted() -> Iterator[tuple[str, str, tuple[str, ...]]]:
     yield "delta", f"Delta {delta}", (f"io.delta:delta-spark_{of_spark}_{_SCALA}:{delta}",)
     yield (
         "connector",
-        f"Spark's Kafka connector {spark}",
+        f"Spark's Kafka connector {of_connector}",
         (
             f"{connector}?transitive=true&exclude={_TOKENS}",
             f"{_TOKENS}:{_TOKENS_VERSION}?transitive=false",

@@ -1,14 +1,15 @@
-"""Source and sink through a Spark Connect server, by a client that has no JVM of its own."""
+"""Source and sink through a Spark Connect server, by clients that have no JVM of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import sparklog
-from tests.support import spark_programs
+from tests.support import fences, spark_programs
 from tests.support.over_connect import ROWS
 
 pytestmark = [
@@ -21,21 +22,32 @@ pytestmark = [
 EACH_ONCE = sorted(str(number) for number in range(ROWS))
 
 
-@pytest.fixture(name="found", scope="module")
-def _found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """Results of the client, on a root that only the server knows and no broker serves."""
+@pytest.fixture(name="root", scope="module")
+def _root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A root that no broker serves."""
     root = tmp_path_factory.mktemp("root")
     with sparklog.connect(root) as log:
-        for topic in ("t", "u", "v", "produced", "replayed"):
+        for topic in ("t", "u", "v", "produced", "replayed", "orders", "late"):
             log.create_topic(topic, partitions=3)
-    checkpoints = str(tmp_path_factory.mktemp("checkpoints"))
-    try:
-        with spark_programs.connect_server(SPARKLOG_ROOT=str(root)) as address:
-            yield spark_programs.run(
-                "over_connect", address, checkpoints, str(root), timeout_seconds=240.0
-            )
-    finally:
-        spark_programs.end_detached_brokers(root)
+    yield root
+    spark_programs.end_detached_brokers(root)
+
+
+@pytest.fixture(name="address", scope="module")
+def _address(root: Path) -> Iterator[str]:
+    """The server's, which has the root in its environment."""
+    with spark_programs.connect_server(SPARKLOG_ROOT=str(root)) as address:
+        yield address
+
+
+@pytest.fixture(name="found", scope="module")
+def _found(root: Path, address: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Results of the client."""
+    folder = str(tmp_path_factory.mktemp("checkpoints"))
+    found: dict[str, Any] = spark_programs.run(
+        "over_connect", address, folder, str(root), timeout_seconds=240.0
+    )
+    return found
 
 
 def test_a_client_reads_what_it_wrote(found: dict[str, Any]) -> None:
@@ -77,3 +89,22 @@ def test_jobs_run(found: dict[str, Any]) -> None:
         "produced: 3 records",
         "produced: 6 records, 1 files in place of 2",
     ]
+
+
+@pytest.mark.since("4.1")
+def test_a_pipeline_reads_and_writes_what_is_new(root: Path, address: str, tmp_path: Path) -> None:
+    """A second run takes only new records; a full refresh reads all, and appends them again."""
+    arguments = (address, str(tmp_path), str(root))
+    found = spark_programs.run("over_pipelines", *arguments, timeout_seconds=240.0)
+    assert found == {
+        "first": [20],
+        "second": [20, 30],
+        "refreshed": [20, 20, 30, 30],
+    }
+
+
+def test_the_documentation_shows_the_pipeline() -> None:
+    """Its two files are in the page as they are."""
+    page = (fences.ROOT / "docs" / "spark.md").read_text()
+    for file in ("spark-pipeline.yml", "orders.py"):
+        assert (fences.ROOT / "examples" / "pipeline" / file).read_text() in page

@@ -15,6 +15,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from sparklog.client.log import Log
+from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from tests.support.harvest import AT, start
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -57,7 +58,6 @@ def run(frame: DataFrame, checkpoint: Path, sink: Sink) -> None:
     assert query.awaitTermination(100)
 
 
-@pytest.mark.since("4.2")
 def test_windows_of_distinct_records_continue_from_a_cloned_checkpoint(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -77,11 +77,12 @@ def test_windows_of_distinct_records_continue_from_a_cloned_checkpoint(
     shutil.rmtree(tmp_path / "first")
     send(log, "t", ("a", 1), ("c", 15), ("d", 6), ("e", 100))
     run(windows, tmp_path / "clone", sink)
+    send(log, "t", ("f", 101))  # before Spark 4.2, these end the windows
+    run(windows, tmp_path / "clone", sink)
     base = int(AT.timestamp())
     assert sorted(sink.rows) == [(base, 3), (base + 10, 1)]
 
 
-@pytest.mark.since("4.2")
 def test_two_topics_are_joined_across_a_failure_and_a_restart(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
@@ -99,6 +100,8 @@ def test_two_topics_are_joined_across_a_failure_and_a_restart(
     sink.fails = False
     send(log, "u", ("b", 4), ("a", 60))
     run(joined, tmp_path / "checkpoint", sink)
+    if not STREAMS_HAVE_LIMITS:  # a run repeats the failed micro-batch, and is over
+        run(joined, tmp_path / "checkpoint", sink)
     base = int(AT.timestamp())
     assert sorted(sink.rows) == [("a", base + 3), ("b", base + 4)]
     send(log, "t", ("a", 58))
@@ -128,6 +131,7 @@ class Running(StatefulProcessor):
         pass
 
 
+@pytest.mark.since("4.1")
 def test_arbitrary_state_continues_after_a_restart(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:

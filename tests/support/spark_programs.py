@@ -97,8 +97,13 @@ def connect_server(**more: str) -> Iterator[str]:
     for name, value in settings.items():
         command += ["--conf", f"{name}={value}"]
     with (
+        tempfile.TemporaryDirectory() as warehouse,
         tempfile.TemporaryFile("w+") as output,
-        _started(command, environment(**more), output) as process,
+        _started(
+            [*command, "--conf", f"spark.sql.warehouse.dir={warehouse}"],
+            environment(**more),
+            output,
+        ) as process,
     ):
         deadline = time.monotonic() + START_SECONDS
         while not _listens(port):
