@@ -19,6 +19,8 @@ from sparklog.bench.writing import values
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 Work = Callable[[], object]
 
@@ -45,7 +47,7 @@ def bulk(options: BenchOptions) -> Iterator[Measurement]:
         yield _write(here, rows)
         yield from _scan(here, rows)
         yield from _count(here, rows)
-        yield _drain(here, rows)
+        yield from _drain(here, rows)
 
 
 def _in_turns(works: Mapping[str, Work], runs: int) -> Mapping[str, float]:
@@ -191,7 +193,7 @@ def _count(here: SparkSetup, rows: int) -> Iterator[Measurement]:
         yield faster(name, rows, ours, kafka, least=10, than="Kafka")
 
 
-def _drain(here: SparkSetup, rows: int) -> Measurement:
+def _drain(here: SparkSetup, rows: int) -> Iterator[Measurement]:
     """From the start of a query on all that there is, to its end."""
 
     def work(frame: Callable[[], DataFrame]) -> Work:
@@ -202,22 +204,39 @@ def _drain(here: SparkSetup, rows: int) -> Measurement:
         kafka = here.kafka
         works["Kafka"] = work(lambda: kafka.stream(_TOPIC, "earliest"))
     works["sparklog"] = work(lambda: here.ours.stream(_TOPIC, "earliest"))
+    if here.has_delta:
+        works["sources.foreach_dataframe"] = lambda: _drained_by_frames(here, rows)
     seconds = _in_turns(works, _DRAINS)
-    return faster(
-        f"AvailableNow drain of {_millions(rows)} rows into noop, second run",
-        rows,
-        seconds["sparklog"],
-        seconds.get("Kafka"),
-        least=2.5,
-        than="Kafka",
-    )
+    theirs = seconds.get("Kafka")
+    name = f"AvailableNow drain of {_millions(rows)} rows into noop"
+    yield faster(f"{name}, second run", rows, seconds["sparklog"], theirs, least=2.5, than="Kafka")
+    if here.has_delta:
+        ours = seconds["sources.foreach_dataframe"]
+        name = f"{name} through sources.foreach_dataframe, second run"
+        yield faster(name, rows, ours, theirs, least=2.5, than="Kafka")
 
 
 def _drained(here: SparkSetup, frame: DataFrame, rows: int) -> None:
-    sink = frame.writeStream.format("noop").option("checkpointLocation", here.checkpoint())
-    query = sink.trigger(availableNow=True).start()
+    query = _run(here, frame.writeStream.format("noop"))
+    _check(sum(each.numInputRows for each in query.recentProgress), rows)
+
+
+def _drained_by_frames(here: SparkSetup, rows: int) -> None:
+    from sparklog.sources import lag
+
+    def drop(frame: DataFrame, _batch_id: int) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    found = lag(_run(here, here.ours.foreach_dataframe(_TOPIC, drop)))
+    _check(sum(each.committed or 0 for each in found.partitions) if found else 0, rows)
+
+
+def _run(here: SparkSetup, writer: DataStreamWriter) -> StreamingQuery:
+    """Returns a query on all that there is, which has ended."""
+    writer = writer.option("checkpointLocation", here.checkpoint())
+    query = writer.trigger(availableNow=True).start()
     try:
         query.awaitTermination()
-        _check(sum(each.numInputRows for each in query.recentProgress), rows)
     finally:
         query.stop()
+    return query

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from sparklog.client.log import Log
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 PARTITIONS: Final = 4
 """Partitions of every topic, on both sides."""
@@ -49,6 +51,16 @@ class Sparklog:
         from sparklog.sources import dataframe
 
         return dataframe(self._spark, self._root, topic)
+
+    def foreach_dataframe(
+        self, topic: str, function: Callable[[DataFrame, int], None]
+    ) -> DataStreamWriter:
+        """A stream from the beginning whose micro-batches come as through `dataframe`."""
+        from sparklog.sources import foreach_dataframe
+
+        return foreach_dataframe(
+            self._spark, self._root, topic, function, startingOffsets="earliest"
+        )
 
     def delta(self, topic: str) -> DataFrame:
         """The topic's table, as any reader of Delta sees it."""

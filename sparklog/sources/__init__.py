@@ -1,7 +1,7 @@
 """The Spark source: batch and streaming reads of topics, from nothing but the root."""
 
-from sparklog.sources.native import dataframe
+from sparklog.sources.native import dataframe, foreach_dataframe
 from sparklog.sources.query_lag import LagListener, QueryLag, lag
 from sparklog.sources.sql_functions import register_functions
 
-__all__ = ["LagListener", "QueryLag", "dataframe", "lag", "register_functions"]
+__all__ = ["LagListener", "QueryLag", "dataframe", "foreach_dataframe", "lag", "register_functions"]

@@ -10,6 +10,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from sparklog import errors
+from sparklog.sources import ranges
 from sparklog.sources.batch import BatchReader, planner_of
 from sparklog.sources.options import SourceOptions, parse
 from sparklog.sources.scan import ddl, scan
@@ -37,7 +38,7 @@ def schema(given: Mapping[str, str]) -> str:
         raise errors.BadRequest(reason=_TABLE)
     options = parse(given)
     planner_of(options).check_names()
-    return ddl(options)
+    return ranges.DDL if options.rows_are_ranges else ddl(options)
 
 
 @sentence_first
@@ -60,7 +61,8 @@ def stream_reader(given: Mapping[str, str], wanted: StructType) -> DataSourceStr
         options = _parsed(given)
         options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
         kind = StreamReader if STREAMS_HAVE_LIMITS else EarlierStreamReader
-        reader = kind(options, scan(options, wanted))
+        rows = ranges.scan(wanted) if options.rows_are_ranges else scan(options, wanted)
+        reader = kind(options, rows)
     except errors.SparklogError as error:
         return RefusedReader(error)
     for note in options.stream_notes():

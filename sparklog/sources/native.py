@@ -1,4 +1,4 @@
-"""Topics as one DataFrame whose published records Spark reads with Delta's own scan.
+"""Topics as DataFrames whose published records Spark reads with Delta's own scan.
 
 Published records come through Delta's scan, with column pruning and filter pushdown; the others
 come through `format("sparklog")`. Both are cut at the same offsets, so each record comes once, and
@@ -8,29 +8,35 @@ every evaluation has the same rows, however far the table has grown since.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from sparklog import errors
+from sparklog.clock import SystemClock
 from sparklog.options import ROOT_VARIABLE, SPARK_ROOT_VARIABLE
-from sparklog.sources import offsets, starting_offsets
+from sparklog.sources import ranges, starting_offsets, tasks
 from sparklog.sources.batch import planner_of, range_of
-from sparklog.sources.offsets import Position, TopicOffsets
+from sparklog.sources.offsets import Position
 from sparklog.sources.options import LogLocation, SourceOptions, parse
+from sparklog.sources.planner import Planner, patiently
+from sparklog.sources.scan import ddl
+from sparklog.spark_compat import STREAMS_HAVE_LIMITS
 from sparklog.storage.objects import open_store
+from sparklog.storage.snapshot import Slice
 from sparklog.storage.table import table_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-_RANGE: Final = frozenset(
-    f"{side}{how}".lower()
-    for side in ("starting", "ending")
-    for how in ("Offsets", "OffsetsByTimestamp", "Timestamp", "OffsetsByTimestampStrategy")
-) | {"group.id", "groupoffsetreset"}
-"""Options that name the start or the end."""
+_OF_LOG: Final = ("root", "path", "failondataloss")
+"""Options of every read, besides `storage.*`."""
+
+_OF_RECORDS: Final = ("columns", "includeheaders", "minpartitions", "maxrecordsperpartition")
+"""Options of a read of records, besides its range."""
 
 _FEW_PARTITIONS: Final = 64
 """Up to this number, comparing one after another is faster in Spark than a lookup."""
@@ -56,16 +62,89 @@ def dataframe(
 
     Raises what `format("sparklog")` raises, and `BadRequest` where the session has no Delta.
     """
+    frames = _frames(root, topic, options)
+    frames.options.check_batch()
+    planner = planner_of(frames.options)
+    planner.refresh()
+    start, end = range_of(planner, frames.options)
+    if not end:
+        raise errors.UnknownTopic(topic=", ".join(frames.options.selection.topics))
+    return frames.between(spark, start, end, planner.published())
+
+
+def foreach_dataframe(
+    spark: SparkSession,
+    root: str | None,
+    topic: str | Iterable[str],
+    function: Callable[[DataFrame, int], None],
+    **options: object,
+) -> DataStreamWriter:
+    """Returns the writer of a stream that calls a function with each micro-batch.
+
+    It is `foreachBatch` with the records as in `dataframe`, and in no order. Call the writer's
+    `option`, `trigger` and `start`.
+
+    Args:
+        spark: a session with Delta, which can open the root's URI by itself.
+        root: a folder or URI; None: `SPARKLOG_ROOT`.
+        topic: a name, or several.
+        function: called with the micro-batch and its number; again with the same ones if Spark
+            does not know that it returned.
+        options: of a stream through `format("sparklog")`, such as `startingOffsets`,
+            `maxOffsetsPerTrigger`, `columns`, and `sparkRoot` as in `dataframe`.
+
+    A micro-batch is read at the version of the table that it was planned with, so that it has its
+    records even if retention or a compaction changes the table meanwhile, as long as the files of
+    that version exist. The query ends with an error if they do not.
+
+    Raises what `format("sparklog")` raises. The query ends with `BadRequest` where the session has
+    no Delta.
+    """
+    frames = _frames(root, topic, options)
+    frames.options.check_stream(has_limits=STREAMS_HAVE_LIMITS)
+    of_stream = {
+        name: value for name, value in frames.given.items() if name.lower() not in _OF_RECORDS
+    }
+    source = spark.readStream.format("sparklog").options(**of_stream).option("rows", "ranges")
+    return source.load().writeStream.foreachBatch(_MicroBatches(frames, function))
+
+
+class _MicroBatches:
+    """Function for `foreachBatch` that calls another one with the records of the ranges it gets."""
+
+    def __init__(self, frames: _Frames, function: Callable[[DataFrame, int], None]) -> None:
+        self._frames = frames
+        self._function = function
+        self._planner: Planner | None = None  # made on first use: Spark Connect pickles this object
+
+    def __call__(self, batch: DataFrame, number: int) -> None:
+        if self._planner is None:
+            self._planner = planner_of(self._frames.options)
+        planner, rows = self._planner, batch.collect()
+
+        def left() -> list[Slice]:
+            planner.refresh()
+            return planner.left(rows)
+
+        start, end = ranges.positions(tasks.ranges(patiently(left, SystemClock())))
+        frame = self._frames.between(
+            batch.sparkSession, start, end, planner.published(), versions=planner.versions()
+        )
+        self._function(frame, number)
+
+
+def _frames(root: str | None, topic: str | Iterable[str], options: Mapping[str, object]) -> _Frames:
     names = [topic] if isinstance(topic, str) else list(topic)
     given = {name: _text(value) for name, value in options.items()}
     spark_root = next((given.pop(name) for name in options if name.lower() == "sparkroot"), None)
     if root is not None:
         given["root"] = str(root)
-    if any(name.lower() == "subscribe" for name in given):
-        reason = "name the topics by the argument `topic`"
-        raise errors.BadOption(option="subscribe", value=given["subscribe"], reason=reason)
-    parsed = parse(given | {"subscribe": ",".join(names)})
-    parsed.check_batch()
+    for name, value in given.items():
+        if name.lower() == "subscribe":
+            reason = "name the topics by the argument `topic`"
+            raise errors.BadOption(option=name, value=value, reason=reason)
+    given["subscribe"] = ",".join(names)
+    parsed = parse(given)
     if parsed.location.root is None:
         raise errors.BadOption(
             option="root", value=root, reason="Delta's scan needs the root, not a broker"
@@ -73,18 +152,8 @@ def dataframe(
     if parsed.value_format != "binary":
         reason = "use Spark's own from_json(CAST(value AS STRING), …) here"
         raise errors.BadOption(option="valueFormat", value=parsed.value_format, reason=reason)
-    planner = planner_of(parsed)
-    planner.refresh()
-    start, end = range_of(planner, parsed)
-    cut = offsets.clip(planner.published(), start, end)
     uri = _spark_uri(spark_root, parsed.location)
-    frames = [_published(spark, uri, parsed, name, start[name], cut[name]) for name in sorted(end)]
-    if not frames:
-        raise errors.UnknownTopic(topic=", ".join(names))
-    tails = [name for name in sorted(end) if cut[name] != end[name]]
-    if tails:
-        frames.append(_tail(spark, given, cut, end, tails))
-    return reduce(lambda one, other: one.unionAll(other), frames)
+    return _Frames(given=given, options=parsed, root_uri=uri)
 
 
 def _text(value: object) -> str:
@@ -108,42 +177,114 @@ def _spark_uri(spark_root: str | None, location: LogLocation) -> str:
     return unquote(uri) if uri.startswith("file://") else uri
 
 
-def _published(
-    spark: SparkSession,
-    root_uri: str,
-    options: SourceOptions,
-    name: str,
-    start: TopicOffsets,
-    end: TopicOffsets,
-) -> DataFrame:
-    """Returns Delta's scan of the offsets from `start` to `end`."""
-    from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as f
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Frames:
+    """Frames of ranges of topics."""
 
-    try:
-        table = spark.read.format("delta").load(f"{root_uri}/{table_folder(name)}")
-    except Exception as error:
-        if isinstance(error, AnalysisException) and error.getCondition() == "DATA_SOURCE_NOT_FOUND":
-            reason = (
-                "the session has no Delta: build it with delta.configure_spark_with_delta_pip, or"
-                ' read through format("sparklog")'
-            )
-            raise errors.BadRequest(reason=reason) from error
-        if "No FileSystem for scheme" in str(error):
-            reason = (
-                f"Spark cannot open {root_uri}; give the root in Spark's notation, such as s3a://…"
-            )
-            raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
-        raise
-    inside = table.where(_inside(start.offsets, end.offsets))
-    nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as the source has it
-    return inside.withColumn("topic", nullable).select(*options.columns)
+    given: Mapping[str, str]
+    options: SourceOptions
+    root_uri: str
+    """As Spark's own readers spell it."""
+
+    def between(
+        self,
+        spark: SparkSession,
+        start: Position,
+        end: Position,
+        published: Position,
+        versions: Mapping[str, int] | None = None,
+    ) -> DataFrame:
+        """Returns the records from `start` to `end`, of the partitions that these name.
+
+        Args:
+            published: ends of the tables.
+            versions: of the tables, to be read at these; None: as they are when they are read.
+
+        Raises `BadRequest` where the session has no Delta, and `BadOption` for a root that Spark
+        does not open.
+        """
+        frames = []
+        tail_start, tail_end = {}, {}
+        for name in sorted(end):
+            first, last, table = start[name].offsets, end[name].offsets, published[name].offsets
+            cut = {each: max(first[each], min(table[each], last[each])) for each in last}
+            if cut != first:
+                version = None if versions is None else versions[name]
+                is_whole = version is not None and all(
+                    cut.get(each, 0) >= upto for each, upto in table.items()
+                )
+                inside = _inside(first, {} if is_whole else cut)
+                frames.append(self._published(spark, name, inside, version))
+            if cut != last:
+                tail_start[name], tail_end[name] = cut, last
+        if tail_end:
+            frames.append(self._tail(spark, tail_start, tail_end))
+        if not frames:
+            return spark.createDataFrame([], ddl(self.options))
+        return reduce(lambda one, other: one.unionAll(other), frames)
+
+    def _published(
+        self, spark: SparkSession, name: str, inside: Column | None, version: int | None
+    ) -> DataFrame:
+        """Returns Delta's scan."""
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as f
+
+        reader = spark.read.format("delta")
+        if version is not None:
+            reader = reader.option("versionAsOf", version)
+        try:
+            table = reader.load(f"{self.root_uri}/{table_folder(name)}")
+        except Exception as error:
+            if (
+                isinstance(error, AnalysisException)
+                and error.getCondition() == "DATA_SOURCE_NOT_FOUND"
+            ):
+                reason = (
+                    "the session has no Delta: build it with delta.configure_spark_with_delta_pip,"
+                    ' or read through format("sparklog")'
+                )
+                raise errors.BadRequest(reason=reason) from error
+            if "No FileSystem for scheme" in str(error):
+                reason = (
+                    f"Spark cannot open {self.root_uri}; give the root in Spark's notation, such as"
+                    " s3a://…"
+                )
+                raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
+            raise
+        if inside is not None:
+            table = table.where(inside)
+        nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as the source has it
+        return table.withColumn("topic", nullable).select(*self.options.columns)
+
+    def _tail(
+        self,
+        spark: SparkSession,
+        start: Mapping[str, Mapping[int, int]],
+        end: Mapping[str, Mapping[int, int]],
+    ) -> DataFrame:
+        """Returns the records that are not published yet, through the source."""
+        numbers = {name: list(offsets) for name, offsets in end.items()}
+        where = {
+            "assign": starting_offsets.encode_partitions(numbers),
+            "startingOffsets": starting_offsets.encode(start),
+            "endingOffsets": starting_offsets.encode(end),
+        }
+        kept = {
+            name: value
+            for name, value in self.given.items()
+            if name.lower().startswith("storage.") or name.lower() in (*_OF_LOG, *_OF_RECORDS)
+        }
+        return spark.read.format("sparklog").options(**kept, **where).load()
 
 
-def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
+def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column | None:
     """Returns whether a row is in its partition's range; the outermost bounds skip files.
 
-    A partition that was added since has no range, and so no rows here.
+    A partition without a range has no rows here. Returns None if all rows are inside.
+
+    Args:
+        end: empty if no row is beyond the end of its partition.
     """
     from pyspark.sql import functions as f
 
@@ -157,28 +298,15 @@ def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
         lookup = f.array(*(_long(bounds_of.get(number, 0)) for number in numbers))
         return f.try_element_at(lookup, partition + 1)
 
-    inside = (offset < max(end.values())) & (offset < of_partition(end))
+    inside = []
+    if end:
+        inside += [offset < max(end.values()), offset < of_partition(end)]
     if any(start.values()):
-        inside &= (offset >= min(start.values())) & (offset >= of_partition(start))
-    return inside
+        inside += [offset >= min(start.values()), offset >= of_partition(start)]
+    return reduce(lambda one, other: one & other, inside) if inside else None
 
 
 def _long(value: int) -> Column:
     from pyspark.sql import functions as f
 
     return f.lit(value).cast("long")
-
-
-def _tail(
-    spark: SparkSession, given: Mapping[str, str], cut: Position, end: Position, names: list[str]
-) -> DataFrame:
-    """Returns the records that are not published yet, through the source."""
-    where = {
-        "assign": starting_offsets.encode_partitions(
-            {name: list(cut[name].offsets) for name in names}
-        ),
-        "startingOffsets": starting_offsets.encode({name: cut[name].offsets for name in names}),
-        "endingOffsets": starting_offsets.encode({name: end[name].offsets for name in names}),
-    }
-    kept = {name: value for name, value in given.items() if name.lower() not in _RANGE}
-    return spark.read.format("sparklog").options(**kept, **where).load()

@@ -23,6 +23,7 @@
 | `pollInterval` | object store, broker: `500ms`; folder: none | shortest time between two looks of a stream for new records |
 | `commitToGroup` | | a stream commits its progress to this consumer group, so that its lag shows |
 | `includeHeaders` | `false` | adds the column `headers` |
+| `rows` | `records` | rows of a stream: `records`, or `ranges`: the offsets of each micro-batch, for `sources.foreach_dataframe` |
 | `columns` | all but `headers` | only these columns: Spark does not pass a query's columns to a Python source |
 | `valueFormat` | `binary` | type of `value`: `binary`, `string`, or `json`, a struct of `valueSchema` |
 | `valueSchema` | | fields of the JSON objects, as DDL: `carrier STRING, delay INT` |
@@ -86,6 +87,7 @@ _KNOWN: Final = (
     "failOnDataLoss",
     "pollInterval",
     "commitToGroup",
+    "rows",
     "includeHeaders",
     "columns",
     "valueFormat",
@@ -132,6 +134,7 @@ class SourceOptions:
     fail_on_data_loss: bool
     poll_interval_seconds: float | None
     commit_to_group: str | None
+    rows_are_ranges: bool
     columns: tuple[str, ...]
     value_format: str
     value_schema: str | None
@@ -150,6 +153,8 @@ class SourceOptions:
         if self.commit_to_group is not None:
             reason = "only a stream commits its progress; remove the option from the batch read"
             raise _bad("commitToGroup", self.commit_to_group, reason)
+        if self.rows_are_ranges:
+            raise _bad("rows", "ranges", "only a stream has micro-batches; remove the option")
 
     def check_stream(self, *, has_limits: bool = True) -> None:
         """Raises `BadOption` for options of batches only, and for limits before Spark 4.2."""
@@ -209,6 +214,7 @@ def parse(given: Mapping[str, str], clock: Clock | None = None) -> SourceOptions
         fail_on_data_loss=options.flag("failOnDataLoss", default=True),
         poll_interval_seconds=options.seconds("pollInterval"),
         commit_to_group=_group(options),
+        rows_are_ranges=_rows_are_ranges(options),
         columns=_columns(options, with_corrupt=bad_values == "column"),
         value_format=value_format,
         value_schema=options.get("valueSchema"),
@@ -258,6 +264,14 @@ def _group(options: ConnectorOptions) -> str | None:
     if group is not None and not group.strip():
         raise _bad("commitToGroup", group, "expected the name of a consumer group")
     return group
+
+
+def _rows_are_ranges(options: ConnectorOptions) -> bool:
+    is_given = options.one_of("rows", ("records", "ranges")) == "ranges"
+    if is_given:
+        for name in ("columns", "includeHeaders", "valueFormat"):
+            options.refuse(name, "with rows = ranges, rows have no columns of records")
+    return is_given
 
 
 def _columns(options: ConnectorOptions, *, with_corrupt: bool) -> tuple[str, ...]:

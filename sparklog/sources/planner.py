@@ -11,9 +11,10 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
-from sparklog import errors
+from sparklog import errors, limits
+from sparklog.clock import Clock
 from sparklog.sources import offsets, tasks
 from sparklog.sources.offsets import Position, TopicOffsets
 from sparklog.sources.selection import Selection
@@ -30,6 +31,7 @@ from sparklog.sources.views import LogView, TopicView
 from sparklog.storage.snapshot import RowGroup, Slice
 
 _log = logging.getLogger("sparklog.sources")
+_T = TypeVar("_T")
 
 _RECORD_BYTES: Final = 64
 """Stored bytes of a small record, with which the search for a number of bytes begins."""
@@ -89,6 +91,12 @@ class Planner:
     def published(self) -> Position:
         """Returns the end of the table for every partition."""
         return self._position(lambda _, topic, number: topic.published[number])
+
+    def versions(self) -> Mapping[str, int]:
+        """Returns the version of every table, where it is known."""
+        return {
+            name: topic.version for name, topic in self._topics.items() if topic.version is not None
+        }
 
     def latest(self) -> Position:
         """Returns the high watermark of every partition."""
@@ -304,6 +312,23 @@ class Planner:
                     found += self.range(name, upto.id, number, first, last)
         return found
 
+    def left(self, ranges: Iterable[tuple[str, str, int, int, int]]) -> list[Slice]:
+        """Returns slices of what remains of ranges, of which each offset is in the last refresh.
+
+        Args:
+            ranges: name and id of the topic, partition, first offset and end.
+
+        Raises what `range` raises.
+        """
+        wanted = list(ranges)
+        while True:
+            found = [piece for each in wanted for piece in self.range(*each)]
+            # A refresh for one range may have found another log start for those before it.
+            if all(
+                self._holds(each.topic, each.topic_id, each.partition, each.first) for each in found
+            ):
+                return found
+
     def unread_since(self, position: Position) -> Mapping[str, Mapping[int, int]]:
         """Returns estimated times of the first records from `position` on, in ms since 1970.
 
@@ -354,6 +379,18 @@ class Planner:
         Raises the `Retriable` errors of the store.
         """
         return self._view.row_groups(slices)
+
+
+def patiently(ask: Callable[[], _T], clock: Clock) -> _T:
+    """Returns the result of `ask`, retrying `Retriable` errors for a long time."""
+    deadline = clock.monotonic() + limits.SPARK_PATIENCE_SECONDS
+    while True:
+        try:
+            return ask()
+        except errors.Retriable:
+            if clock.monotonic() > deadline:
+                raise
+            clock.sleep(limits.BACKOFF_MAX_SECONDS)
 
 
 def _cut(

@@ -30,7 +30,8 @@ from sparklog.sources.batch import planner_of
 from sparklog.sources.groups import GroupReporter, sender
 from sparklog.sources.offsets import Position
 from sparklog.sources.options import SourceOptions
-from sparklog.sources.planner import Planner
+from sparklog.sources.planner import Planner, patiently
+from sparklog.sources.ranges import RangeScan
 from sparklog.sources.scan import Scan
 from sparklog.sources.starting_offsets import LATEST
 from sparklog.spark_compat import (
@@ -50,7 +51,9 @@ _T = TypeVar("_T")
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Planner of a stream: one long-lived object in one process on the driver's machine."""
 
-    def __init__(self, options: SourceOptions, scan: Scan, clock: Clock | None = None) -> None:
+    def __init__(
+        self, options: SourceOptions, scan: Scan | RangeScan, clock: Clock | None = None
+    ) -> None:
         self._options = options
         self._scan = scan
         self._clock = clock or SystemClock()
@@ -225,6 +228,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # After a restart, a query plans before it has refreshed.
         planner = self._refreshed() if self._planner is None else self._planner
         slices = self._patiently(lambda: planner.slices(first, last))
+        if self._options.rows_are_ranges:
+            return [InputPartition(tasks.encode(tasks.ranges(slices)))]
         packed = tasks.pack_in_order(
             slices,
             parallelism=self._options.parallelism,
@@ -274,15 +279,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planner
 
     def _patiently(self, ask: Callable[[], _T]) -> _T:
-        """Returns the result of `ask`, retrying `Retriable` errors for a long time."""
-        deadline = self._clock.monotonic() + limits.SPARK_PATIENCE_SECONDS
-        while True:
-            try:
-                return ask()
-            except errors.Retriable:
-                if self._clock.monotonic() > deadline:
-                    raise
-                self._clock.sleep(limits.BACKOFF_MAX_SECONDS)
+        return patiently(ask, self._clock)
 
 
 class EarlierStreamReader(StreamReader):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -63,10 +63,7 @@ def pack_in_order(
     Several partitions may share a task. A partition is cut only if the user asked for more tasks
     than there are partitions, or for fewer records in each.
     """
-    partitions = [
-        list(found)
-        for _, found in itertools.groupby(slices, lambda each: (each.topic_id, each.partition))
-    ]
+    partitions = [list(found) for found in _by_partition(slices)]
     if least is not None and least > len(partitions):
         dealt = _deal(slices, parallelism, least, row_groups)
     else:
@@ -182,6 +179,23 @@ def _weight_within(file: TableFile, each: Slice, row_bytes: int) -> float:
         part = min(max(covered, 0) / max(span, 1), 1.0)
     rows = span if file.rows is None else file.rows
     return part * (row_bytes * rows + file.size_bytes)
+
+
+def ranges(slices: Iterable[Slice]) -> list[Slice]:
+    """Returns one slice for each partition, from its first offset to its end, without a location.
+
+    Args:
+        slices: partition after partition, each in the order of offsets.
+    """
+    return [
+        msgspec.structs.replace(found[0], end=found[-1].end, files=(), entry=None)
+        for found in map(list, _by_partition(slices))
+    ]
+
+
+def _by_partition(slices: Iterable[Slice]) -> Iterator[Iterator[Slice]]:
+    groups = itertools.groupby(slices, lambda each: (each.topic_id, each.partition))
+    return (found for _, found in groups)
 
 
 # ------------------------------------------------------------------------------ cutting

@@ -30,6 +30,8 @@ class TopicView(msgspec.Struct, frozen=True):
     """Ends of the table: all offsets below are published, and none from there on."""
     ends: tuple[int, ...]
     """High watermarks."""
+    version: int | None = None
+    """Version of the Delta table; None if unknown, as through a broker."""
 
 
 class Committed(msgspec.Struct, frozen=True):
@@ -102,7 +104,9 @@ class RootView:
                 break
         self._follower, self._snapshots = follower, snapshots
         return {
-            name: TopicView(each.topic_id or "", each.starts, each.ends, follower.ends(each))
+            name: TopicView(
+                each.topic_id or "", each.starts, each.ends, follower.ends(each), each.version
+            )
             for name, each in self._snapshots.items()
         }
 

@@ -131,6 +131,25 @@ def test_a_large_entry_comes_in_batches_that_spark_can_hold() -> None:
 # ------------------------------------------------------------------------------ losses
 
 
+@pytest.mark.parametrize("fail", [True, False])
+def test_ranges_are_checked_as_of_one_refresh(fail: bool) -> None:
+    """A range that the first view holds is checked again where a later one needs a refresh."""
+    world = World()
+    world.append(5, 5)
+    planner = world.planner(fail=fail)
+    world.append(0, 1)
+    world.root.publish("t")
+    world.root.move_start("t", 0, 3)
+    topic_id = world.root.topic_id("t")
+    ranges = [("t", topic_id, 0, 0, 5), ("t", topic_id, 1, 0, 6)]
+    if fail:
+        with pytest.raises(errors.DataLoss, match="Offsets 0 to 3 of t-0"):
+            planner.left(ranges)
+    else:
+        found = [(each.partition, each.first, each.end) for each in planner.left(ranges)]
+        assert found == [(0, 3, 5), (1, 0, 6)]
+
+
 @pytest.fixture(name="trimmed")
 def _trimmed() -> World:
     """Ten records in each partition, the first five of partition 0 gone by retention."""

@@ -73,6 +73,8 @@ def test_options_come_in_any_case() -> None:
             "earliest or latest or error",
         ),
         ({"commitToGroup": " "}, errors.BadOption, "expected the name of a consumer group"),
+        ({"rows": "offsets"}, errors.BadOption, "expected records or ranges"),
+        ({"rows": "ranges", "columns": "key"}, errors.BadOption, "columns = 'key'.*no columns"),
         ({"groupid": "g"}, errors.UnknownOption, "Did you mean 'group.id'"),
         ({"startingOffsets": '{"a": {"0": -3}, "b": {}}'}, errors.BadOption, "-2 .earliest"),
         ({"startingOffsets": "-1"}, errors.BadOption, "write latest for -1, and earliest for -2"),
@@ -311,6 +313,7 @@ def test_sizes_are_written_as_spark_s(text: str, size_bytes: int) -> None:
         ({"endingOffsets": "latest"}, "check_stream", "availableNow"),
         ({"endingTimestamp": "1"}, "check_stream", "availableNow"),
         ({"commitToGroup": "g"}, "check_batch", "a stream commits"),
+        ({"rows": "ranges"}, "check_batch", "only a stream has micro-batches"),
     ],
 )
 def test_a_range_that_makes_no_sense_is_refused(

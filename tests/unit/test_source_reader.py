@@ -15,11 +15,20 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     ReadMinRows,
 )
-from pyspark.sql.types import BinaryType, DataType, StringType, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 from sparklog import errors, limits
 from sparklog.clock import ManualClock
-from sparklog.sources import datasource, offsets
+from sparklog.sources import datasource, offsets, ranges
+from sparklog.sources.offsets import Position
 from sparklog.sources.options import LogLocation, parse
 from sparklog.sources.planner import Planner
 from sparklog.sources.scan import scan
@@ -330,6 +339,36 @@ def test_a_partition_of_a_stream_is_one_task(monkeypatch: pytest.MonkeyPatch) ->
         found.append([(row["partition"], row["offset"]) for batch in rows for row in batch])
     assert sorted(found) == [[(0, at) for at in range(27)], [(1, at) for at in range(18)]]
     assert len(stream_of(world, clock, minPartitions="6").partitions(start, end)) > 2
+
+
+def test_a_stream_of_ranges_has_a_row_for_each_partition() -> None:
+    """Its offsets in table and log, in one task, which reads nothing; no row without records."""
+    world = World()
+    world.append(4, 3)
+    world.root.publish("t")
+    world.append(2)
+    columns: dict[str, DataType] = {"topic": StringType(), "id": StringType()}
+    columns |= {"partition": IntegerType(), "first": LongType(), "end": LongType()}
+    wanted = StructType([StructField(name, kind) for name, kind in columns.items()])
+    options = parse({"root": world.uri, "subscribe": "t", "rows": "ranges"})
+    stream = StreamReader(options, ranges.scan(wanted), ManualClock())
+    topic_id = world.root.topic_id("t")
+
+    def rows(start: Position, end: Position) -> list[dict[str, Any]]:
+        (task,) = stream.partitions(offsets.encode(start), offsets.encode(end))
+        (batch,) = stream.read(task)
+        assert batch.schema.names == wanted.names
+        return batch.to_pylist()
+
+    start, end = position(topic_id, 1, 3), position(topic_id, 6, 3)
+    mine = {"topic": "t", "id": topic_id}
+    assert rows(start, end) == [mine | {"partition": 0, "first": 1, "end": 6}]
+    both = [
+        mine | {"partition": 0, "first": 0, "end": 6},
+        mine | {"partition": 1, "first": 0, "end": 3},
+    ]
+    assert rows({}, end) == both
+    assert rows(end, end) == []
 
 
 def test_a_plan_waits_for_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
