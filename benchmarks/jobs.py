@@ -15,6 +15,8 @@ from benchmarks.compare import faster
 from benchmarks.progress import doing
 from benchmarks.spark.bulk import write_values
 from benchmarks.spark.setup import SparkSetup, needs_spark, start
+from benchmarks.spark.sides import Sparklog
+from sparklog.bench.broker import BrokerProcess
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.jobs.compact import compact
 from sparklog.jobs.produce import produce
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _ROWS: Final = 10_000_000
 _RUNS: Final = 3
 _WRITES: Final = 12
-"""Files of a partition to compact: too few for the janitor to merge them by itself."""
+"""Writes to a topic, of which each adds a file to a partition."""
 _COMPACT_ROWS: Final = 6_000_000
 _KEYS: Final = 500_000
 _COMPACT_LEAST: Final = 1.0
@@ -115,30 +117,32 @@ def _verify(here: SparkSetup, rows: int) -> Measurement:
 
 
 def _compact(here: SparkSetup, rows: int) -> Iterator[Measurement]:
-    """Beside the broker's compaction of equal tables; the last run of each counts."""
+    """Beside a broker that compacts an equal table on request; the last run of each counts."""
     file = write_values(here.folder / "compact.parquet", rows // _WRITES)
     values = here.spark.read.parquet(file)
     keyed = values.selectExpr(f"cast(pmod(hash(value), {_KEYS}) AS STRING) AS key", "value")
-    # The janitor leaves such a topic alone.
-    by_key = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
-    for name, frame, config in (("small files", values, None), ("by key", keyed, by_key)):
-        ours = janitor = 0.0
-        for run in range(_RUNS):
-            topics = [f"{name.replace(' ', '-')}-{side}-{run}" for side in ("broker", "job")]
-            for topic in topics:
-                with doing(f"writing {topic}"):
-                    here.ours.log.create_topic(topic, partitions=4, config=config)
-                    for _ in range(_WRITES):
-                        here.ours.write(frame, topic)
-                        here.ours.log.flush_to_table(topic)
-            with doing(f"the broker's compaction, {name}, run {run + 1} of {_RUNS}"):
-                began = time.perf_counter()
-                here.ours.log.compact(topics[0])
-                janitor = time.perf_counter() - began
-            with doing(f"compact, {name}, run {run + 1} of {_RUNS}"):
-                ours = _run(compact, "--root", here.folder / "root", topics[1])
-        what = f"compact of {rows / 1e6:g} M rows, {name}"
-        yield faster(what, rows, ours, janitor, least=_COMPACT_LEAST, than="the broker")
+    # Its janitor would compact the tables by itself.
+    broker = BrokerProcess(here.folder / "compact", {"SPARKLOG_JANITOR_ENABLED": "false"})
+    with broker, broker.connect() as log:
+        side = Sparklog(here.spark, str(broker.root), log)
+        for policy, frame in (("delete", values), ("compact", keyed)):
+            ours = theirs = 0.0
+            for run in range(_RUNS):
+                topics = [f"{policy}-{run}-{each}" for each in ("broker", "job")]
+                for topic in topics:
+                    log.create_topic(topic, partitions=4, config={"cleanup.policy": policy})
+                    with doing(f"writing {topic}"):
+                        for _ in range(_WRITES):
+                            side.write(frame, topic)
+                            log.flush_to_table(topic)
+                with doing(f"compaction by the broker, {policy}, run {run + 1} of {_RUNS}"):
+                    began = time.perf_counter()
+                    log.compact(topics[0])
+                    theirs = time.perf_counter() - began
+                with doing(f"compact, {policy}, run {run + 1} of {_RUNS}"):
+                    ours = _run(compact, "--root", broker.root, topics[1])
+            name = f"compact of {rows / 1e6:g} M rows, cleanup.policy={policy}"
+            yield faster(name, rows, ours, theirs, least=_COMPACT_LEAST, than="the broker")
 
 
 # ------------------------------------------------------------------------------ to_table
