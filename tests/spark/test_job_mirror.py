@@ -397,6 +397,38 @@ def _other(tmp_path: Path) -> Iterator[Log]:
         yield log
 
 
+def test_records_of_all_sizes(
+    spark: SparkSession,
+    other: Log,
+    root: Path,
+    log: Log,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark's batches for Python are bounded in bytes from a write on that has a large record."""
+    bounds_bytes: list[str | None] = []
+    write = sides.Target.write
+
+    def noted(self: sides.Target, *arguments: Any) -> None:
+        bounds_bytes.append(spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", None))
+        write(self, *arguments)
+
+    monkeypatch.setattr(sides.Target, "write", noted)
+    usual = spark.conf.get("spark.sql.execution.arrow.maxBytesPerBatch", None)
+    other.create_topic("s", partitions=1)
+    headers: list[list[tuple[str, bytes | None]]] = [[], [("h", b"h" * 20_000)], [("h", None)] * 5]
+    with other.producer() as producer:
+        for some in headers:
+            producer.send("s", b"small", headers=some, timestamp=_AT)
+        for key, value in ((None, b"v" * 20_000), (b"k" * 20_000, None), (b"k", b"v")):
+            producer.send("s", value, key=key, timestamp=_AT)
+    log.topics()
+    arguments = [f"--from={tmp_path / 'other'}", "--topics=s", "--round-records=1"]
+    assert succeed(root, *arguments).startswith("6 records in ")
+    assert records(log, "s") == records(other, "s")
+    assert bounds_bytes == [str(2**31 - 1)] * 2 + [usual] * 5
+
+
 def test_a_log_is_mirrored_into_another(
     spark: SparkSession, other: Log, root: Path, log: Log, tmp_path: Path
 ) -> None:
