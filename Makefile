@@ -24,7 +24,7 @@ demo: setup ## flights through a log and back out of its table, with Spark
 test: setup ## all tests that take minutes (ARGS="-k name" for some)
 	@$(BIN)/pytest --numprocesses 2 --dist loadgroup $(ARGS)
 
-matrix: setup ## the tests of Spark with each version of Spark (ARGS="--only 4.0")
+matrix: setup ## the tests of Spark with each version of Spark, and with the oldest packages
 	@$(BIN)/python -m tools.matrix $(ARGS)
 
 check: setup ## format, lint, types, direction of imports, documentation

@@ -3,6 +3,9 @@
 Each version has an environment of its own in build/matrix, with everything else as
 requirements.lock pins it. Tests of what a version cannot do are skipped in it; the table at the end
 counts them.
+
+The environment `lowest` has the oldest version of each package that pyproject.toml allows, and runs
+the unit tests and some of Spark and of the listeners.
 """
 
 from __future__ import annotations
@@ -20,8 +23,17 @@ from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 FOLDER: Final = ROOT / "build" / "matrix"
+_LOWEST: Final = "lowest"
+_UV: Final = (sys.executable, "-m", "uv", "--quiet")
 _TESTS: Final = ("tests/spark", "-k", "not kill and not docs and not notebooks")
 """All that a version of Spark could change; kills are independent of it, and take minutes."""
+_TESTS_OF_LOWEST: Final = (
+    *("tests/unit", "--ignore", "tests/unit/test_plots.py"),  # plots differ by numpy
+    *("tests/contract/test_flight_listener.py", "tests/contract/test_kafka_listener.py"),
+    *("tests/contract/test_metrics_port.py", "tests/contract/test_objects.py"),
+    *("tests/interop/test_check.py", "tests/interop/test_deltalake.py"),
+    *("tests/spark/test_read.py", "tests/spark/test_write.py", "tests/spark/test_values.py"),
+)
 _PYTEST: Final = (
     *("-q", "-p", "no:cacheprovider", "--numprocesses", "2", "--dist", "loadgroup"),
     *("--timeout", "300"),
@@ -37,10 +49,21 @@ class Versions:
 
     spark: str
     delta: str | None
+    name: str = ""
+    """The name of the environment, if it is not the version of Spark."""
+
+    @property
+    def packages(self) -> list[str]:
+        found = [f"pyspark=={self.spark}"]
+        return found if self.delta is None else [*found, f"delta-spark=={self.delta}"]
+
+    @property
+    def label(self) -> str:
+        return f"{self.name} {', '.join(self.packages)}".strip()
 
     @property
     def folder(self) -> Path:
-        return FOLDER / self.spark
+        return FOLDER / (self.name or self.spark)
 
     @property
     def python(self) -> Path:
@@ -52,39 +75,47 @@ MATRIX: Final = (
     Versions(spark="4.1.4", delta="4.4.0"),
     Versions(spark="4.2.0", delta="4.4.0"),
     Versions(spark="4.3.0", delta=None),
+    Versions(spark="4.2.0", delta="4.4.0", name=_LOWEST),
 )
 
 
 def install(versions: Versions) -> None:
-    """Makes the environment of a version, unless it has what requirements.lock has now."""
+    """Makes an environment, unless it has what requirements.lock has now."""
     lock = (ROOT / "requirements.lock").read_text()
-    ours = [f"pyspark=={versions.spark}"]
-    if versions.delta is not None:
-        ours.append(f"delta-spark=={versions.delta}")
+    ours = _lowest() if versions.name == _LOWEST else versions.packages
     wanted = "\n".join([*ours, lock])
     stamp = versions.folder / "installed.txt"
     if stamp.is_file() and stamp.read_text() == wanted:
         return
     # Without hashes, which constraints may not have, and without the versions under test.
+    names = tuple(f"{each.partition('==')[0]}==" for each in ours)
     pins = [
         line.removesuffix(" \\")
         for line in lock.splitlines()
-        if "==" in line and not line.startswith(("pyspark==", "delta-spark=="))
+        if "==" in line and not line.startswith(names)
     ]
-    uv = [sys.executable, "-m", "uv", "--quiet"]
     subprocess.run(
-        [*uv, "venv", "--clear", "--python", sys.executable, versions.folder], check=True
+        [*_UV, "venv", "--clear", "--python", sys.executable, versions.folder], check=True
     )
     with tempfile.TemporaryDirectory() as folder:
         constraints, overrides = Path(folder, "constraints.txt"), Path(folder, "overrides.txt")
         constraints.write_text("\n".join(pins))
         overrides.write_text("\n".join(ours))
-        command = [*uv, "pip", "install", "--python", str(versions.python)]
+        command = [*_UV, "pip", "install", "--python", str(versions.python)]
         command += ["--constraint", str(constraints), "--override", str(overrides)]
         command += ["--group", "dev"]
-        command += ["--editable", ".[all]", *(each.partition("==")[0] for each in ours)]
+        command += ["--editable", ".[all]", *versions.packages]
         subprocess.run(command, check=True, cwd=ROOT)
     stamp.write_text(wanted)
+
+
+def _lowest() -> list[str]:
+    """Returns the oldest versions that pyproject.toml allows, with what they depend on."""
+    command = [*_UV, "pip", "compile", "pyproject.toml", "--extra", "all", "--extra", "local-spark"]
+    command += ["--resolution", "lowest-direct", "--python-version", "3.11"]
+    command += ["--no-header", "--no-annotate"]
+    done = subprocess.run(command, check=True, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return done.stdout.split()
 
 
 def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
@@ -95,7 +126,7 @@ def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
     began = time.monotonic()
     # A run of its own: not the Python path or the options of a surrounding one.
     clean = {key: value for key, value in os.environ.items() if key not in _OF_A_RUN}
-    command += arguments or _TESTS
+    command += arguments or (_TESTS_OF_LOWEST if versions.name == _LOWEST else _TESTS)
     code = subprocess.run(command, check=False, cwd=ROOT, env=clean).returncode
     minutes = (time.monotonic() - began) / 60
     if not report.is_file():
@@ -111,23 +142,23 @@ def run(versions: Versions, arguments: list[str]) -> tuple[str, bool]:
 def main() -> int:
     """The program."""
     parser = argparse.ArgumentParser(description="Runs Spark's tests with each version of Spark.")
-    parser.add_argument("--only", metavar="4.0", action="append", help="only this version of Spark")
+    parser.add_argument("--only", metavar="4.0", action="append", help="only this environment")
     chosen, arguments = parser.parse_known_args()
     found = [
         each
         for each in MATRIX
-        if chosen.only is None or any(each.spark.startswith(only) for only in chosen.only)
+        if chosen.only is None or any(each.folder.name.startswith(only) for only in chosen.only)
     ]
     if not found:
-        parser.error(f"the versions are {', '.join(each.spark for each in MATRIX)}")
+        parser.error(f"the environments are {', '.join(each.folder.name for each in MATRIX)}")
     results: list[tuple[Versions, str, bool]] = []
     for versions in found:
-        print(f"pyspark {versions.spark}, delta-spark {versions.delta or 'none'}", flush=True)
+        print(versions.label, flush=True)
         install(versions)
         results.append((versions, *run(versions, arguments)))
     print()
     for versions, text, _ in results:
-        print(f"pyspark {versions.spark:6} delta-spark {versions.delta or 'none':6} {text}")
+        print(f"{versions.label:45} {text}")
     return 0 if all(is_good for _, _, is_good in results) else 1
 
 
