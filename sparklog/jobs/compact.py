@@ -11,6 +11,7 @@ and are removed by a broker's janitor as orphans.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import pickle
 import time
@@ -29,7 +30,7 @@ from sparklog.options import storage_options
 from sparklog.storage import file_compaction, log_compaction, retention
 from sparklog.storage.file_compaction import FileGroup, Merge
 from sparklog.storage.log_compaction import CompactionPass
-from sparklog.storage.objects import open_store
+from sparklog.storage.objects import ObjectMissing, open_store
 from sparklog.storage.snapshot import TableFile, TableSnapshot
 from sparklog.storage.table import TopicTable
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _ROUND_TASKS: Final = 4
 """Tasks of a round for each core: their files are committed together."""
 _ATTEMPTS: Final = 3
-"""Passes over a partition whose files others replace meanwhile."""
+"""Passes over a partition whose pass cannot be committed."""
 _YOUNG: Final = 4
 """Times the length of an attempt: so old are the files that the next one takes.
 
@@ -142,7 +143,7 @@ class _Compaction:
         self._left += [f"partition {each}" for each in lost]
 
     def _lost(self, passes: Sequence[CompactionPass]) -> Iterator[int]:
-        """Makes the passes, and yields the partitions of those whose files others have replaced."""
+        """Makes the passes, and yields the partitions of those that are to be made again."""
         while passes:
             at_once = parallelism(self._spark)
             part, passes = passes[:at_once], passes[at_once:]
@@ -151,12 +152,21 @@ class _Compaction:
                     yield each.partition
 
     def _is_committed(self, each: CompactionPass, written: PassSteps) -> bool:
-        """Returns false if others have replaced the files of the pass meanwhile."""
+        """Returns false if the pass is to be made again: others have replaced its files meanwhile.
+
+        Or its own files are too old to be added, since it has waited for a longer pass.
+        """
+        steps = iter(written)
         try:
-            removed = log_compaction.commit(self._table, each, written)
+            removed = log_compaction.commit(self._table, each, steps)
         except errors.Corrupt as error:
             self._failures.append(error)
             return True
+        except errors.TimedOut:
+            return False
+        finally:
+            with contextlib.suppress(errors.SparklogError, ObjectMissing):  # `written.failure`
+                log_compaction.discard(self._table, steps)
         if removed is None:
             return False
         self._superseded += removed

@@ -374,6 +374,12 @@ def _is_committed(
     return is_wanted
 
 
+def discard(table: TopicTable, steps: Iterable[CompactionStep]) -> None:
+    """Removes the new files of written steps that `commit` did not ask for."""
+    for step in steps:
+        _delete(table.store, table.topic, step.adds)
+
+
 def _delete(store: Store, topic: str, files: Iterable[TableFile]) -> None:
     with contextlib.suppress(errors.SparklogError):  # otherwise they are swept as orphans
         store.delete([data_path(topic, file) for file in files])

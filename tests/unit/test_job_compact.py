@@ -21,7 +21,7 @@ from sparklog.jobs import compact as jobs
 from sparklog.jobs import rewriting
 from sparklog.jobs.rewriting import DriverClock
 from sparklog.storage import file_compaction, log_compaction
-from sparklog.storage.objects import MemoryStore, open_store
+from sparklog.storage.objects import MemoryStore, Store, open_store
 from sparklog.storage.table import (
     TopicTable,
     create_change,
@@ -313,6 +313,51 @@ def test_a_pass_that_others_prevent_is_named(
     assert offsets(table) == list(range(40))
     assert progress(table) == [0]
     assert len(data_files(table)) == 4 + 4  # those of the table, and those that were replaced
+
+
+def test_a_pass_that_is_given_up_leaves_no_files(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tasks have written all steps of a pass before the driver commits the first."""
+    monkeypatch.setattr(limits, "COMPACT_STEP_BYTES", 1)
+    choose = functools.partial(log_compaction.choose, target_bytes=1)
+    monkeypatch.setattr(log_compaction, "choose", choose)
+    table = make(1, cleanup_policy="compact")
+    for rows in (7, 3, 1):  # a key for each row
+        tables.publish_rows(table, 0, rows)
+    steps: list[int] = []
+
+    def make_again() -> None:
+        steps.append(len(data_files(table)) - 3)
+        table.commit(delete_change)
+        table.commit(lambda _: create_change("another", 1, COMPACT))
+
+    spark.meanwhile = make_again
+    run(table, capsys)
+    assert steps == [2]
+    assert len(data_files(table)) == 3
+
+
+def test_a_pass_that_waited_too_long_for_another_is_made_again(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Results of a round come together, and a sweeper may take old files for orphans."""
+    monkeypatch.setattr(jobs, "_YOUNG", -1_000_000)  # no file is too young
+    late_us = round(limits.ORPHAN_GRACE_SECONDS / 2 * 1e6) + 1
+    write = rewriting._steps
+
+    def write_early(store: Store, topic: str, each: Any, clock: DriverClock) -> Any:
+        is_early = each.partition == 0 and len(spark.rounds) == 1
+        return write(store, topic, each, DriverClock(clock.now_us() - late_us * is_early))
+
+    monkeypatch.setattr(rewriting, "_steps", write_early)
+    table = make(cleanup_policy="compact")
+    fill(table, 2)
+    said = run(table, capsys)
+    assert "left" not in said
+    assert spark.rounds == [2, 1]
+    assert progress(table) == [20, 20]
+    assert len(data_files(table)) == 4 + 2  # those of the table, and those that were replaced
 
 
 def test_a_topic_that_is_deleted_meanwhile(
