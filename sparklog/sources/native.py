@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 _OF_LOG: Final = ("root", "path", "failondataloss")
 """Options of every read, besides `storage.*`."""
 
-_OF_RECORDS: Final = ("columns", "includeheaders", "minpartitions", "maxrecordsperpartition")
+_OF_RECORDS: Final = (
+    *("columns", "includeheaders", "valueformat"),
+    *("minpartitions", "maxrecordsperpartition"),
+)
 """Options of a read of records, besides its range."""
 
 _FEW_PARTITIONS: Final = 64
