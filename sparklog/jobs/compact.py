@@ -130,17 +130,18 @@ class _Compaction:
         table = self._table
         table.refresh()
         passes = log_compaction.choose(table, everything=True)
-        lost: list[int] = []
+        lost: set[int] = set()
         for _ in range(_ATTEMPTS):
             if not passes:
                 break
             began_us = table.clock.now_us()
-            lost = list(self._lost(passes))
+            lost -= {each.partition for each in passes}
+            lost.update(self._lost(passes))
             table.refresh()
             young_us = began_us - _YOUNG * (table.clock.now_us() - began_us)
             passes = log_compaction.choose(table, everything=True, before_us=young_us)
             passes = [each for each in passes if each.partition in lost]
-        self._left += [f"partition {each}" for each in lost]
+        self._left += [f"partition {each}" for each in sorted(lost)]
 
     def _lost(self, passes: Sequence[CompactionPass]) -> Iterator[int]:
         """Makes the passes, and yields the partitions of those that are to be made again."""

@@ -315,6 +315,33 @@ def test_a_pass_that_others_prevent_is_named(
     assert len(data_files(table)) == 4 + 4  # those of the table, and those that were replaced
 
 
+def test_a_pass_that_is_not_tried_again_is_named(
+    spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It has only young files when the job looks at it again, and the other partition has not."""
+    table = make(cleanup_policy="compact")
+    fill(table, 2)
+    real = log_compaction.choose
+
+    def choose(*arguments: Any, before_us: int | None = None, **options: Any) -> Any:
+        passes = real(*arguments, **options)
+        return passes if before_us is None else [each for each in passes if not each.partition]
+
+    def replace() -> None:
+        """Replaces the first file of each partition, before the first pass is committed."""
+        spark.meanwhile = lambda: None
+        for number, files in enumerate(table.refresh().files):
+            group = file_compaction.FileGroup(
+                topic_id=TOPIC_ID, partition=number, files=files[:1], end=20, is_last=False
+            )
+            assert file_compaction.compact(table, [group])
+
+    monkeypatch.setattr(log_compaction, "choose", choose)
+    spark.meanwhile = replace
+    assert run(table, capsys).endswith("; left for another run: partition 1")
+    assert progress(table) == [20, 0]
+
+
 def test_a_pass_that_is_given_up_leaves_no_files(
     spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
