@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import pickle
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 _ROUND_TASKS: Final = 4
 """Tasks of a round for each core: their files are committed together."""
+_ROUND_FILES: Final = 20_000
+"""Files of a round of several tasks, each of which is sent the list of all of them."""
 _ATTEMPTS: Final = 3
 """Passes over a partition whose pass cannot be committed."""
 _YOUNG: Final = 4
@@ -146,8 +149,8 @@ class _Compaction:
     def _lost(self, passes: Sequence[CompactionPass]) -> Iterator[int]:
         """Makes the passes, and yields the partitions of those that are to be made again."""
         while passes:
-            at_once = parallelism(self._spark)
-            part, passes = passes[:at_once], passes[at_once:]
+            count = _round(passes, parallelism(self._spark))
+            part, passes = passes[:count], passes[count:]
             for each, written in zip(part, self._written("keys", part), strict=True):
                 if not self._is_committed(each, written):
                     yield each.partition
@@ -186,12 +189,16 @@ class _Compaction:
         failed: list[Merge] = []
         lost = 0
         while pieces:
-            at_once = _ROUND_TASKS * parallelism(self._spark)
-            part, pieces = pieces[:at_once], pieces[at_once:]
+            count = _round(pieces, _ROUND_TASKS * parallelism(self._spark))
+            part, pieces = pieces[:count], pieces[count:]
             found = [each for written in self._written("merges", part) for each in written]
             failed += [each for each in found if each.failure is not None]
             merges = [each for each in found if each.failure is None]
-            done = file_compaction.commit(table, merges)
+            try:
+                done = file_compaction.commit(table, merges)
+            except errors.Corrupt as error:
+                self._failures.append(error)
+                continue
             lost += len(merges) - len(done)
             for each in done:
                 self._count(each.group.files, each.files)
@@ -235,6 +242,18 @@ class _Compaction:
         self._rows += sum(file.rows or 0 for file in before)
         self._files_before += len(before)
         self._files_after += len(after)
+
+
+def _round(pieces: Sequence[Piece], most: int) -> int:
+    """Returns how many of the first pieces are the next round: one, or more with few files."""
+    files = itertools.accumulate(map(_count_files, pieces[:most]))
+    return max(1, sum(count <= _ROUND_FILES for count in files))
+
+
+def _count_files(piece: Piece) -> int:
+    if isinstance(piece, CompactionPass):
+        return len(piece.files)
+    return sum(len(group.files) for group in piece)
 
 
 def _echo_plan(what: str, done: str, files: Sequence[TableFile]) -> None:

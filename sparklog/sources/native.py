@@ -213,11 +213,7 @@ class _Frames:
             cut = {each: max(first[each], min(table[each], last[each])) for each in last}
             if cut != first:
                 version = None if versions is None else versions[name]
-                is_whole = version is not None and all(
-                    cut.get(each, 0) >= upto for each, upto in table.items()
-                )
-                inside = _inside(first, {} if is_whole else cut)
-                frames.append(self._published(spark, name, inside, version))
+                frames.append(self._published(spark, name, _inside(first, cut), version))
             if cut != last:
                 tail_start[name], tail_end[name] = cut, last
         if tail_end:
@@ -227,7 +223,7 @@ class _Frames:
         return reduce(lambda one, other: one.unionAll(other), frames)
 
     def _published(
-        self, spark: SparkSession, name: str, inside: Column | None, version: int | None
+        self, spark: SparkSession, name: str, inside: Column, version: int | None
     ) -> DataFrame:
         """Returns Delta's scan."""
         from pyspark.errors import AnalysisException
@@ -255,10 +251,8 @@ class _Frames:
                 )
                 raise errors.BadOption(option="sparkRoot", value=None, reason=reason) from error
             raise
-        if inside is not None:
-            table = table.where(inside)
         nullable = f.when(f.col("offset").isNotNull(), f.lit(name))  # as the source has it
-        return table.withColumn("topic", nullable).select(*self.options.columns)
+        return table.where(inside).withColumn("topic", nullable).select(*self.options.columns)
 
     def _tail(
         self,
@@ -281,13 +275,10 @@ class _Frames:
         return spark.read.format("sparklog").options(**kept, **where).load()
 
 
-def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column | None:
+def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column:
     """Returns whether a row is in its partition's range; the outermost bounds skip files.
 
-    A partition without a range has no rows here. Returns None if all rows are inside.
-
-    Args:
-        end: empty if no row is beyond the end of its partition.
+    A partition without a range has no rows here, and nor have rows of other engines beyond an end.
     """
     from pyspark.sql import functions as f
 
@@ -301,12 +292,10 @@ def _inside(start: Mapping[int, int], end: Mapping[int, int]) -> Column | None:
         lookup = f.array(*(_long(bounds_of.get(number, 0)) for number in numbers))
         return f.try_element_at(lookup, partition + 1)
 
-    inside = []
-    if end:
-        inside += [offset < max(end.values()), offset < of_partition(end)]
+    inside = (offset < max(end.values())) & (offset < of_partition(end))
     if any(start.values()):
-        inside += [offset >= min(start.values()), offset >= of_partition(start)]
-    return reduce(lambda one, other: one & other, inside) if inside else None
+        inside &= (offset >= min(start.values())) & (offset >= of_partition(start))
+    return inside
 
 
 def _long(value: int) -> Column:

@@ -205,18 +205,26 @@ def test_old_records_go_first(spark: Spark, capsys: pytest.CaptureFixture[str]) 
     assert not spark.rounds
 
 
+@pytest.mark.parametrize(
+    ("bound", "value", "rounds"), [("_ROUND_TASKS", 1, [2, 1]), ("_ROUND_FILES", 3, [1, 1, 1])]
+)
 def test_work_is_done_in_rounds(
-    spark: Spark, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    spark: Spark,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    bound: str,
+    value: int,
+    rounds: list[int],
 ) -> None:
     """Each is one commit, so that a run that is stopped has lost one round."""
     monkeypatch.setattr(limits, "COMPACT_GROUPS_TOGETHER", 1)
-    monkeypatch.setattr(jobs, "_ROUND_TASKS", 1)
+    monkeypatch.setattr(jobs, bound, value)
     table = make(3)
     fill(table, 2)
     version = table.snapshot.version
     run(table, capsys)
-    assert spark.rounds == [2, 1]
-    assert table.refresh().version == version + 2
+    assert spark.rounds == rounds
+    assert table.refresh().version == version + len(rounds)
 
 
 # ------------------------------------------------------------------------------ beside a broker
