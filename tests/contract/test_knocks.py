@@ -14,16 +14,16 @@ from structlog.testing import capture_logs
 
 from sparklog.broker.agent import Agent
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
+from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
 
 
 @pytest.fixture(autouse=True)
 def _every_line() -> Iterator[None]:
     """An embedded broker of an earlier test may have left out lines below warnings."""
-    before = structlog.get_config()
-    structlog.reset_defaults()
-    yield
-    structlog.configure(**before)
+    with logging_restored():
+        structlog.reset_defaults()
+        yield
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ import structlog
 from sparklog import errors, limits
 from sparklog.broker.logging import configure
 from sparklog.settings import LogSettings
+from tests.support.logs import logging_restored
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     """Restores the logging configuration after each test."""
-    before = structlog.get_config()
-    yield
-    structlog.configure(**before)
+    with logging_restored():
+        yield
 
 
 def test_lines_follow_standard_error(monkeypatch: pytest.MonkeyPatch) -> None:
