@@ -150,6 +150,20 @@ def spark_session(name: str, *, with_delta: bool, packages: Sequence[str] = ()) 
         return builder.getOrCreate()
 
 
+@contextlib.contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    """Changes a setting of the session until the end of the block."""
+    before = spark.conf.get(name, None)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, before)
+
+
 def parallelism(spark: SparkSession) -> int:
     """Returns how many tasks the session runs at a time; 8 if it is one of Spark Connect."""
     try:

@@ -13,9 +13,8 @@ Rules:
 
 from __future__ import annotations
 
-import contextlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
@@ -36,7 +35,7 @@ from sparklog.jobs.mirroring.plan import (
     split_config,
 )
 from sparklog.jobs.mirroring.sides import Source, Target
-from sparklog.jobs.running import echo, sentence, spark_error_kinds
+from sparklog.jobs.running import echo, sentence, setting, spark_error_kinds
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -52,6 +51,7 @@ _SMALL_BYTES: Final = 6 * limits.KIB
 _FEW_HEADERS: Final = 4
 _NOT_SMALL: Final = "a record is not small"
 _BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_ALL_BYTES: Final = str(2**31 - 1)
 _TOLD_TOPICS: Final = 32
 """Topics of one write whose bytes are counted apart; those of more have one average."""
 _REPORT_SECONDS: Final = 5.0
@@ -133,25 +133,13 @@ class SparkCopier:
     def copy(self, parts: Ranges, names: Mapping[str, str]) -> Round:
         if self._large.isdisjoint(parts):
             try:
-                with self._unmeasured():
+                with setting(self._spark, _BATCH_BYTES, _ALL_BYTES):
                     return self._copy(parts, names, are_small=True)
             except spark_error_kinds() as error:
                 if _NOT_SMALL not in str(error):
                     raise
                 self._large |= parts.keys()
         return self._copy(parts, names, are_small=False)
-
-    @contextlib.contextmanager
-    def _unmeasured(self) -> Iterator[None]:
-        before = self._spark.conf.get(_BATCH_BYTES, None)
-        self._spark.conf.set(_BATCH_BYTES, str(2**31 - 1))
-        try:
-            yield
-        finally:
-            if before is None:
-                self._spark.conf.unset(_BATCH_BYTES)
-            else:
-                self._spark.conf.set(_BATCH_BYTES, before)
 
     def _copy(self, parts: Ranges, names: Mapping[str, str], *, are_small: bool) -> Round:
         from pyspark.sql import Observation

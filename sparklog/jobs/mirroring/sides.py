@@ -25,6 +25,7 @@ from sparklog.client.offsets import OffsetAndMetadata, TopicPartition
 from sparklog.formats import flight_messages
 from sparklog.formats.topic_names import INTERNAL_TOPICS
 from sparklog.jobs.mirroring.plan import Bounds, Ranges, SourceTopic, TargetTopic
+from sparklog.jobs.running import setting
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -287,13 +288,10 @@ def _as_v2(spark: SparkSession, source: str) -> Iterator[None]:
     By the first one, the default for batches of Kafka, each row becomes objects of Scala and a row
     again, which costs as much as all the rest of the scan.
     """
-    before = spark.conf.get(_V1_SOURCES, "") or ""
-    others = [each for each in before.split(",") if each.strip().lower() != source]
-    spark.conf.set(_V1_SOURCES, ",".join(others))
-    try:
+    known = spark.conf.get(_V1_SOURCES) or ""
+    others = [each for each in known.split(",") if each.strip().lower() != source]
+    with setting(spark, _V1_SOURCES, ",".join(others)):
         yield
-    finally:
-        spark.conf.set(_V1_SOURCES, before)
 
 
 def _places(topics: Iterable[SourceTopic]) -> list[TopicPartition]:
