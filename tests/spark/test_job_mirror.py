@@ -336,6 +336,9 @@ def test_a_scan_of_kafka(
         frame = source.frame(spark, {"scan": {0: Range(0, 3, 0)}})
         plan = frame._jdf.queryExecution().toString()
         assert frame.count() == 3
+        group = given["kafka.group.id"]
+        source.frame(spark, {"scan": {0: Range(0, 3, 0)}})
+    assert given["kafka.group.id"] == group, "Spark would keep consumers for each scan"
     assert "BatchScan" in plan
     assert "hush" not in plan
     assert given["kafka.max.poll.records"] == "2"

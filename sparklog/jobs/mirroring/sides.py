@@ -11,6 +11,7 @@ if it refuses.
 from __future__ import annotations
 
 import contextlib
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +134,10 @@ class KafkaSource:
         self._jvm: Any = _jvm(spark)
         more = {} if properties is None else self._read(properties)
         self._options = {**more, **options, "bootstrap.servers": address}
+        # Spark keeps up to 64 consumers with what they have fetched, for 5 minutes, and finds one
+        # again by its group. By default each scan has a group of its own, and the heap fills up.
+        # The group has no members and no offsets.
+        self._group = f"sparklog-mirror-{uuid.uuid4()}"
         self._gateway: Any = spark.sparkContext._gateway
         self._kafka: Any = self._jvm.org.apache.kafka
         with self._errors():
@@ -271,7 +276,8 @@ class KafkaSource:
             }
 
     def frame(self, spark: SparkSession, parts: Ranges, *, tasks: int = 1) -> DataFrame:
-        given = {f"kafka.{name}": value for name, value in {**_CONSUMER, **self._options}.items()}
+        consumer = {**_CONSUMER, "group.id": self._group, **self._options}
+        given = {f"kafka.{name}": value for name, value in consumer.items()}
         given |= {
             "kafka.isolation.level": "read_committed",
             "kafkaConsumer.pollTimeoutMs": _POLL_MS,
