@@ -111,6 +111,7 @@ def test_reading_batches(spark: SparkSession, root: str, log: Log) -> None:
     assert rows(df) == BOTH
 
 
+@pytest.mark.since("4.1")
 def test_writing(spark: SparkSession, root: str, log: Log, tmp_path: Path) -> None:
     """To a topic that an option names, or to those that the rows name; batch and stream."""
     options = SERVERS | {"root": root}

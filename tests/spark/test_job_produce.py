@@ -282,6 +282,7 @@ def test_an_error_of_the_jvm_is_one_sentence(root: Path, log: Log, tmp_path: Pat
 # ------------------------------------------------------------------------------ a stream
 
 
+@pytest.mark.since("4.1")
 def test_a_stream_writes_what_is_new(
     spark: SparkSession, root: Path, log: Log, orders: Path, tmp_path: Path
 ) -> None:
@@ -298,6 +299,7 @@ def test_a_stream_writes_what_is_new(
     assert len(records(log)) == 9
 
 
+@pytest.mark.since("4.1")
 @pytest.mark.delta
 def test_the_change_feed_of_a_table(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path

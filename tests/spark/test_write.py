@@ -264,6 +264,7 @@ def test_offsets_that_are_no_sequence_are_refused(
         assert staged_files(root) == []
 
 
+@pytest.mark.since("4.1")
 def test_a_stream_keeps_no_offsets(
     spark: SparkSession, root: Path, log: Log, tmp_path: Path
 ) -> None:
