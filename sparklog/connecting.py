@@ -54,8 +54,9 @@ from sparklog.options import (
     storage_options,
 )
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings, load_settings
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe
-from sparklog.storage.metadata import BrokerKind, MetadataStore
+from sparklog.storage.metadata import BrokerKind
 from sparklog.storage.objects import Store, open_store
 
 if TYPE_CHECKING:
@@ -339,7 +340,7 @@ class _RootSession:
         Raises `WrongCluster`, `BadOption`, and the errors of asking it.
         """
         _check_is_no_loopback_of_others(leader)
-        cluster_id = MetadataStore(self._store, clock=self._clock).open(create=False).cluster_id
+        cluster_id = open_cluster(self._store, clock=self._clock, create=False).cluster_id
         served = self._cluster(leader.flight)
         if served.cluster_id != cluster_id:
             raise errors.WrongCluster(
@@ -412,7 +413,7 @@ class _RootSession:
 
     def _start_process(self) -> str:
         # Errors of the root are raised here by their class; the process could only print them.
-        MetadataStore(self._store, clock=self._clock).open(create=True)
+        open_cluster(self._store, clock=self._clock, create=True)
         settings = self._settings
         environment = {
             **{name: os.environ[name] for name in os.environ if not _is_of_store(name)},

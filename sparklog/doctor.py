@@ -29,8 +29,8 @@ import numpy as np
 
 from sparklog import errors, limits, status
 from sparklog.clock import Clock
+from sparklog.storage import cluster
 from sparklog.storage.liveness import age
-from sparklog.storage.metadata import MetadataStore
 from sparklog.storage.objects import (
     LocalStore,
     ObjectExists,
@@ -386,7 +386,7 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
     try:
         report = status.of_root(store, clock, waits=lambda _leader, _seconds: None)
     except errors.NotARoot:
-        yield check_empty(store, clock)
+        yield check_empty(store)
         return
     except _STORE_ERRORS as error:
         yield _fail("broker", _message(error), "see what the error names")
@@ -415,10 +415,10 @@ def check_broker(store: Store, clock: Clock) -> Iterator[CheckResult]:
         yield _warn("topic held back", f"{each.topic}: {each.reason}", advice)
 
 
-def check_empty(store: Store, clock: Clock) -> CheckResult:
+def check_empty(store: Store) -> CheckResult:
     """Checks that a folder that is no root may become one."""
     try:
-        MetadataStore(store, clock=clock).check_empty()
+        cluster.check_empty(store)
     except errors.RootNotEmpty as error:
         found = f"none: this is no root of a log, and holds {error.found}"
         return _warn("broker", found, error.advice)

@@ -6,8 +6,7 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
-FORMAT_VERSION = 2  # the newest that this release reads
-FORMAT_VERSION_OBJECTS = 1  # of a root whose logs are all in objects
+FORMAT_VERSION = 3  # the newest that this release reads
 
 # ---- names and records
 TOPIC_NAME_LENGTH = 249
@@ -97,7 +96,11 @@ FILE_BATCH_BYTES = 8 * MIB  # of rows that are read from a file at a time; Arrow
 # ---- broker: being alive
 HEARTBEAT_SECONDS = 1.0
 DEAD_AFTER_SECONDS = 5.0
-META_VERSIONS_KEPT = 100
+META_SNAPSHOT_EVERY = 20  # versions of the metadata; of a large cluster five times as many
+META_LARGE_TOPICS = 1_000
+META_KEPT_SECONDS = 600.0  # the minimum for a version of the metadata; above META_LOOK_SECONDS
+META_LOOK_SECONDS = 30.0  # after this time without a look, the next one lists the versions
+META_LIST_SECONDS = 60.0
 PRODUCER_EXPIRY_SECONDS = 24 * 3600.0  # idle idempotent producers; checked at each WAL checkpoint
 BATCH_MEMORY_SECONDS = 30 * 24 * 3600.0
 PRODUCER_WINDOW = (

@@ -17,8 +17,10 @@ from sparklog.client.connection import Connection
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.options import is_loopback
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch
-from sparklog.storage.metadata import ClusterMetadata, MetadataStore
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 
 _ANSWER_SECONDS = 10.0
@@ -70,7 +72,7 @@ def of_root(
     `FormatTooNew`, `CorruptObject`, and the errors of the store.
     """
     meta = MetadataStore(store, clock=clock)
-    cluster_id = meta.open(create=False).cluster_id
+    cluster_id = open_cluster(store, clock=clock, create=False).cluster_id
     metadata = meta.reload()
     watch = LeaderWatch(store, clock=clock, dead_after_seconds=limits.DEAD_AFTER_SECONDS)
     found = watch.poll(metadata)
@@ -100,7 +102,7 @@ def of_root(
         cluster_id=cluster_id,
         broker=None if leader is None else _as_recorded(leader, metadata),
         topics=len(metadata.topics),
-        partitions=sum(len(topic.partitions) for topic in metadata.topics.values()),
+        partitions=sum(topic.partition_count for topic in metadata.topics.values()),
         reason=reason if state is LeaderStatus.SILENT else "",
     )
 

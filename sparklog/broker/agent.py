@@ -52,7 +52,8 @@ from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write_heartbeat
-from sparklog.storage.metadata import BrokerKind, MetadataStore
+from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import WalKind
@@ -446,7 +447,7 @@ class Agent:
         )
         self._wal_cleaner = WalCleaner(
             store,
-            MetadataStore(store, clock=clock),
+            self._meta,
             self._leadership,
             self._appender,
             self._partition_table,
@@ -516,9 +517,7 @@ class Agent:
 
     def _check_leadership(self) -> None:
         """Raises `BrokerFenced` where a newer broker has taken over."""
-        takeover.check_leadership(
-            MetadataStore(self._store, clock=self._clock).reload(), self._leadership
-        )
+        takeover.check_leadership(self._meta.reload(), self._leadership)
 
     def _start_thread(self, name: str, loop: Callable[[], None]) -> None:
         thread = threading.Thread(target=self._run_guarded, args=(loop,), name=f"sparklog-{name}")
@@ -606,12 +605,11 @@ class Agent:
 
     def _heartbeat_loop(self) -> None:
         liveness = self.settings.liveness
-        watch = MetadataStore(self._store, clock=self._clock)
         busy_at, calls = time.monotonic(), -1
         while not self._stopping.wait(liveness.heartbeat_seconds):
             try:
                 # A successor with our id writes the same heartbeat file.
-                takeover.check_leadership(watch.refresh(), self._leadership)
+                takeover.check_leadership(self._meta.refresh(), self._leadership)
                 self._write_heartbeat()
             except ENDS_THE_BROKER:
                 raise
@@ -708,9 +706,7 @@ class Agent:
         if isinstance(error, errors.BrokerFenced):
             with contextlib.suppress(Exception):  # the broker must stop in any case
                 try:
-                    takeover.check_leadership(
-                        MetadataStore(self._store, clock=self._clock).reload(), self._leadership
-                    )
+                    takeover.check_leadership(self._meta.reload(), self._leadership)
                 except errors.BrokerFenced as explained:
                     return explained
         return error

@@ -43,7 +43,8 @@ from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings
-from sparklog.storage.metadata import BrokerRegistration, MetadataStore
+from sparklog.storage.metadata import BrokerRegistration
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.table import OpenTable
 from sparklog.version import VERSION

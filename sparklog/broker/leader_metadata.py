@@ -11,7 +11,8 @@ import msgspec
 from sparklog import errors
 from sparklog.broker.log.takeover import Leadership, check_leadership
 from sparklog.broker.log.writer import Writer
-from sparklog.storage.metadata import ClusterMetadata, MetadataStore, TopicMetadata
+from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import SyncFailed
 
 

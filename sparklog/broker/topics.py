@@ -43,7 +43,7 @@ from sparklog.formats.flight_messages import (
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import file_compaction, log_compaction, retention
-from sparklog.storage.metadata import PartitionMetadata, TopicMetadata
+from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
@@ -382,18 +382,15 @@ class TopicAdmin:
     ) -> TopicMetadata:
         return TopicMetadata(
             topic_id=topic_id,
-            partitions=tuple(
-                PartitionMetadata(leader=self._broker_id, leader_epoch=each)
-                for each in leader_epochs
-            ),
+            leaders=(self._broker_id,) * len(leader_epochs),
+            leader_epochs=tuple(leader_epochs),
             config=dict(config),
         )
 
     def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
         topic = Topic(name, metadata.topic_id, dict(metadata.config), table)
-        leader_epochs = [each.leader_epoch for each in metadata.partitions]
-        self._partition_table.add_partitions(topic, table.snapshot, leader_epochs)
+        self._partition_table.add_partitions(topic, table.snapshot, metadata.leader_epochs)
         self._partition_table.add_topic(topic)
 
     # -------------------------------------------------------------------------- changing

@@ -37,7 +37,7 @@ from sparklog.options import (
 
 if TYPE_CHECKING:
     from sparklog.client.log import Log
-    from sparklog.storage.metadata import MetadataStore
+    from sparklog.storage.metadata_store import MetadataStore
 
 
 class ExitCode(enum.IntEnum):
@@ -324,12 +324,13 @@ def log_target(
 def root_metadata(root: str) -> MetadataStore:
     """Opens the metadata of a root. Raises `NotARoot`, `FormatTooNew`, `CorruptObject`."""
     from sparklog.clock import SystemClock
-    from sparklog.storage.metadata import MetadataStore
+    from sparklog.storage.cluster import open_cluster
+    from sparklog.storage.metadata_store import MetadataStore
     from sparklog.storage.objects import open_store
 
-    metadata = MetadataStore(open_store(root, storage_options(root)), clock=SystemClock())
-    metadata.open(create=False)
-    return metadata
+    store = open_store(root, storage_options(root))
+    open_cluster(store, clock=SystemClock(), create=False)
+    return MetadataStore(store, clock=SystemClock())
 
 
 # ------------------------------------------------------------------------------ words

@@ -160,9 +160,9 @@ class _Verification:
                 )
 
     def check_snapshot(self, name: str, snapshot: TableSnapshot) -> None:
-        wanted = self._follower.metadata.topic(name).partitions
-        if len(wanted) != snapshot.partitions:
-            said = f"its table has {snapshot.partitions} partitions, and the cluster {len(wanted)}"
+        wanted = self._follower.metadata.topic(name).partition_count
+        if wanted != snapshot.partitions:
+            said = f"its table has {snapshot.partitions} partitions, and the cluster {wanted}"
             self._fail(name, said, "start a broker, which adds partitions to the table")
         for partition, start in enumerate(snapshot.starts):
             place = f"{name}-{partition}"

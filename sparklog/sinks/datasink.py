@@ -38,8 +38,9 @@ from sparklog.sinks.rows import route
 from sparklog.spark_compat import STREAMS_ARE_WRITTEN_IN_BATCHES, DataSourceStreamArrowWriter
 from sparklog.spark_errors import sentence_first
 from sparklog.storage import manifest
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.manifest import Section, StagingWriter
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import open_store
 from sparklog.storage.snapshot import BatchKind
 
@@ -95,13 +96,12 @@ def _target(options: SinkOptions, schema: StructType) -> WriteTarget:
         keeps_offsets=options.ranges is not None,
     )
     store = open_store(options.root, options.storage)
-    meta = MetadataStore(store, clock=SystemClock())
-    meta.open(create=False)
-    topics = meta.reload().topics
+    open_cluster(store, clock=SystemClock(), create=False)
+    topics = MetadataStore(store, clock=SystemClock()).reload().topics
     if options.topic is not None and options.topic not in topics:
         raise errors.UnknownTopic(topic=options.topic)
     wanted = topics if options.topic is None else (options.topic,)
-    counts = {name: len(topics[name].partitions) for name in wanted}
+    counts = {name: topics[name].partition_count for name in wanted}
     check_partitions(options.ranges or {}, counts)
     if options.moved is not None:
         _tell(options.moved)

@@ -14,7 +14,9 @@ from collections.abc import Iterable, Mapping
 from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.metadata import ClusterMetadata, Epoch, MetadataStore
+from sparklog.storage.cluster import open_cluster
+from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import high_watermark, join_tail, plan
 from sparklog.storage.snapshot import EntryKind, Located, Slice, TableSnapshot
@@ -30,7 +32,7 @@ class RootFollower:
         self._store = store
         self._clock = clock
         self._meta = MetadataStore(store, clock=clock)
-        self.cluster = self._meta.open(create=False)
+        self.cluster = open_cluster(store, clock=clock, create=False)
         self._meta.reload()
         self._epochs: dict[Epoch, wal.Follower] = {}
         self._followed: set[str] = set()

@@ -25,7 +25,8 @@ from typing import Final
 import msgspec
 
 from sparklog.clock import Clock
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, MetadataStore
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.processes import Fate, Process, fate_of, is_of_this_machine
 

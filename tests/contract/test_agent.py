@@ -35,7 +35,7 @@ from sparklog.settings import (
 )
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, find_live_broker, read_heartbeat
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     LocalStore,
@@ -446,7 +446,7 @@ def test_a_root_that_cannot_be_written_is_named() -> None:
 def test_a_newer_root_is_refused() -> None:
     """A root whose format this version does not know is left unchanged."""
     store = MemoryStore(CLOCK)
-    store.put("cluster.json", b'{"cluster_id":"c","format_version":3}')
+    store.put("cluster.json", b'{"cluster_id":"c","format_version":99}')
     with pytest.raises(errors.FormatTooNew):
         Agent(settings(), store=store).start()
     assert [stat.name for stat in store.walk("")] == ["cluster.json"]

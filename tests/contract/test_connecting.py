@@ -25,7 +25,8 @@ from sparklog import connecting, errors, limits
 from sparklog.clock import SystemClock
 from sparklog.options import storage_options
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, MetadataStore
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore
 from sparklog.storage.processes import Process, this_process
 from tests.support.waiting import wait_until

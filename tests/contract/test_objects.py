@@ -19,7 +19,7 @@ from werkzeug.serving import make_server
 
 from sparklog import errors
 from sparklog.clock import ManualClock
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.objects import (
     DelayedStore,
     LocalStore,
@@ -728,11 +728,11 @@ def test_client_options(option: str) -> None:
 def test_a_location_with_foreign_objects_is_no_new_root(store: Store) -> None:
     """Every kind of store creates a root beside other objects only on request."""
     store.put_new("src/main.py", b"theirs")
-    meta = MetadataStore(store, clock=ManualClock())
+    clock = ManualClock()
     with pytest.raises(errors.RootNotEmpty, match="it holds src"):
-        meta.open(create=True)
-    created = meta.open(create=True, allow_non_empty=True)
-    assert meta.open(create=True) == created
+        open_cluster(store, clock=clock, create=True)
+    created = open_cluster(store, clock=clock, create=True, allow_non_empty=True)
+    assert open_cluster(store, clock=clock, create=True) == created
 
 
 def test_markers_and_neighbours_do_not_prevent_a_new_root(
@@ -751,6 +751,5 @@ def test_markers_and_neighbours_do_not_prevent_a_new_root(
     )
     for marker in (f"{prefix}/", f"{prefix}/topics/"):
         client.put_object(Bucket=BUCKET, Key=marker, Body=b"")
-    MetadataStore(open_store(f"s3://{BUCKET}/{prefix}", s3_options), clock=ManualClock()).open(
-        create=True
-    )
+    store = open_store(f"s3://{BUCKET}/{prefix}", s3_options)
+    open_cluster(store, clock=ManualClock(), create=True)

@@ -415,7 +415,7 @@ MUTATIONS = (
         patches=((liveness, "state_of", _state_of_late),),
         rates=Rates(crash=0.02, stall=0.2, freeze=0.02),
         aim="after get heartbeats",
-        profile=(("brokers", 3), ("steps", 3_000)),
+        profile=(("brokers", 3), ("is_one_machine", True), ("steps", 3_000)),
     ),
     Mutation(
         name="an ack before the flushes before it are durable",

@@ -30,7 +30,8 @@ from sparklog.formats import flight_messages
 from sparklog.storage import delta_log, maintenance, manifest, table, wal
 from sparklog.storage.follow import RootFollower
 from sparklog.storage.liveness import Heartbeat, Leader
-from sparklog.storage.metadata import ClusterMetadata, Epoch, MetadataStore
+from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import SyncFailed
 from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.plan import plan
@@ -54,7 +55,10 @@ from tests.simulation.scheduler import Process, ProcessClock, Scheduler
 
 _LIMITS = {
     "TRIM_GRACE_SECONDS": 0.3,
-    "META_VERSIONS_KEPT": 8,
+    "META_SNAPSHOT_EVERY": 4,
+    "META_KEPT_SECONDS": 1.0,
+    "META_LOOK_SECONDS": 0.2,
+    "META_LIST_SECONDS": 0.5,
     "SWEEP_EVERY_SECONDS": 0.5,
     "SETTLE_EVERY_SECONDS": 0.5,
     "UPKEEP_RETRY_SECONDS": 0.3,
@@ -318,6 +322,7 @@ class World:
         self.producer_ids: set[int] = set()
         self.deletions: list[Call] = []
         """Requested configurations of topics."""
+        self._follower = MetadataStore(self.disk.base, clock=self.scheduler.clock)
         self.topic_names = [f"t{number}" for number in range(len(profile.partitions))]
         self.read_names = [*self.topic_names, *([MIRROR] if profile.has_mirror else [])]
         self.mortal_topics = [] if profile.clone else self.topic_names[1:]
@@ -415,7 +420,11 @@ class World:
         ]
 
     def _metadata(self) -> ClusterMetadata:
-        return MetadataStore(self.disk.base, clock=self.scheduler.clock).reload()
+        """The newest version, as a new reader and one that has followed all of them agree."""
+        found = MetadataStore(self.disk.base, clock=self.scheduler.clock).reload()
+        followed = self._follower.refresh()
+        ensure(followed == found, f"two readers of the metadata differ: {followed}, {found}")
+        return found
 
     def copy(self, query: Query) -> None:
         """Runs a copy of the query's checkpoint."""
@@ -739,7 +748,7 @@ class World:
         stagings: dict[tuple[str, str, int], int] = {}
         whole: set[tuple[str, int]] = set()
         for name, known in metadata.topics.items():
-            for partition in range(len(known.partitions)):
+            for partition in range(known.partition_count):
                 place = known.topic_id, partition
                 if self.history.is_whole(place):
                     whole.add((name, partition))

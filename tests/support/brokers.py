@@ -31,7 +31,7 @@ from sparklog.formats.record import PAYLOAD_SCHEMA
 from sparklog.settings import JanitorSettings
 from sparklog.storage import plan, wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.read import read_slice
 from sparklog.storage.snapshot import BatchId, Slice, StagedRef, TableSnapshot, WalKind

@@ -12,14 +12,14 @@ import pyarrow as pa
 from sparklog.clock import Clock
 from sparklog.formats.record import PAYLOAD_SCHEMA, rows_of_run, timestamp_range_us
 from sparklog.storage import wal
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.data_file import write_file
 from sparklog.storage.metadata import (
     BrokerRegistration,
     Epoch,
-    MetadataStore,
-    PartitionMetadata,
     TopicMetadata,
 )
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import Entry, EntryKind, Located
 from sparklog.storage.table import TableChange, TopicTable, create_change, delete_change, end_app_id
@@ -50,7 +50,7 @@ class HandmadeRoot:
         self.clock = clock
         self._ids = itertools.count()
         self._meta = MetadataStore(store, clock=clock)
-        self._meta.open(create=True)
+        open_cluster(store, clock=clock, create=True)
         self._meta.change(
             lambda before: msgspec.structs.replace(
                 before,
@@ -77,7 +77,7 @@ class HandmadeRoot:
     def add_partitions(self, topic: str, partitions: int) -> None:
         """Makes it so many in all."""
         topic_id = self.topic_id(topic)
-        before = len(self._meta.current.topic(topic).partitions)
+        before = self._meta.current.topic(topic).partition_count
         app_ids = [
             name(topic_id, partition)
             for partition in range(before, partitions)
@@ -101,8 +101,9 @@ class HandmadeRoot:
         return self._meta.current.topic(topic).topic_id
 
     def _set_topic(self, topic: str, topic_id: str, partitions: int) -> None:
-        places = tuple(PartitionMetadata(leader=BROKER, leader_epoch=0) for _ in range(partitions))
-        known = TopicMetadata(topic_id=topic_id, partitions=places)
+        known = TopicMetadata(
+            topic_id=topic_id, leaders=(BROKER,) * partitions, leader_epochs=(0,) * partitions
+        )
         self._meta.change(
             lambda before: msgspec.structs.replace(before, topics={**before.topics, topic: known})
         )

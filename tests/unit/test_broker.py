@@ -21,7 +21,7 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage import manifest, retention
 from sparklog.storage.data_file import encode, write_file
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
     MemoryStore,

@@ -22,7 +22,8 @@ from sparklog.storage.liveness import (
     read_heartbeats,
     write_heartbeat,
 )
-from sparklog.storage.metadata import BrokerKind, MetadataStore
+from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import MemoryStore
 from sparklog.storage.objects.memory import NoFaults, Operation
 from sparklog.storage.processes import Process, this_process

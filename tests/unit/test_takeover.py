@@ -12,7 +12,8 @@ from sparklog.clock import ManualClock
 from sparklog.formats import flight_messages
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
-from sparklog.storage.metadata import Epoch, MetadataStore
+from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import Entry, EntryKind, WalKind, WalPosition
@@ -91,8 +92,8 @@ def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> N
 def test_leader_epochs_rise(rig: Rig) -> None:
     """A takeover begins a new leader epoch of every partition."""
     second = rig.successor(broker=2)
-    (partition,) = second.meta.current.topic("t").partitions
-    assert (partition.leader, partition.leader_epoch) == (2, 1)
+    topic = second.meta.current.topic("t")
+    assert (topic.leaders, topic.leader_epochs) == ((2,), (1,))
     assert second.broker.topics.describe("t").partitions[0].leader_epoch == 1
 
 

@@ -47,7 +47,8 @@ from sparklog.storage import (
     staging_sweep,
 )
 from sparklog.storage.manifest import Manifest, Section
-from sparklog.storage.metadata import MetadataStore, TopicMetadata
+from sparklog.storage.metadata import TopicMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed
 from sparklog.storage.snapshot import BatchId, BatchKind, TableSnapshot
 from sparklog.storage.table import OpenTable, TopicTable
@@ -99,6 +100,7 @@ class Janitor:
         superseded records; without them the caller of `tick` does.
         """
         self._store = store
+        self._meta = MetadataStore(store, clock=clock)
         self._partition_table = partition_table
         self._settings = settings
         self._clock = clock
@@ -458,7 +460,7 @@ class Janitor:
         for its table any more. Writes without a batch number are forgotten after a time, and can
         no longer be committed by then.
         """
-        topics = MetadataStore(self._store, clock=self._clock).reload().topics
+        topics = self._meta.reload().topics
         batch_id = BatchId(batch.query, batch.batch)
         alive = [topic for each in topics.values() if (topic := self._ours(each))]
         forgotten_us = self._clock.now_us() - round(memory_seconds(batch.kind) * 1e6)
@@ -485,7 +487,7 @@ class Janitor:
     def _is_gone(self, topics: Mapping[str, TopicMetadata], section: Section) -> bool:
         """Returns whether the metadata lacks the partition; another broker may have created it."""
         known = topics.get(section.topic)
-        return known is None or section.partition >= len(known.partitions)
+        return known is None or section.partition >= known.partition_count
 
     def _ours(self, known: TopicMetadata) -> Topic | None:
         return self._partition_table.by_id(known.topic_id)

@@ -467,7 +467,7 @@ class PartitionTable:
             self.topics_version += 1
 
     def add_partitions(
-        self, topic: Topic, snapshot: TableSnapshot, leader_epochs: list[int]
+        self, topic: Topic, snapshot: TableSnapshot, leader_epochs: Sequence[int]
     ) -> None:
         """Extends `topic` to `len(leader_epochs)` partitions, with the bounds of `snapshot`."""
         with self.lock:

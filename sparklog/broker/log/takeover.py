@@ -31,17 +31,16 @@ from sparklog import errors
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.clock import Clock
 from sparklog.storage import wal
+from sparklog.storage.cluster import Cluster, open_cluster, raise_format
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe, describe_broker
 from sparklog.storage.metadata import (
     BrokerKind,
     BrokerRegistration,
-    Cluster,
     ClusterMetadata,
     Epoch,
-    MetadataStore,
-    PartitionMetadata,
     TopicMetadata,
 )
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.processes import Process
@@ -84,7 +83,7 @@ def acquire(
 ) -> Leadership:
     """Registers the next epoch of `broker`.
 
-    Raises `BrokerAlive` and the errors of `MetadataStore.open`.
+    Raises `BrokerAlive` and the errors of `open_cluster`.
 
     Args:
         store: the store of the root.
@@ -102,10 +101,9 @@ def acquire(
         check_alive: False skips the check whether the leader is alive.
         choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
-    cluster = meta.open(create=True, allow_non_empty=allow_non_empty)
+    open_cluster(store, clock=clock, create=True, allow_non_empty=allow_non_empty)
     log = choose_log()
-    if log is WalKind.SEGMENTS:
-        cluster = meta.raise_format()
+    cluster = raise_format(store, clock=clock)
     watch = watch or LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata:
@@ -131,10 +129,8 @@ def acquire(
             topics={
                 name: msgspec.structs.replace(
                     topic,
-                    partitions=tuple(
-                        PartitionMetadata(leader=broker, leader_epoch=each.leader_epoch + 1)
-                        for each in topic.partitions
-                    ),
+                    leaders=(broker,) * topic.partition_count,
+                    leader_epochs=tuple(each + 1 for each in topic.leader_epochs),
                 )
                 for name, topic in metadata.topics.items()
             },
@@ -216,7 +212,7 @@ def recover(
     partition_table = PartitionTable(clock=clock)
     checkpoints = [checkpoint for checkpoint, _ in histories if checkpoint is not None]
     bounds_of = {
-        name: [_checkpointed(checkpoints, known.topic_id, n) for n in range(len(known.partitions))]
+        name: [_checkpointed(checkpoints, known.topic_id, n) for n in range(known.partition_count)]
         for name, known in metadata.topics.items()
     }
     tables = {name: open_table(name) for name in metadata.topics}
@@ -230,9 +226,7 @@ def recover(
         partition_table.add_topic(topic)
         topic.spark_batches.record_all(table.batches(known.topic_id))
         topic.spark_batches.is_known = is_known
-        partition_table.add_partitions(
-            topic, snapshot, [each.leader_epoch for each in known.partitions]
-        )
+        partition_table.add_partitions(topic, snapshot, known.leader_epochs)
         for partition in topic.partitions:
             found = entries.get((known.topic_id, partition.number), [])
             bounds = checkpointed[partition.number]
@@ -308,15 +302,15 @@ def _read_table(
             raise
         except Exception as error:
             refusal = error
-    if snapshot.topic_id == known.topic_id and snapshot.partitions >= len(known.partitions):
+    if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
         return snapshot, refusal, True
     if refusal is None:
         reason = (
             f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
-            f" was {known.topic_id}, with {len(known.partitions)}"
+            f" was {known.topic_id}, with {known.partition_count}"
         )
         refusal = errors.ForeignTable(topic=table.topic, reason=reason)
-    bounds = table.bounds(known.topic_id, len(known.partitions))
+    bounds = table.bounds(known.topic_id, known.partition_count)
     if bounds is not None:
         return bounds, refusal, True
     snapshot = TableSnapshot(

@@ -26,7 +26,7 @@ from sparklog.broker.log.takeover import Leadership, close_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
-from sparklog.storage.metadata import MetadataStore
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import EntryKind, Located, WalPosition
 

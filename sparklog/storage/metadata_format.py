@@ -1,0 +1,330 @@
+"""Encoding of the metadata: each version is a delta, and some versions have a snapshot.
+
+- `meta/<version>.json` has what the version changes, and the change id of the version before it. So
+  the deltas form a chain, and a delta that was put late, after its place had been pruned, is no
+  part of it.
+- `meta/<version>.snapshot` has the whole version. The delta of such a version has the checksum of
+  the snapshot. Every reader compares it with its own state, so that a release that applies deltas
+  differently stops, and does not continue with a state of its own.
+
+Before format version 3, `meta/<version>.json` has the whole version, with `topics` as an object. In
+a delta it is a list, which those releases refuse.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Annotated, Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, Epoch, TopicMetadata
+
+_HEADER: Final = struct.Struct("<4sIQ")
+"""Begins a snapshot: magic, CRC-32 and length of the content, which is compressed JSON."""
+_MAGIC: Final = b"SLM1"
+_LARGEST_BYTES: Final = 1 << 30
+"""The largest content of a snapshot; a million partitions need about 10 MB."""
+
+_Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+
+# ------------------------------------------------------------------------------ deltas
+
+
+class TopicSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
+    """A topic that is new, or has changed in more than its leaders."""
+
+    name: str
+    topic: TopicMetadata
+
+
+class LeadersMoved(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
+    """New leaders of some partitions: (partition, leader, leader epoch) of each."""
+
+    name: str
+    partitions: tuple[tuple[_Index, int, int], ...]
+
+
+class TopicGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
+    name: str
+
+
+class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The changes of one version. Fields that it leaves as they were are missing."""
+
+    version: int
+    change_id: str
+    previous: str
+    """The change id of the version before; empty for the first."""
+    topics: tuple[TopicSet | LeadersMoved | TopicGone, ...]
+    brokers: dict[int, BrokerRegistration] = {}
+    """Those that have changed. None is ever removed."""
+    open_epochs: tuple[Epoch, ...] | msgspec.UnsetType = msgspec.UNSET
+    controller: int | msgspec.UnsetType = msgspec.UNSET
+    next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
+    snapshot_crc: int | None = None
+    """CRC-32 of the content of the version's snapshot; None if it has no snapshot."""
+
+
+def delta_of(before: ClusterMetadata, after: ClusterMetadata) -> Delta:
+    """Returns the delta that leads from `before` to `after`, without a snapshot's checksum."""
+    assert after.version == before.version + 1, (before.version, after.version)
+    assert before.brokers.keys() <= after.brokers.keys(), "a broker's epochs would begin again"
+    plain: dict[str, Any] = {
+        name: getattr(after, name)
+        for name in ("open_epochs", "controller", "next_producer_id")
+        if getattr(after, name) != getattr(before, name)
+    }
+    return Delta(
+        version=after.version,
+        change_id=after.change_id,
+        previous=before.change_id,
+        topics=tuple(_topic_changes(before.topics, after.topics)),
+        brokers={
+            broker: known
+            for broker, known in after.brokers.items()
+            if known is not before.brokers.get(broker) and known != before.brokers.get(broker)
+        },
+        **plain,
+    )
+
+
+def _topic_changes(
+    before: dict[str, TopicMetadata], after: dict[str, TopicMetadata]
+) -> list[TopicSet | LeadersMoved | TopicGone]:
+    changes: list[TopicSet | LeadersMoved | TopicGone] = []
+    changes.extend(TopicGone(name) for name in before if name not in after)
+    for name, topic in after.items():
+        old = before.get(name)
+        if topic is old or topic == old:
+            continue
+        if old is None or not _has_only_other_leaders(old, topic):
+            changes.append(TopicSet(name, topic))
+            continue
+        places = zip(
+            zip(old.leaders, old.leader_epochs, strict=True),
+            zip(topic.leaders, topic.leader_epochs, strict=True),
+            strict=True,
+        )
+        moved = tuple((n, *new) for n, (known, new) in enumerate(places) if known != new)
+        changes.append(LeadersMoved(name, moved))
+    return changes
+
+
+def _has_only_other_leaders(old: TopicMetadata, new: TopicMetadata) -> bool:
+    return old.partition_count == new.partition_count and old == msgspec.structs.replace(
+        new, leaders=old.leaders, leader_epochs=old.leader_epochs
+    )
+
+
+def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
+    """Returns the version that follows `before`. Raises ValueError if the delta does not fit it."""
+    if (delta.version, delta.previous) != (before.version + 1, before.change_id):
+        raise ValueError(f"it does not follow version {before.version}, {before.change_id}")
+    changes: dict[str, Any] = {
+        name: value
+        for name in ("open_epochs", "controller", "next_producer_id")
+        if (value := getattr(delta, name)) is not msgspec.UNSET
+    }
+    if delta.topics:
+        topics = dict(before.topics)
+        for change in delta.topics:
+            try:
+                _apply_to_topic(topics, change)
+            except (KeyError, IndexError):
+                raise ValueError(f"it changes what topic {change.name} does not have") from None
+        changes["topics"] = topics
+    if delta.brokers:
+        changes["brokers"] = {**before.brokers, **delta.brokers}
+    after = msgspec.structs.replace(
+        before, version=delta.version, change_id=delta.change_id, **changes
+    )
+    if delta.snapshot_crc is not None and delta.snapshot_crc != zlib.crc32(content_of(after)):
+        raise ValueError(
+            "its checksum is not that of the state it leads to; if a broker of a newer release has"
+            " put it, update this program"
+        )
+    return after
+
+
+def _apply_to_topic(
+    topics: dict[str, TopicMetadata], change: TopicSet | LeadersMoved | TopicGone
+) -> None:
+    match change:
+        case TopicSet(name, topic):
+            topics[name] = topic
+        case TopicGone(name):
+            del topics[name]
+        case LeadersMoved(name, partitions):
+            old = topics[name]
+            leaders, leader_epochs = list(old.leaders), list(old.leader_epochs)
+            for partition, leader, leader_epoch in partitions:
+                leaders[partition], leader_epochs[partition] = leader, leader_epoch
+            topics[name] = msgspec.structs.replace(
+                old, leaders=tuple(leaders), leader_epochs=tuple(leader_epochs)
+            )
+
+
+def encode_delta(delta: Delta) -> bytes:
+    """Returns the content of `meta/<version>.json`."""
+    return msgspec.json.encode(delta)
+
+
+def decode_version(version: int, data: pa.Buffer) -> Delta | ClusterMetadata:
+    """Returns a delta, or the whole version where it is of an older format.
+
+    Raises ValueError and `msgspec.MsgspecError` for anything else.
+    """
+    found: Delta | ClusterMetadata
+    try:
+        found = _delta_decoder.decode(data)
+    except msgspec.ValidationError as error:
+        try:
+            found = _whole_decoder.decode(data).as_metadata()
+        except msgspec.ValidationError:
+            raise error from None
+    if found.version != version:
+        raise ValueError(f"it says that it is version {found.version}")
+    return found
+
+
+_delta_decoder = msgspec.json.Decoder(Delta)
+
+# ------------------------------------------------------------------------------ snapshots
+
+
+class _Content(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole version, in columns: of brokers sorted by id, and of topics sorted by name."""
+
+    version: int
+    change_id: str
+    broker_ids: list[int]
+    brokers: list[BrokerRegistration]
+    open_epochs: tuple[Epoch, ...]
+    controller: int
+    next_producer_id: int
+    names: list[str]
+    topic_ids: list[str]
+    configs: list[dict[str, str]]
+    leaders: list[tuple[int, ...]]
+    leader_epochs: list[tuple[int, ...]]
+
+
+_content_encoder = msgspec.json.Encoder(order="deterministic")
+_content_decoder = msgspec.json.Decoder(_Content)
+
+
+def content_of(metadata: ClusterMetadata) -> bytes:
+    """Encodes a whole version: the same bytes in every process, whatever the order of changes."""
+    topics, brokers = sorted(metadata.topics.items()), sorted(metadata.brokers.items())
+    return _content_encoder.encode(
+        _Content(
+            version=metadata.version,
+            change_id=metadata.change_id,
+            broker_ids=[broker for broker, _ in brokers],
+            brokers=[known for _, known in brokers],
+            open_epochs=metadata.open_epochs,
+            controller=metadata.controller,
+            next_producer_id=metadata.next_producer_id,
+            names=[name for name, _ in topics],
+            topic_ids=[topic.topic_id for _, topic in topics],
+            configs=[topic.config for _, topic in topics],
+            leaders=[topic.leaders for _, topic in topics],
+            leader_epochs=[topic.leader_epochs for _, topic in topics],
+        )
+    )
+
+
+def encode_snapshot(content: bytes) -> bytes:
+    """Returns a snapshot of the version whose `content_of` is given."""
+    header = _HEADER.pack(_MAGIC, zlib.crc32(content), len(content))
+    packed: bytes = pa.compress(content, codec="zstd", asbytes=True)
+    return header + packed
+
+
+def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
+    """Raises ValueError and `msgspec.MsgspecError` for anything but a snapshot of that version."""
+    if data.size < _HEADER.size:
+        raise ValueError("it is cut off")
+    magic, crc, length = _HEADER.unpack(data[: _HEADER.size])
+    if magic != _MAGIC or length > _LARGEST_BYTES:
+        raise ValueError("it is no snapshot of metadata")
+    try:
+        content = pa.decompress(
+            data[_HEADER.size :], decompressed_size=length, codec="zstd", asbytes=True
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"it cannot be decompressed: {error}") from error
+    if zlib.crc32(content) != crc:
+        raise ValueError("its checksum does not match")
+    found = _content_decoder.decode(content)
+    if found.version != version:
+        raise ValueError(f"it says that it is version {found.version}")
+    columns = zip(
+        found.names, found.topic_ids, found.configs, found.leaders, found.leader_epochs, strict=True
+    )
+    return ClusterMetadata(
+        version=version,
+        change_id=found.change_id,
+        brokers=dict(zip(found.broker_ids, found.brokers, strict=True)),
+        open_epochs=found.open_epochs,
+        controller=found.controller,
+        next_producer_id=found.next_producer_id,
+        topics={
+            name: TopicMetadata(
+                topic_id=topic_id, config=config, leaders=leaders, leader_epochs=leader_epochs
+            )
+            for name, topic_id, config, leaders, leader_epochs in columns
+        },
+    )
+
+
+# ------------------------------------------------------------------------------ older formats
+
+
+class _OldPartition(msgspec.Struct, frozen=True, kw_only=True):
+    leader: int
+    leader_epoch: int
+
+
+class _OldTopic(msgspec.Struct, frozen=True, kw_only=True):
+    topic_id: str
+    partitions: tuple[_OldPartition, ...]
+    config: dict[str, str] = {}
+
+
+class _Whole(msgspec.Struct, frozen=True, kw_only=True):
+    """A version before format version 3."""
+
+    version: int
+    change_id: str
+    brokers: dict[int, BrokerRegistration] = {}
+    open_epochs: tuple[Epoch, ...] = ()
+    controller: int = -1
+    topics: dict[str, _OldTopic] = {}
+    next_producer_id: int = 0
+
+    def as_metadata(self) -> ClusterMetadata:
+        topics = {
+            name: TopicMetadata(
+                topic_id=topic.topic_id,
+                leaders=tuple(each.leader for each in topic.partitions),
+                leader_epochs=tuple(each.leader_epoch for each in topic.partitions),
+                config=topic.config,
+            )
+            for name, topic in self.topics.items()
+        }
+        return ClusterMetadata(
+            version=self.version,
+            change_id=self.change_id,
+            brokers=self.brokers,
+            open_epochs=self.open_epochs,
+            controller=self.controller,
+            topics=topics,
+            next_producer_id=self.next_producer_id,
+        )
+
+
+_whole_decoder = msgspec.json.Decoder(_Whole)

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import msgspec
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparklog import errors
+from sparklog.clock import ManualClock
+from sparklog.storage import metadata_format
+from sparklog.storage.metadata import (
+    BrokerKind,
+    BrokerRegistration,
+    ClusterMetadata,
+    Epoch,
+    TopicMetadata,
+)
+from sparklog.storage.metadata_format import (
+    Delta,
+    LeadersMoved,
+    TopicGone,
+    TopicSet,
+    apply,
+    content_of,
+    decode_snapshot,
+    decode_version,
+    delta_of,
+    encode_delta,
+    encode_snapshot,
+)
+from sparklog.storage.metadata_store import MetadataStore
+from sparklog.storage.objects import MemoryStore
+from sparklog.storage.processes import Process
+from sparklog.storage.snapshot import WalKind
+
+_IDS = st.integers(0, 2**31 - 1)
+_TOPICS = st.builds(
+    lambda places, topic_id, config: TopicMetadata(
+        topic_id=topic_id,
+        leaders=tuple(leader for leader, _ in places),
+        leader_epochs=tuple(epoch for _, epoch in places),
+        config=config,
+    ),
+    st.lists(st.tuples(st.integers(-1, 2**31 - 1), _IDS), max_size=6),
+    st.text("0123456789abcdef", min_size=1, max_size=16),
+    st.dictionaries(st.sampled_from(["retention.ms", "cleanup.policy"]), st.text(max_size=9)),
+)
+_BROKERS = st.builds(
+    BrokerRegistration,
+    epoch=_IDS,
+    flight=st.text(max_size=9),
+    started_us=st.integers(0, 2**60),
+    kind=st.sampled_from([*BrokerKind]).map(str),
+    process=st.builds(Process, host=st.text(max_size=5), pid=_IDS),
+    dead_after_seconds=st.floats(0, 1e6),
+)
+_EPOCHS = st.builds(Epoch, _IDS, _IDS, st.sampled_from(WalKind))
+_CLUSTERS = st.builds(
+    ClusterMetadata,
+    version=st.integers(0, 2**40),
+    change_id=st.text(max_size=16),
+    brokers=st.dictionaries(_IDS, _BROKERS, max_size=4),
+    open_epochs=st.lists(_EPOCHS, max_size=3).map(tuple),
+    controller=st.integers(-1, 9),
+    topics=st.dictionaries(st.sampled_from("abcdef"), _TOPICS),
+    next_producer_id=st.integers(0, 2**60),
+)
+
+
+@st.composite
+def _changes(draw: st.DrawFn) -> tuple[ClusterMetadata, ClusterMetadata]:
+    """A version, and one that follows it: with new, changed, moved and deleted topics."""
+    before, other = draw(_CLUSTERS), draw(_CLUSTERS)
+    topics = {name: each for name, each in before.topics.items() if draw(st.booleans())}
+    for name, topic in topics.items():
+        if topic.partition_count and draw(st.booleans()):
+            partition = draw(st.integers(0, topic.partition_count - 1))
+            leaders = [*topic.leaders]
+            leaders[partition] = draw(_IDS)
+            topics[name] = msgspec.structs.replace(topic, leaders=tuple(leaders))
+    changes = {
+        "topics": {**topics, **other.topics} if draw(st.booleans()) else topics,
+        "brokers": {**before.brokers, **other.brokers},
+        "open_epochs": other.open_epochs,
+        "controller": other.controller,
+        "next_producer_id": other.next_producer_id,
+    }
+    chosen = {name: value for name, value in changes.items() if draw(st.booleans())}
+    after = msgspec.structs.replace(
+        before, version=before.version + 1, change_id=draw(st.text(max_size=16)), **chosen
+    )
+    return before, after
+
+
+@given(_changes())
+def test_a_delta_leads_to_the_version_it_was_made_of(
+    versions: tuple[ClusterMetadata, ClusterMetadata],
+) -> None:
+    """A reader that applies the deltas has the state of the writer."""
+    before, after = versions
+    delta = decode_version(after.version, pa.py_buffer(encode_delta(delta_of(before, after))))
+    assert isinstance(delta, Delta)
+    assert apply(before, delta) == after
+
+
+@given(_CLUSTERS)
+def test_a_snapshot_comes_back_as_it_was(metadata: ClusterMetadata) -> None:
+    """Every field survives; the order in which topics and brokers were made is no part of it."""
+    content = content_of(metadata)
+    found = decode_snapshot(metadata.version, pa.py_buffer(encode_snapshot(content)))
+    assert found == metadata
+    backwards = msgspec.structs.replace(
+        metadata,
+        topics=dict(reversed(metadata.topics.items())),
+        brokers=dict(reversed(metadata.brokers.items())),
+    )
+    assert content_of(backwards) == content
+
+
+# ------------------------------------------------------------------------------ deltas
+
+
+def topic(*leaders: int, topic_id: str = "id", **config: str) -> TopicMetadata:
+    """A topic whose partitions are in epoch 7 of their leaders."""
+    return TopicMetadata(
+        topic_id=topic_id, leaders=leaders, leader_epochs=(7,) * len(leaders), config=config
+    )
+
+
+BEFORE = ClusterMetadata(
+    version=4,
+    change_id="four",
+    brokers={1: BrokerRegistration(epoch=3, flight="h:1")},
+    controller=1,
+    topics={"a": topic(1, 1, 1), "b": topic(1, topic_id="b")},
+)
+
+
+def test_a_delta_has_only_what_changes() -> None:
+    """Leaders that move cost a few bytes each, whatever the topic has besides."""
+    moved = msgspec.structs.replace(BEFORE.topics["a"], leaders=(1, 2, 1), leader_epochs=(7, 8, 7))
+    after = msgspec.structs.replace(
+        BEFORE, version=5, change_id="five", topics={**BEFORE.topics, "a": moved}
+    )
+    data = encode_delta(delta_of(BEFORE, after))
+    assert msgspec.json.decode(data) == {
+        "version": 5,
+        "change_id": "five",
+        "previous": "four",
+        "topics": [["lead", "a", [[1, 2, 8]]]],
+    }
+
+
+def test_an_older_release_refuses_a_delta() -> None:
+    """Before, `topics` was an object, so that no such release takes a delta for a whole version."""
+    nothing = msgspec.structs.replace(BEFORE, version=5, change_id="five")
+    data = encode_delta(delta_of(BEFORE, nothing))
+    with pytest.raises(msgspec.ValidationError, match=r"Expected `object`, got `array`.*topics"):
+        msgspec.json.decode(data, type=metadata_format._Whole)
+
+
+def test_a_broker_that_vanishes_is_refused() -> None:
+    """Its epochs would begin again, and with them the names of its logs."""
+    with pytest.raises(AssertionError, match="epochs"):
+        delta_of(BEFORE, msgspec.structs.replace(BEFORE, version=5, brokers={}))
+
+
+@pytest.mark.parametrize(
+    ("delta", "reason"),
+    [
+        (Delta(version=6, change_id="x", previous="four", topics=()), "follow version 4"),
+        (Delta(version=5, change_id="x", previous="other", topics=()), "follow version 4"),
+        (Delta(version=5, change_id="x", previous="four", topics=(TopicGone("c"),)), "topic c"),
+        (
+            Delta(
+                version=5,
+                change_id="x",
+                previous="four",
+                topics=(LeadersMoved("a", ((3, 1, 8),)),),
+            ),
+            "topic a",
+        ),
+        (
+            Delta(version=5, change_id="x", previous="four", topics=(), snapshot_crc=1),
+            "newer release",
+        ),
+    ],
+)
+def test_a_delta_that_does_not_fit_is_refused(delta: Delta, reason: str) -> None:
+    """No reader continues with a state that differs from the writer's."""
+    with pytest.raises(ValueError, match=reason):
+        apply(BEFORE, delta)
+
+
+def test_a_snapshots_checksum_is_that_of_the_state() -> None:
+    """A reader that arrives at the writer's state accepts it."""
+    set_topic = TopicSet("c", topic(1, 2, topic_id="c"))
+    delta = Delta(version=5, change_id="x", previous="four", topics=(set_topic,))
+    after = apply(BEFORE, delta)
+    summed = msgspec.structs.replace(delta, snapshot_crc=zlib.crc32(content_of(after)))
+    assert apply(BEFORE, summed) == after
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+def _cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def _flip(data: bytes) -> bytes:
+    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda _: b"", lambda _: bytes(16), lambda _: b"SLM1" + bytes(12), _cut, _flip],
+    ids=["empty", "zeros", "header", "cut", "bit"],
+)
+def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes]) -> None:
+    """Nothing but the whole snapshot of that version is taken for it."""
+    data = encode_snapshot(content_of(BEFORE))
+    assert decode_snapshot(4, pa.py_buffer(data)) == BEFORE
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        decode_snapshot(4, pa.py_buffer(damage(data)))
+    with pytest.raises(ValueError, match="says that it is version 4"):
+        decode_snapshot(5, pa.py_buffer(data))
+
+
+def test_a_damaged_snapshot_is_named(store: MemoryStore, clock: ManualClock) -> None:
+    """The error has the snapshot's path."""
+    path = f"meta/{4:020d}.snapshot"
+    store.put(path, b"damaged")
+    store.put(f"meta/{4:020d}.json", b"{}")
+    with pytest.raises(errors.CorruptObject, match="delete this one") as corrupt:
+        MetadataStore(store, clock=clock).reload()
+    assert corrupt.value.path == path
+
+
+# ------------------------------------------------------------------------------ older formats
+
+OLD = """{
+  "version": %d, "change_id": "old-%d",
+  "brokers": {"1": {"epoch": 2, "flight": "h:1", "kind": "standing"}},
+  "open_epochs": [[1, 2, "objects"]], "controller": 1,
+  "topics": {"t": {
+    "topic_id": "id", "config": {"retention.ms": "1"},
+    "partitions": [{"leader": 1, "leader_epoch": 4}, {"leader": 1, "leader_epoch": 5}]
+  }},
+  "next_producer_id": 7
+}"""
+
+
+def test_a_root_of_an_older_release_continues(store: MemoryStore, clock: ManualClock) -> None:
+    """Whole versions are read, and deltas follow them, before there is any snapshot."""
+    for version in (3, 4, 5):
+        store.put(f"meta/{version:020d}.json", (OLD % (version, version)).encode())
+    meta, watcher = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
+    found = meta.reload()
+    assert (found.version, found.change_id, found.next_producer_id) == (5, "old-5", 7)
+    assert found.topics["t"] == TopicMetadata(
+        topic_id="id", leaders=(1, 1), leader_epochs=(4, 5), config={"retention.ms": "1"}
+    )
+    assert found.open_epochs == (Epoch(1, 2),)
+    watcher.reload()
+    store.put(f"meta/{6:020d}.json", (OLD % (6, 6)).encode())  # by a broker of that release
+    assert watcher.refresh().change_id == "old-6"
+    after = meta.change(lambda before: msgspec.structs.replace(before, next_producer_id=8))
+    assert (after.version, after.topics) == (7, found.topics)
+    assert watcher.refresh() == after
+    assert MetadataStore(store, clock=clock).reload() == after
