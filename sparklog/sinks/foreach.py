@@ -116,5 +116,7 @@ def _id_of(session: SparkSession, query_name: str) -> str:
             return str(query.id)
     raise errors.BadRequest(
         reason=f"no active query is named {query_name!r}: in Spark Connect a query is found"
-        f" by its name only: set it by writeStream.queryName({query_name!r})"
+        f" by its name only: set it by writeStream.queryName({query_name!r}). Since Spark 4.3 the"
+        " function finds no query there: write by frame.write with the options txnAppId and"
+        " txnVersion"
     )
