@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from sparklog.bench import keeping, object_store, scraping, writing
+from sparklog.bench import keeping, metadata, object_store, scraping, writing
 from sparklog.bench.command import Measure
 
 MEASURES: Final[Mapping[str, Measure]] = {
@@ -22,6 +22,7 @@ MEASURES: Final[Mapping[str, Measure]] = {
     "objectstore": object_store.objectstore,
     "objectstorewide": object_store.objectstore_wide,
     "compaction": keeping.flights,
+    "metadata": metadata.large_cluster,
     "scrape": scraping.scrape,
 }
 """In the order in which they run."""

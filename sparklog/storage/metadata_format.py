@@ -172,7 +172,7 @@ def encode_delta(delta: Delta) -> bytes:
     return msgspec.json.encode(delta)
 
 
-def decode_version(version: int, data: pa.Buffer) -> Delta | ClusterMetadata:
+def decode_version(version: int, data: bytes | pa.Buffer) -> Delta | ClusterMetadata:
     """Returns a delta, or the whole version where it is of an older format.
 
     Raises ValueError and `msgspec.MsgspecError` for anything else.
