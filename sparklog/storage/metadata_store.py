@@ -86,6 +86,30 @@ class _Moment:
 _NEVER: Final = _Moment()
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The newest version, as one look at the store found it. Moments are those of its begin."""
+
+    newest: ClusterMetadata
+    listed: _Moment = _NEVER
+    """The last listing that the look relies on."""
+    at: _Moment = _NEVER
+
+    def may_probe(self, clock: Clock) -> bool:
+        """Returns whether no version that follows `newest` can have been pruned."""
+        return (
+            self.at.age_seconds(clock) < limits.META_LOOK_SECONDS
+            and self.listed.age_seconds(clock) < limits.META_LIST_SECONDS
+        )
+
+    def precedes(self, other: _Look) -> bool:
+        """Returns whether `other` knows more: a probe after an older listing may be misled."""
+        return (self.listed.monotonic_seconds, self.at.monotonic_seconds) <= (
+            other.listed.monotonic_seconds,
+            other.at.monotonic_seconds,
+        )
+
+
 def _snapshot_every(metadata: ClusterMetadata) -> int:
     """Returns the number of versions from one snapshot to the next: more where they are large."""
     is_large = len(metadata.topics) > limits.META_LARGE_TOPICS
@@ -99,15 +123,12 @@ class MetadataStore:
         self._store = store
         self._clock = clock
         self._lock = threading.Lock()
-        self._current = ClusterMetadata()
-        self._looked = _NEVER
-        """When `current` was known to be the newest version."""
-        self._listed = _NEVER
+        self._look = _Look(ClusterMetadata())
 
     @property
     def current(self) -> ClusterMetadata:
         """The version that was read or written last; version 0 if there is none."""
-        return self._current
+        return self._look.newest
 
     # -------------------------------------------------------------------------- reading
 
@@ -116,21 +137,18 @@ class MetadataStore:
 
         Raises `CorruptObject` and the errors of the store.
         """
-        is_recent = (
-            self._looked.age_seconds(self._clock) < limits.META_LOOK_SECONDS
-            and self._listed.age_seconds(self._clock) < limits.META_LIST_SECONDS
-        )
-        began, known = self._now(), self._current
-        if is_recent and known.version:
-            newest = self._probe(known)
-            if newest is not None:
-                return self._adopt(newest, began)
+        began, look = self._now(), self._look
+        if look.newest.version and look.may_probe(self._clock):
+            newest = self._probe(look.newest)
+            # If this process was suspended meanwhile, the probed version may have been pruned.
+            if newest is not None and look.may_probe(self._clock):
+                return self._adopt(_Look(newest, look.listed, began))
         return self.reload()
 
     def reload(self) -> ClusterMetadata:
         """Returns the newest version by listing, whatever is known. Raises as `refresh`."""
         for _ in range(_ATTEMPTS):
-            began, known = self._now(), self._current
+            began, known = self._now(), self.current
             listing = self._list()
             if not listing.deltas:
                 return known
@@ -140,8 +158,7 @@ class MetadataStore:
                     newest = self._follow(known, listing)
                 newest = newest or self._rebuild(listing)
             if newest is not None:
-                self._listed = began
-                return self._adopt(newest, began)
+                return self._adopt(_Look(newest, began, began))
         base = f"snapshot {listing.snapshots[-1]}" if listing.snapshots else "the first version"
         raise errors.CorruptObject(
             path=_path(listing.deltas[-1]), check=f"it does not descend from {base}"
@@ -150,12 +167,12 @@ class MetadataStore:
     def _now(self) -> _Moment:
         return _Moment(self._clock.monotonic(), self._clock.now_us())
 
-    def _adopt(self, newest: ClusterMetadata, began: _Moment) -> ClusterMetadata:
-        """Keeps the newest version as of `began`, unless another thread has looked since."""
+    def _adopt(self, look: _Look) -> ClusterMetadata:
+        """Keeps what `look` found, unless another thread's look knows more."""
         with self._lock:
-            if began.monotonic_seconds >= self._looked.monotonic_seconds:
-                self._current, self._looked = newest, began
-            return self._current
+            if self._look.precedes(look):
+                self._look = look
+            return self._look.newest
 
     def _list(self, after: int = -1) -> _Listing:
         """Lists the versions above `after`."""
@@ -163,7 +180,8 @@ class MetadataStore:
         found: dict[str, list[int]] = {_DELTA: [], _SNAPSHOT: []}
         for stat in listed:
             number, dot, suffix = stat.name.partition(".")
-            if number.isdecimal() and dot + suffix in found:
+            is_version = number.isdecimal() and dot + suffix in found
+            if is_version and stat.name == _name(int(number), dot + suffix):
                 found[dot + suffix].append(int(number))
         modified_us = {stat.name: stat.modified_us for stat in listed}
         return _Listing(found[_DELTA], found[_SNAPSHOT], modified_us)
@@ -178,7 +196,7 @@ class MetadataStore:
             if version <= newest:
                 return self._follow(self._read_snapshot(version), listing)
         if listing.deltas[0] > 1:  # of a release that put whole versions, and pruned them
-            for version in (newest, listing.deltas[0]):
+            for version in reversed(listing.deltas):
                 found = self._read(version)
                 if isinstance(found, ClusterMetadata):
                     return self._follow(found, listing)
@@ -269,9 +287,14 @@ class MetadataStore:
         if after.version % _snapshot_every(after) == 0:
             content = metadata_format.content_of(after)
             delta = msgspec.structs.replace(delta, snapshot_crc=zlib.crc32(content))
-        path = _path(after.version)
-        if not claim(self._store, path, metadata_format.encode_delta(delta), clock=self._clock):
-            return False
+        path, data = _path(after.version), metadata_format.encode_delta(delta)
+        is_doubtful = False
+        try:
+            self._store.put_new(path, data)
+        except (ObjectExists, PutUnresolved):
+            is_doubtful = True
+            if not claim(self._store, path, data, clock=self._clock, doubtful=True):
+                return False
         try:
             counts = self._counts(after)
         except errors.OutcomeUnknown:
@@ -279,8 +302,11 @@ class MetadataStore:
         except errors.SparklogError as error:  # even a refusal, because our put may count
             raise errors.OutcomeUnknown(what=f"put of {path}", reason=str(error)) from error
         if not counts:
+            if is_doubtful:
+                reason = "the first try may have counted, and have been pruned before the second"
+                raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
             self._store.delete([path])
-            self._looked = _NEVER
+            self.reload()
             return False
         # A later version has a snapshot too, and prunes as well.
         with contextlib.suppress(errors.SparklogError, ObjectExists, PutUnresolved):
@@ -295,15 +321,19 @@ class MetadataStore:
         """Returns whether our put counts, or fell into the pruned past.
 
         Versions are pruned in order. So if ours exists although the next one had already been
-        pruned, ours was put after that. Raises `OutcomeUnknown` if ours is gone as well.
+        pruned, ours was put after that. Raises `OutcomeUnknown` if ours is gone as well,
+        or if the look took so long that it proves nothing.
         """
+        path = _path(after.version)
         began, newest = self._now(), None
         with contextlib.suppress(ObjectMissing):
             newest = self._follow(after, self._list(after.version))
+        if began.age_seconds(self._clock) >= limits.META_LOOK_SECONDS:
+            reason = "the versions may have been pruned while they were listed"
+            raise errors.OutcomeUnknown(what=f"put of {path}", reason=reason)
         if newest is not None:
-            self._adopt(newest, began)
+            self._adopt(_Look(newest, began, began))
             return True
-        path = _path(after.version)
         try:
             self._store.stat(path)
         except ObjectMissing:
@@ -319,7 +349,9 @@ class MetadataStore:
     def _prune(self) -> None:
         """Deletes the oldest versions: those that precede two snapshots, and are old enough."""
         listing = self._list()
-        kept_from = listing.snapshots[-2] if len(listing.snapshots) > 1 else 0
+        if len(listing.snapshots) < 2:
+            return
+        kept_from = listing.snapshots[-2]
         newest_us = listing.modified_us[_name(listing.deltas[-1])]
         kept_since_us = newest_us - round(limits.META_KEPT_SECONDS * 1e6)
         for version in sorted({*listing.deltas, *listing.snapshots})[:_PRUNED_AT_ONCE]:

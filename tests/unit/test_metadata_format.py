@@ -216,10 +216,14 @@ def _flip(data: bytes) -> bytes:
     return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
 
 
+def _other_crc(data: bytes) -> bytes:
+    return data[:4] + bytes([data[4] ^ 1]) + data[5:]
+
+
 @pytest.mark.parametrize(
     "damage",
-    [lambda _: b"", lambda _: bytes(16), lambda _: b"SLM1" + bytes(12), _cut, _flip],
-    ids=["empty", "zeros", "header", "cut", "bit"],
+    [lambda _: b"", lambda _: bytes(16), lambda _: b"SLM1" + bytes(12), _cut, _flip, _other_crc],
+    ids=["empty", "zeros", "header", "cut", "bit", "checksum"],
 )
 def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes]) -> None:
     """Nothing but the whole snapshot of that version is taken for it."""
@@ -272,4 +276,15 @@ def test_a_root_of_an_older_release_continues(store: MemoryStore, clock: ManualC
     after = meta.change(lambda before: msgspec.structs.replace(before, next_producer_id=8))
     assert (after.version, after.topics) == (7, found.topics)
     assert watcher.refresh() == after
+    assert MetadataStore(store, clock=clock).reload() == after
+
+
+def test_an_older_releases_late_put_stops_no_reader(store: MemoryStore, clock: ManualClock) -> None:
+    """A whole version below those that were kept is none that the newest one descends from."""
+    for version in (3, 7, 8):
+        store.put(f"meta/{version:020d}.json", (OLD % (version, version)).encode())
+    after = MetadataStore(store, clock=clock).change(
+        lambda before: msgspec.structs.replace(before, next_producer_id=8)
+    )
+    assert after.version == 9
     assert MetadataStore(store, clock=clock).reload() == after

@@ -55,6 +55,34 @@ def versions(store: MemoryStore, suffix: str) -> list[int]:
     return [int(number) for number, _, kind in found if kind == suffix]
 
 
+class Sleeper(NoFaults):
+    """Runs an action while the first put of a version is under way."""
+
+    def __init__(self, meanwhile: Callable[[], None], moment: str = "before") -> None:
+        self.meanwhile = meanwhile
+        self.moment = moment
+        self.slept = False
+
+    def _sleep(self, operation: Operation, path: str, moment: str) -> None:
+        is_version = operation == "put_new" and path.startswith("meta/")
+        if is_version and moment == self.moment and not self.slept:
+            self.slept = True
+            self.meanwhile()
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        self._sleep(operation, path, "before")
+
+    def after(self, operation: Operation, path: str, /) -> None:
+        self._sleep(operation, path, "after")
+
+
+class Unaware(ManualClock):
+    """A clock that does not see how long its machine was suspended."""
+
+    def now_us(self) -> int:
+        return 0
+
+
 def test_metadata_comes_back_as_it_was(store: MemoryStore, clock: ManualClock) -> None:
     """Every field of the metadata survives encoding and decoding."""
     topic = TopicMetadata(topic_id="id", leaders=(3,), leader_epochs=(7,), config={"k": "v"})
@@ -95,7 +123,7 @@ def test_a_damaged_version_is_named(store: MemoryStore, clock: ManualClock, cont
 
 def test_foreign_files_are_ignored(store: MemoryStore, clock: ManualClock) -> None:
     """Foreign files beside the versions are ignored."""
-    for name in ("notes.txt", ".DS_Store", "zzz"):
+    for name in ("notes.txt", ".DS_Store", "zzz", "5.json", "99.snapshot", "99.json"):
         store.put(f"meta/{name}", b"")
     count_slowly(MetadataStore(store, clock=clock), clock, 3 * _EVERY)
     assert MetadataStore(store, clock=clock).reload().version == 3 * _EVERY
@@ -181,6 +209,48 @@ def test_young_versions_are_kept(store: MemoryStore, clock: ManualClock) -> None
     assert watcher.refresh() == meta.current
 
 
+def test_pruning_stops_at_a_young_version(store: MemoryStore, clock: ManualClock) -> None:
+    """Versions go in order, also where one that was put late is younger than its successors."""
+    meta = MetadataStore(store, clock=clock)
+    count_slowly(meta, clock, 5)
+    put_late = store.get(f"meta/{5:020d}.json")
+    count_slowly(meta, clock, 4 * _EVERY)
+    kept = versions(store, "json")
+    store.put_new(f"meta/{5:020d}.json", put_late)
+    for _ in range(2 * _EVERY):
+        meta.change(count_up)
+    assert versions(store, "json")[: len(kept) + 1] == [5, *kept]
+    count_slowly(meta, clock, 10)
+    assert versions(store, "json")[0] > kept[0]
+
+
+def test_a_late_snapshot_is_pruned(store: MemoryStore, clock: ManualClock) -> None:
+    """A snapshot without its version, as of an interrupted pruning, goes with the next pruning."""
+    meta = MetadataStore(store, clock=clock)
+    count_slowly(meta, clock, _EVERY)
+    put_late = store.get(f"meta/{_EVERY:020d}.snapshot")
+    count_slowly(meta, clock, 4 * _EVERY)
+    kept = versions(store, "snapshot")
+    store.put_new(f"meta/{_EVERY:020d}.snapshot", put_late)
+    assert MetadataStore(store, clock=clock).reload() == meta.current
+    count_slowly(meta, clock, 10)
+    assert versions(store, "snapshot") == kept
+
+
+def test_a_large_cluster_has_fewer_snapshots(
+    store: MemoryStore, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every hundredth version has one."""
+    monkeypatch.setattr(limits, "META_LARGE_TOPICS", 0)
+    topic = TopicMetadata(topic_id="id", leaders=(1,), leader_epochs=(1,))
+    meta = MetadataStore(store, clock=clock)
+    meta.change(lambda before: msgspec.structs.replace(before, topics={"t": topic}))
+    for _ in range(5 * _EVERY):
+        meta.change(count_up)
+    assert versions(store, "snapshot") == [5 * _EVERY]
+    assert MetadataStore(store, clock=clock).reload() == meta.current
+
+
 def test_a_reader_that_slept_lists_the_versions(store: MemoryStore, clock: ManualClock) -> None:
     """A wall clock that was ahead of the monotonic one shows that the machine was suspended."""
 
@@ -197,6 +267,98 @@ def test_a_reader_that_slept_lists_the_versions(store: MemoryStore, clock: Manua
     assert reader.refresh().version == 1  # to its clocks no time has passed
     asleep.advance(limits.META_LOOK_SECONDS)
     assert reader.refresh() == meta.current
+
+
+@pytest.mark.parametrize(
+    ("step_seconds", "looks"),
+    [
+        (limits.META_LOOK_SECONDS, 1),
+        (
+            limits.META_LOOK_SECONDS / 2,
+            round(2 * limits.META_LIST_SECONDS / limits.META_LOOK_SECONDS),
+        ),
+    ],
+)
+def test_a_reader_lists_from_time_to_time(
+    store: MemoryStore, clock: ManualClock, step_seconds: float, looks: int
+) -> None:
+    """A suspension that no clock counted ends with the listing that is due once a minute."""
+    meta, unaware = MetadataStore(store, clock=clock), Unaware(0)
+    meta.change(count_up)
+    reader = MetadataStore(store, clock=unaware)
+    reader.refresh()
+    count_slowly(meta, clock, 4 * _EVERY)
+    for _ in range(looks):
+        assert reader.refresh().version == 1
+        unaware.advance(step_seconds)
+    assert reader.refresh() == meta.current
+
+
+def test_a_writer_that_no_clock_told_of_its_sleep_lists(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """After a put that did not count, the next one is not made at the same place."""
+    others, puts = MetadataStore(store, clock=clock), []
+    count_slowly(others, clock, 5)
+
+    class Counted(Sleeper):
+        def before(self, operation: Operation, path: str, /) -> None:
+            super().before(operation, path)
+            if operation == "put_new":
+                puts.append(path)
+
+    faults = Counted(lambda: count_slowly(others, clock, 5 * _EVERY))
+    after = MetadataStore(store.view(faults), clock=Unaware(0)).change(count_up)
+    assert puts == [f"meta/{6:020d}.json", f"meta/{after.version:020d}.json"]
+    assert after.next_producer_id == 5 * _EVERY + 6
+
+
+def test_a_reader_that_slept_amid_a_look_lists(store: MemoryStore, clock: ManualClock) -> None:
+    """A probe of a version that was pruned while the reader slept is no sign that it is missing."""
+    meta = MetadataStore(store, clock=clock)
+    meta.change(count_up)
+
+    class Asleep(NoFaults):
+        def before(self, operation: Operation, path: str, /) -> None:
+            if (operation, path) == ("get", f"meta/{2:020d}.json") and meta.current.version == 1:
+                count_slowly(meta, clock, 4 * _EVERY)
+
+    reader = MetadataStore(store, clock=clock)
+    reader.refresh()
+    reader._store = store.view(Asleep())
+    assert reader.refresh().version == meta.current.version == 4 * _EVERY + 1
+
+
+@pytest.mark.parametrize("probe_first", [True, False])
+def test_a_misled_probe_does_not_replace_a_listing(
+    store: MemoryStore, clock: ManualClock, probe_first: bool
+) -> None:
+    """The listing of one thread wins over the probe of another, whichever began first."""
+    meta, unaware = MetadataStore(store, clock=clock), Unaware(0)
+    meta.change(count_up)
+    reader = MetadataStore(store, clock=unaware)
+    reader.refresh()
+    unaware.advance(1)
+    count_slowly(meta, clock, 4 * _EVERY)
+
+    class Other(NoFaults):
+        is_running = False
+
+        def before(self, operation: Operation, path: str, /) -> None:
+            awaited = f"meta/{2:020d}.json" if probe_first else "meta"
+            if path == awaited and not self.is_running:
+                self.is_running = True
+                unaware.advance(1)
+                if probe_first:
+                    assert reader.reload() == meta.current
+                else:
+                    assert reader.refresh().version == 1
+
+    other = Other()
+    reader._store = store.view(other)
+    assert (reader.refresh() if probe_first else reader.reload()) == meta.current
+    assert other.is_running
+    assert reader.current == meta.current
 
 
 def test_a_late_put_misleads_no_reader(store: MemoryStore, clock: ManualClock) -> None:
@@ -254,27 +416,6 @@ def test_an_old_listing_is_no_loss(store: MemoryStore, clock: ManualClock) -> No
     assert MetadataStore(late, clock=clock).refresh() == meta.current
 
 
-class Sleeper(NoFaults):
-    """Runs an action while the first put of a version is under way."""
-
-    def __init__(self, meanwhile: Callable[[], None], moment: str = "before") -> None:
-        self.meanwhile = meanwhile
-        self.moment = moment
-        self.slept = False
-
-    def _sleep(self, operation: Operation, path: str, moment: str) -> None:
-        is_version = operation == "put_new" and path.startswith("meta/")
-        if is_version and moment == self.moment and not self.slept:
-            self.slept = True
-            self.meanwhile()
-
-    def before(self, operation: Operation, path: str, /) -> None:
-        self._sleep(operation, path, "before")
-
-    def after(self, operation: Operation, path: str, /) -> None:
-        self._sleep(operation, path, "after")
-
-
 @pytest.mark.parametrize("age", [0, 1, 2, 5, 30])
 @pytest.mark.parametrize("slept", [1, 19, 39, 40, 41, 49, 50, 51, 150])
 def test_a_change_that_slept_through_the_pruning_is_repeated(
@@ -329,6 +470,44 @@ def test_a_sleeper_is_not_misled_by_another_one(store: MemoryStore, clock: Manua
     after = MetadataStore(store.view(Sleeper(meanwhile)), clock=clock).change(count_up)
     assert (after.version, after.next_producer_id) == (5 * _EVERY + 6,) * 2
     assert MetadataStore(store, clock=clock).reload() == after
+
+
+def test_a_put_without_an_answer_is_not_made_twice(store: MemoryStore, clock: ManualClock) -> None:
+    """A put that counted, and was pruned before its writer read it back, is not repeated."""
+    others = MetadataStore(store, clock=clock)
+    count_slowly(others, clock, 5)
+
+    def meanwhile() -> None:
+        count_slowly(others, clock, 5 * _EVERY)
+        raise PutUnresolved("?", "no answer")
+
+    sleeper = MetadataStore(store.view(Sleeper(meanwhile, "after")), clock=clock)
+    with pytest.raises(errors.OutcomeUnknown, match="first try"):
+        sleeper.change(count_up)
+    newest = MetadataStore(store, clock=clock).reload()
+    assert (newest.version, newest.next_producer_id) == (5 * _EVERY + 6,) * 2
+
+
+def test_a_writer_that_slept_amid_its_listing_does_not_count(
+    store: MemoryStore, clock: ManualClock
+) -> None:
+    """Versions that were pruned while they were listed are no sign that none follows the put."""
+    others = MetadataStore(store, clock=clock)
+    count_slowly(others, clock, 5)
+
+    class Slow(MemoryStore):
+        def list_after(self, folder: str, after: str = "") -> list[Stat]:
+            found = super().list_after(folder, after)
+            if after:
+                count_slowly(others, clock, 5 * _EVERY)
+            return [stat for stat in found if f"{folder}/{stat.name}" in self._objects]
+
+    slow = Slow(clock)
+    slow._objects = store._objects
+    slow._faults = Sleeper(lambda: count_slowly(others, clock, 5 * _EVERY))
+    with pytest.raises(errors.OutcomeUnknown, match="while they were listed"):
+        MetadataStore(slow, clock=clock).change(count_up)
+    assert MetadataStore(store, clock=clock).reload() == others.current
 
 
 def test_the_first_version_is_not_made_twice(store: MemoryStore, clock: ManualClock) -> None:
