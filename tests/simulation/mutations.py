@@ -240,7 +240,7 @@ MUTATIONS = (
         name="heavy batches take no turns",
         patches=((DecodeMemory, "_has_room", _always(True)),),
         rates=Rates(stall=0.01),
-        profile=_HEAVY,
+        profile=(("is_heavy", True), ("consumers", 3), ("steps", 2_000)),
     ),
     Mutation(
         name="heavy batches are read like others",
