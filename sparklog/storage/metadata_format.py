@@ -28,6 +28,9 @@ _MAGIC: Final = b"SLM1"
 _LARGEST_BYTES: Final = 1 << 30
 """The largest content of a snapshot; a million partitions need about 10 MB."""
 
+_PLAIN_FIELDS: Final = ("open_epochs", "controller", "next_producer_id")
+"""Fields of the metadata that a delta has whole, or not at all."""
+
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 # ------------------------------------------------------------------------------ deltas
@@ -74,7 +77,7 @@ def delta_of(before: ClusterMetadata, after: ClusterMetadata) -> Delta:
     assert before.brokers.keys() <= after.brokers.keys(), "a broker's epochs would begin again"
     plain: dict[str, Any] = {
         name: getattr(after, name)
-        for name in ("open_epochs", "controller", "next_producer_id")
+        for name in _PLAIN_FIELDS
         if getattr(after, name) != getattr(before, name)
     }
     return Delta(
@@ -85,7 +88,7 @@ def delta_of(before: ClusterMetadata, after: ClusterMetadata) -> Delta:
         brokers={
             broker: known
             for broker, known in after.brokers.items()
-            if known is not before.brokers.get(broker) and known != before.brokers.get(broker)
+            if known != before.brokers.get(broker)
         },
         **plain,
     )
@@ -125,7 +128,7 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
         raise ValueError(f"it does not follow version {before.version}, {before.change_id}")
     changes: dict[str, Any] = {
         name: value
-        for name in ("open_epochs", "controller", "next_producer_id")
+        for name in _PLAIN_FIELDS
         if (value := getattr(delta, name)) is not msgspec.UNSET
     }
     if delta.topics:
