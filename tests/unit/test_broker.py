@@ -304,6 +304,15 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
     assert 0 < failures < 11
 
 
+def no_put_of_metadata_lands() -> ScriptedFaults:
+    """The first put of a version, and each try of `claim` after it, has no answer and no effect."""
+    silent = PutUnresolved("meta", "no answer")
+    tries = range(1, limits.CLAIM_ATTEMPTS + 2)
+    return ScriptedFaults(
+        *(Fault(operation="put_new", error=silent, prefix="meta", count=n) for n in tries)
+    )
+
+
 def create_in_doubt(rig: Rig, *, lands: bool) -> None:
     """Creates topic u with an unknown outcome: the metadata may name it or not."""
     assert isinstance(rig.store, MemoryStore)
@@ -312,10 +321,7 @@ def create_in_doubt(rig: Rig, *, lands: bool) -> None:
         fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
         faults: Faults = ScriptedFaults(fault)
     else:
-        lost = PutUnresolved("meta", "no answer")
-        faults = ScriptedFaults(
-            *(Fault(operation="put_new", error=lost, prefix="meta", count=n) for n in range(1, 9))
-        )
+        faults = no_put_of_metadata_lands()
     sound = rig.broker._metadata._store
     rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
@@ -392,10 +398,7 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
         # The put lands, and its version cannot be read back.
         faults = ScriptedFaults(Fault(operation="list_after", error=lost, prefix="meta", count=2))
     else:
-        silent = PutUnresolved("meta", "no answer")
-        faults = ScriptedFaults(
-            *(Fault(operation="put_new", error=silent, prefix="meta", count=n) for n in range(1, 9))
-        )
+        faults = no_put_of_metadata_lands()
     sound = rig.broker._metadata._store
     rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
