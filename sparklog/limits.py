@@ -117,6 +117,7 @@ PRODUCER_REFUSAL_SECONDS = (
     120.0  # Kafka's delivery.timeout.ms: a refused batch may be repeated so long
 )
 PRODUCER_REFUSALS = 10_000  # refused batches that are remembered
+LEADER_EPOCHS_REMEMBERED = 32  # of a partition, with their first offsets
 BATCHES_REMEMBERED = 16  # of a query, with their offsets
 QUERIES_REMEMBERED = 1_000  # of a partition
 SINGLES_REMEMBERED = 256  # published writes of a partition outside queries

@@ -34,7 +34,7 @@ from sparklog.broker.flight.listener import FlightListener
 from sparklog.broker.flight.streams import StreamBounds
 from sparklog.broker.groups.coordinator import Coordinator
 from sparklog.broker.heap import HeapTrimmer
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
@@ -301,7 +301,7 @@ class Agent:
             clock=self._clock,
             removed_file_grace_seconds=self.settings.janitor.removed_file_grace_seconds,
         )
-        partition_table = takeover.recover(
+        partition_table = recovery.recover(
             self._store,
             self._meta.current,
             self._leadership,

@@ -229,6 +229,10 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     """The offset from which the write-ahead logs have every record."""
     end: int
     """The next offset; -1: unknown."""
+    leader_epoch: int = -1
+    """The epoch of the leader that wrote the checkpoint; -1: an old release did."""
+    epochs: tuple[tuple[int, int], ...] = ()
+    """(leader epoch, its first offset) of the newest leader epochs with records, in order."""
 
 
 # ------------------------------------------------------------------------------ what to read

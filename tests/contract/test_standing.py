@@ -80,7 +80,7 @@ def test_a_broker_starts_again_at_once(tmp_path: Path, how: signal.Signals) -> N
 _SLOW_START = """
 import sys, time
 from pathlib import Path
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery
 from sparklog.cli import main
 
 _, root, recovers = sys.argv
@@ -89,7 +89,7 @@ def recover(*_, **__):
     Path(recovers).touch()
     time.sleep(60)
 
-takeover.recover = recover
+recovery.recover = recover
 sys.argv = ["sparklog", "broker", "--root", root, "--flight", "127.0.0.1:0", "--kafka", ""]
 main()
 """

@@ -16,7 +16,7 @@ import pyarrow as pa
 from sparklog import errors, limits
 from sparklog.broker.backoff import RetrySchedule
 from sparklog.broker.decode_memory import DecodeMemory
-from sparklog.broker.log import publish_process, readers, takeover
+from sparklog.broker.log import publish_process, readers, recovery
 from sparklog.broker.log import publisher as publishers
 from sparklog.broker.log import writer as writers
 from sparklog.broker.log.confirmer import Confirmer
@@ -363,7 +363,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what a dead broker committed is not made durable",
-        patches=((TopicTable, "sync", _always(None)), (takeover, "sync_all", _always(None))),
+        patches=((TopicTable, "sync", _always(None)), (recovery, "sync_all", _always(None))),
         rates=Rates(crash=0.02, power_cut=0.003),
         aim="between put_new topics",
         profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
@@ -376,7 +376,7 @@ MUTATIONS = (
     ),
     Mutation(
         name="what another engine wrote is not made durable",
-        patches=((TopicTable, "_sync_files", _always(None)), (takeover, "sync_all", _always(None))),
+        patches=((TopicTable, "_sync_files", _always(None)), (recovery, "sync_all", _always(None))),
         rates=Rates(power_cut=0.01),
         profile=(*_ENGINE, ("steps", 1_500)),
     ),

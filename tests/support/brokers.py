@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from sparklog.broker.broker import Broker, TopicDefaults
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
@@ -110,7 +110,7 @@ class Rig:
             clock=clock,
             removed_file_grace_seconds=options.janitor.removed_file_grace_seconds,
         )
-        self.partition_table = takeover.recover(
+        self.partition_table = recovery.recover(
             store, self.meta.current, self.leadership, clock=clock, open_table=open_table
         )
         self.hot = HotTail(limit_bytes=options.hot_bytes)

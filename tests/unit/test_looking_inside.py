@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparklog import errors
+from sparklog import errors, limits
 from sparklog.broker.log.producer_state import ProducerState, SequencedBatch
 from sparklog.clock import ManualClock
 from sparklog.storage.objects import MemoryStore
@@ -40,14 +40,36 @@ def test_ends_of_epochs_that_wait_for_the_table_are_exact() -> None:
     assert ends(rig_of_three_epochs()) == [(0, 3), (1, 5), (2, 9), (-1, -1)]
 
 
-@pytest.mark.parametrize(
-    ("published_after", "first"),
-    [(0, (0, 3)), (1, (0, 5)), (2, (0, 5))],
-)
-def test_the_table_forgets_the_older_ones(published_after: int, first: tuple[int, int]) -> None:
-    """The epoch before the current one stays exact; older ones never end too early."""
+@pytest.mark.parametrize("published_after", [0, 1, 2])
+def test_ends_of_epochs_outlive_the_write_ahead_log(published_after: int) -> None:
+    """Checkpoints have the beginnings of leader epochs, whose entries are published and gone."""
     rig = rig_of_three_epochs(published_after=published_after)
-    assert ends(rig) == [first, (1, 5), (2, 9), (-1, -1)]
+    assert ends(rig) == [(0, 3), (1, 5), (2, 9), (-1, -1)]
+    rig.publish()
+    rig.trim()
+    assert ends(rig.successor()) == [(0, 3), (1, 5), (2, 9), (3, 9)]
+
+
+def test_an_epoch_without_records_ends_where_the_one_before_it_ends() -> None:
+    """The answer names that one, as in Kafka."""
+    rig = rig_of_three_epochs().successor().successor()
+    assert rig.broker.epoch_end("t", 0, 3) == (2, 9)
+    assert rig.broker.epoch_end("t", 0, 4) == (4, 9)
+    rig.append(["v"])
+    assert rig.broker.epoch_end("t", 0, 3) == (2, 9)
+    assert rig.broker.epoch_end("t", 0, 4) == (4, 10)
+
+
+def test_the_newest_epochs_are_remembered() -> None:
+    """The end of an older one may be too high, and never too low."""
+    rig = rig_of_three_epochs()
+    for _ in range(limits.LEADER_EPOCHS_REMEMBERED):
+        rig = rig.successor()
+        rig.append(["v"])
+    newest = 2 + limits.LEADER_EPOCHS_REMEMBERED
+    assert rig.broker.epoch_end("t", 0, 1) == (1, 9)
+    assert rig.broker.epoch_end("t", 0, 0) == (0, 9)
+    assert rig.broker.epoch_end("t", 0, newest - 1) == (newest - 1, rig.end() - 1)
 
 
 def test_a_new_partition_knows_its_own() -> None:

@@ -151,12 +151,12 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     batches = {"q": ((("q", 3), 6, 2, 8),)}
     topic = rig.partition_table.topic("t")
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
-    rig.partition_table.restore_state(data)
+    rig.partition_table.restore_states([(data, {(topic.topic_id, 0)})])
     (found,) = rig.broker.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
-    rig.partition_table.restore_state(b"\x90")
+    rig.partition_table.restore_states([(b"\x90", set())])
 
 
 # ------------------------------------------------------------------------------ many
@@ -291,7 +291,7 @@ def test_many_producers_do_not_stop_acks() -> None:
             Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
         ]
         restored.add_topic(topic)
-        restored.restore_state(data)
+        restored.restore_states([(data, {("00", number) for number in range(10)})])
         states = [each.producers.blocks() for each in partition_table.topic("t").partitions]
         found = [each.producers.blocks() for each in topic.partitions]
         assert _by_id(found).keys() == _by_id(states).keys()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 from unittest import mock
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -16,10 +19,11 @@ from sparklog.storage.metadata import Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
 from sparklog.storage.processes import this_process
-from sparklog.storage.snapshot import Entry, EntryKind, WalKind, WalPosition
+from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
 from sparklog.storage.wal import objects
 from sparklog.storage.wal.base import object_path
+from sparklog.storage.wal.objects import ObjectAppender
 from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root, rows_of_table
 
 LOG = "topics/t/_delta_log"
@@ -200,6 +204,64 @@ def test_the_newest_epochs_memory_counts(rig: Rig) -> None:
     assert third.append(["b"], producer_sequence=(1, 0, 1)).duplicate
     assert third.append(["a"], producer_sequence=(1, 0, 0)).duplicate
     assert not third.append(["c"], producer_sequence=(1, 0, 2)).duplicate
+
+
+def test_the_newest_leaders_memory_counts(rig: Rig) -> None:
+    """The leader epoch decides which checkpoint is newest, not the order of the starts."""
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    rig.wal_cleaner.checkpoint()
+    second = rig.successor(broker=2)
+    second.append(["b"], producer_sequence=(1, 0, 1))
+    second.wal_cleaner.checkpoint()
+    second.meta.change(
+        lambda found: msgspec.structs.replace(found, open_epochs=found.open_epochs[::-1])
+    )
+    third = second.successor()
+    assert third.leadership.inherited == (Epoch(2, 1), Epoch(1, 1))
+    assert third.append(["b"], producer_sequence=(1, 0, 1)).duplicate
+    assert not third.append(["c"], producer_sequence=(1, 0, 2)).duplicate
+
+
+def _without_epochs(bounds: Mapping[str, Sequence[Bounds]]) -> Mapping[str, Sequence[Bounds]]:
+    return {
+        topic_id: [Bounds(each.start, each.published, each.end) for each in partitions]
+        for topic_id, partitions in bounds.items()
+    }
+
+
+def _without_ends(bounds: Mapping[str, Sequence[Bounds]]) -> Mapping[str, Sequence[Bounds]]:
+    return {
+        topic_id: [Bounds(each.start, each.published, -1) for each in partitions]
+        for topic_id, partitions in bounds.items()
+    }
+
+
+@pytest.mark.parametrize("as_written", [_without_epochs, _without_ends, lambda _: None])
+def test_checkpoints_of_older_releases_are_restored(
+    rig: Rig, as_written: Callable[[Mapping[str, Sequence[Bounds]]], object]
+) -> None:
+    """They name no leader epochs, and some no ends: entries after them are added once."""
+    put = ObjectAppender.checkpoint
+
+    def put_older(
+        self: ObjectAppender, sequence: int, needed: Any, state: bytes, bounds: Any
+    ) -> None:
+        put(self, sequence, needed, state, as_written(bounds))  # type: ignore[arg-type]
+
+    with mock.patch.object(ObjectAppender, "checkpoint", put_older):
+        for first in (0, 2):
+            rig.append(["a"], producer_sequence=(1, 0, first))
+            rig.append_staged([(0, ["b"])], batch=first)
+            rig.wal_cleaner.checkpoint()
+            rig.append(["c"], producer_sequence=(1, 0, first + 1))
+            rig.append_staged([(0, ["d"])], batch=first + 1)
+            rig = rig.successor()
+    known = rig.partition_table.topic("t").partitions[0].producers.get(1)
+    assert known is not None
+    assert [each.base_sequence for each in known.recent] == [0, 1, 2, 3]
+    assert [each.base_offset for each in known.recent] == [0, 2, 4, 6]
+    assert rig.append_staged([(0, ["d"])], batch=3)[0].duplicate
+    assert rig.end() == 8
 
 
 def test_producers_are_forgotten_after_a_day(rig: Rig, clock: ManualClock) -> None:

@@ -68,6 +68,8 @@ def bounds_of_all(rig: Rig) -> dict[str, tuple[Bounds, ...]]:
                 each.start,
                 each.unconfirmed[0].entry.base_offset if each.unconfirmed else each.published,
                 each.end if each.is_end_known else -1,
+                each.leader_epoch,
+                tuple(each.epochs),
             )
             for each in topic.partitions
         )
@@ -495,10 +497,10 @@ def test_bounds_follow_every_change(store: MemoryStore, clock: ManualClock) -> N
     rig.wal_cleaner.checkpoint()
     assert table.bounds() == bounds_of_all(rig)
     table.advance_start(topic, [0, 1, 0])
-    assert table.bounds()[topic.topic_id][1] == Bounds(1, 2, 2)
+    assert table.bounds()[topic.topic_id][1] == Bounds(1, 2, 2, 0, ((0, 0),))
     reason = errors.MissingObject(path="x", reason="it was removed")
     table.block(topic, topic.partitions[2], reason, end=5, is_end_known=False)
-    assert table.bounds()[topic.topic_id][2] == Bounds(0, 0, -1)
+    assert table.bounds()[topic.topic_id][2] == Bounds(0, 0, -1, 0)
     assert table.reconnect(topic, topic.partitions[2], 5)
     assert table.bounds() == bounds_of_all(rig)
     rig.append(["d"], topic="gone")

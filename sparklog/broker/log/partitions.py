@@ -12,7 +12,7 @@ import math
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,6 +56,7 @@ class Partition:
         "batches",
         "blocked",
         "end",
+        "epochs",
         "growth",
         "inherited_end",
         "is_end_known",
@@ -73,6 +74,8 @@ class Partition:
     def __init__(self, number: int, *, leader_epoch: int, start: int, published: int) -> None:
         self.number = number
         self.leader_epoch = leader_epoch
+        self.epochs: list[tuple[int, int]] = []
+        """(leader epoch, its first offset) of the newest leader epochs with records."""
         self.start = start
         self.published = published
         self.end = published
@@ -110,23 +113,23 @@ class Partition:
             first, _ = self.unpublished_batches.get(entry.batch_id, (entry.base_offset, 0))
             self.unpublished_batches[entry.batch_id] = first, entry.end
 
+    def note_epoch(self, entry: Entry) -> None:
+        """Records where a leader epoch begins. Entries come in the order of their offsets."""
+        if not self.epochs or self.epochs[-1][0] < entry.leader_epoch:
+            self.epochs.append((entry.leader_epoch, entry.base_offset))
+            del self.epochs[: -limits.LEADER_EPOCHS_REMEMBERED]
+
     def epoch_end(self, leader_epoch: int) -> tuple[int, int]:
         """Returns (leader epoch, end offset) of that epoch, or of the last known one before it.
 
         Follows Kafka's `LeaderEpochFileCache`: (-1, -1) for a future epoch; for an epoch older than
-        all known ones, that epoch and the offset where the first known epoch begins. Known are the
-        current epoch and those of unpublished entries; the table records none. So the end of an old
-        epoch may be reported too high, never too low.
+        all known ones, that epoch and the offset where the first known epoch begins.
         """
         if leader_epoch == self.leader_epoch:
             return leader_epoch, self.end
         if not 0 <= leader_epoch < self.leader_epoch:
             return -1, -1
-        begins = {self.leader_epoch: self.inherited_end}
-        for waiting in self.unpublished:
-            if waiting.entry.base_offset >= self.inherited_end:
-                break
-            begins.setdefault(waiting.entry.leader_epoch, waiting.entry.base_offset)
+        begins = {self.leader_epoch: self.end} | dict(self.epochs)
         known = max((each for each in begins if each <= leader_epoch), default=leader_epoch)
         end = begins[min(each for each in begins if each > leader_epoch)]
         return known, max(end, self.start)
@@ -529,6 +532,7 @@ class PartitionTable:
                 if entry.carried:
                     self._replace_with_copy(partition, each)
                     continue
+                partition.note_epoch(entry)
                 assert entry.base_offset == partition.end, (
                     f"{topic.name}-{entry.partition}: {entry.base_offset} after {partition.end}"
                 )
@@ -855,12 +859,22 @@ class PartitionTable:
 
     # -------------------------------------------------------------------------- duplicate detection
 
-    def restore_batch(self, entry: Entry) -> None:
-        """Records the producer or Spark batch of an inherited `entry`. Entries come in order."""
+    def restore_entries(
+        self,
+        topic: Topic,
+        partition: Partition,
+        epochs: Iterable[tuple[int, int]],
+        entries: Iterable[Entry],
+    ) -> None:
+        """Adds to a restored state what later entries, in the order of offsets, say.
+
+        `epochs`: the leader epochs before, with their first offsets.
+        """
         with self.lock:
-            topic = self._by_id.get(entry.topic_id)
-            if topic is not None and entry.partition < len(topic.partitions):
-                self._record_batch(topic, topic.partitions[entry.partition], entry)
+            partition.epochs = list(epochs)
+            for entry in entries:
+                self._record_batch(topic, partition, entry)
+                partition.note_epoch(entry)
 
     def _record_batch(self, topic: Topic, partition: Partition, entry: Entry) -> None:
         if entry.carried:
@@ -944,31 +958,36 @@ class PartitionTable:
                 },
             )
 
-    def restore_state(self, data: bytes) -> None:
-        """Restores the state of an earlier epoch's checkpoint."""
-        state = _decoded(data)
+    def restore_states(self, states: Iterable[tuple[bytes, Container[tuple[str, int]]]]) -> None:
+        """Restores the states of earlier checkpoints.
+
+        `states`: each with the (topic id, partition) to take from it; no two have one in common.
+        """
         now_ms = self._now_ms()
         with self.lock:
             seen: list[tuple[int, Topic, Partition, int, ProducerState]] = []
-            for each in state.partitions:
-                topic = self._by_id.get(each.topic_id)
-                if topic is None or each.partition >= len(topic.partitions):
-                    continue
-                partition = topic.partitions[each.partition]
-                for producer_id in list(partition.producers):
-                    self._drop_producer(partition, producer_id)
-                partition.batches.restore(each.batches)
-                self._with_batches[partition] = topic
-                for batch in partition.batches:
-                    topic.spark_batches.record(batch.batch_id, batch.kind, batch.arrival_us)
-                self._state_changed[partition] = topic.topic_id
-                for block in each.producers:
-                    for producer_id, known in block.items():
-                        silent_ms = max(state.now_ms - known.seen_ms, 0)
-                        seen.append((now_ms - silent_ms, topic, partition, producer_id, known))
+            for data, wanted in states:
+                state = _decoded(data)
+                for each in state.partitions:
+                    topic = self._by_id.get(each.topic_id)
+                    if topic is None or (each.topic_id, each.partition) not in wanted:
+                        continue
+                    partition = topic.partition(each.partition)
+                    self._restore_batches(topic, partition, each.batches)
+                    for block in each.producers:
+                        for producer_id, known in block.items():
+                            silent_ms = max(state.now_ms - known.seen_ms, 0)
+                            seen.append((now_ms - silent_ms, topic, partition, producer_id, known))
             for seen_ms, topic, partition, producer_id, known in sorted(seen, key=lambda x: x[0]):
                 known = msgspec.structs.replace(known, seen_ms=seen_ms)
                 self._put_producer(topic, partition, producer_id, known)
+
+    def _restore_batches(self, topic: Topic, partition: Partition, batches: _Batches) -> None:
+        partition.batches.restore(batches)
+        self._with_batches[partition] = topic
+        for batch in partition.batches:
+            topic.spark_batches.record(batch.batch_id, batch.kind, batch.arrival_us)
+        self._state_changed[partition] = topic.topic_id
 
 
 def payload_bytes(entry: Entry) -> int:
@@ -997,6 +1016,8 @@ def _bounds(partition: Partition) -> Bounds:
         start=partition.start,
         published=partition.published if kept is None else kept,
         end=partition.end if partition.is_end_known else -1,
+        leader_epoch=partition.leader_epoch,
+        epochs=tuple(partition.epochs),
     )
 
 

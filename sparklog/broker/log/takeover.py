@@ -1,4 +1,4 @@
-"""Takeover of a root: takes the next epoch of a broker id and recovers what earlier epochs left.
+"""Takeover of a root: the right to write, in the next epoch of a broker id.
 
 Heartbeats only decide when to try (`storage/liveness.py`). The fence in the WAL of each open epoch
 makes the takeover safe: after it, no other broker can ack a record of our partitions.
@@ -8,7 +8,8 @@ and detached ones, because their programs continue as its clients, and `take_ove
 leader. The steps are:
 
 1. Register the new epoch in the metadata, as leader of every partition.
-2. Fence every other open epoch, in the order in which they were opened, and read their WALs.
+2. Fence every other open epoch, in the order in which they were opened, and read their WALs
+   (`recovery`).
 3. Connect each partition's WAL entries to its table, and take over the producers' states.
 4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
    broker may serve.
@@ -19,8 +20,7 @@ checkpoint of the states that were taken over.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -28,9 +28,7 @@ import msgspec
 import structlog
 
 from sparklog import errors
-from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
 from sparklog.clock import Clock
-from sparklog.storage import wal
 from sparklog.storage.cluster import Cluster, open_cluster, raise_format
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe, describe_broker
 from sparklog.storage.metadata import (
@@ -38,14 +36,11 @@ from sparklog.storage.metadata import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
-    TopicMetadata,
 )
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import Store, SyncFailed, in_parallel
-from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.objects import Store
 from sparklog.storage.processes import Process
-from sparklog.storage.snapshot import Bounds, EntryKind, Located, TableSnapshot, WalKind
-from sparklog.storage.table import OpenTable, TopicTable, sync_all
+from sparklog.storage.snapshot import WalKind
 
 _log = structlog.get_logger("sparklog.takeover")
 _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
@@ -180,196 +175,6 @@ def _check_leader(
 
 def _gives_way(leader: Leader, kind: BrokerKind) -> bool:
     return kind is BrokerKind.STANDING and leader.known.kind in _ON_DEMAND
-
-
-def recover(
-    store: Store,
-    metadata: ClusterMetadata,
-    leadership: Leadership,
-    *,
-    clock: Clock,
-    open_table: OpenTable,
-) -> PartitionTable:
-    """Fences the epochs that `leadership` inherits, and returns the state of every partition.
-
-    Reads the table of every topic. A topic whose table cannot be written is held back. A partition
-    is blocked, and accepts no record, if its end is unknown or if acked records are missing from
-    both table and logs. Raises `CorruptObject` and `MissingObject` if a write-ahead log cannot be
-    read: an operator must look.
-    """
-    histories = []
-    entries: dict[tuple[str, int], list[Located]] = {}
-    for epoch in leadership.inherited:
-        follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
-        objects = follower.fence()
-        histories.append((follower.checkpoint, objects))
-        for located in _all_entries(objects):
-            if located.entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):
-                key = located.entry.topic_id, located.entry.partition
-                entries.setdefault(key, []).append(located)
-
-    # Tables are read after the WALs, so that records published and trimmed meanwhile are in them.
-    partition_table = PartitionTable(clock=clock)
-    checkpoints = [checkpoint for checkpoint, _ in histories if checkpoint is not None]
-    bounds_of = {
-        name: [_checkpointed(checkpoints, known.topic_id, n) for n in range(known.partition_count)]
-        for name, known in metadata.topics.items()
-    }
-    tables = {name: open_table(name) for name in metadata.topics}
-    refusals = dict(in_parallel(store, _refresh, tables.values()))
-    sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
-    for name, known in metadata.topics.items():
-        table, checkpointed = tables[name], bounds_of[name]
-        snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
-        topic = Topic(name, known.topic_id, known.config, table)
-        topic.held_back = str(refusal) if refusal is not None else None
-        partition_table.add_topic(topic)
-        topic.spark_batches.record_all(table.batches(known.topic_id))
-        topic.spark_batches.is_known = is_known
-        partition_table.add_partitions(topic, snapshot, known.leader_epochs)
-        for partition in topic.partitions:
-            found = entries.get((known.topic_id, partition.number), [])
-            bounds = checkpointed[partition.number]
-            if bounds is None and not is_known:
-                assert refusal is not None
-                _block_unknown_end(partition_table, topic, partition, found, refusal)
-            else:
-                _connect(partition_table, topic, partition, found, bounds)
-
-    for checkpoint, objects in histories:
-        if checkpoint is not None:
-            partition_table.restore_state(checkpoint.state)
-        for located in _all_entries(objects):
-            if checkpoint is None or located.at.sequence > checkpoint.sequence:
-                partition_table.restore_batch(located.entry)
-    return partition_table
-
-
-def _all_entries(objects: Iterable[wal.WalObject]) -> Iterator[Located]:
-    return itertools.chain.from_iterable(each.located for each in objects)
-
-
-def _checkpointed(
-    checkpoints: Sequence[wal.Checkpoint], topic_id: str, partition: int
-) -> Bounds | None:
-    """Returns the partition's bounds in the newest checkpoint; None if they are unknown.
-
-    A topic that the checkpoint does not name was created later. Without any checkpoint, no epoch
-    was ever closed. In both cases the logs hold the partition from offset 0 on.
-    """
-    if not checkpoints:
-        return Bounds(0, 0, 0)
-    known = checkpoints[-1].bounds
-    if known is None:
-        return None
-    of_topic = known.get(topic_id, ())
-    if partition >= len(of_topic):
-        return Bounds(0, 0, 0)
-    found = of_topic[partition]
-    return found if found.end >= 0 else None
-
-
-def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
-    """Reads a table. Returns the topic, and why the table cannot be written, if so.
-
-    An error in one table does not stop the start of the others.
-    """
-    try:
-        table.refresh()
-    except (errors.Retriable, errors.Fenced, SyncFailed):
-        raise
-    except Exception as error:
-        return table.topic, error
-    return table.topic, None
-
-
-def _read_table(
-    table: TopicTable,
-    known: TopicMetadata,
-    checkpointed: Sequence[Bounds | None],
-    refusal: Exception | None,
-) -> tuple[TableSnapshot, Exception | None, bool]:
-    """Returns the table's snapshot, why it cannot be written, if so, and if its ends are known.
-
-    The `txn` actions of a readable table say where its partitions end; if the table is unreadable,
-    the WAL's checkpoint does. `refusal`: why it cannot be written, as far as it is known.
-    """
-    snapshot = table.snapshot
-    if refusal is None:
-        try:
-            table.sync()
-        except (errors.Retriable, errors.Fenced, SyncFailed):
-            raise
-        except Exception as error:
-            refusal = error
-    if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
-        return snapshot, refusal, True
-    if refusal is None:
-        reason = (
-            f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
-            f" was {known.topic_id}, with {known.partition_count}"
-        )
-        refusal = errors.ForeignTable(topic=table.topic, reason=reason)
-    bounds = table.bounds(known.topic_id, known.partition_count)
-    if bounds is not None:
-        return bounds, refusal, True
-    snapshot = TableSnapshot(
-        version=-1,
-        topic_id=known.topic_id,
-        partitions=len(checkpointed),
-        starts=tuple(each.start if each else 0 for each in checkpointed),
-        ends=tuple(each.published if each else 0 for each in checkpointed),
-        files=((),) * len(checkpointed),
-    )
-    return snapshot, refusal, False
-
-
-def _connect(
-    partition_table: PartitionTable,
-    topic: Topic,
-    partition: Partition,
-    found: Sequence[Located],
-    checkpointed: Bounds | None,
-) -> None:
-    """Adds the entries that continue the table; blocks the partition if records are missing."""
-    published = partition.published
-    tail = join_tail(published, found)
-    end = tail[-1].entry.end if tail else published
-    expected = max(
-        [*(each.entry.end for each in found), checkpointed.end if checkpointed else 0, end]
-    )
-    if expected > end:
-        beyond = [each.entry.base_offset for each in found if each.entry.end > end]
-        hole_end = min(beyond, default=expected)
-        hole = errors.MissingObject(
-            path=f"{topic.name}-{partition.number}, offsets {end} to {hole_end}",
-            reason="neither the table nor any write-ahead log holds them",
-        )
-        stranded = [each for each in found if each.entry.end > published]
-        partition_table.block(topic, partition, hole, end=expected, stranded=stranded)
-        topic.held_back = topic.held_back or str(hole)
-        return
-    partition_table.restore_tail(topic, partition, tail)
-    # A published file may be lost before it was confirmed; the logs still have its rows then. They
-    # are needed from the checkpoint's offset on; older entries may be gone with their closed epoch.
-    kept_from = checkpointed.published if checkpointed else 0
-    partition_table.restore_unconfirmed(topic, partition, join_head(kept_from, published, found))
-
-
-def _block_unknown_end(
-    partition_table: PartitionTable,
-    topic: Topic,
-    partition: Partition,
-    found: Sequence[Located],
-    refusal: Exception,
-) -> None:
-    """Blocks a partition whose end neither a checkpoint nor its table says."""
-    unknown = errors.MissingObject(
-        path=f"the end of {topic.name}-{partition.number}",
-        reason=f"no checkpoint of a write-ahead log has it, and its table is unreadable: {refusal}",
-    )
-    end = max((each.entry.end for each in found), default=0)
-    partition_table.block(topic, partition, unknown, end=end, stranded=found, is_end_known=False)
 
 
 def check_leadership(metadata: ClusterMetadata, leadership: Leadership) -> None:

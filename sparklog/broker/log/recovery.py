@@ -1,0 +1,285 @@
+"""Recovery: the state of every partition, from what earlier epochs left in logs and tables.
+
+The logs are read up to their fences first and the tables after, so that records that are published
+and trimmed meanwhile are found in the tables.
+
+The producers of a partition, its Spark batches and the first offsets of its leader epochs come from
+one checkpoint: the one with the greatest (leader epoch, end) of that partition. Every later entry
+is added to them, in the order of offsets. The order in which the epochs of brokers were opened
+decides nothing, because another broker may have led the partition in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog import errors
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
+from sparklog.broker.log.takeover import Leadership
+from sparklog.clock import Clock
+from sparklog.storage import wal
+from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.objects import Store, SyncFailed, in_parallel
+from sparklog.storage.plan import join_head, join_tail
+from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, TableSnapshot
+from sparklog.storage.table import OpenTable, TopicTable, sync_all
+
+
+def recover(
+    store: Store,
+    metadata: ClusterMetadata,
+    leadership: Leadership,
+    *,
+    clock: Clock,
+    open_table: OpenTable,
+) -> PartitionTable:
+    """Fences the epochs that `leadership` inherits, and returns the state of every partition.
+
+    Reads the table of every topic. A topic whose table cannot be written is held back. A partition
+    is blocked, and accepts no record, if its end is unknown or if acked records are missing from
+    both table and logs. Raises `CorruptObject` and `MissingObject` if a write-ahead log cannot be
+    read: an operator must look.
+    """
+    logs = _Logs()
+    for epoch in leadership.inherited:
+        follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
+        logs.add(epoch, follower.fence(), follower.checkpoint)
+    pasts = {
+        name: [logs.past_of(known.topic_id, number) for number in range(known.partition_count)]
+        for name, known in metadata.topics.items()
+    }
+
+    partition_table = PartitionTable(clock=clock)
+    tables = {name: open_table(name) for name in metadata.topics}
+    refusals = dict(in_parallel(store, _refresh, tables.values()))
+    sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
+    for name, known in metadata.topics.items():
+        table = tables[name]
+        checkpointed = [past.bounds for past in pasts[name]]
+        snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
+        topic = Topic(name, known.topic_id, known.config, table)
+        topic.held_back = str(refusal) if refusal is not None else None
+        partition_table.add_topic(topic)
+        topic.spark_batches.record_all(table.batches(known.topic_id))
+        topic.spark_batches.is_known = is_known
+        partition_table.add_partitions(topic, snapshot, known.leader_epochs)
+        for partition, past in zip(topic.partitions, pasts[name], strict=True):
+            if past.bounds is None and not is_known:
+                assert refusal is not None
+                _block_unknown_end(partition_table, topic, partition, past.found, refusal)
+            else:
+                _connect(partition_table, topic, partition, past.found, past.bounds)
+
+    partition_table.restore_states(logs.states(metadata, pasts))
+    for name, of_topic in pasts.items():
+        topic = partition_table.topic(name)
+        for partition, past in zip(topic.partitions, of_topic, strict=True):
+            partition_table.restore_entries(topic, partition, past.epochs, past.later)
+    return partition_table
+
+
+# ------------------------------------------------------------------------------ logs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Past:
+    """A partition in the logs of earlier epochs."""
+
+    state: int
+    """The checkpoint with the partition's state, by its number in `_Logs`; -1 if there is none."""
+    bounds: Bounds | None
+    """The partition in that checkpoint; None if its end is unknown."""
+    epochs: tuple[tuple[int, int], ...]
+    """(leader epoch, its first offset), as of that checkpoint."""
+    found: Sequence[Located]
+    """The entries that still exist."""
+    later: Sequence[Entry]
+    """Those of them that the checkpoint does not reflect, in the order of offsets."""
+
+
+class _Logs:
+    """Entries and checkpoints of the epochs that were fenced."""
+
+    def __init__(self) -> None:
+        self._entries: dict[tuple[str, int], list[Located]] = {}
+        """By topic id and partition."""
+        self._opened: dict[tuple[int, int], int] = {}
+        """The order in which the epochs were opened."""
+        self._checkpoints: list[tuple[Epoch, wal.Checkpoint]] = []
+
+    def add(
+        self, epoch: Epoch, flushes: Sequence[wal.WalObject], checkpoint: wal.Checkpoint | None
+    ) -> None:
+        """Adds an epoch that was opened after those before it."""
+        self._opened[epoch.broker, epoch.epoch] = len(self._opened)
+        if checkpoint is not None:
+            self._checkpoints.append((epoch, checkpoint))
+        for flush in flushes:
+            for each in flush.located:
+                if each.entry.kind in (EntryKind.RECORDS, EntryKind.STAGED):
+                    key = each.entry.topic_id, each.entry.partition
+                    self._entries.setdefault(key, []).append(each)
+
+    def past_of(self, topic_id: str, partition: int) -> _Past:
+        """Returns the partition as the logs have it.
+
+        A partition that no checkpoint names was created later, or no epoch was ever closed. In both
+        cases the logs hold it from offset 0 on.
+        """
+        found = self._entries.get((topic_id, partition), [])
+        state, newest = -1, Bounds(0, 0, 0)
+        for number, (_, checkpoint) in enumerate(self._checkpoints):
+            bounds = _bounds_in(checkpoint, topic_id, partition)
+            if bounds is not None and (state < 0 or _age(newest) <= _age(bounds)):
+                state, newest = number, bounds
+        if newest.end >= 0:
+            later = [each.entry for each in found if each.entry.base_offset >= newest.end]
+        else:
+            later = [each.entry for each in found if self._follows(each, state)]
+        return _Past(
+            state=state,
+            bounds=newest if newest.end >= 0 else None,
+            epochs=newest.epochs,
+            found=found,
+            later=sorted(later, key=lambda entry: entry.base_offset),
+        )
+
+    def _follows(self, located: Located, state: int) -> bool:
+        """Returns whether an entry was written after a checkpoint, which does not say its end."""
+        epoch, checkpoint = self._checkpoints[state]
+        at = located.at
+        written = self._opened[at.broker, at.epoch], at.sequence
+        return written > (self._opened[epoch.broker, epoch.epoch], checkpoint.sequence)
+
+    def states(
+        self, metadata: ClusterMetadata, pasts: Mapping[str, Sequence[_Past]]
+    ) -> Iterator[tuple[bytes, Container[tuple[str, int]]]]:
+        """Yields the state of each checkpoint, and the (topic id, partition) to take from it."""
+        wanted: dict[int, set[tuple[str, int]]] = {}
+        for name, of_topic in pasts.items():
+            topic_id = metadata.topics[name].topic_id
+            for partition, past in enumerate(of_topic):
+                wanted.setdefault(past.state, set()).add((topic_id, partition))
+        for number, (_, checkpoint) in enumerate(self._checkpoints):
+            if number in wanted:
+                yield checkpoint.state, wanted[number]
+
+
+def _bounds_in(checkpoint: wal.Checkpoint, topic_id: str, partition: int) -> Bounds | None:
+    """Returns the partition in a checkpoint, with an end of -1 if that is unknown; None: absent."""
+    if checkpoint.bounds is None:
+        return Bounds(0, 0, -1)
+    of_topic = checkpoint.bounds.get(topic_id, ())
+    return of_topic[partition] if partition < len(of_topic) else None
+
+
+def _age(bounds: Bounds) -> tuple[int, int]:
+    """Orders the checkpoints of one partition. No two leader epochs have the same leader."""
+    return bounds.leader_epoch, bounds.end
+
+
+# ------------------------------------------------------------------------------ tables
+
+
+def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
+    """Reads a table. Returns the topic, and why the table cannot be written, if so.
+
+    An error in one table does not stop the start of the others.
+    """
+    try:
+        table.refresh()
+    except (errors.Retriable, errors.Fenced, SyncFailed):
+        raise
+    except Exception as error:
+        return table.topic, error
+    return table.topic, None
+
+
+def _read_table(
+    table: TopicTable,
+    known: TopicMetadata,
+    checkpointed: Sequence[Bounds | None],
+    refusal: Exception | None,
+) -> tuple[TableSnapshot, Exception | None, bool]:
+    """Returns the table's snapshot, why it cannot be written, if so, and if its ends are known.
+
+    The `txn` actions of a readable table say where its partitions end; if the table is unreadable,
+    the WAL's checkpoint does. `refusal`: why it cannot be written, as far as it is known.
+    """
+    snapshot = table.snapshot
+    if refusal is None:
+        try:
+            table.sync()
+        except (errors.Retriable, errors.Fenced, SyncFailed):
+            raise
+        except Exception as error:
+            refusal = error
+    if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
+        return snapshot, refusal, True
+    if refusal is None:
+        reason = (
+            f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
+            f" was {known.topic_id}, with {known.partition_count}"
+        )
+        refusal = errors.ForeignTable(topic=table.topic, reason=reason)
+    bounds = table.bounds(known.topic_id, known.partition_count)
+    if bounds is not None:
+        return bounds, refusal, True
+    snapshot = TableSnapshot(
+        version=-1,
+        topic_id=known.topic_id,
+        partitions=len(checkpointed),
+        starts=tuple(each.start if each else 0 for each in checkpointed),
+        ends=tuple(each.published if each else 0 for each in checkpointed),
+        files=((),) * len(checkpointed),
+    )
+    return snapshot, refusal, False
+
+
+def _connect(
+    partition_table: PartitionTable,
+    topic: Topic,
+    partition: Partition,
+    found: Sequence[Located],
+    checkpointed: Bounds | None,
+) -> None:
+    """Adds the entries that continue the table; blocks the partition if records are missing."""
+    published = partition.published
+    tail = join_tail(published, found)
+    end = tail[-1].entry.end if tail else published
+    expected = max(
+        [*(each.entry.end for each in found), checkpointed.end if checkpointed else 0, end]
+    )
+    if expected > end:
+        beyond = [each.entry.base_offset for each in found if each.entry.end > end]
+        hole_end = min(beyond, default=expected)
+        hole = errors.MissingObject(
+            path=f"{topic.name}-{partition.number}, offsets {end} to {hole_end}",
+            reason="neither the table nor any write-ahead log holds them",
+        )
+        stranded = [each for each in found if each.entry.end > published]
+        partition_table.block(topic, partition, hole, end=expected, stranded=stranded)
+        topic.held_back = topic.held_back or str(hole)
+        return
+    partition_table.restore_tail(topic, partition, tail)
+    # A published file may be lost before it was confirmed; the logs still have its rows then. They
+    # are needed from the checkpoint's offset on; older entries may be gone with their closed epoch.
+    kept_from = checkpointed.published if checkpointed else 0
+    partition_table.restore_unconfirmed(topic, partition, join_head(kept_from, published, found))
+
+
+def _block_unknown_end(
+    partition_table: PartitionTable,
+    topic: Topic,
+    partition: Partition,
+    found: Sequence[Located],
+    refusal: Exception,
+) -> None:
+    """Blocks a partition whose end neither a checkpoint nor its table says."""
+    unknown = errors.MissingObject(
+        path=f"the end of {topic.name}-{partition.number}",
+        reason=f"no checkpoint of a write-ahead log has it, and its table is unreadable: {refusal}",
+    )
+    end = max((each.entry.end for each in found), default=0)
+    partition_table.block(topic, partition, unknown, end=end, stranded=found, is_end_known=False)
