@@ -16,6 +16,7 @@ import confluent_kafka
 import numpy as np
 
 from benchmarks.compare import faster
+from benchmarks.mirror_maker import copy_rate
 from benchmarks.progress import doing
 from benchmarks.spark.setup import SparkSetup, needs_spark, start
 from benchmarks.spark.sides import PARTITIONS
@@ -28,6 +29,11 @@ from sparklog.jobs.mirroring.plan import Selection
 from sparklog.jobs.mirroring.rounds import Mirror, Settings, SparkCopier
 from sparklog.jobs.mirroring.sides import KafkaSource, Target
 
+_BULK: Final = "mirror-bulk"
+_MIRROR_MAKER: Final = {
+    "default settings": {},
+    "batch.size=1000000": {"ours.producer.batch.size": "1000000"},
+}
 _ROWS: Final = 10_000_000
 _RUNS: Final = 3
 _LAG_PER_SECOND: Final = 1_000
@@ -44,7 +50,7 @@ _PADDING: Final = np.random.default_rng(0).bytes(VALUE_BYTES - _STAMP.size)
 
 @needs_spark
 def mirror(options: BenchOptions) -> Iterator[Measurement]:
-    """The three measures, in one session."""
+    """The measures, in one session; the last one, of MirrorMaker 2, only states its rate."""
     with start(options) as here:
         yield from here.report_missing()
         if here.kafka is None:
@@ -52,6 +58,7 @@ def mirror(options: BenchOptions) -> Iterator[Measurement]:
         yield _bulk(here, min(_ROWS, options.rows))
         yield _lag(here, options.seconds)
         yield from _cutover(here, options.seconds)
+        yield from _mirror_maker(here, min(_ROWS, options.rows))
 
 
 @contextmanager
@@ -96,7 +103,7 @@ class _Clock(SystemClock):
 def _bulk(here: SparkSetup, rows: int) -> Measurement:
     """Copies into a new topic, in turns with Spark's scan; the last run of each counts."""
     assert here.kafka is not None
-    topic = "mirror-bulk"
+    topic = _BULK
     here.kafka.create_topic(topic)
     with doing("filling a topic of Kafka"):
         frame = here.spark.range(rows).selectExpr(
@@ -135,6 +142,20 @@ def _timed(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
+
+
+def _mirror_maker(here: SparkSetup, rows: int) -> Iterator[Measurement]:
+    """Copies the topic of `_bulk` again, by another program; its rate has no target."""
+    assert here.kafka is not None
+    for said, settings in _MIRROR_MAKER.items():
+        name = f"MirrorMaker 2, the same {rows / 1e6:g} M records into sparklog, {said}"
+        with doing(name):
+            try:
+                rate = copy_rate(here.folder, here.kafka.address, _BULK, rows, settings)
+                value = f"{rate / 1e6:.2f} M rows/s"
+            except RuntimeError as error:
+                value = str(error)
+        yield Measurement(name=name, value=value)
 
 
 # ------------------------------------------------------------------------------ lag
