@@ -21,7 +21,7 @@ from sparklog import errors, limits
 from sparklog.broker import agent as agents
 from sparklog.broker.agent import Agent
 from sparklog.broker.groups.coordinator import Coordinator
-from sparklog.broker.log import takeover
+from sparklog.broker.log import recovery, takeover
 from sparklog.clock import SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import (
@@ -554,7 +554,7 @@ def test_a_port_of_the_system_is_kept(tmp_path: Path, host: str, shares: bool) -
                 other.listen()
 
         stack.enter_context(before(takeover, "acquire", take))
-        stack.enter_context(before(takeover, "recover", take))
+        stack.enter_context(before(recovery, "recover", take))
         with running(agent) as client:
             assert client.action("topics.list").topics == []
 
@@ -601,7 +601,7 @@ def raises() -> None:
     [
         (agents, "_compile_loops"),
         (takeover, "acquire"),
-        (takeover, "recover"),
+        (recovery, "recover"),
         (agents, "Coordinator"),
         (agents, "_kafka_server"),
         (agents, "FlightListener"),
