@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -13,16 +14,18 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from typer.testing import CliRunner
 
+import sparklog
 from benchmarks import jars
 from benchmarks.kafka_process import KafkaProcess
+from sparklog import errors
 from sparklog.check.analysis import analyse
 from sparklog.check.driving import Workload, drive
 from sparklog.cli import app
 from sparklog.cli.shared import ExitCode
+from sparklog.client.log import Log
 from tests.support.kafkas import broker
 from tests.support.waiting import wait_until
 
@@ -54,35 +57,33 @@ def test_ours_is_clean(address: str, tmp_path: Path) -> None:
     assert "clean: nothing was lost, doubled, moved or reordered" in again.stdout
 
 
-def test_a_log_that_loses_records_is_found_out(address: str) -> None:
+def test_a_log_that_loses_records_is_found_out(tmp_path: Path) -> None:
     """Records that are deleted meanwhile are reported as a broker's loss would be."""
-    admin = AdminClient({"bootstrap.servers": address})
     ended = threading.Event()
 
-    def lose() -> None:
+    def lose(log: Log) -> None:
         deadline = time.monotonic() + 30.0
         while not ended.is_set() and time.monotonic() < deadline:
             time.sleep(0.5)
-            names = [name for name in admin.list_topics().topics if name.startswith("doomed-")]
-            places = [TopicPartition(name, 0, 50) for name in names]
-            if places and all(
-                each.exception(10.0) is None for each in admin.delete_records(places).values()
-            ):
-                time.sleep(1.0)
-                ended.set()
+            with contextlib.suppress(errors.OffsetOutOfRange):
+                for name in log.topics():
+                    log.delete_records(name, {0: 50})
+                    time.sleep(1.0)
+                    ended.set()
 
-    losing = threading.Thread(target=lose)
-    losing.start()
-    workload = Workload(
-        bootstrap=address,
-        seconds=60.0,
-        rate=500.0,
-        partitions=1,
-        topic_prefix="doomed",
-        patience_seconds=5.0,
-    )
-    outcome = drive(workload, lambda *_: None, ended)
-    losing.join()
+    with broker(tmp_path) as agent, sparklog.connect(agent.address) as log:
+        losing = threading.Thread(target=lose, args=(log,))
+        losing.start()
+        workload = Workload(
+            bootstrap=agent.kafka_address,
+            seconds=60.0,
+            rate=500.0,
+            partitions=1,
+            topic_prefix="doomed",
+            patience_seconds=5.0,
+        )
+        outcome = drive(workload, lambda *_: None, ended)
+        losing.join()
     kinds = {each.kind for each in analyse(outcome.history)}
     assert "start-moved" in kinds
     assert "lost-write" in kinds
