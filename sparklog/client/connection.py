@@ -11,7 +11,6 @@ of such a process gets an error; a child whose parent had no open channel opens 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import random
 import socket
@@ -201,8 +200,13 @@ def _command(message: msgspec.Struct) -> Any:
     return flight.FlightDescriptor.for_command(flight_messages.encode(message))
 
 
-def _probe(address: str, timeout_seconds: float) -> None:
-    """Raises `BrokerUnavailable` or `WrongPort` at once, where gRPC would wait without a reason."""
+def _probe(address: str, timeout_seconds: float, answered: set[str]) -> None:
+    """Raises `BrokerUnavailable` or `WrongPort` at once, where gRPC would wait without a reason.
+
+    `answered`: the addresses where a broker has answered; this one is added if it does. A broker
+    that stops may close a connection without an answer, as any other program may. So such a port is
+    wrong only where no broker has answered before.
+    """
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise errors.BadOption(option="address", value=address, reason="expected host:port")
@@ -219,7 +223,11 @@ def _probe(address: str, timeout_seconds: float) -> None:
         reason = _unreached(error, host)
         raise errors.BrokerUnavailable(address=address, reason=reason) from error
     if len(answer) == _FRAME_HEADER_BYTES and answer[3] == _SETTINGS_FRAME:
+        answered.add(address)
         return
+    if len(answer) < _FRAME_HEADER_BYTES and address in answered:
+        reason = "it closed the connection without an answer"
+        raise errors.BrokerUnavailable(address=address, reason=reason)
     if answer.startswith(_WRONG_PORT):
         flight = answer.removeprefix(_WRONG_PORT).decode(errors="replace").strip()
         reason = f"it is the Kafka port; Flight is at {flight}: connect there"
@@ -230,12 +238,12 @@ def _probe(address: str, timeout_seconds: float) -> None:
     raise errors.WrongPort(address=address, reason=reason)
 
 
-def _first_that_answers(addresses: Sequence[str]) -> str:
+def _first_that_answers(addresses: Sequence[str], answered: set[str]) -> str:
     """Raises `BrokerUnavailable`, or `WrongPort` if no address can become right by itself."""
     failures: list[errors.SparklogError] = []
     for address in addresses:
         try:
-            _probe(address, limits.PROBE_TIMEOUT_SECONDS)
+            _probe(address, limits.PROBE_TIMEOUT_SECONDS, answered)
             return address
         except errors.SparklogError as error:
             failures.append(error)
@@ -298,6 +306,8 @@ class Connection:
         self._opening = threading.Lock()
         self._channels: dict[str, Channel] = {}
         self._home: str | None = None
+        self._answered: set[str] = set()
+        """Addresses where a broker has answered."""
         self._brokers: dict[int, str] = {}
         self._closed = False
         _connections.add(self)
@@ -312,7 +322,8 @@ class Connection:
         addresses = address.split(",")
         if len(addresses) == 1:
             return cls(lambda: address, **options)
-        return cls(functools.partial(_first_that_answers, addresses), **options)
+        connection = cls(lambda: _first_that_answers(addresses, connection._answered), **options)
+        return connection
 
     @property
     def address(self) -> str:
@@ -447,7 +458,7 @@ class Connection:
         if address is None:
             address = self._home = self._ask()
         try:
-            _probe(address, limits.PROBE_TIMEOUT_SECONDS)
+            _probe(address, limits.PROBE_TIMEOUT_SECONDS, self._answered)
         except errors.SparklogError:
             with self._lock:
                 self._forget(address)

@@ -21,9 +21,9 @@ from tests.support.live import LiveBroker
 
 
 @contextmanager
-def _listening(answer: bytes | None) -> Iterator[str]:
+def _listening(answer: bytes | None, port: int = 0) -> Iterator[str]:
     """The address of a port that answers anything with `answer`; None: with nothing, ever."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with socket.create_server(("127.0.0.1", port)) as server:
 
         def serve() -> None:
             try:
@@ -40,11 +40,13 @@ def _listening(answer: bytes | None) -> Iterator[str]:
         peers: list[socket.socket] = []
         thread = threading.Thread(target=serve)
         thread.start()
-        yield f"127.0.0.1:{server.getsockname()[1]}"
-        server.shutdown(socket.SHUT_RDWR)
-        thread.join()
-        for peer in peers:
-            peer.close()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for peer in peers:
+                peer.close()
 
 
 def test_actions_are_typed(broker: LiveBroker) -> None:
@@ -171,6 +173,22 @@ def test_wrong_port_may_be_right_later(broker: LiveBroker) -> None:
             with pytest.raises(errors.WrongPort):
                 connection.action("topics.list")
             assert connection.action("topics.list").topics == []
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x00\x00\x12"])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_broker_that_stops_while_a_client_connects(answer: bytes, *, several: bool) -> None:
+    """A connection without an answer is tried again where a broker has answered before."""
+    with LiveBroker() as broker:
+        addresses = f"{broker.address},{broker.address}" if several else broker.address
+        with Connection.to(addresses, clock=ManualClock()) as connection:
+            assert connection.action("topics.list").topics == []
+            broker.crash()
+            with (
+                _listening(answer, int(broker.address.rpartition(":")[2])),
+                pytest.raises(errors.BrokerUnavailable, match="without an answer"),
+            ):
+                connection.action("topics.list", timeout_seconds=1.0)
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":80", "host:http"])
