@@ -226,6 +226,8 @@ class _Group:
     """The first row that has one."""
     high: int
     """The row after the last that has one."""
+    rows: int
+    """The number of all rows."""
     first: int
     """The least offset of them."""
     last: int
@@ -291,6 +293,7 @@ def _group(
         number=number,
         low=low,
         high=high,
+        rows=len(offsets),
         first=first,
         last=last,
         rises=rises,
@@ -299,8 +302,10 @@ def _group(
 
 
 def _are_in_order(groups: Sequence[_Group]) -> bool:
+    """Returns whether the rows of the slice follow one another, and no other row is among them."""
     return all(group.rises and group.is_whole for group in groups) and all(
-        before.last < after.first for before, after in itertools.pairwise(groups)
+        before.last < after.first and before.high == before.rows and not after.low
+        for before, after in itertools.pairwise(groups)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -302,6 +303,20 @@ def put_shuffled(
     pq.write_table(found, sink, row_group_size=group_rows, write_statistics=statistics)
     store.put_new(data_path(TOPIC, file), sink.getvalue())
     return file
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(4))))
+@pytest.mark.parametrize("bounds", [(0, 3), (1, 4), (1, 3)])
+def test_rows_outside_the_slice_between_its_row_groups(
+    monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...], bounds: tuple[int, int]
+) -> None:
+    """A row that is outside the slice may end one row group or begin the next."""
+    monkeypatch.setattr(limits, "SMALL_FILE_BYTES", 0)
+    store = MemoryStore(ManualClock())
+    file = put_shuffled(store, order, group_rows=2, name="0", statistics=True)
+    first, end = bounds
+    found = pa.Table.from_batches(read_slice(store, slice_of(file, first=first, end=end)))
+    assert found["offset"].to_pylist() == list(range(first, end))
 
 
 @settings(max_examples=200, deadline=None)
