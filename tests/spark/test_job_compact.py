@@ -29,7 +29,6 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
 _CONFIG = {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "1"}
-_KILLS = 20
 _PARTITIONS = 5
 _KEYS = 50
 """A key is in one partition, because their number divides this one."""
@@ -143,9 +142,9 @@ def test_a_job_that_is_killed_is_run_again(root: Path) -> None:
     check_compacted(root, 1500)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1_800)
-def test_a_job_that_is_killed_often(root: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_job_that_is_killed_often(root: Path, kills: int) -> None:
     """At any point, beside a broker that publishes and compacts too."""
     with sparklog.connect(root) as log:
         log.create_topic("c", partitions=_PARTITIONS, config=_CONFIG)
@@ -154,6 +153,6 @@ def test_a_job_that_is_killed_often(root: Path) -> None:
             for part in range(10 * number, 10 * (number + 1)):
                 publish(log, "c", range(500 * part, 500 * (part + 1)), _PARTITIONS)
 
-        survive(command(root), kills=_KILLS, pauses=(4.0, 12.0), seed=3, before=publish_more)
+        survive(command(root), kills=kills, pauses=(4.0, 12.0), seed=3, before=publish_more)
         run(root, "c")
-    check_compacted(root, 5_000 * _KILLS)
+    check_compacted(root, 5_000 * kills)

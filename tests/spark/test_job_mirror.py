@@ -42,7 +42,6 @@ from tests.support.waiting import wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 _APP = app_of(jobs.mirror)
-_KILLS: Final = 20
 _JOB: Final = Path(jobs.__file__)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6_000, tzinfo=UTC)
 _SECONDS: Final = 30.0
@@ -348,11 +347,11 @@ def test_a_scan_of_kafka(
 # ------------------------------------------------------------------------------ killed
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1_800)
-def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is there once, at its offset."""
-    root, topic = tmp_path / "root", "killed"
+    root, topic = tmp_path / "root", f"killed-{kills}"
     kafka.create(topic, 2)
     command = [str(Path(sys.executable).with_name("spark-submit")), "--jars", ",".join(kafka.jars)]
     command += ["--conf", "spark.ui.enabled=false", str(_JOB), f"--root={root}"]
@@ -361,13 +360,13 @@ def test_a_mirror_that_is_killed_is_run_again(kafka: Kafka, tmp_path: Path) -> N
         log.topics()
         survive(
             command,
-            kills=_KILLS,
-            pauses=(6.0, 18.0),
+            kills=kills,
+            pauses=(5.0, 12.0),
             seed=int.from_bytes(os.urandom(4)),
             before=lambda number: kafka.send(topic, number * 20_000, 20_000, partitions=2),
         )
         assert records(log, topic) == kafka.read(topic)
-        assert bounds(log, topic) == [(0, _KILLS * 10_000)] * 2
+        assert bounds(log, topic) == [(0, kills * 10_000)] * 2
 
 
 # ------------------------------------------------------------------------------ another log

@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 _APP = app_of(jobs.replay)
 _AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 _COLUMNS = ["partition", "key", "value", "headers", "timestamp"]
-_KILLS = 20
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -149,19 +148,19 @@ def test_a_dry_run_writes_nothing(root: Path, log: Log) -> None:
     assert not rows(log, "u")
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1_800)
-def test_a_replay_that_is_killed_is_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_replay_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is written once."""
     root = tmp_path / "root"
     with sparklog.connect(root) as log:
         log.create_topic("t", partitions=2)
         log.create_topic("u", partitions=2)
         with log.producer() as producer:
-            for number in range(2_000):
+            for number in range(100 * kills):
                 at = _AT + timedelta(milliseconds=10 * number)
                 producer.send("t", b"%d" % number, partition=number % 2, timestamp=at)
         command = [sys.executable, "-m", "sparklog.jobs.replay", f"--root={root}"]
         command += ["--from=t", "--to=u", "--speed=0.2"]
-        survive(command, kills=_KILLS, pauses=(6.0, 16.0), seed=3)
+        survive(command, kills=kills, pauses=(5.0, 10.0), seed=3)
         assert rows(log, "u") == rows(log, "t")

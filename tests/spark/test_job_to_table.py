@@ -24,7 +24,6 @@ from tests.support.jobs import failed, succeeded, survive
 pytestmark = [pytest.mark.spark, pytest.mark.delta, pytest.mark.timeout(300)]
 
 _APP = app_of(job.to_table)
-_KILLS = 20
 
 
 def run(root: Path, *arguments: object) -> Result:
@@ -293,12 +292,12 @@ def test_a_run_that_ends_between_two_steps(
     assert letters == [b"%d bad" % number for number in numbers]
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(1_800)
-def test_a_run_that_is_killed_is_run_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.soak)])
+def test_a_run_that_is_killed_is_run_again(tmp_path: Path, kills: int) -> None:
     """Whenever it is killed, each record is a row or a dead letter, once."""
     root, table = tmp_path / "root", tmp_path / "table"
-    count = 20_000 * (_KILLS + 1)
+    count = 15_000 * kills
     with sparklog.connect(root) as log:
         for name in ("t", "dead"):
             log.create_topic(name, partitions=2)
@@ -309,7 +308,7 @@ def test_a_run_that_is_killed_is_run_again(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "sparklog.jobs.to_table", f"--root={root}", "--topic=t"]
         command += [f"--checkpoint={tmp_path / 'checkpoint'}", "--dead-letters=dead", str(table)]
         command += ["--max-records=5000"]
-        survive(command, kills=_KILLS, pauses=(8.0, 25.0), seed=7)
+        survive(command, kills=kills, pauses=(6.0, 13.0), seed=7)
         ids = DeltaTable(table).to_pyarrow_table()["id"].to_pylist()
         assert sorted(ids) == [number for number in range(count) if number % 1_000]
         letters = sorted(int(value.split()[0]) for value in log.read("dead")["value"].to_pylist())
