@@ -89,6 +89,13 @@ class NotLeader(Retriable):
     )
 
 
+class LeadersChanged(Retriable):
+    """Leaders were to be changed as decided on older metadata: decide again on the newest."""
+
+    code = "leaders_changed"
+    template = "The leaders were not changed: {reason}. Decide again on the newest metadata."
+
+
 class StorageUnavailable(Retriable):
     """The object store refused an operation: try again when the store answers."""
 

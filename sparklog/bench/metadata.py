@@ -16,7 +16,8 @@ from sparklog.bench.broker import FreshRoot
 from sparklog.bench.report import BenchOptions, Measurement
 from sparklog.clock import SystemClock
 from sparklog.storage import metadata_format
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, TopicMetadata
+from sparklog.storage.leadership import failover
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import open_store
 
@@ -80,7 +81,8 @@ def _cluster() -> ClusterMetadata:
         number: BrokerRegistration(epoch=3, flight=f"broker-{number}.example:8815")
         for number in range(_BROKERS)
     }
-    return ClusterMetadata(brokers=brokers, topics=topics, controller=0)
+    open_epochs = tuple(Epoch(number, 3) for number in range(_BROKERS))
+    return ClusterMetadata(brokers=brokers, open_epochs=open_epochs, topics=topics, controller=0)
 
 
 def _bootstrap(root: Path) -> tuple[float, int]:
@@ -101,20 +103,15 @@ def _memory_bytes(field: str) -> int:
 
 def _failover(before: ClusterMetadata, dead: int) -> ClusterMetadata:
     """Deals the partitions of `dead` out to ten others."""
-    topics = dict(before.topics)
-    for name, topic in before.topics.items():
-        if dead in topic.leaders:
-            places = list(zip(topic.leaders, topic.leader_epochs, strict=True))
-            for number, (leader, leader_epoch) in enumerate(places):
-                if leader == dead:
-                    places[number] = (number % 10, leader_epoch + 1)
-            leaders, leader_epochs = zip(*places, strict=True)
-            topics[name] = msgspec.structs.replace(
-                topic, leaders=leaders, leader_epochs=leader_epochs
-            )
-    return msgspec.structs.replace(
-        before, version=before.version + 1, change_id="failover", topics=topics
-    )
+    successors = {
+        (name, number): 10 + number % 10
+        for name, topic in before.topics.items()
+        for number, leader in enumerate(topic.leaders)
+        if leader == dead
+    }
+    after = failover(before, dead, epoch=3, sealed={(dead, 3)}, successors=successors)
+    assert after is not None
+    return msgspec.structs.replace(after, version=before.version + 1, change_id="failover")
 
 
 def _seconds_to_apply(before: ClusterMetadata, data: bytes) -> float:

@@ -301,12 +301,10 @@ class Agent:
             clock=self._clock,
             removed_file_grace_seconds=self.settings.janitor.removed_file_grace_seconds,
         )
+        taken = takeover.take(self._store, self._meta, self._leadership, clock=self._clock)
+        self._leadership = taken.leadership
         partition_table = recovery.recover(
-            self._store,
-            self._meta.current,
-            self._leadership,
-            clock=self._clock,
-            open_table=open_table,
+            self._store, taken, clock=self._clock, open_table=open_table
         )
         for topic in partition_table.topics():
             if topic.held_back is not None:
@@ -705,10 +703,7 @@ class Agent:
         """Adds to `BrokerFenced` the successor, which the metadata names and a fence does not."""
         if isinstance(error, errors.BrokerFenced):
             with contextlib.suppress(Exception):  # the broker must stop in any case
-                try:
-                    takeover.check_leadership(self._meta.reload(), self._leadership)
-                except errors.BrokerFenced as explained:
-                    return explained
+                return takeover.replaced(self._meta.reload(), self._leadership)
         return error
 
     def _stop_after_failure(self) -> None:

@@ -15,7 +15,7 @@ from sparklog import errors, limits
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.cluster import open_cluster
-from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata import ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store, in_parallel
 from sparklog.storage.plan import high_watermark, join_tail, plan
@@ -34,7 +34,7 @@ class RootFollower:
         self._meta = MetadataStore(store, clock=clock)
         self.cluster = open_cluster(store, clock=clock, create=False)
         self._meta.reload()
-        self._epochs: dict[Epoch, wal.Follower] = {}
+        self._epochs: dict[tuple[int, int], wal.Follower] = {}
         self._followed: set[str] = set()
         """Ids of the topics whose entries are kept: those that were requested."""
         self._entries: dict[tuple[str, int], list[Located]] = {}
@@ -91,15 +91,15 @@ class RootFollower:
             self._epochs.clear()
             self._entries.clear()
             self._joined.clear()
-        for gone in self._epochs.keys() - set(metadata.open_epochs):
+        for gone in self._epochs.keys() - {each.id for each in metadata.open_epochs}:
             del self._epochs[gone]
         for epoch in metadata.open_epochs:
-            follower = self._epochs.get(epoch)
+            follower = self._epochs.get(epoch.id)
             if follower is None:
                 follower = wal.of(self._store, self._clock, epoch.log).follower(
                     epoch.broker, epoch.epoch
                 )
-                self._epochs[epoch] = follower
+                self._epochs[epoch.id] = follower
             for each in follower.poll(relist=relist):
                 for located in each.located:
                     self._add(located)

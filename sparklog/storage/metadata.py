@@ -39,6 +39,14 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
     """The longest silence before others consider it dead; 0 if it registered none."""
 
 
+class Resignation(msgspec.Struct, frozen=True, array_like=True):
+    """The flush in which a leader gave a partition up: it has the partition's whole state."""
+
+    broker: int
+    epoch: int
+    sequence: int
+
+
 class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     topic_id: str
     leaders: tuple[int, ...]
@@ -46,6 +54,8 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
     leader_epochs: tuple[int, ...]
     """Rises by one each time that the partition gets a leader."""
     config: dict[str, str] = {}
+    resigned: dict[int, Resignation] = {}
+    """For each partition whose state a leader gave up in an open epoch, the newest such flush."""
 
     @property
     def partition_count(self) -> int:
@@ -53,12 +63,21 @@ class TopicMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An epoch of a broker whose WAL may still have unpublished entries."""
+    """An epoch of a broker whose WAL may still be needed: see `storage/leadership.py`."""
 
     broker: int
     epoch: int
     log: WalKind = WalKind.OBJECTS
     """Storage of its write-ahead log; a root changes from one kind to another epoch by epoch."""
+    fenced: bool = False
+    """True once its fence exists: no flush follows."""
+    heirs: tuple[int, ...] = ()
+    """Ids of the brokers that may need entries or states of it, in order."""
+
+    @property
+    def id(self) -> tuple[int, int]:
+        """Broker id and epoch."""
+        return self.broker, self.epoch
 
 
 class ClusterMetadata(msgspec.Struct, frozen=True, kw_only=True):

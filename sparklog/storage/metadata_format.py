@@ -15,12 +15,19 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
 
-from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata import (
+    BrokerRegistration,
+    ClusterMetadata,
+    Epoch,
+    Resignation,
+    TopicMetadata,
+)
+from sparklog.storage.snapshot import WalKind
 
 _HEADER: Final = struct.Struct("<4sIQ")
 """Begins a snapshot: magic, CRC-32 and length of the content, which is compressed JSON."""
@@ -28,7 +35,7 @@ _MAGIC: Final = b"SLM1"
 _LARGEST_BYTES: Final = 1 << 30
 """The largest content of a snapshot; a million partitions need about 10 MB."""
 
-_PLAIN_FIELDS: Final = ("open_epochs", "controller", "next_producer_id")
+_PLAIN_FIELDS: Final = ("controller", "next_producer_id")
 """Fields of the metadata that a delta has whole, or not at all."""
 
 _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
@@ -37,7 +44,7 @@ _Index: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TopicSet(msgspec.Struct, frozen=True, array_like=True, tag="set"):
-    """A topic that is new, or has changed in more than its leaders."""
+    """A topic that is new, or has changed in more than its leaders and their resignations."""
 
     name: str
     topic: TopicMetadata
@@ -50,8 +57,18 @@ class LeadersMoved(msgspec.Struct, frozen=True, array_like=True, tag="lead"):
     partitions: tuple[tuple[_Index, int, int], ...]
 
 
+class Resigned(msgspec.Struct, frozen=True, array_like=True, tag="resign"):
+    """Resignations by partition, of those that changed; None where there is none any more."""
+
+    name: str
+    partitions: dict[_Index, Resignation | None]
+
+
 class TopicGone(msgspec.Struct, frozen=True, array_like=True, tag="gone"):
     name: str
+
+
+_TopicChange: TypeAlias = TopicSet | LeadersMoved | Resigned | TopicGone
 
 
 class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -61,10 +78,15 @@ class Delta(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     change_id: str
     previous: str
     """The change id of the version before; empty for the first."""
-    topics: tuple[TopicSet | LeadersMoved | TopicGone, ...]
+    topics: tuple[_TopicChange, ...]
     brokers: dict[int, BrokerRegistration] = {}
     """Those that have changed. None is ever removed."""
+    epochs: tuple[Epoch, ...] = ()
+    """Open epochs that have changed, and after them the new ones."""
+    closed: tuple[tuple[int, int], ...] = ()
+    """Broker id and epoch of those that are open no more."""
     open_epochs: tuple[Epoch, ...] | msgspec.UnsetType = msgspec.UNSET
+    """All of them, where the change of some is not enough; their order may differ."""
     controller: int | msgspec.UnsetType = msgspec.UNSET
     next_producer_id: int | msgspec.UnsetType = msgspec.UNSET
     snapshot_crc: int | None = None
@@ -90,14 +112,32 @@ def delta_of(before: ClusterMetadata, after: ClusterMetadata) -> Delta:
             for broker, known in after.brokers.items()
             if known != before.brokers.get(broker)
         },
+        **_epoch_changes(before.open_epochs, after.open_epochs),
         **plain,
     )
 
 
+def _epoch_changes(before: tuple[Epoch, ...], after: tuple[Epoch, ...]) -> dict[str, Any]:
+    """Returns the fields of a delta for the epochs: a large cluster has many, and few change."""
+    known, left = {each.id: each for each in before}, {each.id for each in after}
+    changed = tuple(each for each in after if known.get(each.id) != each)
+    closed = tuple(each for each in known if each not in left)
+    if _with_epochs(before, changed, closed) != after:
+        return {"open_epochs": after}
+    return {"epochs": changed, "closed": closed}
+
+
+def _with_epochs(
+    before: tuple[Epoch, ...], changed: tuple[Epoch, ...], closed: tuple[tuple[int, int], ...]
+) -> tuple[Epoch, ...]:
+    found = {each.id: each for each in (*before, *changed)}
+    return tuple(each for each in found.values() if each.id not in closed)
+
+
 def _topic_changes(
     before: dict[str, TopicMetadata], after: dict[str, TopicMetadata]
-) -> list[TopicSet | LeadersMoved | TopicGone]:
-    changes: list[TopicSet | LeadersMoved | TopicGone] = []
+) -> list[_TopicChange]:
+    changes: list[_TopicChange] = []
     changes.extend(TopicGone(name) for name in before if name not in after)
     for name, topic in after.items():
         old = before.get(name)
@@ -112,13 +152,21 @@ def _topic_changes(
             strict=True,
         )
         moved = tuple((n, *new) for n, (known, new) in enumerate(places) if known != new)
-        changes.append(LeadersMoved(name, moved))
+        if moved:
+            changes.append(LeadersMoved(name, moved))
+        resigned = {
+            n: topic.resigned.get(n)
+            for n in sorted({*old.resigned, *topic.resigned})
+            if topic.resigned.get(n) != old.resigned.get(n)
+        }
+        if resigned:
+            changes.append(Resigned(name, resigned))
     return changes
 
 
 def _has_only_other_leaders(old: TopicMetadata, new: TopicMetadata) -> bool:
     return old.partition_count == new.partition_count and old == msgspec.structs.replace(
-        new, leaders=old.leaders, leader_epochs=old.leader_epochs
+        new, leaders=old.leaders, leader_epochs=old.leader_epochs, resigned=old.resigned
     )
 
 
@@ -131,6 +179,10 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
         for name in _PLAIN_FIELDS
         if (value := getattr(delta, name)) is not msgspec.UNSET
     }
+    if delta.open_epochs is not msgspec.UNSET:
+        changes["open_epochs"] = delta.open_epochs
+    elif delta.epochs or delta.closed:
+        changes["open_epochs"] = _with_epochs(before.open_epochs, delta.epochs, delta.closed)
     if delta.topics:
         topics = dict(before.topics)
         for change in delta.topics:
@@ -152,9 +204,7 @@ def apply(before: ClusterMetadata, delta: Delta) -> ClusterMetadata:
     return after
 
 
-def _apply_to_topic(
-    topics: dict[str, TopicMetadata], change: TopicSet | LeadersMoved | TopicGone
-) -> None:
+def _apply_to_topic(topics: dict[str, TopicMetadata], change: _TopicChange) -> None:
     match change:
         case TopicSet(name, topic):
             topics[name] = topic
@@ -168,6 +218,11 @@ def _apply_to_topic(
             topics[name] = msgspec.structs.replace(
                 old, leaders=tuple(leaders), leader_epochs=tuple(leader_epochs)
             )
+        case Resigned(name, partitions):
+            old = topics[name]
+            merged = {**old.resigned, **partitions}
+            resigned = {n: each for n, each in merged.items() if each is not None}
+            topics[name] = msgspec.structs.replace(old, resigned=resigned)
 
 
 def encode_delta(delta: Delta) -> bytes:
@@ -198,8 +253,11 @@ _delta_decoder = msgspec.json.Decoder(Delta)
 # ------------------------------------------------------------------------------ snapshots
 
 
-class _Content(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole version, in columns: of brokers sorted by id, and of topics sorted by name."""
+class _Content(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A whole version, in columns: of brokers sorted by id, and of topics sorted by name.
+
+    Versions that use nothing new have the bytes of before, because deltas have their checksums.
+    """
 
     version: int
     change_id: str
@@ -213,6 +271,8 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True):
     configs: list[dict[str, str]]
     leaders: list[tuple[int, ...]]
     leader_epochs: list[tuple[int, ...]]
+    resigned: list[list[tuple[_Index, Resignation]]] = []
+    """Resignations of each topic, by partition; empty if no topic has any."""
 
 
 _content_encoder = msgspec.json.Encoder(order="deterministic")
@@ -222,13 +282,14 @@ _content_decoder = msgspec.json.Decoder(_Content)
 def content_of(metadata: ClusterMetadata) -> bytes:
     """Encodes a whole version: the same bytes in every process, whatever the order of changes."""
     topics, brokers = sorted(metadata.topics.items()), sorted(metadata.brokers.items())
+    resigned = [sorted(topic.resigned.items()) for _, topic in topics]
     return _content_encoder.encode(
         _Content(
             version=metadata.version,
             change_id=metadata.change_id,
             broker_ids=[broker for broker, _ in brokers],
             brokers=[known for _, known in brokers],
-            open_epochs=metadata.open_epochs,
+            open_epochs=cast(Any, tuple(map(_epoch_row, metadata.open_epochs))),
             controller=metadata.controller,
             next_producer_id=metadata.next_producer_id,
             names=[name for name, _ in topics],
@@ -236,8 +297,15 @@ def content_of(metadata: ClusterMetadata) -> bytes:
             configs=[topic.config for _, topic in topics],
             leaders=[topic.leaders for _, topic in topics],
             leader_epochs=[topic.leader_epochs for _, topic in topics],
+            resigned=resigned if any(resigned) else [],
         )
     )
+
+
+def _epoch_row(epoch: Epoch) -> Epoch | tuple[int, int, WalKind]:
+    """Returns the epoch without its last fields where they are empty: see `_Content`."""
+    is_plain = not epoch.fenced and not epoch.heirs
+    return (epoch.broker, epoch.epoch, epoch.log) if is_plain else epoch
 
 
 def encode_snapshot(content: bytes) -> bytes:
@@ -266,7 +334,13 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
     if found.version != version:
         raise ValueError(f"it says that it is version {found.version}")
     columns = zip(
-        found.names, found.topic_ids, found.configs, found.leaders, found.leader_epochs, strict=True
+        found.names,
+        found.topic_ids,
+        found.configs,
+        found.leaders,
+        found.leader_epochs,
+        found.resigned or [[]] * len(found.names),
+        strict=True,
     )
     return ClusterMetadata(
         version=version,
@@ -277,9 +351,13 @@ def decode_snapshot(version: int, data: pa.Buffer) -> ClusterMetadata:
         next_producer_id=found.next_producer_id,
         topics={
             name: TopicMetadata(
-                topic_id=topic_id, config=config, leaders=leaders, leader_epochs=leader_epochs
+                topic_id=topic_id,
+                config=config,
+                leaders=leaders,
+                leader_epochs=leader_epochs,
+                resigned=dict(resigned),
             )
-            for name, topic_id, config, leaders, leader_epochs in columns
+            for name, topic_id, config, leaders, leader_epochs, resigned in columns
         },
     )
 

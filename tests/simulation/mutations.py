@@ -364,9 +364,9 @@ MUTATIONS = (
     Mutation(
         name="what a dead broker committed is not made durable",
         patches=((TopicTable, "sync", _always(None)), (recovery, "sync_all", _always(None))),
-        rates=Rates(crash=0.02, power_cut=0.003),
+        rates=Rates(crash=0.05, power_cut=0.001),
         aim="between put_new topics",
-        profile=(("brokers", 2), ("is_local", True), ("steps", 1_500)),
+        profile=(("brokers", 2), ("is_local", True), ("steps", 4_000)),
     ),
     Mutation(
         name="files and commits that are put together are not made durable",
@@ -377,8 +377,8 @@ MUTATIONS = (
     Mutation(
         name="what another engine wrote is not made durable",
         patches=((TopicTable, "_sync_files", _always(None)), (recovery, "sync_all", _always(None))),
-        rates=Rates(power_cut=0.01),
-        profile=(*_ENGINE, ("steps", 1_500)),
+        rates=Rates(power_cut=0.006),
+        profile=(*_ENGINE, ("engines", 2), ("steps", 2_500)),
     ),
     Mutation(
         name="replaced files are removed while the file in their place is torn",

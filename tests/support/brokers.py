@@ -110,9 +110,9 @@ class Rig:
             clock=clock,
             removed_file_grace_seconds=options.janitor.removed_file_grace_seconds,
         )
-        self.partition_table = recovery.recover(
-            store, self.meta.current, self.leadership, clock=clock, open_table=open_table
-        )
+        taken = takeover.take(store, self.meta, self.leadership, clock=clock)
+        self.leadership = taken.leadership
+        self.partition_table = recovery.recover(store, taken, clock=clock, open_table=open_table)
         self.hot = HotTail(limit_bytes=options.hot_bytes)
         self.appender = wal.of(store, clock, self.leadership.log).appender(
             broker, self.leadership.epoch
@@ -349,6 +349,11 @@ def _rows(store: Store, slices: Iterable[Slice]) -> list[Row]:
             columns = batch.to_pydict()
             found += zip(columns["offset"], columns["value"], strict=True)
     return found
+
+
+def open_ids(meta: MetadataStore) -> list[tuple[int, int]]:
+    """Broker id and epoch of each open epoch, as of now."""
+    return [each.id for each in meta.reload().open_epochs]
 
 
 def paths(store: Store, folder: str) -> list[str]:

@@ -17,11 +17,13 @@ from sparklog.storage.metadata import (
     BrokerRegistration,
     ClusterMetadata,
     Epoch,
+    Resignation,
     TopicMetadata,
 )
 from sparklog.storage.metadata_format import (
     Delta,
     LeadersMoved,
+    Resigned,
     TopicGone,
     TopicSet,
     apply,
@@ -38,16 +40,19 @@ from sparklog.storage.processes import Process
 from sparklog.storage.snapshot import WalKind
 
 _IDS = st.integers(0, 2**31 - 1)
+_RESIGNATIONS = st.builds(Resignation, _IDS, _IDS, st.integers(0, 2**60))
 _TOPICS = st.builds(
-    lambda places, topic_id, config: TopicMetadata(
+    lambda places, topic_id, config, resigned: TopicMetadata(
         topic_id=topic_id,
         leaders=tuple(leader for leader, _ in places),
         leader_epochs=tuple(epoch for _, epoch in places),
         config=config,
+        resigned=resigned,
     ),
     st.lists(st.tuples(st.integers(-1, 2**31 - 1), _IDS), max_size=6),
     st.text("0123456789abcdef", min_size=1, max_size=16),
     st.dictionaries(st.sampled_from(["retention.ms", "cleanup.policy"]), st.text(max_size=9)),
+    st.dictionaries(st.integers(0, 5), _RESIGNATIONS, max_size=3),
 )
 _BROKERS = st.builds(
     BrokerRegistration,
@@ -58,7 +63,14 @@ _BROKERS = st.builds(
     process=st.builds(Process, host=st.text(max_size=5), pid=_IDS),
     dead_after_seconds=st.floats(0, 1e6),
 )
-_EPOCHS = st.builds(Epoch, _IDS, _IDS, st.sampled_from(WalKind))
+_EPOCHS = st.builds(
+    Epoch,
+    _IDS,
+    _IDS,
+    st.sampled_from(WalKind),
+    st.booleans(),
+    st.lists(_IDS, max_size=3).map(tuple),
+)
 _CLUSTERS = st.builds(
     ClusterMetadata,
     version=st.integers(0, 2**40),
@@ -82,6 +94,9 @@ def _changes(draw: st.DrawFn) -> tuple[ClusterMetadata, ClusterMetadata]:
             leaders = [*topic.leaders]
             leaders[partition] = draw(_IDS)
             topics[name] = msgspec.structs.replace(topic, leaders=tuple(leaders))
+        if draw(st.booleans()):
+            resigned = draw(st.dictionaries(st.integers(0, 5), _RESIGNATIONS, max_size=3))
+            topics[name] = msgspec.structs.replace(topics[name], resigned=resigned)
     changes = {
         "topics": {**topics, **other.topics} if draw(st.booleans()) else topics,
         "brokers": {**before.brokers, **other.brokers},
@@ -153,6 +168,58 @@ def test_a_delta_has_only_what_changes() -> None:
         "previous": "four",
         "topics": [["lead", "a", [[1, 2, 8]]]],
     }
+
+
+def test_an_epoch_costs_a_few_bytes() -> None:
+    """A delta has the epochs that changed, opened or closed, however many there are."""
+    before = msgspec.structs.replace(BEFORE, open_epochs=(Epoch(1, 2), Epoch(1, 3), Epoch(2, 1)))
+    changed = Epoch(1, 3, fenced=True, heirs=(2, 3)), Epoch(3, 1)
+    after = msgspec.structs.replace(
+        before, version=5, change_id="five", open_epochs=(changed[0], Epoch(2, 1), changed[1])
+    )
+    delta = delta_of(before, after)
+    assert (delta.epochs, delta.closed) == (changed, ((1, 2),))
+    assert delta.open_epochs is msgspec.UNSET
+    assert apply(before, delta) == after
+    backwards = msgspec.structs.replace(after, open_epochs=after.open_epochs[::-1])
+    assert delta_of(before, backwards).open_epochs == backwards.open_epochs
+    assert apply(before, delta_of(before, backwards)) == backwards
+
+
+def test_a_resignation_costs_a_few_bytes() -> None:
+    """A delta has the resignations that came and went, whatever others the topic has."""
+    first, second = Resignation(1, 3, 9), Resignation(2, 1, 4)
+    known = msgspec.structs.replace(BEFORE.topics["a"], resigned={0: first, 1: first})
+    before = msgspec.structs.replace(BEFORE, topics={"a": known})
+    moved = msgspec.structs.replace(
+        known, leaders=(1, 1, 2), leader_epochs=(7, 7, 8), resigned={1: first, 2: second}
+    )
+    after = msgspec.structs.replace(before, version=5, change_id="five", topics={"a": moved})
+    delta = delta_of(before, after)
+    assert delta.topics == (LeadersMoved("a", ((2, 2, 8),)), Resigned("a", {0: None, 2: second}))
+    decoded = decode_version(5, pa.py_buffer(encode_delta(delta)))
+    assert isinstance(decoded, Delta)
+    assert apply(before, decoded) == after
+
+
+CONTENT = (
+    b'{"version":4,"change_id":"four","broker_ids":[1],"brokers":[{"epoch":3,"flight":"h:1",'
+    b'"started_us":0,"kind":"standing","process":{},"dead_after_seconds":0.0}],"open_epochs":'
+    b'[[1,2,"objects"],[1,3,"objects"]],"controller":1,"next_producer_id":0,"names":["a"],'
+    b'"topic_ids":["id"],"configs":[{}],"leaders":[[1,1]],"leader_epochs":[[7,7]]}'
+)
+
+
+def test_the_content_without_heirs_has_the_bytes_of_before() -> None:
+    """Deltas of format 3 have its checksum, and were put before there were heirs."""
+    metadata = msgspec.structs.replace(
+        BEFORE,
+        open_epochs=(Epoch(1, 2), Epoch(1, 3)),
+        topics={"a": topic(1, 1)},
+    )
+    assert content_of(metadata) == CONTENT
+    decoded = decode_snapshot(4, pa.py_buffer(encode_snapshot(CONTENT)))
+    assert decoded == metadata
 
 
 def test_an_older_release_refuses_a_delta() -> None:

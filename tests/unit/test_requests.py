@@ -150,9 +150,9 @@ def test_a_start_with_topics(store: DelayedStore, clock: ManualClock, topics: in
         rig.create(f"t{number}", 4)
     with costs(
         store,
-        put_new=3,  # of the metadata, the fence and the first object
-        get=6 + 4 * topics,  # one of the metadata, which has no snapshot yet
-        list_after=5 + topics,
+        put_new=4,  # of the metadata, the fence, the metadata again and the first object
+        get=8 + 4 * topics,  # one of the metadata, which has no snapshot yet
+        list_after=6 + topics,
         get_range=3,
         **({"stat": topics} if topics else {}),
     ):
@@ -168,7 +168,7 @@ def test_recovery(store: DelayedStore, clock: ManualClock, flushes: int, probes:
     rig = Rig(store, clock)
     rig.create("t", 4)
     fill(rig, 4, flushes)
-    with costs(store, put_new=3, get=10, list_after=6, stat=1, get_range=3 + flushes + probes):
+    with costs(store, put_new=4, get=12, list_after=7, stat=1, get_range=3 + flushes + probes):
         rig.successor()
 
 

@@ -11,20 +11,37 @@ import pytest
 
 from sparklog import errors
 from sparklog.broker.log import takeover
-from sparklog.clock import ManualClock
+from sparklog.clock import Clock, ManualClock
 from sparklog.formats import flight_messages
 from sparklog.storage import wal
+from sparklog.storage.cluster import open_cluster
 from sparklog.storage.liveness import Heartbeat, write_heartbeat
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.metadata_format import (
+    Delta,
+    content_of,
+    decode_version,
+    encode_delta,
+    encode_snapshot,
+)
 from sparklog.storage.metadata_store import MetadataStore
-from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, SyncFailed
+from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults, Store, SyncFailed
+from sparklog.storage.objects.memory import Moment
 from sparklog.storage.processes import this_process
 from sparklog.storage.snapshot import Bounds, Entry, EntryKind, WalKind, WalPosition
 from sparklog.storage.table import TableChange, TopicTable
 from sparklog.storage.wal import objects
 from sparklog.storage.wal.base import object_path
 from sparklog.storage.wal.objects import ObjectAppender
-from tests.support.brokers import GRACE_SECONDS, Rig, flip, paths, rows_of_root, rows_of_table
+from tests.support.brokers import (
+    GRACE_SECONDS,
+    Rig,
+    flip,
+    open_ids,
+    paths,
+    rows_of_root,
+    rows_of_table,
+)
 
 LOG = "topics/t/_delta_log"
 
@@ -32,8 +49,21 @@ LOG = "topics/t/_delta_log"
 def acquire(
     store: MemoryStore, clock: ManualClock, broker: int = 1, *, take_over: bool = False
 ) -> takeover.Leadership:
-    """Registers the next epoch, unless a live leader refuses it."""
+    """Takes the root over, unless a live leader refuses it."""
     meta = MetadataStore(store, clock=clock)
+    leadership = register(meta, store, clock, broker, take_over=take_over)
+    return takeover.take(store, meta, leadership, clock=clock).leadership
+
+
+def register(
+    meta: MetadataStore,
+    store: Store,
+    clock: Clock,
+    broker: int,
+    *,
+    take_over: bool = True,
+) -> takeover.Leadership:
+    """Registers the next epoch, and takes nothing over yet."""
     return takeover.acquire(
         store,
         meta,
@@ -44,6 +74,12 @@ def acquire(
         process=this_process(),
         take_over=take_over,
     )
+
+
+def lead(meta: MetadataStore, broker: int) -> None:
+    """Creates a topic in the metadata, led by that broker."""
+    topic = TopicMetadata(topic_id="id", leaders=(broker,), leader_epochs=(0,))
+    meta.change(lambda before: msgspec.structs.replace(before, topics={"t": topic}))
 
 
 def beat(store: MemoryStore, clock: ManualClock, broker: int = 1) -> None:
@@ -64,9 +100,12 @@ def beat(store: MemoryStore, clock: ManualClock, broker: int = 1) -> None:
 
 def test_epochs_rise(store: MemoryStore, clock: ManualClock) -> None:
     """Each start takes the next epoch of its id, and inherits all open epochs, oldest first."""
-    found = [acquire(store, clock, broker, take_over=True) for broker in (1, 1, 2, 1)]
+    found = [acquire(store, clock)]
+    lead(MetadataStore(store, clock=clock), 1)
+    found += [acquire(store, clock, broker, take_over=True) for broker in (1, 2, 1)]
     assert [(each.broker, each.epoch) for each in found] == [(1, 1), (1, 2), (2, 1), (1, 3)]
-    assert found[-1].inherited == (Epoch(1, 1), Epoch(1, 2), Epoch(2, 1))
+    assert [each.id for each in found[-1].inherited] == [(1, 1), (1, 2), (2, 1)]
+    assert {(each.fenced, each.heirs) for each in found[-1].inherited} == {(True, (1,))}
     metadata = MetadataStore(store, clock=clock).reload()
     assert (metadata.controller, metadata.brokers[1].flight) == (1, "h:1")
 
@@ -81,7 +120,7 @@ def test_a_live_broker_refuses_a_second_id(store: MemoryStore, clock: ManualCloc
     assert (refused.value.broker, refused.value.address) == (1, "h:1")
     assert paths(store, "") == before
     clock.advance(5.1)
-    assert acquire(store, clock, 2).inherited == (Epoch(1, 1),)
+    assert [each.id for each in acquire(store, clock, 2).inherited] == [(1, 1)]
 
 
 def test_the_same_id_is_refused_too(store: MemoryStore, clock: ManualClock) -> None:
@@ -110,12 +149,13 @@ def test_a_replaced_broker_can_change_nothing(rig: Rig) -> None:
         lambda: rig.create("u"),
         lambda: rig.broker.topics.delete("t"),
         rig.broker.producer_ids.new,
-        lambda: takeover.close_epochs(rig.meta, rig.leadership, (Epoch(1, 2),)),
+        lambda: takeover.leave_epochs(rig.meta, rig.leadership, (Epoch(1, 2),), covered={}),
     ):
         with pytest.raises(errors.BrokerFenced):
             attempt()
     metadata = MetadataStore(rig.store, clock=rig.clock).reload()
-    assert (sorted(metadata.topics), metadata.open_epochs) == (["t"], (Epoch(1, 1), Epoch(1, 2)))
+    assert sorted(metadata.topics) == ["t"]
+    assert open_ids(rig.meta) == [(1, 1), (1, 2)]
     assert rows_of_root(rig.store, rig.clock) == [(0, b"a")]
 
 
@@ -137,8 +177,8 @@ def test_a_broker_that_wakes_in_a_removed_epoch_is_fenced(clock: ManualClock) ->
         for broker in (1, 2)
     )
     log = wal.of(store, clock, WalKind.SEGMENTS)
-    log.follower(first.broker, first.epoch).fence()
-    takeover.close_epochs(meta, second, second.inherited)
+    second = takeover.take(store, meta, second, clock=clock).leadership
+    takeover.leave_epochs(meta, second, second.inherited, covered={})
     store.delete(log.retired(lambda: ()))
     log.appender(first.broker, first.epoch).append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
     with pytest.raises(errors.BrokerFenced):
@@ -154,6 +194,123 @@ def test_a_start_that_is_overtaken_raises(store: MemoryStore, clock: ManualClock
     log = wal.of(store, clock).appender(1, slow.epoch)
     with pytest.raises(errors.BrokerFenced):
         log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+
+
+# ------------------------------------------------------------------------------ steps of a start
+
+
+class Killed(BaseException):
+    """The process ends."""
+
+
+@pytest.mark.parametrize("broker", [1, 2])
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("number", range(4))
+def test_a_start_that_is_killed_is_repeated(
+    rig: Rig, broker: int, number: int, moment: Moment
+) -> None:
+    """Between any two steps: the next start finds every record, and leads all in a new epoch."""
+    rig.append(["a"])
+    kill = Fault(operation="put_new", error=Killed(), moment=moment, count=number + 1)
+    assert isinstance(rig.store, MemoryStore)
+    with pytest.raises(Killed):
+        rig.successor(broker=broker, store=rig.store.view(ScriptedFaults(kill)))
+    metadata = MetadataStore(rig.store, clock=rig.clock).reload()
+    is_registered = (number, moment) != (0, "before")
+    has_taken = number > 2 or (number, moment) == (2, "after")
+    assert (metadata.controller != 1 or metadata.brokers[1].epoch == 2) is is_registered
+    assert metadata.topics["t"].leader_epochs == (int(has_taken),)
+    third = rig.successor(broker=1)
+    third.append(["b"])
+    assert third.read() == rows_of_root(rig.store, rig.clock) == [(0, b"a"), (1, b"b")]
+    assert third.meta.current.topics["t"].leader_epochs == (1 + int(has_taken),)
+    third.publish()
+    third.trim()
+    assert open_ids(third.meta) == [(1, third.leadership.epoch)]
+
+
+@pytest.mark.parametrize("second", [1, 2])
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_of_two_starters_the_later_one_serves(
+    store: MemoryStore, clock: ManualClock, second: int, steps: int
+) -> None:
+    """The earlier one raises `BrokerFenced` with the later one's name, wherever it was."""
+    meta, other = MetadataStore(store, clock=clock), MetadataStore(store, clock=clock)
+    acquire(store, clock)
+    lead(meta, 1)
+    first = register(meta, store, clock, 1)
+    if steps > 0:
+        first = takeover.take(store, meta, first, clock=clock).leadership
+    log = wal.of(store, clock).appender(1, first.epoch)
+    if steps > 1:
+        log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+    later = register(other, store, clock, second)
+    if not steps:
+        with pytest.raises(errors.BrokerFenced, match=f"replaced by broker {second}"):
+            takeover.take(store, meta, first, clock=clock)
+    taken = takeover.take(store, other, later, clock=clock)
+    assert taken.metadata.topics["t"].leaders == (second,)
+    with pytest.raises(errors.BrokerFenced):
+        log.append([(Entry(kind=EntryKind.OPEN), wal.EMPTY)])
+    with pytest.raises(errors.BrokerFenced, match=f"replaced by broker {second}"):
+        takeover.check_leadership(meta.reload(), first)
+    assert str(takeover.replaced(meta.current, first)).count(f"broker {second} (standing")
+
+
+def test_a_registration_alone_takes_nothing(rig: Rig) -> None:
+    """A leader that is about to be replaced serves until its log has a fence."""
+    meta = MetadataStore(rig.store, clock=rig.clock)
+    second = register(meta, rig.store, rig.clock, 2)
+    rig.append(["a"])
+    rig.create("u")
+    rig.publish()
+    takeover.check_leadership(rig.meta.reload(), rig.leadership)
+    taken = takeover.take(rig.store, meta, second, clock=rig.clock)
+    assert {each.leaders for each in taken.metadata.topics.values()} == {(2,)}
+    with pytest.raises(errors.BrokerFenced):
+        rig.append(["b"])
+    assert rows_of_root(rig.store, rig.clock) == [(0, b"a")]
+
+
+OLD = """{
+  "version": 3, "change_id": "old",
+  "brokers": {"1": {"epoch": 2, "flight": "h:1"}, "2": {"epoch": 1, "flight": "h:2"}},
+  "open_epochs": [[1, 1, "objects"], [1, 2, "objects"], [2, 1, "objects"]], "controller": 2,
+  "topics": {"t": {"topic_id": "id", "partitions": [{"leader": 2, "leader_epoch": 2}]}}
+}"""
+
+
+DELTA = Delta(version=3, change_id="old", previous="before", topics=())
+
+
+def put_whole(store: MemoryStore, clock: ManualClock) -> None:
+    """A root of format 1 or 2."""
+    store.put(f"meta/{3:020d}.json", OLD.encode())
+
+
+def put_snapshot(store: MemoryStore, clock: ManualClock) -> None:
+    """A root of format 3, before epochs had heirs."""
+    old = decode_version(3, pa.py_buffer(OLD.encode()))
+    assert isinstance(old, ClusterMetadata)
+    store.put(f"meta/{3:020d}.json", encode_delta(DELTA))
+    store.put(f"meta/{3:020d}.snapshot", encode_snapshot(content_of(old)))
+
+
+@pytest.mark.parametrize("put", [put_whole, put_snapshot])
+@pytest.mark.parametrize("broker", [1, 2, 3])
+def test_a_root_without_heirs_is_taken_over(
+    store: MemoryStore, clock: ManualClock, put: Callable[..., None], broker: int
+) -> None:
+    """The leader had inherited every epoch, whether or not it came to fence them."""
+    open_cluster(store, clock=clock, create=True)
+    put(store, clock)
+    found = acquire(store, clock, broker, take_over=True)
+    assert [each.id for each in found.inherited] == [(1, 1), (1, 2), (2, 1)]
+    for each in found.inherited:
+        assert each.heirs == (broker,)
+        assert wal.of(store, clock).follower(*each.id).poll()[-1].is_fence
+    topic = MetadataStore(store, clock=clock).reload().topics["t"]
+    assert (topic.leaders, topic.leader_epochs) == ((broker,), (3,))
 
 
 # ------------------------------------------------------------------------------ recovery
@@ -217,7 +374,7 @@ def test_the_newest_leaders_memory_counts(rig: Rig) -> None:
         lambda found: msgspec.structs.replace(found, open_epochs=found.open_epochs[::-1])
     )
     third = second.successor()
-    assert third.leadership.inherited == (Epoch(2, 1), Epoch(1, 1))
+    assert [each.id for each in third.leadership.inherited] == [(2, 1), (1, 1)]
     assert third.append(["b"], producer_sequence=(1, 0, 1)).duplicate
     assert not third.append(["c"], producer_sequence=(1, 0, 2)).duplicate
 

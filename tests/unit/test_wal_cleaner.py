@@ -5,12 +5,13 @@ import itertools
 from collections.abc import Sequence
 from unittest import mock
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparklog import errors, limits
-from sparklog.broker.log import partitions
+from sparklog.broker.log import partitions, takeover
 from sparklog.broker.log.partitions import Partition, Topic
 from sparklog.broker.log.wal_cleaner import WalCleanerLimits
 from sparklog.broker.log.writer import CarriedEntry, WriterLimits
@@ -18,7 +19,8 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata import Epoch
+from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
 from sparklog.storage.snapshot import Bounds, TableSnapshot, WalKind
@@ -30,6 +32,7 @@ from tests.support.brokers import (
     RigOptions,
     Row,
     flip,
+    open_ids,
     paths,
     rows_followed,
     rows_of_root,
@@ -200,10 +203,10 @@ def test_an_inherited_epoch_ends_when_it_is_published(rig: Rig) -> None:
     second = rig.successor()
     second.wal_cleaner.checkpoint()
     second.wal_cleaner.tick()
-    assert Epoch(1, 1) in second.meta.reload().open_epochs
+    assert (1, 1) in open_ids(second.meta)
     second.publish()
     second.wal_cleaner.tick()
-    assert Epoch(1, 1) in second.meta.reload().open_epochs
+    assert (1, 1) in open_ids(second.meta)
     second.confirmer.confirm()
     second.wal_cleaner.tick()
     assert second.meta.reload().open_epochs == (Epoch(1, 2),)
@@ -231,7 +234,43 @@ def test_a_replaced_broker_closes_nothing(rig: Rig) -> None:
     third = second.successor()
     with pytest.raises(errors.BrokerFenced):
         second.wal_cleaner.tick()
-    assert Epoch(1, 1) in third.meta.reload().open_epochs
+    assert (1, 1) in open_ids(third.meta)
+
+
+def test_a_broker_that_is_about_to_be_replaced_closes_nothing(rig: Rig) -> None:
+    """Its successor may have read its log already, before the checkpoint with the states."""
+    rig.append(["a"], producer_sequence=(1, 0, 0))
+    rig.publish()
+    second = rig.successor()
+    third = takeover.acquire(
+        rig.store,
+        MetadataStore(rig.store, clock=rig.clock),
+        broker=2,
+        flight="h:2",
+        clock=rig.clock,
+        dead_after_seconds=5.0,
+        take_over=True,
+    )
+    second.wal_cleaner.checkpoint()
+    with pytest.raises(errors.BrokerFenced, match="replaced by broker 2"):
+        second.wal_cleaner.tick()
+    assert open_ids(second.meta) == [(1, 1), (1, 2), (third.broker, third.epoch)]
+
+
+def test_an_epoch_stays_for_a_partition_that_came_meanwhile(rig: Rig) -> None:
+    """The checkpoint does not have its state yet, which that epoch may have."""
+    rig.append(["a"])
+    rig.publish()
+    second = rig.successor()
+    second.wal_cleaner.checkpoint()
+
+    def give(before: ClusterMetadata) -> ClusterMetadata:
+        again = msgspec.structs.replace(before.topics["t"], leader_epochs=(2,))
+        return msgspec.structs.replace(before, topics={"t": again})
+
+    second.meta.change(give)
+    second.wal_cleaner.tick()
+    assert open_ids(second.meta) == [(1, 1), (1, 2)]
 
 
 def test_leftovers_of_closed_epochs_are_removed(rig: Rig, clock: ManualClock) -> None:

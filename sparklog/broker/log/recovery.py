@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from sparklog import errors
 from sparklog.broker.log.partitions import Partition, PartitionTable, Topic
-from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.takeover import Taken
 from sparklog.clock import Clock
 from sparklog.storage import wal
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
@@ -26,25 +26,18 @@ from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, TableSn
 from sparklog.storage.table import OpenTable, TopicTable, sync_all
 
 
-def recover(
-    store: Store,
-    metadata: ClusterMetadata,
-    leadership: Leadership,
-    *,
-    clock: Clock,
-    open_table: OpenTable,
-) -> PartitionTable:
-    """Fences the epochs that `leadership` inherits, and returns the state of every partition.
+def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> PartitionTable:
+    """Returns the state of every partition that was taken over.
 
     Reads the table of every topic. A topic whose table cannot be written is held back. A partition
     is blocked, and accepts no record, if its end is unknown or if acked records are missing from
-    both table and logs. Raises `CorruptObject` and `MissingObject` if a write-ahead log cannot be
-    read: an operator must look.
+    both table and logs.
     """
-    logs = _Logs()
-    for epoch in leadership.inherited:
-        follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
-        logs.add(epoch, follower.fence(), follower.checkpoint)
+    metadata, logs = taken.metadata, _Logs()
+    for epoch, (checkpoint, flushes) in zip(
+        taken.leadership.inherited, taken.histories, strict=True
+    ):
+        logs.add(epoch, flushes, checkpoint)
     pasts = {
         name: [logs.past_of(known.topic_id, number) for number in range(known.partition_count)]
         for name, known in metadata.topics.items()

@@ -7,29 +7,48 @@ A live leader refuses every other broker, with two exceptions: a standing broker
 and detached ones, because their programs continue as its clients, and `take_over` replaces any
 leader. The steps are:
 
-1. Register the new epoch in the metadata, as leader of every partition.
-2. Fence every other open epoch, in the order in which they were opened, and read their WALs
+1. Register the new epoch in the metadata. It leads nothing yet (`acquire`).
+2. Fence every other epoch that may still write, and read its log. Then take, in one change of the
+   metadata, the partitions of all of them, and become the heir of their epochs (`take`).
+3. Connect each partition's WAL entries to its table, and take over the producers' states
    (`recovery`).
-3. Connect each partition's WAL entries to its table, and take over the producers' states.
 4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
    broker may serve.
 
-The older epochs are closed later, when all their entries are published and the new WAL has a
-checkpoint of the states that were taken over.
+So no partition has a new leader before its old one can write no more (`storage/leadership.py`). A
+broker that crashes between two steps leaves the partitions to the old leader, whose log may have a
+fence already, or takes them to its grave; the next start does the same again.
+
+Of two brokers that start at once, the one that registered last takes over: it fences the other one,
+which gives up as soon as it finds the later registration, and never fences a later one itself. If
+each fenced the other, none would serve.
+
+A broker leaves an older epoch later (`leave_epochs`), when all its entries are published and the
+new WAL has a checkpoint of the states that were taken over. The epoch is closed with that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
 
-import msgspec
 import structlog
 
 from sparklog import errors
 from sparklog.clock import Clock
+from sparklog.storage import wal
 from sparklog.storage.cluster import Cluster, open_cluster, raise_format
+from sparklog.storage.leadership import (
+    check_lease,
+    elect,
+    failover,
+    inherit,
+    inherited_by,
+    leave,
+    register,
+    succeed,
+)
 from sparklog.storage.liveness import Leader, LeaderState, LeaderWatch, describe, describe_broker
 from sparklog.storage.metadata import (
     BrokerKind,
@@ -47,6 +66,10 @@ _ON_DEMAND: Final = (BrokerKind.EMBEDDED, BrokerKind.DETACHED)
 """Brokers that programs start for themselves; those programs can use another broker instead."""
 
 
+History: TypeAlias = tuple[wal.Checkpoint | None, Sequence[wal.WalObject]]
+"""The newest checkpoint of a fenced epoch, and every flush that still counts."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
     """The right to write as `broker` in `epoch`, until another broker fences the epoch."""
@@ -54,10 +77,21 @@ class Leadership:
     cluster: Cluster
     broker: int
     epoch: int
-    inherited: tuple[Epoch, ...]
-    """Epochs that are fenced and not closed yet."""
+    inherited: tuple[Epoch, ...] = ()
+    """Fenced epochs that this broker is heir of, oldest first; none before `take`."""
     log: WalKind = WalKind.OBJECTS
     """Storage of the epoch's write-ahead log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """All partitions of a root, taken over."""
+
+    leadership: Leadership
+    metadata: ClusterMetadata
+    """The version that names the broker as leader of every partition."""
+    histories: Sequence[History]
+    """Contents of the logs of the inherited epochs, in their order."""
 
 
 def acquire(
@@ -76,7 +110,7 @@ def acquire(
     check_alive: bool = True,
     choose_log: Callable[[], WalKind] = lambda: WalKind.OBJECTS,
 ) -> Leadership:
-    """Registers the next epoch of `broker`.
+    """Registers the next epoch of `broker`, as that of the broker to watch from now on.
 
     Raises `BrokerAlive` and the errors of `open_cluster`.
 
@@ -101,45 +135,24 @@ def acquire(
     cluster = raise_format(store, clock=clock)
     watch = watch or LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
 
-    def decide(metadata: ClusterMetadata) -> ClusterMetadata:
+    registration = BrokerRegistration(
+        epoch=0,
+        flight=flight,
+        started_us=clock.now_us(),
+        kind=kind,
+        process=process or Process(),
+        dead_after_seconds=dead_after_seconds,
+    )
+
+    def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if check_alive and not take_over:
             _check_leader(store, watch, metadata, kind, clock)
-        known = metadata.brokers.get(broker)
-        epoch = known.epoch + 1 if known else 1
-        return msgspec.structs.replace(
-            metadata,
-            brokers={
-                **metadata.brokers,
-                broker: BrokerRegistration(
-                    epoch=epoch,
-                    flight=flight,
-                    started_us=clock.now_us(),
-                    kind=kind,
-                    process=process or Process(),
-                    dead_after_seconds=dead_after_seconds,
-                ),
-            },
-            open_epochs=(*metadata.open_epochs, Epoch(broker, epoch, log)),
-            controller=broker,
-            topics={
-                name: msgspec.structs.replace(
-                    topic,
-                    leaders=(broker,) * topic.partition_count,
-                    leader_epochs=tuple(each + 1 for each in topic.leader_epochs),
-                )
-                for name, topic in metadata.topics.items()
-            },
-        )
+        registered = register(metadata, broker, registration, log)
+        return elect(registered, broker, registered.brokers[broker].epoch) or registered
 
     metadata = meta.change(decide)
     epoch = metadata.brokers[broker].epoch
-    return Leadership(
-        cluster=cluster,
-        broker=broker,
-        epoch=epoch,
-        inherited=tuple(each for each in metadata.open_epochs if each != Epoch(broker, epoch, log)),
-        log=log,
-    )
+    return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log)
 
 
 def _check_leader(
@@ -177,17 +190,89 @@ def _gives_way(leader: Leader, kind: BrokerKind) -> bool:
     return kind is BrokerKind.STANDING and leader.known.kind in _ON_DEMAND
 
 
+def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Clock) -> Taken:
+    """Fences all other epochs, and makes the broker the leader of every partition.
+
+    Raises `BrokerFenced`, naming the successor, if another broker has registered since, and
+    `CorruptObject` and `MissingObject` if a write-ahead log cannot be read: an operator must look.
+    """
+    broker, own = leadership.broker, (leadership.broker, leadership.epoch)
+    read: dict[tuple[int, int], History] = {}
+    known = meta.current
+    _check_newest(known, leadership)
+    for epoch in known.open_epochs:
+        if not epoch.fenced and epoch.id != own:
+            read[epoch.id] = _fence(store, epoch, clock)
+
+    def decide(before: ClusterMetadata) -> ClusterMetadata | None:
+        _check_newest(before, leadership)
+        # Before heirs were recorded, a leader inherited epochs of brokers that led nothing.
+        after = inherit(before, broker, read)
+        after = succeed(after, *own, sealed=read) or after
+        led = _led(before)
+        for dead in {*led, *(each.broker for each in before.open_epochs if not each.fenced)}:
+            if dead != broker:
+                epoch = before.brokers[dead].epoch
+                successors = dict.fromkeys(led.get(dead, ()), broker)
+                after = (
+                    failover(after, dead, epoch=epoch, sealed=read, successors=successors) or after
+                )
+        return after if after != before else None
+
+    is_alone = not read and _led(known).keys() <= {broker}
+    metadata = known if is_alone else meta.change(decide)
+    inherited = inherited_by(metadata, broker)
+    return Taken(
+        leadership=replace(leadership, inherited=inherited),
+        metadata=metadata,
+        histories=[read.get(each.id) or _fence(store, each, clock) for each in inherited],
+    )
+
+
+def _led(metadata: ClusterMetadata) -> dict[int, list[tuple[str, int]]]:
+    """Returns for each leader the (topic, partition) of what it leads."""
+    found: dict[int, list[tuple[str, int]]] = {}
+    for name, topic in metadata.topics.items():
+        for partition, leader in enumerate(topic.leaders):
+            found.setdefault(leader, []).append((name, partition))
+    return found
+
+
+def _fence(store: Store, epoch: Epoch, clock: Clock) -> History:
+    follower = wal.of(store, clock, epoch.log).follower(epoch.broker, epoch.epoch)
+    objects = follower.fence()
+    return follower.checkpoint, objects
+
+
 def check_leadership(metadata: ClusterMetadata, leadership: Leadership) -> None:
-    """Raises `BrokerFenced`, naming the successor, if `metadata` has a newer leader."""
+    """Raises `BrokerFenced`, naming the successor, if our epoch has ended in `metadata`."""
+    try:
+        check_lease(metadata, leadership.broker, leadership.epoch)
+    except errors.BrokerFenced:
+        raise replaced(metadata, leadership) from None
+
+
+def replaced(metadata: ClusterMetadata, leadership: Leadership) -> errors.BrokerFenced:
+    """Returns the error of a broker whose epoch has ended, naming its successor.
+
+    The successor is the broker that registered last: no epoch is fenced before such a registration.
+    """
     known = metadata.brokers.get(metadata.controller)
-    if known is None:
-        raise errors.BrokerFenced(broker=leadership.broker, epoch=leadership.epoch)
-    if metadata.controller != leadership.broker or known.epoch != leadership.epoch:
-        raise errors.BrokerFenced(
-            broker=leadership.broker,
-            epoch=leadership.epoch,
-            successor=describe_broker(metadata.controller, known),
-        )
+    own = leadership.broker, leadership.epoch
+    if known is None or (metadata.controller, known.epoch) == own:
+        return errors.BrokerFenced(broker=leadership.broker, epoch=leadership.epoch)
+    return errors.BrokerFenced(
+        broker=leadership.broker,
+        epoch=leadership.epoch,
+        successor=describe_broker(metadata.controller, known),
+    )
+
+
+def _check_newest(metadata: ClusterMetadata, leadership: Leadership) -> None:
+    """Raises `BrokerFenced`, naming the successor, if a broker has registered after ours."""
+    check_leadership(metadata, leadership)
+    if metadata.controller != leadership.broker:
+        raise replaced(metadata, leadership)
 
 
 def check_opened(meta: MetadataStore, leadership: Leadership) -> None:
@@ -198,24 +283,30 @@ def check_opened(meta: MetadataStore, leadership: Leadership) -> None:
     on finds our segment, and puts its fence there. Raises `BrokerFenced`.
     """
     if leadership.log is WalKind.SEGMENTS:
-        metadata = meta.reload()
-        check_leadership(metadata, leadership)
-        if Epoch(leadership.broker, leadership.epoch, leadership.log) not in metadata.open_epochs:
-            raise errors.BrokerFenced(broker=leadership.broker, epoch=leadership.epoch)
+        check_leadership(meta.reload(), leadership)
 
 
-def close_epochs(meta: MetadataStore, leadership: Leadership, epochs: tuple[Epoch, ...]) -> None:
-    """Removes fenced and published epochs from the metadata.
+def leave_epochs(
+    meta: MetadataStore,
+    leadership: Leadership,
+    epochs: Iterable[Epoch],
+    *,
+    covered: Mapping[str, Sequence[int]],
+) -> list[Epoch]:
+    """Leaves inherited epochs that no entry needs; those without other heirs are closed.
 
-    Raises `BrokerFenced` if a successor has inherited the epochs: it still needs their entries.
+    Returns the epochs that the broker is still heir of: all of them if it leads a partition that
+    `covered` does not have. Raises `BrokerFenced` if a successor has registered: it will need their
+    entries and states.
+
+    `covered`: for each topic id, the leader epoch of each partition whose state is in a checkpoint
+    of our own epoch.
     """
-    closed = set(epochs)
+    left = {each.id for each in epochs}
 
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
-        check_leadership(metadata, leadership)
-        left = tuple(each for each in metadata.open_epochs if each not in closed)
-        if left == metadata.open_epochs:
-            return None
-        return msgspec.structs.replace(metadata, open_epochs=left)
+        # A successor reads our log when it fences it, which may be before our checkpoint.
+        _check_newest(metadata, leadership)
+        return leave(metadata, leadership.broker, leadership.epoch, left, covered=covered)
 
-    meta.change(decide)
+    return list(inherited_by(meta.change(decide), leadership.broker))

@@ -22,7 +22,7 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker.log.partitions import PartitionTable, StateEncoder
-from sparklog.broker.log.takeover import Leadership, close_epochs
+from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
@@ -94,6 +94,8 @@ class WalCleaner:
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(leadership.inherited)
+        self._covered: dict[str, tuple[int, ...]] = {}
+        """For each topic id, the leader epochs of its partitions as of our newest checkpoint."""
         self._damaged: set[int] = set()
         """Our objects with an entry that cannot be read; they remain for an operator to look at."""
         self._queue = deque(
@@ -158,9 +160,14 @@ class WalCleaner:
             needed = self._partition_table.needed(self._leadership.broker, self._leadership.epoch)
             bounds = self._partition_table.bounds()
             snapshot = self._partition_table.snapshot_state(now_us=self._clock.now_us())
+            covered = {
+                topic.topic_id: tuple(each.leader_epoch for each in topic.partitions)
+                for topic in (self._partition_table.topics() if self._inherited else ())
+            }
         state = self._encoder.encode(snapshot)  # slow; outside the lock, so that appends continue
         self._appender.checkpoint(sequence, needed, state, bounds)
         self._newest = wal.Checkpoint(sequence=sequence, needed=tuple(needed), state=b"")
+        self._covered = covered
         self._record_age()
         self._checkpoint_at = self._clock.monotonic()
         self._trimmable.append((self._checkpoint_at, self._newest))
@@ -187,7 +194,7 @@ class WalCleaner:
     # -------------------------------------------------------------------------- inherited epochs
 
     def _close_inherited(self) -> None:
-        """Closes inherited epochs that no entry needs, once our checkpoint has their states."""
+        """Leaves inherited epochs that no entry needs, once our checkpoint has their states."""
         if not self._inherited or self._newest is None:
             return
         done = tuple(
@@ -196,8 +203,9 @@ class WalCleaner:
             if not self._partition_table.is_needed(each.broker, each.epoch)
         )
         if done:
-            close_epochs(self._meta, self._leadership, done)
-            self._inherited = [each for each in self._inherited if each not in done]
+            self._inherited = leave_epochs(
+                self._meta, self._leadership, done, covered=self._covered
+            )
             self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
 
     # -------------------------------------------------------------------------- carrying

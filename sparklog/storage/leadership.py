@@ -1,0 +1,370 @@
+"""Changes of leadership: pure functions from one version of the metadata to the next.
+
+Each function judges its precondition on the version that it gets, so a caller passes it to
+`MetadataStore.change`, which repeats it after a conflict. It returns None if nothing has to change,
+and raises `BrokerFenced` if the caller has lost its own epoch, or `LeadersChanged` if what it
+decided on has changed. Two rules make every order of these changes safe:
+
+*The leader of a partition changes only after the old one can write no more.* Either a fence exists
+in the log of every open epoch of the old leader's id (`succeed`, `failover`), or the old leader
+itself makes the change: after its log has the partition's resignation (`resign`), or before it
+began to serve the partition (`pass_on`). The fences come first, because a leader that is fenced
+later could ack a record that its successor never reads. The leader epoch rises by one each time, so
+every record belongs to one leader, and states that were saved by several leaders have an order.
+
+*An epoch stays in the metadata while a broker may need its log.* Its *heirs* are the ids of the
+brokers that may. A broker becomes an heir when it gets a partition whose entries or state the log
+may have: from the leader that wrote the log, or from another heir. It leaves when its own
+checkpoint has the state of all its partitions, and they need no entry of the log any more. An epoch
+that is fenced and has no heirs is removed, and its objects may be deleted. Nothing that a partition
+needs is lost, because its leader is an heir of every epoch that has some of it, or wrote that epoch
+itself and is followed by heirs. A fenced broker may still put a checkpoint and leave an epoch, as
+long as the metadata do not have its fence. So a successor looks for checkpoints after the change
+that makes it an heir, unless it has kept the others from leaving since before its fences.
+
+An *up* broker is one that may get partitions: its registered epoch is open, and all its older ones
+are fenced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from sparklog import errors
+from sparklog.storage.metadata import (
+    BrokerRegistration,
+    ClusterMetadata,
+    Epoch,
+    Resignation,
+    TopicMetadata,
+)
+from sparklog.storage.snapshot import WalKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handover:
+    """A partition that its leader gives to another broker."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    leader_epoch: int
+    """The epoch in which the giver leads it."""
+    target: int
+
+
+# ------------------------------------------------------------------------------ questions
+
+
+def check_lease(metadata: ClusterMetadata, broker: int, epoch: int) -> None:
+    """Raises `BrokerFenced` unless that epoch is the broker's newest, and not fenced."""
+    known = metadata.brokers.get(broker)
+    is_open = any(each.id == (broker, epoch) and not each.fenced for each in metadata.open_epochs)
+    if known is None or known.epoch != epoch or not is_open:
+        raise errors.BrokerFenced(broker=broker, epoch=epoch)
+
+
+def is_up(metadata: ClusterMetadata, broker: int) -> bool:
+    """Returns whether the broker may get partitions: of its epochs, only the newest may write."""
+    known = metadata.brokers.get(broker)
+    unfenced = [each.epoch for each in unfenced_epochs(metadata, broker)]
+    return known is not None and unfenced == [known.epoch]
+
+
+def unfenced_epochs(metadata: ClusterMetadata, broker: int) -> Iterator[Epoch]:
+    """Returns the open epochs of the broker that are not marked as fenced, oldest first."""
+    return (each for each in metadata.open_epochs if each.broker == broker and not each.fenced)
+
+
+def inherited_by(metadata: ClusterMetadata, broker: int) -> tuple[Epoch, ...]:
+    """Returns the epochs that the broker is heir of, in the order in which they were opened."""
+    return tuple(each for each in metadata.open_epochs if broker in each.heirs)
+
+
+# ------------------------------------------------------------------------------ brokers
+
+
+def register(
+    metadata: ClusterMetadata, broker: int, registration: BrokerRegistration, log: WalKind
+) -> ClusterMetadata:
+    """Opens the next epoch of `broker`, whatever `registration.epoch` says. Never refused.
+
+    It takes no partition: older epochs of the broker may still write.
+    """
+    known = metadata.brokers.get(broker)
+    epoch = known.epoch + 1 if known else 1
+    registered = msgspec.structs.replace(registration, epoch=epoch)
+    return msgspec.structs.replace(
+        metadata,
+        brokers={**metadata.brokers, broker: registered},
+        open_epochs=(*metadata.open_epochs, Epoch(broker, epoch, log)),
+    )
+
+
+def elect(metadata: ClusterMetadata, broker: int, epoch: int) -> ClusterMetadata | None:
+    """Makes `broker` the controller. Nothing depends on there being one only."""
+    check_lease(metadata, broker, epoch)
+    if metadata.controller == broker:
+        return None
+    return msgspec.structs.replace(metadata, controller=broker)
+
+
+# ------------------------------------------------------------------------------ fenced leaders
+
+
+def succeed(
+    metadata: ClusterMetadata, broker: int, epoch: int, *, sealed: Collection[tuple[int, int]]
+) -> ClusterMetadata | None:
+    """Continues the older epochs of the same broker, and takes over what they led.
+
+    `sealed`: the epochs in whose logs the caller has put or seen a fence. Raises `LeadersChanged`
+    if an older epoch is not among them: it may still write.
+    """
+    check_lease(metadata, broker, epoch)
+    older = {each.id for each in unfenced_epochs(metadata, broker)} - {(broker, epoch)}
+    if not older:
+        return None
+    _check_sealed(older, sealed)
+    return msgspec.structs.replace(
+        metadata,
+        open_epochs=tuple(
+            _fenced(each, {*each.heirs, broker}) if each.id in older else each
+            for each in metadata.open_epochs
+        ),
+        topics=_with_successors(metadata.topics, broker, lambda _topic, _partition: broker),
+    )
+
+
+def failover(
+    metadata: ClusterMetadata,
+    dead: int,
+    *,
+    epoch: int,
+    sealed: Collection[tuple[int, int]],
+    successors: Mapping[tuple[str, int], int],
+) -> ClusterMetadata | None:
+    """Gives the partitions of `dead` to other brokers, who become heirs in its place everywhere.
+
+    Raises `LeadersChanged` if the broker has registered another epoch than `epoch`, which was
+    judged, if one of its epochs is neither fenced nor among `sealed`, if a partition that it leads
+    has no successor, or if a successor is not up. Resignations are kept: a partition's state may be
+    in one still, if its leader died before its own log had it.
+
+    `successors`: the broker id for each (topic, partition) that `dead` leads.
+    """
+    known = metadata.brokers.get(dead)
+    if known is None or known.epoch != epoch:
+        raise errors.LeadersChanged(
+            reason=f"broker {dead} has registered again since epoch {epoch}"
+        )
+    _check_sealed((each.id for each in unfenced_epochs(metadata, dead)), sealed)
+    found: set[int] = set()
+
+    def successor_of(topic: str, partition: int) -> int:
+        successor = successors.get((topic, partition))
+        if successor is None:
+            raise errors.LeadersChanged(reason=f"{topic}-{partition} has no successor")
+        if successor not in found:
+            _check_target(metadata, dead, successor)
+            found.add(successor)
+        return successor
+
+    topics = _with_successors(metadata.topics, dead, successor_of)
+    open_epochs = []
+    for each in metadata.open_epochs:
+        heirs = ({*each.heirs} - {dead}) | found
+        if each.broker == dead and not each.fenced:
+            open_epochs.append(_fenced(each, heirs))
+        elif dead in each.heirs:
+            open_epochs.append(_with_heirs(each, heirs))
+        else:
+            open_epochs.append(each)
+    kept = _needed(open_epochs)
+    if kept == metadata.open_epochs and topics is metadata.topics:
+        return None
+    return msgspec.structs.replace(metadata, open_epochs=kept, topics=topics)
+
+
+def inherit(
+    metadata: ClusterMetadata, broker: int, epochs: Collection[tuple[int, int]]
+) -> ClusterMetadata:
+    """Makes `broker` an heir of open epochs, also of those that led nothing."""
+    open_epochs = tuple(
+        _with_heirs(each, {*each.heirs, broker}) if each.id in epochs else each
+        for each in metadata.open_epochs
+    )
+    return msgspec.structs.replace(metadata, open_epochs=open_epochs)
+
+
+# ------------------------------------------------------------------------------ live leaders
+
+
+def resign(
+    metadata: ClusterMetadata, broker: int, epoch: int, moves: Mapping[Handover, int]
+) -> ClusterMetadata | None:
+    """Gives partitions to other brokers, after their resignations exist in the log of this epoch.
+
+    `moves`: the sequence of the flush with each resignation. Raises `BrokerFenced`, and
+    `LeadersChanged` if a partition is not led in that leader epoch any more, or a target is not up.
+    """
+    resigned = {each: Resignation(broker, epoch, at) for each, at in moves.items()}
+    return _hand_over(metadata, broker, epoch, resigned)
+
+
+def pass_on(
+    metadata: ClusterMetadata, broker: int, epoch: int, moves: Iterable[Handover]
+) -> ClusterMetadata | None:
+    """Gives partitions to other brokers that this one has never begun to serve.
+
+    An earlier resignation of another leader still has their state. Raises like `resign`.
+    """
+    return _hand_over(metadata, broker, epoch, dict.fromkeys(moves))
+
+
+def _hand_over(
+    metadata: ClusterMetadata,
+    broker: int,
+    epoch: int,
+    moves: Mapping[Handover, Resignation | None],
+) -> ClusterMetadata | None:
+    check_lease(metadata, broker, epoch)
+    if not moves:
+        return None
+    if not is_up(metadata, broker):  # an older epoch of it may be the one that serves them
+        raise errors.LeadersChanged(reason=f"broker {broker} has an older epoch without a fence")
+    topics = dict(metadata.topics)
+    for move, resignation in moves.items():
+        _check_target(metadata, broker, move.target)
+        topic, at = topics.get(move.topic), move.partition
+        if (
+            topic is None
+            or topic.topic_id != move.topic_id
+            or (topic.leaders[at], topic.leader_epochs[at]) != (broker, move.leader_epoch)
+        ):
+            reason = f"broker {broker} leads {move.topic}-{at} no more in epoch {move.leader_epoch}"
+            raise errors.LeadersChanged(reason=reason)
+        topics[move.topic] = msgspec.structs.replace(
+            topic,
+            leaders=_replaced(topic.leaders, at, move.target),
+            leader_epochs=_replaced(topic.leader_epochs, at, move.leader_epoch + 1),
+            resigned={**topic.resigned, at: resignation} if resignation else topic.resigned,
+        )
+    targets = {move.target for move in moves}
+    open_epochs = tuple(
+        _with_heirs(each, {*each.heirs} | targets)
+        if each.id == (broker, epoch) or broker in each.heirs
+        else each
+        for each in metadata.open_epochs
+    )
+    return msgspec.structs.replace(metadata, open_epochs=open_epochs, topics=topics)
+
+
+# ------------------------------------------------------------------------------ heirs
+
+
+def leave(
+    metadata: ClusterMetadata,
+    broker: int,
+    epoch: int,
+    left: Collection[tuple[int, int]],
+    *,
+    covered: Mapping[str, Sequence[int]],
+) -> ClusterMetadata | None:
+    """Removes `broker` from the heirs of epochs in which its partitions need no entry any more.
+
+    Changes nothing while the broker leads a partition whose state its own newest checkpoint does
+    not have: the partition may have come meanwhile, from one of these epochs. A partition in leader
+    epoch 0 has come from nowhere. Raises `BrokerFenced`.
+
+    `covered`: for each topic id, the leader epoch of each partition in that checkpoint.
+    """
+    check_lease(metadata, broker, epoch)
+    for topic in metadata.topics.values():
+        of_topic = covered.get(topic.topic_id, ())
+        for n, (leader, leader_epoch) in enumerate(
+            zip(topic.leaders, topic.leader_epochs, strict=True)
+        ):
+            is_covered = n < len(of_topic) and of_topic[n] == leader_epoch
+            if leader == broker and leader_epoch and not is_covered:
+                return None
+    open_epochs = tuple(
+        _with_heirs(each, {*each.heirs} - {broker})
+        if each.id in left and broker in each.heirs
+        else each
+        for each in metadata.open_epochs
+    )
+    if open_epochs == metadata.open_epochs:
+        return None
+    topics = {
+        name: _without_resignations(topic, broker, left) if topic.resigned else topic
+        for name, topic in metadata.topics.items()
+    }
+    return msgspec.structs.replace(metadata, open_epochs=_needed(open_epochs), topics=topics)
+
+
+def _without_resignations(
+    topic: TopicMetadata, broker: int, left: Collection[tuple[int, int]]
+) -> TopicMetadata:
+    """Removes the resignations in epochs of `left` to `broker`, whose checkpoint has the states."""
+    resigned = {
+        n: each
+        for n, each in topic.resigned.items()
+        if topic.leaders[n] != broker or (each.broker, each.epoch) not in left
+    }
+    return msgspec.structs.replace(topic, resigned=resigned)
+
+
+# ------------------------------------------------------------------------------ parts
+
+
+def _check_sealed(needed: Iterable[tuple[int, int]], sealed: Collection[tuple[int, int]]) -> None:
+    for broker, epoch in needed:
+        if (broker, epoch) not in sealed:
+            reason = f"epoch {epoch} of broker {broker} is not fenced"
+            raise errors.LeadersChanged(reason=reason)
+
+
+def _check_target(metadata: ClusterMetadata, giver: int, target: int) -> None:
+    if target == giver or not is_up(metadata, target):
+        raise errors.LeadersChanged(reason=f"broker {target} cannot take partitions of {giver}")
+
+
+def _with_successors(
+    topics: dict[str, TopicMetadata], leader: int, successor_of: Callable[[str, int], int]
+) -> dict[str, TopicMetadata]:
+    """Gives each partition of `leader` a successor, in the next leader epoch."""
+    changed = {
+        name: msgspec.structs.replace(
+            topic,
+            leaders=tuple(
+                successor_of(name, n) if each == leader else each
+                for n, each in enumerate(topic.leaders)
+            ),
+            leader_epochs=tuple(
+                leader_epoch + (each == leader)
+                for each, leader_epoch in zip(topic.leaders, topic.leader_epochs, strict=True)
+            ),
+        )
+        for name, topic in topics.items()
+        if leader in topic.leaders
+    }
+    return {**topics, **changed} if changed else topics
+
+
+def _fenced(epoch: Epoch, heirs: Iterable[int]) -> Epoch:
+    return msgspec.structs.replace(_with_heirs(epoch, heirs), fenced=True)
+
+
+def _with_heirs(epoch: Epoch, heirs: Iterable[int]) -> Epoch:
+    return msgspec.structs.replace(epoch, heirs=tuple(sorted(heirs)))
+
+
+def _needed(epochs: Iterable[Epoch]) -> tuple[Epoch, ...]:
+    return tuple(each for each in epochs if each.heirs or not each.fenced)
+
+
+def _replaced(values: tuple[int, ...], at: int, value: int) -> tuple[int, ...]:
+    return (*values[:at], value, *values[at + 1 :])
