@@ -84,7 +84,7 @@ class NotLeader(Retriable):
 
     code = "not_leader"
     template = (
-        "Broker {broker} does not lead {topic}-{partition}; send the request to the leader,"
+        "This broker does not lead {topic}-{partition}; send the request to the leader, broker"
         " {leader}."
     )
 

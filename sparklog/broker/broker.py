@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 
 import pyarrow as pa
 
@@ -26,7 +27,7 @@ from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.growth import GrowthWatch
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.kafka_readers import Fetched, KafkaReader
-from sparklog.broker.log.partitions import Partition, PartitionTable, payload_bytes
+from sparklog.broker.log.partitions import Partition, PartitionTable, Topic, payload_bytes
 from sparklog.broker.log.producer_state import NO_PRODUCER, ProducerSequence
 from sparklog.broker.log.publisher import Publisher
 from sparklog.broker.log.readers import LogReader, ReadBatch
@@ -458,19 +459,35 @@ class Broker:
 
     def partition_count(self, topic: str) -> int:
         """Returns the topic's number of partitions. Raises `UnknownTopic`."""
-        return len(self._partition_table.topic(topic).partitions)
+        return self._partition_table.topic(topic).count
 
     def partition_status(self, topic: str, partition: int) -> PartitionStatus:
-        """Returns a partition's leader and offsets. Raises `UnknownTopic`, `UnknownPartition`."""
-        return self._status_of(self._partition_table.topic(topic).partition(partition))
+        """Returns the state of a partition that this broker leads.
+
+        Raises `UnknownTopic`, `UnknownPartition`, `NotLeader`.
+        """
+        found = self._partition_table.topic(topic)
+        return self._status_of(found.partition(partition))
 
     def partition_statuses(self, topic: str) -> Sequence[PartitionStatus]:
         """Returns the statuses of all partitions, in order, each computed when it is accessed.
 
-        Raises `UnknownTopic`.
+        Those that other brokers lead have no offsets here: they are -1. Raises `UnknownTopic`.
         """
-        partitions = tuple(self._partition_table.topic(topic).partitions)
-        return PartitionStatuses(partitions, self._status_of)
+        found = self._partition_table.topic(topic)
+        return PartitionStatuses(range(found.count), partial(self._status_at, found))
+
+    def _status_at(self, topic: Topic, number: int) -> PartitionStatus:
+        partition = topic.partitions.get(number)
+        if partition is not None:
+            return self._status_of(partition)
+        return PartitionStatus(
+            appended_bytes=0,
+            leader=topic.leaders[number],
+            leader_epoch=topic.leader_epochs[number],
+            start=-1,
+            end=-1,
+        )
 
     def _status_of(self, partition: Partition) -> PartitionStatus:
         # Read before `end`: records that arrive in between then count as growth.
@@ -514,18 +531,22 @@ class Broker:
             blocks = found.producers.blocks()
         return ActiveProducers(sorted(filter(None, blocks), key=min))
 
-    def log_bytes(self) -> dict[str, list[int]]:
-        """Returns the bytes of each partition by topic: table files and unpublished entries."""
+    def log_bytes(self) -> dict[str, dict[int, int]]:
+        """Returns the bytes of each partition that this broker leads, by topic and number.
+
+        They are those of table files and unpublished entries.
+        """
         found = {}
         for topic in self._partition_table.topics():
             files = topic.table.snapshot.files
             with self._partition_table.lock:
-                sizes = [
-                    sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
-                    for each in topic.partitions
-                ]
-            for number, of_partition in enumerate(files[: len(sizes)]):
-                sizes[number] += sum(file.size_bytes for file in of_partition)
+                sizes = {
+                    number: sum(payload_bytes(waiting.entry) for waiting in each.unpublished)
+                    for number, each in topic.partitions.items()
+                }
+            for number, of_partition in enumerate(files):
+                if number in sizes:
+                    sizes[number] += sum(file.size_bytes for file in of_partition)
             found[topic.name] = sizes
         return found
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from sparklog.broker.log.partitions import Partition
 from sparklog.broker.log.producer_state import ProducerState
 
 
@@ -25,12 +24,10 @@ class PartitionStatus:
 class PartitionStatuses(Sequence[PartitionStatus]):
     """Statuses of partitions, each computed when it is accessed."""
 
-    __slots__ = ("_partitions", "_status_of")
+    __slots__ = ("_numbers", "_status_of")
 
-    def __init__(
-        self, partitions: Sequence[Partition], status_of: Callable[[Partition], PartitionStatus]
-    ) -> None:
-        self._partitions = partitions
+    def __init__(self, numbers: Sequence[int], status_of: Callable[[int], PartitionStatus]) -> None:
+        self._numbers = numbers
         self._status_of = status_of
 
     @overload
@@ -41,11 +38,11 @@ class PartitionStatuses(Sequence[PartitionStatus]):
 
     def __getitem__(self, index: int | slice) -> PartitionStatus | Sequence[PartitionStatus]:
         if isinstance(index, slice):
-            return PartitionStatuses(self._partitions[index], self._status_of)
-        return self._status_of(self._partitions[index])
+            return PartitionStatuses(self._numbers[index], self._status_of)
+        return self._status_of(self._numbers[index])
 
     def __len__(self) -> int:
-        return len(self._partitions)
+        return len(self._numbers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

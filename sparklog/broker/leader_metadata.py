@@ -51,9 +51,9 @@ class LeaderMetadata:
 
     def change_topics(
         self, change: Callable[[dict[str, TopicMetadata]], dict[str, TopicMetadata]]
-    ) -> None:
-        """Puts a version with other topics. Raises what `change` raises."""
-        self.change(
+    ) -> ClusterMetadata:
+        """Puts a version with other topics, and returns it. Raises what `change` raises."""
+        return self.change(
             lambda metadata: msgspec.structs.replace(metadata, topics=change(metadata.topics))
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from sparklog import errors
@@ -11,7 +11,7 @@ from sparklog.broker.log.publisher import Publisher
 from sparklog.clock import Clock
 from sparklog.formats.flight_messages import PublishNow
 
-Goal: TypeAlias = tuple[Topic, Sequence[int]]
+Goal: TypeAlias = tuple[Topic, Mapping[int, int]]
 """A topic, and the offset below which each of its partitions has to be published."""
 
 _POLL_SECONDS = 0.005
@@ -44,7 +44,10 @@ class PublishWaiter:
         topics = self._partition_table.topics()
         if request.topics is not None:
             topics = [self._partition_table.topic(name) for name in request.topics]
-        goals = [(topic, [each.end for each in topic.partitions]) for topic in topics]
+        goals = [
+            (topic, {each.number: each.end for each in topic.partitions.values()})
+            for topic in topics
+        ]
         self.wait(goals, request.timeout_seconds)
 
     def wait(self, goals: Sequence[Goal], timeout_seconds: float) -> None:
@@ -68,10 +71,10 @@ class PublishWaiter:
             self.publish_now()
         return behind
 
-    def _is_reached(self, topic: Topic, ends: Sequence[int]) -> bool:
+    def _is_reached(self, topic: Topic, ends: Mapping[int, int]) -> bool:
         if self._partition_table.by_id(topic.topic_id) is not topic:
             return True  # it was deleted
-        return all(each.published >= end for each, end in zip(topic.partitions, ends, strict=False))
+        return all(topic.partitions[number].published >= end for number, end in ends.items())
 
 
 def publish_timed_out(behind: Sequence[Topic], timeout_seconds: float) -> errors.TimedOut:

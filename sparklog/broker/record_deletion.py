@@ -28,7 +28,7 @@ class Deletion:
     @property
     def goal(self) -> Goal:
         """The offsets up to which the partitions have to be published first."""
-        return self.topic, [self.raised.get(each.number, 0) for each in self.topic.partitions]
+        return self.topic, self.raised
 
 
 class RecordDeletion:

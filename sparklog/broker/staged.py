@@ -81,7 +81,7 @@ class StagedBatches:
             with self._partition_table.lock:  # per topic, because there may be many
                 if topic.spark_batches.has(batch_id):
                     ranges[topic.name] = {}
-                for partition in topic.partitions:
+                for partition in topic.partitions.values():
                     batch = partition.batches.find(batch_id)
                     if batch is not None:
                         of_topic = ranges.setdefault(topic.name, {})

@@ -125,7 +125,10 @@ class TopicAdmin:
         return self._partition_table.has_topic(name)
 
     def describe(self, name: str) -> TopicInfo:
-        """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`."""
+        """Returns a topic's partitions, configuration and table. Raises `UnknownTopic`.
+
+        Offsets of partitions that other brokers lead are -1.
+        """
         topic = self._partition_table.topic(name)
         snapshot = topic.table.snapshot
         files = [file for files in snapshot.files for file in files]
@@ -134,17 +137,7 @@ class TopicAdmin:
             topic=topic.name,
             topic_id=topic.topic_id,
             config=dict(topic.config),
-            partitions=[
-                PartitionInfo(
-                    partition=each.number,
-                    leader=self._broker_id,
-                    leader_epoch=each.leader_epoch,
-                    start=each.start,
-                    end=each.end,
-                    published=each.published,
-                )
-                for each in topic.partitions
-            ],
+            partitions=[_described(topic, number) for number in range(topic.count)],
             table_uri=f"{self._store.uri}/{table_folder(topic.name)}",
             table_version=snapshot.version,
             table_files=len(files),
@@ -272,7 +265,7 @@ class TopicAdmin:
             elif isinstance(outcome, Exception):
                 raise outcome
             else:
-                metadata = self._topic_metadata(each.topic_id, [0] * each.count, each.config)
+                metadata = self._new_entry(each.topic_id, each.count, each.config)
                 created[each.name] = metadata, table
         new = {name: metadata for name, (metadata, _) in created.items()}
         if not new:
@@ -333,7 +326,7 @@ class TopicAdmin:
                 raise errors.TopicExists(topic=name)
             topic_id = secrets.token_hex(8)
             table = self._create_table(name, topic_id, count, config)
-            topic = self._topic_metadata(topic_id, [0] * count, config)
+            topic = self._new_entry(topic_id, count, config)
             try:
                 self._metadata.change_topics(lambda topics: {**topics, name: topic})
             except errors.OutcomeUnknown:
@@ -377,20 +370,19 @@ class TopicAdmin:
         alive = {each.topic_id for each in self._metadata.reload().topics.values()}
         return delete_change(before) if before.topic_id not in alive else None
 
-    def _topic_metadata(
-        self, topic_id: str, leader_epochs: Sequence[int], config: Mapping[str, str]
-    ) -> TopicMetadata:
+    def _new_entry(self, topic_id: str, count: int, config: Mapping[str, str]) -> TopicMetadata:
+        """Returns the entry of a topic without records, whose partitions we lead."""
         return TopicMetadata(
             topic_id=topic_id,
-            leaders=(self._broker_id,) * len(leader_epochs),
-            leader_epochs=tuple(leader_epochs),
+            leaders=(self._broker_id,) * count,
+            leader_epochs=(0,) * count,
             config=dict(config),
         )
 
     def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
         topic = Topic(name, metadata.topic_id, dict(metadata.config), table)
-        self._partition_table.add_partitions(topic, table.snapshot, metadata.leader_epochs)
+        self._partition_table.add_partitions(topic, table.snapshot, metadata)
         self._partition_table.add_topic(topic)
 
     # -------------------------------------------------------------------------- changing
@@ -405,7 +397,7 @@ class TopicAdmin:
         _check_count(request.topic, request.partitions)
         with self._metadata.changing(f"partitions for topic {request.topic}"):
             topic = self._partition_table.topic(request.topic)
-            _check_more(request, len(topic.partitions))
+            _check_more(request, topic.count)
 
             def widen(before: TableSnapshot) -> TableChange:
                 # It has more than we serve where an earlier call was cut short: that is repeated.
@@ -413,18 +405,25 @@ class TopicAdmin:
                     raise _too_few(request, before.partitions)
                 return describe_change(before, request.partitions, topic.config)
 
+            def widen_metadata(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
+                known = topics[topic.name]
+                added = request.partitions - known.partition_count
+                widened = msgspec.structs.replace(
+                    known,
+                    leaders=(*known.leaders, *(self._broker_id,) * added),
+                    leader_epochs=(*known.leader_epochs, *(0,) * added),
+                )
+                return {**topics, topic.name: widened}
+
             snapshot = topic.table.commit(widen)
-            epochs = [each.leader_epoch for each in topic.partitions]
-            epochs += [0] * (request.partitions - len(epochs))
-            metadata = self._topic_metadata(topic.topic_id, epochs, topic.config)
-            self._metadata.change_topics(lambda topics: {**topics, topic.name: metadata})
-            self._partition_table.add_partitions(topic, snapshot, epochs)
+            metadata = self._metadata.change_topics(widen_metadata).topic(topic.name)
+            self._partition_table.add_partitions(topic, snapshot, metadata)
         return self.describe(topic.name)
 
     def check_partitions(self, request: AddPartitions) -> None:
         """Raises what `add_partitions` would; adds none."""
         _check_count(request.topic, request.partitions)
-        _check_more(request, len(self._partition_table.topic(request.topic).partitions))
+        _check_more(request, self._partition_table.topic(request.topic).count)
 
     def alter(self, request: AlterTopic) -> TopicInfo:
         """Sets configuration keys, or resets those whose value is None to their default.
@@ -610,6 +609,18 @@ class TopicAdmin:
             raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
 
 
+def _described(topic: Topic, number: int) -> PartitionInfo:
+    found = topic.partitions.get(number)
+    return PartitionInfo(
+        partition=number,
+        leader=topic.leaders[number],
+        leader_epoch=topic.leader_epochs[number],
+        start=found.start if found else -1,
+        end=found.end if found else -1,
+        published=found.published if found else -1,
+    )
+
+
 def _check_count(topic: str, count: int) -> None:
     if not 1 <= count <= limits.PARTITIONS_PER_TOPIC:
         reason = f"a topic has 1 to {limits.PARTITIONS_PER_TOPIC}"
@@ -622,7 +633,7 @@ def _check_empty(topic: Topic, source: str | None) -> None:
     Raises `BadOption` and `InternalTopic`.
     """
     check_not_internal(topic.name, "mirror records to")
-    if any(each.end or not each.is_end_known for each in topic.partitions):
+    if any(each.end or not each.is_end_known for each in topic.partitions.values()):
         reason = f"topic {topic.name} has had records; only an empty topic becomes a mirror"
         raise errors.BadOption(option=topic_config.MIRROR_SOURCE, value=source, reason=reason)
 

@@ -28,7 +28,7 @@ are fenced.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -271,7 +271,7 @@ def leave(
     epoch: int,
     left: Collection[tuple[int, int]],
     *,
-    covered: Mapping[str, Sequence[int]],
+    covered: Mapping[str, Mapping[int, int]],
 ) -> ClusterMetadata | None:
     """Removes `broker` from the heirs of epochs in which its partitions need no entry any more.
 
@@ -279,16 +279,15 @@ def leave(
     not have: the partition may have come meanwhile, from one of these epochs. A partition in leader
     epoch 0 has come from nowhere. Raises `BrokerFenced`.
 
-    `covered`: for each topic id, the leader epoch of each partition in that checkpoint.
+    `covered`: the leader epoch of each partition in that checkpoint, by topic id and number.
     """
     check_lease(metadata, broker, epoch)
     for topic in metadata.topics.values():
-        of_topic = covered.get(topic.topic_id, ())
+        of_topic = covered.get(topic.topic_id, {})
         for n, (leader, leader_epoch) in enumerate(
             zip(topic.leaders, topic.leader_epochs, strict=True)
         ):
-            is_covered = n < len(of_topic) and of_topic[n] == leader_epoch
-            if leader == broker and leader_epoch and not is_covered:
+            if leader == broker and leader_epoch and of_topic.get(n) != leader_epoch:
                 return None
     open_epochs = tuple(
         _with_heirs(each, {*each.heirs} - {broker})

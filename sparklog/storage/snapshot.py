@@ -10,6 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Final
 
 import msgspec
 
@@ -233,6 +234,10 @@ class Bounds(msgspec.Struct, frozen=True, array_like=True):
     """The epoch of the leader that wrote the checkpoint; -1: an old release did."""
     epochs: tuple[tuple[int, int], ...] = ()
     """(leader epoch, its first offset) of the newest leader epochs with records, in order."""
+
+
+NOT_LED: Final = Bounds(-1, -1, -1)
+"""Takes the place of a partition that the broker of the checkpoint does not lead."""
 
 
 # ------------------------------------------------------------------------------ what to read

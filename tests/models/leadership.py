@@ -366,7 +366,7 @@ class Run:
                         broker=id_[0],
                         epoch=id_[1],
                         left=left,
-                        covered={"t": covered},
+                        covered={"t": dict(enumerate(covered))},
                     ),
                 )
 

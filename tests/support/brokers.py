@@ -274,7 +274,7 @@ class Rig:
     def publish(self) -> None:
         """Everything that waits, in as many commits as it takes."""
         for topic in self.partition_table.topics():
-            while any(each.unpublished for each in topic.partitions):
+            while any(each.unpublished for each in topic.partitions.values()):
                 self.publisher.publish(topic)
 
     def trim(self) -> None:

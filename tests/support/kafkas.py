@@ -46,7 +46,8 @@ def forget_producers(agent: Agent) -> None:
     partition_table = agent._partition_table
     with partition_table.lock:
         partition_table.expire_producers(2**62)
-        assert not any(each.producers for t in partition_table.topics() for each in t.partitions)
+        for topic in partition_table.topics():
+            assert not any(each.producers for each in topic.partitions.values())
 
 
 class Frames:

@@ -128,7 +128,6 @@ class _Led:
         leader = self._leaders.led_by[request.topic, request.partition]
         if request.name in ("append", "tail") and leader != self._number:
             raise errors.NotLeader(
-                broker=self._number,
                 topic=request.topic,
                 partition=request.partition,
                 leader=leader,

@@ -302,7 +302,7 @@ def test_leader_that_moved() -> None:
     part = _part()
     schedule.add(part)
     _write(schedule)
-    moved = errors.NotLeader(broker=0, topic="t", partition=0, leader=7)
+    moved = errors.NotLeader(topic="t", partition=0, leader=7)
     schedule.answered(_route(schedule), _stream(schedule), moved, 1.0)
     assert _step(schedule, 1.0, is_signalled=True) == Work(refreshes=True)
     schedule.set_leaders([7], refresh_at=NEVER)

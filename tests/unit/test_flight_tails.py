@@ -47,7 +47,7 @@ class Bed:
         self.clock = ManualClock()
         self.memory = DecodeMemory(memory_bytes)
         self.tails = Tails(self.memory, clock=self.clock)
-        self.table = PartitionTable()
+        self.table = PartitionTable(1)
         self.topic = Topic("t", "id", {}, no_table())
         self.table.add_topic(self.topic)
         self.sizes: list[int] = []
@@ -63,7 +63,7 @@ class Bed:
         number = len(self.topic.partitions)
         partition = Partition(number, leader_epoch=0, start=0, published=0)
         partition.end = batches
-        self.topic.partitions.append(partition)
+        self.topic.partitions[number] = partition
         self.sizes.append(size_bytes)
         client = client or Client()
         served = ServedTail(

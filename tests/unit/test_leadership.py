@@ -259,32 +259,32 @@ def test_leaving_closes_an_epoch_without_heirs() -> None:
     resigned = {0: Resignation(2, 1, 7), 1: Resignation(2, 1, 7), 2: Resignation(3, 1, 8)}
     topic = msgspec.structs.replace(before.topics["t"], resigned=resigned)
     before = msgspec.structs.replace(before, topics={"t": topic})
-    after = changed(leadership.leave(before, 1, 2, {(1, 1), (2, 1)}, covered={"id": (4, -1, 4)}))
+    after = changed(leadership.leave(before, 1, 2, {(1, 1), (2, 1)}, covered={"id": {0: 4, 2: 4}}))
     assert after.open_epochs == (
         Epoch(2, 1, fenced=True, heirs=(3,)),
         Epoch(3, 1, heirs=(1,)),
         Epoch(1, 2),
     )
     assert after.topics["t"].resigned == {1: resigned[1], 2: resigned[2]}
-    assert leadership.leave(after, 1, 2, {(2, 1)}, covered={"id": (4, -1, 4)}) is None
-    last = changed(leadership.leave(after, 1, 2, {(3, 1)}, covered={"id": (4, -1, 4)}))
+    assert leadership.leave(after, 1, 2, {(2, 1)}, covered={"id": {0: 4, 2: 4}}) is None
+    last = changed(leadership.leave(after, 1, 2, {(3, 1)}, covered={"id": {0: 4, 2: 4}}))
     assert last.open_epochs[1] == Epoch(3, 1), "it is not fenced, and stays open"
 
 
 @pytest.mark.parametrize(
     ("covered", "leaves"),
     [
-        ({"id": (4,)}, True),
-        ({"id": (4, 0)}, True),
-        ({"id": (3,)}, False),
-        ({"id": (-1,)}, False),
-        ({"id": ()}, False),
-        ({"other": (4,)}, False),
+        ({"id": {0: 4}}, True),
+        ({"id": {0: 4, 1: 0}}, True),
+        ({"id": {0: 3}}, False),
+        ({"id": {1: 4}}, False),
+        ({"id": {}}, False),
+        ({"other": {0: 4}}, False),
         ({}, False),
     ],
 )
 def test_nothing_is_left_before_the_checkpoint(
-    covered: dict[str, tuple[int, ...]], leaves: bool
+    covered: dict[str, dict[int, int]], leaves: bool
 ) -> None:
     """Every partition that the broker leads is in its checkpoint, in the same leader epoch."""
     before = cluster(Epoch(2, 1, fenced=True, heirs=(1,)), Epoch(1, 1), leaders=(1, 3))

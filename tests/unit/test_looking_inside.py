@@ -100,18 +100,18 @@ def test_a_partition_takes_what_waits_and_what_is_in_the_table() -> None:
     rig = Rig(MemoryStore(clock), clock)
     rig.create("t", 2)
     rig.create("u")
-    assert rig.broker.log_bytes() == {"t": [0, 0], "u": [0]}
+    assert rig.broker.log_bytes() == {"t": {0: 0, 1: 0}, "u": {0: 0}}
     rig.append(["v" * 1_000], partition=1)
     waiting = rig.broker.log_bytes()["t"]
     assert waiting[0] == 0
     assert 1_000 < waiting[1] < 2_000
     rig.publish()
     table_bytes = rig.broker.topics.describe("t").table_bytes
-    assert rig.broker.log_bytes()["t"] == [0, table_bytes]
+    assert rig.broker.log_bytes()["t"] == {0: 0, 1: table_bytes}
     rig.append(["v" * 1_000], partition=1)
-    assert rig.broker.log_bytes()["t"] == [0, table_bytes + waiting[1]]
+    assert rig.broker.log_bytes()["t"] == {0: 0, 1: table_bytes + waiting[1]}
     rig.broker.topics.delete("t")
-    assert rig.broker.log_bytes() == {"u": [0]}
+    assert rig.broker.log_bytes() == {"u": {0: 0}}
 
 
 def test_the_producers_of_a_partition() -> None:

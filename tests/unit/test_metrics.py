@@ -145,7 +145,8 @@ def test_traffic_of_topics(bench: Bench) -> None:
     assert found[at(f"{prefix}_failedproducerequests_total", topic="t")] == 0
     assert found[at(f"{prefix}_totalfetchrequests_total", topic="t")] == 1
     appended = sum(
-        each.growth.appended_bytes for each in bench.rig.partition_table.topic("t").partitions
+        each.growth.appended_bytes
+        for each in bench.rig.partition_table.topic("t").partitions.values()
     )
     assert found[at(f"{prefix}_bytesin_total", topic="t")] == appended
     assert found[at(f"{prefix}_bytesout_total", topic="t")] > 0

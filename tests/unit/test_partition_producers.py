@@ -237,11 +237,11 @@ class _Failing:
 
 
 def _table_of_many(count: int) -> PartitionTable:
-    partition_table = PartitionTable()
+    partition_table = PartitionTable(1)
     topic = Topic("t", "00", {}, no_table())
-    topic.partitions = [
-        Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
-    ]
+    topic.partitions = {
+        number: Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
+    }
     partition_table.add_topic(topic)
     for at in _writes(topic, range(count)):
         partition_table.apply(at)
@@ -253,7 +253,7 @@ def _writes(topic: Topic, producer_ids: range) -> Iterator[WalObject]:
     for first in range(producer_ids.start, producer_ids.stop, 1_000):
         at = WalPosition(1, 1, first)
         located = []
-        ends = [each.end for each in topic.partitions]
+        ends = [each.end for each in topic.partitions.values()]
         for producer_id in range(first, min(first + 1_000, producer_ids.stop)):
             number = producer_id % 10
             for sequence in range(5):
@@ -285,15 +285,17 @@ def test_many_producers_do_not_stop_acks() -> None:
         began = time.thread_time()
         data = encoder.encode(snapshot)
         encoded.append(time.thread_time() - began)
-        restored = PartitionTable()
+        restored = PartitionTable(1)
         topic = Topic("t", "00", {}, no_table())
-        topic.partitions = [
-            Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
-        ]
+        topic.partitions = {
+            number: Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
+        }
         restored.add_topic(topic)
         restored.restore_states([(data, {("00", number) for number in range(10)})])
-        states = [each.producers.blocks() for each in partition_table.topic("t").partitions]
-        found = [each.producers.blocks() for each in topic.partitions]
+        states = [
+            each.producers.blocks() for each in partition_table.topic("t").partitions.values()
+        ]
+        found = [each.producers.blocks() for each in topic.partitions.values()]
         assert _by_id(found).keys() == _by_id(states).keys()
         assert len(_by_id(found)) == 30_000
         for each in _writes(partition_table.topic("t"), range(1)):

@@ -134,7 +134,7 @@ def test_a_commit_is_bounded(store: MemoryStore, clock: ManualClock) -> None:
     for number in range(6):
         rig.append([b"%d" % number * 100])
     commits = []
-    while any(each.unpublished for each in rig.partition_table.topic("t").partitions):
+    while any(each.unpublished for each in rig.partition_table.topic("t").partitions.values()):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 6
     assert len(commits) > 1
@@ -178,7 +178,7 @@ def test_a_commit_and_a_file_are_bounded_as_rows_in_memory(
         rig = rig.successor()
     written = watch_files(rig, monkeypatch, lambda batch: batch.nbytes)
     commits = []
-    while any(each.unpublished for each in rig.partition_table.topic("t").partitions):
+    while any(each.unpublished for each in rig.partition_table.topic("t").partitions.values()):
         commits.append(publish_once(rig))
     assert sum(rows for rows, _ in commits) == 4_000
     assert max(rows for rows, _ in commits) * 4_000 <= 4 << 20
@@ -245,7 +245,7 @@ def test_no_commit_splits_a_querys_batch(
             expected[partition].append(value.encode())
             span = partition, result.base_offset, result.base_offset + 1
             entries.setdefault(BatchId("q", number), []).append(span)
-    while any(each.unpublished for each in topic.partitions):
+    while any(each.unpublished for each in topic.partitions.values()):
         rig.publisher.publish(topic)
         ends = TopicTable(store, "t", clock=clock).refresh().ends
         for spans in entries.values():
@@ -430,7 +430,7 @@ def test_a_commit_of_a_large_batch_that_gets_no_answer(
     publish_once(rig)
     assert len(files(store)) == 10
     assert [table(rig, partition) for partition in (0, 1)] == [values(0), values(1)]
-    assert not any(each.unpublished for each in rig.partition_table.topic("t").partitions)
+    assert not any(each.unpublished for each in rig.partition_table.topic("t").partitions.values())
 
 
 @pytest.mark.parametrize("ends_by", ["a renewal", "a full disk", "a deletion"])
@@ -580,7 +580,7 @@ def test_partitions_may_be_added_right_after_a_commit(
     monkeypatch.setattr(TopicTable, "commit", widened)
     assert publish_once(rig) == (1, 1)
     partitions = rig.partition_table.topic("t").partitions
-    assert [each.published for each in partitions] == [1, 0, 0]
+    assert [each.published for each in partitions.values()] == [1, 0, 0]
 
 
 # ------------------------------------------------------------------------------ damage

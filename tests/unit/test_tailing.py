@@ -18,10 +18,11 @@ class Log:
     """A partition table with one topic, whose records are the numbers of their offsets."""
 
     def __init__(self, partitions: int) -> None:
-        self.table = PartitionTable()
+        self.table = PartitionTable(1)
         self.topic = Topic("t", "id", {}, no_table())
         for number in range(partitions):
-            self.topic.partitions.append(Partition(number, leader_epoch=0, start=0, published=0))
+            added = Partition(number, leader_epoch=0, start=0, published=0)
+            self.topic.partitions[number] = added
         self.table.add_topic(self.topic)
         self.reads: Counter[int] = Counter()
         self.is_quick = True

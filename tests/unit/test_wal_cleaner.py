@@ -19,7 +19,7 @@ from sparklog.clock import ManualClock
 from sparklog.formats.flight_messages import AddPartitions
 from sparklog.storage import wal
 from sparklog.storage.follow import RootFollower
-from sparklog.storage.metadata import ClusterMetadata, Epoch
+from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Fault, MemoryStore, ScriptedFaults
 from sparklog.storage.objects.files import BLOCK_BYTES
@@ -74,7 +74,7 @@ def bounds_of_all(rig: Rig) -> dict[str, tuple[Bounds, ...]]:
                 each.leader_epoch,
                 tuple(each.epochs),
             )
-            for each in topic.partitions
+            for each in topic.partitions.values()
         )
         for topic in rig.partition_table.topics()
     }
@@ -553,7 +553,8 @@ def test_bounds_of_a_topic_that_is_being_created(rig: Rig) -> None:
     """A checkpoint between two steps of a creation does not keep its topic from the next one."""
     table, topic = rig.partition_table, Topic("new", "id", {}, no_table("new"))
     snapshot = TableSnapshot(version=0, topic_id="id", partitions=2, ends=(0, 0), starts=(0, 0))
-    table.add_partitions(topic, snapshot, [0, 0])
+    known = TopicMetadata(topic_id="id", leaders=(1, 1), leader_epochs=(0, 0))
+    table.add_partitions(topic, snapshot, known)
     table.bounds()
     table.add_topic(topic)
     assert table.bounds() == bounds_of_all(rig)

@@ -59,6 +59,8 @@ class OffsetsTopic:
         except errors.UnknownTopic:
             return
         for number, partition in enumerate(partitions):
+            if partition.end < 0:
+                continue  # another broker leads it
             found: dict[bytes, bytes | None] = {}
             for rows in self._read_portions(number, partition.start, partition.end):
                 found.update(consumer_offsets.last_of_each_key(rows))

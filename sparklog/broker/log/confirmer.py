@@ -49,7 +49,7 @@ class Confirmer:
         self._partition_table = partition_table
         self._publisher = publisher
         self._clock = clock
-        self._published_ends: dict[str, deque[tuple[float, list[int]]]] = {}
+        self._published_ends: dict[str, deque[tuple[float, dict[int, int]]]] = {}
         """By topic id: samples of (monotonic seconds, published end of each partition)."""
         self._failure_log = FailureLog()
         self._seen: dict[str, set[str]] = {}
@@ -91,13 +91,13 @@ class Confirmer:
             if self._failure_log.recovered(topic.topic_id):
                 _log.info("data files of published records exist again", topic=topic.name)
 
-    def _ends_to_confirm(self, topic: Topic) -> tuple[float, list[int]]:
+    def _ends_to_confirm(self, topic: Topic) -> tuple[float, dict[int, int]]:
         """Returns a time long enough ago, and the published ends of the partitions before it."""
         with self._partition_table.lock:
-            ends = [each.published for each in topic.partitions]
+            ends = {each.number: each.published for each in topic.partitions.values()}
             is_crowded = self._partition_table.unconfirmed_count >= limits.UNCONFIRMED_ENTRIES
         now = self._clock.monotonic()  # the commits up to these ends are all older
-        samples = self._published_ends.setdefault(topic.topic_id, deque([(now, [0] * len(ends))]))
+        samples = self._published_ends.setdefault(topic.topic_id, deque([(now, {})]))
         if now - samples[-1][0] >= self._after_seconds / _SAMPLES or len(samples) == 1:
             samples.append((now, ends))
         while len(samples) > 1 and samples[1][0] <= now - self._after_seconds:
@@ -109,8 +109,9 @@ class Confirmer:
         with self._partition_table.lock:
             ranges = {
                 each.number: (each.unconfirmed[0].entry.base_offset, end)
-                for each, end in zip(topic.partitions, ends, strict=False)
-                if each.unconfirmed and each.unconfirmed[0].entry.base_offset < end
+                for each in topic.partitions.values()
+                if each.unconfirmed
+                and each.unconfirmed[0].entry.base_offset < (end := ends.get(each.number, 0))
             }
         if not ranges:
             return

@@ -281,8 +281,9 @@ class Janitor:
             else None
         )
         if topic is not None and any(
-            start > each.start
-            for each, start in zip(topic.partitions, snapshot.starts, strict=False)
+            start > topic.partitions[number].start
+            for number, start in enumerate(snapshot.starts)
+            if number in topic.partitions
         ):
             table.sync()
             self._partition_table.advance_start(topic, snapshot.starts)
@@ -479,7 +480,7 @@ class Janitor:
         """Returns whether the section's partition holds the batch; then all partitions do."""
         known = topics.get(section.topic)
         topic = self._ours(known) if known is not None else None
-        if topic is None or section.partition >= len(topic.partitions):
+        if topic is None or section.partition not in topic.partitions:
             return False
         with self._partition_table.lock:
             return topic.partitions[section.partition].batches.find(batch_id) is not None

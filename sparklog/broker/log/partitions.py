@@ -33,8 +33,10 @@ from sparklog.broker.log.spark_batches import PartitionSparkBatches, SparkBatch,
 from sparklog.broker.log.wal_references import WalReferences
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats.record import CREATE_TIME, LOG_APPEND_TIME
+from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.plan import join_head, join_tail
 from sparklog.storage.snapshot import (
+    NOT_LED,
     BatchId,
     Bounds,
     Entry,
@@ -136,7 +138,7 @@ class Partition:
 
 
 class Topic:
-    """A live topic. This broker leads all its partitions."""
+    """A live topic, and those of its partitions that this broker leads."""
 
     __slots__ = (
         "config",
@@ -144,6 +146,8 @@ class Topic:
         "held_back",
         "in_doubt",
         "last_read",
+        "leader_epochs",
+        "leaders",
         "name",
         "partitions",
         "spark_batches",
@@ -169,7 +173,15 @@ class Topic:
         """
         self.last_read = NO_TABLE
         """The last version that was published or planned with. The next one may be spoilt."""
-        self.partitions: list[Partition] = []
+        self.leaders: tuple[int, ...] = ()
+        """Broker ids, one per partition, as the metadata have them."""
+        self.leader_epochs: tuple[int, ...] = ()
+        """One per partition, like `leaders`."""
+        self.partitions: dict[int, Partition] = {}
+        """The partitions that this broker leads, by number, in order.
+
+        It is replaced, and never changed, because threads iterate over it without a lock.
+        """
         self.spark_batches = TopicSparkBatches()
         self.counts = TopicCounts()
         self.unpublished_bytes = 0
@@ -244,13 +256,24 @@ class Topic:
         if keyless and self.is_compacted:
             raise errors.KeylessRecord(topic=self.name, partition=partition, count=keyless)
 
+    @property
+    def count(self) -> int:
+        """The number of all partitions, whichever broker leads them."""
+        return len(self.leaders)
+
+    @property
+    def has_blocked(self) -> bool:
+        """Returns whether a partition accepts no record, because its table and log differ."""
+        return any(each.blocked is not None for each in self.partitions.values())
+
     def partition(self, number: int) -> Partition:
-        """Raises `UnknownPartition`."""
-        if not 0 <= number < len(self.partitions):
-            raise errors.UnknownPartition(
-                topic=self.name, partition=number, last=len(self.partitions) - 1
-            )
-        return self.partitions[number]
+        """Returns a partition that this broker leads. Raises `UnknownPartition`, `NotLeader`."""
+        found = self.partitions.get(number)
+        if found is not None:
+            return found
+        if not 0 <= number < self.count:
+            raise errors.UnknownPartition(topic=self.name, partition=number, last=self.count - 1)
+        raise errors.NotLeader(topic=self.name, partition=number, leader=self.leaders[number])
 
 
 _Batches = Mapping[str, tuple[SparkBatch, ...]]
@@ -390,10 +413,11 @@ def _decoded(data: bytes) -> _State:
 
 
 class PartitionTable:
-    """All topics of this broker, and which WAL objects are still needed for them."""
+    """All topics, the partitions that this broker leads, and the WAL objects that they need."""
 
-    def __init__(self, *, clock: Clock | None = None) -> None:
+    def __init__(self, broker: int, *, clock: Clock | None = None) -> None:
         """`clock`: its monotonic time decides when producers expire."""
+        self.broker = broker
         self._clock = clock or SystemClock()
         self._producers: OrderedDict[tuple[Partition, int], str] = OrderedDict()
         """(partition, producer id), the longest silent first, with the topic's id."""
@@ -466,23 +490,30 @@ class PartitionTable:
         with self.lock:
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
-            self._bounds_changed.update(dict.fromkeys(topic.partitions, topic))
+            self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
 
-    def add_partitions(
-        self, topic: Topic, snapshot: TableSnapshot, leader_epochs: Sequence[int]
-    ) -> None:
-        """Extends `topic` to `len(leader_epochs)` partitions, with the bounds of `snapshot`."""
+    def add_partitions(self, topic: Topic, snapshot: TableSnapshot, known: TopicMetadata) -> None:
+        """Adds the partitions that the metadata have beyond those of `topic`.
+
+        Of these, the topic gets those that this broker leads, with the bounds of `snapshot`.
+        """
+        added = {
+            number: Partition(
+                number,
+                leader_epoch=known.leader_epochs[number],
+                start=snapshot.starts[number],
+                published=snapshot.ends[number],
+            )
+            for number in range(topic.count, known.partition_count)
+            if known.leaders[number] == self.broker
+        }
         with self.lock:
-            for number in range(len(topic.partitions), len(leader_epochs)):
-                added = Partition(
-                    number,
-                    leader_epoch=leader_epochs[number],
-                    start=snapshot.starts[number],
-                    published=snapshot.ends[number],
-                )
-                topic.partitions.append(added)
-                self._bounds_changed[added] = topic
+            topic.partitions = {**topic.partitions, **added}
+            # In this order: `count` is that of the leaders, and is read without the lock.
+            topic.leader_epochs = known.leader_epochs
+            topic.leaders = known.leaders
+            self._bounds_changed.update(dict.fromkeys(added.values(), topic))
 
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic. The entries of a deleted topic count as published."""
@@ -498,7 +529,7 @@ class PartitionTable:
             topic.waiting_partitions.clear()
             topic.unconfirmed = 0
             self.removed_counts.add(topic.counts)
-            for partition in topic.partitions:
+            for partition in topic.partitions.values():
                 self._release_unpublished(topic, partition.unpublished)
                 self._release_unconfirmed(partition.unconfirmed)
                 self.unconfirmed_count -= len(partition.unconfirmed)
@@ -509,8 +540,8 @@ class PartitionTable:
                 self._bounds_changed.pop(partition, None)
                 self._with_batches.pop(partition, None)
                 partition.growth.close()
-        for partition in topic.partitions:  # one at a time, because others wait for the lock
-            with self.lock:
+        for partition in topic.partitions.values():
+            with self.lock:  # for one at a time, because others wait for it
                 for producer_id in partition.producers:
                     self._producers.pop((partition, producer_id), None)
 
@@ -660,7 +691,7 @@ class PartitionTable:
             partition.blocked, partition.is_end_known = None, True
             for each in tail:
                 self._add_unpublished(topic, partition, each)
-            if not any(each.blocked is not None for each in topic.partitions):
+            if not topic.has_blocked:
                 self._blocked.pop(topic.topic_id, None)
             self._update_waiting(topic)
             partition.growth.notify_followers()
@@ -740,19 +771,21 @@ class PartitionTable:
                 known = found.get(topic.topic_id)
                 if known is None:
                     known = found[topic.topic_id] = list(self._bounds.get(topic.topic_id, ()))
-                    known += map(_bounds, topic.partitions[len(known) :])
+                    known += [NOT_LED] * (topic.count - len(known))
                 known[partition.number] = _bounds(partition)
             self._bounds_changed.clear()
             self._bounds |= {topic_id: tuple(each) for topic_id, each in found.items()}
             return self._bounds.copy()
 
-    def advance_start(self, topic: Topic, starts: Iterable[int]) -> None:
+    def advance_start(self, topic: Topic, starts: Sequence[int]) -> None:
         """Records the log starts that a durable version of the table has, one per partition.
 
         A start never moves back. A start beyond our end was set by a successor of this broker.
         """
         with self.lock:
-            for partition, start in zip(topic.partitions, starts, strict=False):
+            for number, partition in topic.partitions.items():
+                # Partitions may have been added since that version.
+                start = starts[number] if number < len(starts) else 0
                 if start > partition.start:
                     partition.start = max(partition.start, min(start, partition.end))
                     self._bounds_changed[partition] = topic
@@ -822,7 +855,7 @@ class PartitionTable:
             return [
                 each
                 for topic in self._waiting.values()
-                for partition in topic.partitions
+                for partition in topic.partitions.values()
                 for each in partition.unpublished
             ]
 
@@ -972,7 +1005,7 @@ class PartitionTable:
                     topic = self._by_id.get(each.topic_id)
                     if topic is None or (each.topic_id, each.partition) not in wanted:
                         continue
-                    partition = topic.partition(each.partition)
+                    partition = topic.partitions[each.partition]
                     self._restore_batches(topic, partition, each.batches)
                     for block in each.producers:
                         for producer_id, known in block.items():

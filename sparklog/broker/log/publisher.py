@@ -138,7 +138,7 @@ class _Commit:
     def decide(self, before: TableSnapshot) -> TableChange | None:
         topic, runs = self._topic, self._runs
         self.landed = False
-        if before.topic_id != topic.topic_id or before.partitions < len(topic.partitions):
+        if before.topic_id != topic.topic_id or before.partitions < topic.count:
             return None
         if any(before.ends[run.partition] != run.first for run in runs):
             return None
@@ -249,7 +249,7 @@ class Publisher:
         if topic.held_back is not None or has_unreadable:
             # First check the table: a table that cannot be written costs no files and no long work.
             snapshot = topic.table.refresh()
-            if has_unreadable or any(each.blocked is not None for each in topic.partitions):
+            if has_unreadable or topic.has_blocked:
                 self._apply_snapshot(topic, snapshot)
         if has_unreadable:
             self._read_again(topic)
@@ -291,7 +291,7 @@ class Publisher:
         """Raises why some records of a topic cannot be published, if that is known."""
         for unreadable in self._unreadable.get(topic.topic_id, {}).values():
             _check_readable(topic, unreadable)
-        for each in topic.partitions:
+        for each in topic.partitions.values():
             if each.blocked is not None:
                 raise each.blocked.with_traceback(None)
 
@@ -567,7 +567,7 @@ class Publisher:
         Spark batch may be in more of them.
         """
         unreadable = self._unreadable.get(topic.topic_id, {})
-        blocked = [each for each in topic.partitions if each.blocked is not None]
+        blocked = [each for each in topic.partitions.values() if each.blocked is not None]
         with self._partition_table.lock:
             chosen = [each for each in topic.waiting_partitions.values() if not each.blocked]
             if not any(each.unpublished_batches for each in chosen):
@@ -668,20 +668,21 @@ class Publisher:
         """Advances the partition table to the table's version, whichever broker committed it."""
         if self._partition_table.by_id(topic.topic_id) is not topic:
             return  # deleted meanwhile
-        if snapshot.partitions < len(topic.partitions):
+        if snapshot.partitions < topic.count:
             snapshot = topic.table.refresh()  # partitions were added since
-        if snapshot.topic_id != topic.topic_id or snapshot.partitions < len(topic.partitions):
+        if snapshot.topic_id != topic.topic_id or snapshot.partitions < topic.count:
             raise errors.ForeignTable(
                 topic=topic.name,
                 reason=(
                     f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions;"
-                    f" it was {topic.topic_id}, with {len(topic.partitions)}"
+                    f" it was {topic.topic_id}, with {topic.count}"
                 ),
             )
         moved = [
             (partition, end)
-            for partition, end in zip(topic.partitions, snapshot.ends, strict=False)
-            if end != partition.published or partition.blocked is not None
+            for partition in topic.partitions.values()
+            if (end := snapshot.ends[partition.number]) != partition.published
+            or partition.blocked is not None
         ]
         for partition, end in moved:
             if partition.blocked is not None:

@@ -39,7 +39,7 @@ class RecordTimes:
             return found
         _, topic_id, number, offset = key
         topic = self._partition_table.by_id(topic_id)
-        if topic is None or number >= len(topic.partitions):
+        if topic is None or number not in topic.partitions:
             return None
         with self._partition_table.lock:
             waiting = topic.partitions[number].unpublished_in(offset, offset + 1)

@@ -22,12 +22,12 @@ from sparklog.storage import wal
 from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
 from sparklog.storage.objects import Store, SyncFailed, in_parallel
 from sparklog.storage.plan import join_head, join_tail
-from sparklog.storage.snapshot import Bounds, Entry, EntryKind, Located, TableSnapshot
+from sparklog.storage.snapshot import NOT_LED, Bounds, Entry, EntryKind, Located, TableSnapshot
 from sparklog.storage.table import OpenTable, TopicTable, sync_all
 
 
 def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> PartitionTable:
-    """Returns the state of every partition that was taken over.
+    """Returns the state of every partition that this broker leads.
 
     Reads the table of every topic. A topic whose table cannot be written is held back. A partition
     is blocked, and accepts no record, if its end is unknown or if acked records are missing from
@@ -38,26 +38,32 @@ def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) 
         taken.leadership.inherited, taken.histories, strict=True
     ):
         logs.add(epoch, flushes, checkpoint)
+    broker = taken.leadership.broker
     pasts = {
-        name: [logs.past_of(known.topic_id, number) for number in range(known.partition_count)]
+        name: {
+            number: logs.past_of(known.topic_id, number)
+            for number, leader in enumerate(known.leaders)
+            if leader == broker
+        }
         for name, known in metadata.topics.items()
     }
 
-    partition_table = PartitionTable(clock=clock)
+    partition_table = PartitionTable(broker, clock=clock)
     tables = {name: open_table(name) for name in metadata.topics}
     refusals = dict(in_parallel(store, _refresh, tables.values()))
     sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
     for name, known in metadata.topics.items():
         table = tables[name]
-        checkpointed = [past.bounds for past in pasts[name]]
+        checkpointed = {number: past.bounds for number, past in pasts[name].items()}
         snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
         topic = Topic(name, known.topic_id, known.config, table)
         topic.held_back = str(refusal) if refusal is not None else None
         partition_table.add_topic(topic)
         topic.spark_batches.record_all(table.batches(known.topic_id))
         topic.spark_batches.is_known = is_known
-        partition_table.add_partitions(topic, snapshot, known.leader_epochs)
-        for partition, past in zip(topic.partitions, pasts[name], strict=True):
+        partition_table.add_partitions(topic, snapshot, known)
+        for number, past in pasts[name].items():
+            partition = topic.partitions[number]
             if past.bounds is None and not is_known:
                 assert refusal is not None
                 _block_unknown_end(partition_table, topic, partition, past.found, refusal)
@@ -67,7 +73,8 @@ def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) 
     partition_table.restore_states(logs.states(metadata, pasts))
     for name, of_topic in pasts.items():
         topic = partition_table.topic(name)
-        for partition, past in zip(topic.partitions, of_topic, strict=True):
+        for number, past in of_topic.items():
+            partition = topic.partitions[number]
             partition_table.restore_entries(topic, partition, past.epochs, past.later)
     return partition_table
 
@@ -146,13 +153,13 @@ class _Logs:
         return written > (self._opened[epoch.broker, epoch.epoch], checkpoint.sequence)
 
     def states(
-        self, metadata: ClusterMetadata, pasts: Mapping[str, Sequence[_Past]]
+        self, metadata: ClusterMetadata, pasts: Mapping[str, Mapping[int, _Past]]
     ) -> Iterator[tuple[bytes, Container[tuple[str, int]]]]:
         """Yields the state of each checkpoint, and the (topic id, partition) to take from it."""
         wanted: dict[int, set[tuple[str, int]]] = {}
         for name, of_topic in pasts.items():
             topic_id = metadata.topics[name].topic_id
-            for partition, past in enumerate(of_topic):
+            for partition, past in of_topic.items():
                 wanted.setdefault(past.state, set()).add((topic_id, partition))
         for number, (_, checkpoint) in enumerate(self._checkpoints):
             if number in wanted:
@@ -164,7 +171,8 @@ def _bounds_in(checkpoint: wal.Checkpoint, topic_id: str, partition: int) -> Bou
     if checkpoint.bounds is None:
         return Bounds(0, 0, -1)
     of_topic = checkpoint.bounds.get(topic_id, ())
-    return of_topic[partition] if partition < len(of_topic) else None
+    found = of_topic[partition] if partition < len(of_topic) else NOT_LED
+    return found if found != NOT_LED else None
 
 
 def _age(bounds: Bounds) -> tuple[int, int]:
@@ -192,7 +200,7 @@ def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
 def _read_table(
     table: TopicTable,
     known: TopicMetadata,
-    checkpointed: Sequence[Bounds | None],
+    checkpointed: Mapping[int, Bounds | None],
     refusal: Exception | None,
 ) -> tuple[TableSnapshot, Exception | None, bool]:
     """Returns the table's snapshot, why it cannot be written, if so, and if its ends are known.
@@ -219,13 +227,15 @@ def _read_table(
     bounds = table.bounds(known.topic_id, known.partition_count)
     if bounds is not None:
         return bounds, refusal, True
+    count = known.partition_count
+    at = [checkpointed.get(number) or Bounds(0, 0, 0) for number in range(count)]
     snapshot = TableSnapshot(
         version=-1,
         topic_id=known.topic_id,
-        partitions=len(checkpointed),
-        starts=tuple(each.start if each else 0 for each in checkpointed),
-        ends=tuple(each.published if each else 0 for each in checkpointed),
-        files=((),) * len(checkpointed),
+        partitions=count,
+        starts=tuple(each.start for each in at),
+        ends=tuple(each.published for each in at),
+        files=((),) * count,
     )
     return snapshot, refusal, False
 

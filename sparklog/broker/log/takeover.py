@@ -291,7 +291,7 @@ def leave_epochs(
     leadership: Leadership,
     epochs: Iterable[Epoch],
     *,
-    covered: Mapping[str, Sequence[int]],
+    covered: Mapping[str, Mapping[int, int]],
 ) -> list[Epoch]:
     """Leaves inherited epochs that no entry needs; those without other heirs are closed.
 
@@ -299,8 +299,8 @@ def leave_epochs(
     `covered` does not have. Raises `BrokerFenced` if a successor has registered: it will need their
     entries and states.
 
-    `covered`: for each topic id, the leader epoch of each partition whose state is in a checkpoint
-    of our own epoch.
+    `covered`: the leader epoch of each partition whose state is in a checkpoint of our own epoch,
+    by topic id and number.
     """
     left = {each.id for each in epochs}
 

@@ -94,8 +94,8 @@ class WalCleaner:
         self._clock = clock
         self._bounds = bounds
         self._inherited = list(leadership.inherited)
-        self._covered: dict[str, tuple[int, ...]] = {}
-        """For each topic id, the leader epochs of its partitions as of our newest checkpoint."""
+        self._covered: dict[str, dict[int, int]] = {}
+        """The leader epoch of each partition in our newest checkpoint, by topic id and number."""
         self._damaged: set[int] = set()
         """Our objects with an entry that cannot be read; they remain for an operator to look at."""
         self._queue = deque(
@@ -161,7 +161,7 @@ class WalCleaner:
             bounds = self._partition_table.bounds()
             snapshot = self._partition_table.snapshot_state(now_us=self._clock.now_us())
             covered = {
-                topic.topic_id: tuple(each.leader_epoch for each in topic.partitions)
+                topic.topic_id: {n: each.leader_epoch for n, each in topic.partitions.items()}
                 for topic in (self._partition_table.topics() if self._inherited else ())
             }
         state = self._encoder.encode(snapshot)  # slow; outside the lock, so that appends continue

@@ -124,26 +124,29 @@ class Pacer:
 
 
 class TableFigures:
-    """Sizes of a table's data files at one version."""
+    """Sizes of a table's data files at one version, of the partitions that a broker leads."""
 
-    __slots__ = ("bytes", "debt_bytes", "files", "files_of", "sizes", "small_files", "snapshot")
+    __slots__ = (
+        *("bytes", "debt_bytes", "files", "files_of", "numbers", "sizes"),
+        *("small_files", "snapshot"),
+    )
 
-    def __init__(self, snapshot: TableSnapshot, partitions: int) -> None:
+    def __init__(self, snapshot: TableSnapshot, numbers: tuple[int, ...]) -> None:
         self.snapshot = snapshot
-        self.sizes = [0] * partitions
+        self.numbers = numbers
+        """The partitions, in the order of the lists."""
+        self.sizes = [0] * len(numbers)
         """Bytes by partition."""
-        self.files_of = [0] * partitions
+        self.files_of = [0] * len(numbers)
         """The number of files by partition."""
         self.files = self.bytes = self.small_files = self.debt_bytes = 0
 
-    def count(
-        self, partition: int, files: Sequence[TableFile], small_bytes: int, enough: int
-    ) -> None:
-        """Counts the files of a partition; `enough` small ones and more are to be merged."""
+    def count(self, at: int, files: Sequence[TableFile], small_bytes: int, enough: int) -> None:
+        """Counts the files of `numbers[at]`; `enough` small ones and more are to be merged."""
         small = [each.size_bytes for each in files if each.size_bytes < small_bytes]
         size = sum(each.size_bytes for each in files)
-        self.sizes[partition] = size
-        self.files_of[partition] = len(files)
+        self.sizes[at] = size
+        self.files_of[at] = len(files)
         self.files += len(files)
         self.bytes += size
         self.small_files += len(small)
@@ -227,7 +230,7 @@ class Collector:
         self.sources = sources
         self.pacer = pacer or Pacer()
         self._quantiles: dict[object, RecentQuantiles] = {}
-        self._labels: dict[str, list[str]] = {}
+        self._labels: dict[str, tuple[tuple[int, ...], list[str]]] = {}
         self._tables: dict[str, TableFigures] = {}
         self._times = sources.broker.record_times()
         self._turn = 0
@@ -282,13 +285,14 @@ class Collector:
             self.pacer.spend(4 + len(topic.partitions))
 
     def _topic(self, topic: Topic) -> TopicState:
-        partitions = tuple(topic.partitions)
+        partitions = tuple(topic.partitions.values())
+        numbers = tuple(each.number for each in partitions)
         oldest_us = None
         if topic.waiting:
             with self.sources.partition_table.lock:
                 heads = [each.unpublished[0].entry for each in partitions if each.unpublished]
             oldest_us = min((entry.arrival_us for entry in heads), default=None)
-        table = self._table(topic, len(partitions))
+        table = self._table(topic, numbers)
         # Positions before ends: an end that rises meanwhile cannot make them differ the wrong way.
         starts = [each.start for each in partitions]
         published = [each.published for each in partitions]
@@ -304,7 +308,7 @@ class Collector:
         return TopicState(
             name=topic.name,
             topic_id=topic.topic_id,
-            labels=self._labels_of(topic, len(partitions)),
+            labels=self._labels_of(topic, numbers),
             starts=starts,
             ends=ends,
             published=published,
@@ -317,23 +321,24 @@ class Collector:
             offline=len(partitions) if topic.in_doubt is not None else blocked,
         )
 
-    def _labels_of(self, topic: Topic, partitions: int) -> Sequence[str]:
-        found = self._labels.setdefault(topic.topic_id, [])
-        while len(found) < partitions:
-            found.append(f'{{topic="{topic.name}",partition="{len(found)}"}}')
-        return found
+    def _labels_of(self, topic: Topic, numbers: tuple[int, ...]) -> Sequence[str]:
+        known = self._labels.get(topic.topic_id)
+        if known is None or known[0] != numbers:
+            labels = [f'{{topic="{topic.name}",partition="{number}"}}' for number in numbers]
+            known = self._labels[topic.topic_id] = numbers, labels
+        return known[1]
 
-    def _table(self, topic: Topic, partitions: int) -> TableFigures:
+    def _table(self, topic: Topic, numbers: tuple[int, ...]) -> TableFigures:
         """Counts the files of the table's version that was last seen; each version once."""
         snapshot = topic.table.snapshot
         found = self._tables.get(topic.topic_id)
-        if found is None or found.snapshot is not snapshot or len(found.sizes) != partitions:
-            found = TableFigures(snapshot, partitions)
-            for number, of_partition in enumerate(snapshot.files[:partitions]):
-                found.count(
-                    number, of_partition, self.sources.small_file_bytes, self.sources.compact_files
-                )
-                self.pacer.spend(1 + len(of_partition))
+        if found is None or found.snapshot is not snapshot or found.numbers != numbers:
+            found = TableFigures(snapshot, numbers)
+            for at, number in enumerate(numbers):
+                # Partitions may have been added since that version.
+                files = snapshot.files[number] if number < len(snapshot.files) else ()
+                found.count(at, files, self.sources.small_file_bytes, self.sources.compact_files)
+                self.pacer.spend(1 + len(files))
             self._tables[topic.topic_id] = found
         return found
 
@@ -354,7 +359,7 @@ class Collector:
             for number, committed in of_topic.items():
                 self.pacer.spend(1)
                 is_ours = committed.topic_id in ("", topic.topic_id)
-                if not is_ours or number >= len(topic.partitions):
+                if not is_ours or number not in topic.partitions:
                     continue
                 lag = max(topic.partitions[number].end - committed.offset, 0)
                 key = name, topic.topic_id, number, committed.offset

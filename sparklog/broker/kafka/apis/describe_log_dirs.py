@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 
 from kio.schema.errors import ErrorCode
 
@@ -14,7 +14,7 @@ from sparklog.broker.kafka.times import NO_TIME
 @serves(35, "describe_log_dirs", max_version=4)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     sizes = await context.run_blocking(WorkerPool.READ, context.broker.log_bytes)
-    requested = {name: set(range(len(partition_sizes))) for name, partition_sizes in sizes.items()}
+    requested = {name: set(partition_sizes) for name, partition_sizes in sizes.items()}
     if request.body.topics is not None:
         requested = {each.topic: set(each.partitions) for each in request.body.topics}
     free_bytes = await context.run_blocking(WorkerPool.READ, context.broker.free_bytes)
@@ -31,7 +31,7 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     return {"throttle_time": NO_TIME, "error_code": ErrorCode.none, "results": [root]}
 
 
-def _topic(name: str, sizes: Sequence[int], requested: Collection[int]) -> Fields:
+def _topic(name: str, sizes: Mapping[int, int], requested: Collection[int]) -> Fields:
     return {
         "name": name,
         "partitions": [
@@ -41,7 +41,7 @@ def _topic(name: str, sizes: Sequence[int], requested: Collection[int]) -> Field
                 "offset_lag": 0,
                 "is_future_key": False,
             }
-            for number, size in enumerate(sizes)
+            for number, size in sizes.items()
             if number in requested
         ],
     }
