@@ -1,0 +1,222 @@
+"""Which broker leads which partition: decisions from the metadata alone.
+
+They use no clock, no random numbers and no `hash`, so every broker comes to the same decision on
+the same version. None of them changes anything: the caller makes the change, whose precondition is
+judged again (`storage/leadership.py`).
+
+Leaders are counted, and the bytes of their partitions are not. Brokers of one topic matter before
+brokers of all topics, because the partitions of one topic are read and written together.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sparklog import limits
+from sparklog.storage.metadata import TopicMetadata
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A broker that is up."""
+
+    broker: int
+    rack: str = ""
+    """Its failure domain; empty if it names none."""
+    takes: bool = True
+    """False for a broker that is about to stop, or only helps out while no other one is up."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Move:
+    """A partition that its leader should give to `target`."""
+
+    topic: str
+    partition: int
+    target: int
+
+
+class Loads(Counter[int]):
+    """The number of partitions that each broker leads, by broker id."""
+
+    @classmethod
+    def of(cls, topics: Iterable[TopicMetadata]) -> Loads:
+        """Counts the leaders of all topics."""
+        return cls(itertools.chain.from_iterable(topic.leaders for topic in topics))
+
+
+def place(
+    topic_id: str, count: int, candidates: Collection[Candidate], loads: Mapping[int, int]
+) -> tuple[int, ...]:
+    """Returns leaders for a topic with `count` partitions; none if no broker takes any.
+
+    The brokers take turns, so that none gets more than one partition more than another. The first
+    turn is that of the least loaded, and of equals the id of the topic decides, so that the first
+    partitions of all topics are spread too. Neighbouring partitions are in different racks, as far
+    as the racks have equally many brokers.
+    """
+    taking = [each for each in candidates if each.takes]
+    taking.sort(key=lambda each: (loads.get(each.broker, 0), _order(topic_id, each.broker)))
+    turns = itertools.cycle(_racks_in_turn(taking)) if taking else iter(())
+    return tuple(each.broker for each in itertools.islice(turns, count))
+
+
+def place_more(
+    topic_id: str,
+    leaders: Sequence[int],
+    count: int,
+    candidates: Collection[Candidate],
+    loads: Mapping[int, int],
+) -> tuple[int, ...]:
+    """Returns `leaders` and those of the partitions that a topic gets in addition.
+
+    Brokers that lead the fewest of its partitions come first. Returns no more than `leaders` if no
+    broker takes any.
+    """
+    of_topic = Counter(leaders)
+    found = list(leaders)
+    turns = place(topic_id, sum(each.takes for each in candidates), candidates, loads)
+    queue = [(of_topic[broker], turn, broker) for turn, broker in enumerate(turns)]
+    heapq.heapify(queue)
+    while queue and len(found) < count:
+        leading, turn, broker = queue[0]
+        found.append(broker)
+        heapq.heapreplace(queue, (leading + 1, turn, broker))
+    return tuple(found)
+
+
+def successors(
+    topics: Mapping[str, TopicMetadata],
+    leaving: int,
+    candidates: Collection[Candidate],
+    loads: Mapping[int, int],
+    *,
+    most: int = limits.SUCCESSORS,
+) -> dict[tuple[str, int], int]:
+    """Returns for each (topic, partition) of `leaving` another leader; none if no broker takes any.
+
+    `most`: of so many brokers, those with the fewest partitions. Each successor of a dead broker
+    reads its whole log.
+    """
+    taking = [each for each in candidates if each.takes and each.broker != leaving]
+    taking.sort(key=lambda each: (loads.get(each.broker, 0), _order(str(leaving), each.broker)))
+    pool = [each.broker for each in taking[:most]]
+    if not pool:
+        return {}
+    led = {broker: loads.get(broker, 0) for broker in pool}
+    found: dict[tuple[str, int], int] = {}
+    for name, topic in sorted(topics.items()):
+        if leaving not in topic.leaders:
+            continue
+        of_topic = Counter(topic.leaders)
+        for partition, leader in enumerate(topic.leaders):
+            if leader == leaving:
+                target = min(pool, key=lambda broker: (of_topic[broker], led[broker]))
+                found[name, partition] = target
+                of_topic[target] += 1
+                led[target] += 1
+    return found
+
+
+# ------------------------------------------------------------------------------ balance
+
+
+def balance(
+    topics: Mapping[str, TopicMetadata], candidates: Collection[Candidate], loads: Mapping[int, int]
+) -> list[Move]:
+    """Returns moves that level the brokers; none if they are level enough.
+
+    A broker that takes nothing gives everything, and no broker gives or gets more than
+    `limits.MOVES_AT_ONCE` in one call. The others give while one of them leads more than
+    `limits.UNEVEN_LEADERS` partitions more than another, and more than a tenth of what a broker
+    leads on average. Calls with the moves made in between come to an end, where nothing moves.
+    """
+    led = {each.broker: loads.get(each.broker, 0) for each in candidates}
+    taking = [each.broker for each in candidates if each.takes]
+    if not taking:
+        return []
+    giving = [each.broker for each in candidates if not each.takes and led[each.broker]]
+    mean = sum(led.values()) / len(taking)
+    uneven = max(limits.UNEVEN_LEADERS, mean / 10)
+    if max(led[each] for each in taking) - min(led[each] for each in taking) > uneven:
+        giving += sorted((each for each in taking if led[each] > mean), key=lambda n: -led[n])
+    return list(_moves(giving, led, set(taking), _by_leader(topics, set(led)))) if giving else []
+
+
+def _moves(
+    giving: Sequence[int],
+    led: dict[int, int],
+    taking: Collection[int],
+    partitions: Mapping[int, dict[str, list[int]]],
+) -> Iterator[Move]:
+    """Yields moves from brokers in their order, each to the one that leads the least by then.
+
+    No broker gives and gets.
+    """
+    mean = sum(led.values()) / len(taking)
+    got: Counter[int] = Counter()
+    targets = [(led[broker], broker) for broker in taking]
+    heapq.heapify(targets)
+    for giver in giving:
+        if giver in got:
+            continue
+        mine = partitions[giver]
+        for _ in range(limits.MOVES_AT_ONCE):
+            if not targets or not led[giver]:
+                break
+            least, target = targets[0]
+            if giver in taking and not (least < mean < led[giver] and led[giver] - least > 1):
+                break  # moves between brokers that lead about the same would have no end
+            name = _topic_to_move(mine, partitions[target])
+            partition = mine[name].pop()
+            partitions[target].setdefault(name, []).append(partition)
+            yield Move(name, partition, target)
+            led[giver] -= 1
+            got[target] += 1
+            if got[target] < limits.MOVES_AT_ONCE:
+                heapq.heapreplace(targets, (least + 1, target))
+            else:
+                heapq.heappop(targets)
+        targets = [each for each in targets if each[1] != giver]
+        heapq.heapify(targets)
+
+
+def _topic_to_move(mine: Mapping[str, list[int]], others: Mapping[str, list[int]]) -> str:
+    """Returns the topic of which the giver leads the most partitions more than the target."""
+    having = (name for name, led in mine.items() if led)
+    return min(having, key=lambda name: (len(others.get(name, ())) - len(mine[name]), name))
+
+
+def _by_leader(
+    topics: Mapping[str, TopicMetadata], brokers: Collection[int]
+) -> dict[int, dict[str, list[int]]]:
+    """Returns the partitions of these brokers, by broker and topic, the last one first."""
+    found: dict[int, dict[str, list[int]]] = {broker: {} for broker in brokers}
+    for name, topic in topics.items():
+        for partition in reversed(range(topic.partition_count)):
+            of_broker = found.get(topic.leaders[partition])
+            if of_broker is not None:
+                of_broker.setdefault(name, []).append(partition)
+    return found
+
+
+# ------------------------------------------------------------------------------ order
+
+
+def _order(seed: str, broker: int) -> bytes:
+    """Returns a number that orders brokers differently for each seed, and equally everywhere."""
+    return hashlib.blake2b(f"{seed}/{broker}".encode(), digest_size=8).digest()
+
+
+def _racks_in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the brokers so that racks alternate; within a rack, they stay in their order."""
+    racks: dict[str, list[Candidate]] = {}
+    for each in candidates:
+        racks.setdefault(each.rack, []).append(each)
+    rounds = itertools.zip_longest(*racks.values())
+    return [each for turn in rounds for each in turn if each is not None]
