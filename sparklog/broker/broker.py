@@ -115,7 +115,7 @@ class Broker:
             publisher,
             writer,
             open_table=open_table,
-            broker_id=leadership.broker,
+            leadership=leadership,
             clock=clock,
             defaults=defaults,
             settings=settings,

@@ -1,9 +1,12 @@
 """Administration of topics: creation, partitions, configuration, compaction and deletion.
 
 A topic is a table and an entry in the root's metadata, and its life is the metadata's: its table is
-created before the entry, and emptied after the entry is removed. Where the outcome of a change of
-the metadata is unknown, the topic is in doubt until `settle_doubts`, or the next call that names
-it, finds out.
+created before the entry, and emptied after the entry is removed. A table without an entry is what a
+creation or deletion has left that was cut short. It says which broker has created it, and in which
+epoch. As long as that broker lives, no other one empties it, because it may be creating it.
+
+Where the outcome of a change of the metadata is unknown, the topic is in doubt until
+`settle_doubts`, or the next call that names it, finds out.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from sparklog.broker.config.topic_config import Edit
 from sparklog.broker.leader_metadata import LeaderMetadata
 from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.takeover import Leadership
 from sparklog.broker.log.writer import EmptyObject, Writer
 from sparklog.broker.topic_checks import (
     INTERNAL_TOPICS,
@@ -43,6 +47,7 @@ from sparklog.formats.flight_messages import (
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
 from sparklog.storage import file_compaction, log_compaction, retention
+from sparklog.storage.leadership import is_open
 from sparklog.storage.metadata import TopicMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
@@ -93,19 +98,20 @@ class TopicAdmin:
         writer: Writer,
         *,
         open_table: OpenTable,
-        broker_id: int,
+        leadership: Leadership,
         clock: Clock,
         defaults: TopicDefaults,
         settings: BrokerSettings,
         should_stop: Callable[[], bool],
     ) -> None:
-        """Administration by the broker with id `broker_id`, whose writer bounds records in size."""
+        """Administration by the broker of `leadership`, whose writer bounds records in size."""
         self._store = store
         self._metadata = metadata
         self._partition_table = partition_table
         self._publisher = publisher
         self._open_table = open_table
-        self._broker_id = broker_id
+        self._broker_id = leadership.broker
+        self._creator = leadership.broker, leadership.epoch
         self._writer = writer
         self._clock = clock
         self._defaults = defaults
@@ -290,7 +296,7 @@ class TopicAdmin:
                 self._metadata.reload()
             if before.topic_id is not None:
                 raise errors.TopicExists(topic=new.name)
-            return create_change(new.topic_id, new.count, new.config)
+            return create_change(new.topic_id, new.count, new.config, creator=self._creator)
 
         return create
 
@@ -355,7 +361,7 @@ class TopicAdmin:
             self._metadata.reload()
             if before.topic_id is not None:
                 raise errors.TopicExists(topic=name)
-            return create_change(topic_id, count, config)
+            return create_change(topic_id, count, config, creator=self._creator)
 
         table = self._open_table(name)
         table.commit(self._clear)
@@ -363,12 +369,21 @@ class TopicAdmin:
         return table
 
     def _clear(self, before: TableSnapshot) -> TableChange | None:
-        """Ends a topic that the metadata does not name: its creation or deletion was cut short."""
+        """Ends a topic that the metadata does not name: its creation or deletion was cut short.
+
+        Another broker may be about to name it, as long as its epoch has no fence. It ends the topic
+        itself if it does not.
+        """
         if before.topic_id is None:
             return None
-        # Only the metadata can say that a topic is gone: it may name one that we do not serve.
-        alive = {each.topic_id for each in self._metadata.reload().topics.values()}
-        return delete_change(before) if before.topic_id not in alive else None
+        # Only the metadata can say that a topic is gone: it may name one that we do not serve. They
+        # are read after the table. A broker whose epoch has a fence there names no topic any more.
+        metadata = self._metadata.reload()
+        if before.topic_id in {each.topic_id for each in metadata.topics.values()}:
+            return None
+        if before.creator != self._creator and is_open(metadata, before.creator):
+            return None
+        return delete_change(before)
 
     def _new_entry(self, topic_id: str, count: int, config: Mapping[str, str]) -> TopicMetadata:
         """Returns the entry of a topic without records, whose partitions we lead."""

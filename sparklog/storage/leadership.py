@@ -62,8 +62,7 @@ class Handover:
 def check_lease(metadata: ClusterMetadata, broker: int, epoch: int) -> None:
     """Raises `BrokerFenced` unless that epoch is the broker's newest, and not fenced."""
     known = metadata.brokers.get(broker)
-    is_open = any(each.id == (broker, epoch) and not each.fenced for each in metadata.open_epochs)
-    if known is None or known.epoch != epoch or not is_open:
+    if known is None or known.epoch != epoch or not is_open(metadata, (broker, epoch)):
         raise errors.BrokerFenced(broker=broker, epoch=epoch)
 
 
@@ -77,6 +76,11 @@ def is_up(metadata: ClusterMetadata, broker: int) -> bool:
 def unfenced_epochs(metadata: ClusterMetadata, broker: int) -> Iterator[Epoch]:
     """Returns the open epochs of the broker that are not marked as fenced, oldest first."""
     return (each for each in metadata.open_epochs if each.broker == broker and not each.fenced)
+
+
+def is_open(metadata: ClusterMetadata, epoch: tuple[int, int] | None) -> bool:
+    """Returns whether a broker may still write in this epoch, (broker, epoch)."""
+    return any(each.id == epoch and not each.fenced for each in metadata.open_epochs)
 
 
 def inherited_by(metadata: ClusterMetadata, broker: int) -> tuple[Epoch, ...]:

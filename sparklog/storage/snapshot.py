@@ -82,6 +82,8 @@ class TableSnapshot:
     starts: tuple[int, ...] = ()
     files: tuple[tuple[TableFile, ...], ...] = ()
     """Per partition, ordered by first offset; those without statistics come first."""
+    creator: tuple[int, int] | None = None
+    """The id and the epoch of the broker that created it; None: an older release did."""
 
 
 # ------------------------------------------------------------------------------ the WAL

@@ -56,6 +56,7 @@ from sparklog.version import VERSION
 TOPIC_ID: Final = "sparklog.topicId"
 PARTITIONS: Final = "sparklog.partitions"
 CONFIG: Final = "sparklog.config"
+CREATOR: Final = "sparklog.creator"
 
 NO_TABLE: Final = TableSnapshot(version=-1, topic_id=None)
 
@@ -187,8 +188,17 @@ class PreparedCommit:
     data: bytes
 
 
-def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> TableChange:
-    """Returns the change that creates a topic, with all partitions empty at offset 0."""
+def create_change(
+    topic_id: str,
+    partitions: int,
+    config: Mapping[str, str],
+    *,
+    creator: tuple[int, int] | None = None,
+) -> TableChange:
+    """Returns the change that creates a topic, with all partitions empty at offset 0.
+
+    `creator`: the id and the epoch of the broker that will name the topic in the metadata.
+    """
     app_ids = [
         name(topic_id, partition)
         for partition in range(partitions)
@@ -200,7 +210,8 @@ def create_change(topic_id: str, partitions: int, config: Mapping[str, str]) -> 
             TOPIC_ID: topic_id,
             PARTITIONS: str(partitions),
             CONFIG: msgspec.json.encode(dict(config)).decode(),
-        },
+        }
+        | ({} if creator is None else {CREATOR: f"{creator[0]}/{creator[1]}"}),
         operation="CREATE TABLE",
         create=True,
     )
@@ -231,7 +242,7 @@ def delete_change(snapshot: TableSnapshot) -> TableChange:
     """Returns the change that deletes the topic: removes every file, and clears the topic id."""
     return TableChange(
         removes=tuple(file for files in snapshot.files for file in files),
-        properties={TOPIC_ID: None, PARTITIONS: None, CONFIG: None},
+        properties=dict.fromkeys((TOPIC_ID, PARTITIONS, CONFIG, CREATOR)),
         operation="DELETE",
     )
 
@@ -246,6 +257,7 @@ class _Topic:
     topic_id: str | None = None
     partitions: int = 0
     config: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    creator: tuple[int, int] | None = None
     foreign: str | None = None
     """The reason why sparklog does not support this table."""
 
@@ -267,9 +279,17 @@ def _topic_of(protocol: Protocol | None, metadata: Metadata | None) -> _Topic:
             topic_id=properties[TOPIC_ID],
             partitions=partitions,
             config=MappingProxyType(config),
+            creator=_creator(properties.get(CREATOR)),
         )
     except (ValueError, msgspec.MsgspecError) as error:
         return _Topic(foreign=f"its sparklog.* properties are damaged: {error}")
+
+
+def _creator(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    broker, epoch = text.split("/")
+    return int(broker), int(epoch)
 
 
 def _removed_ms(remove: Remove) -> int | None:
@@ -401,6 +421,7 @@ class _Replay:
             topic_id=self.topic_id,
             partitions=self._topic.partitions,
             config=self._topic.config,
+            creator=self._topic.creator,
             ends=tuple(self._ends),
             starts=tuple(self._starts),
             files=tuple(self._files_in_order),

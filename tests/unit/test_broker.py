@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,6 +22,8 @@ from sparklog.settings import JanitorSettings
 from sparklog.storage import manifest, retention
 from sparklog.storage.data_file import encode, write_file
 from sparklog.storage.follow import RootFollower
+from sparklog.storage.leadership import register
+from sparklog.storage.metadata import BrokerRegistration, TopicMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import (
     Fault,
@@ -31,8 +34,8 @@ from sparklog.storage.objects import (
     SyncFailed,
 )
 from sparklog.storage.objects.memory import Faults, Operation
-from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile
-from sparklog.storage.table import TableChange, TopicTable, table_folder
+from sparklog.storage.snapshot import BatchKind, Located, Slice, TableFile, WalKind
+from sparklog.storage.table import TableChange, TopicTable, create_change, table_folder
 from tests.support.brokers import (
     Rig,
     RigOptions,
@@ -367,6 +370,41 @@ def test_a_table_of_a_topic_that_the_metadata_names_is_not_cleared(rig: Rig, how
         with pytest.raises(errors.TopicExists):
             rig.broker.topics.create(create_request("t"))
     assert rows_of_table(rig.store, rig.clock) == [(0, b"a")]
+
+
+@pytest.mark.parametrize("by", ["sweep", "creation"])
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_a_table_that_another_broker_creates(rig: Rig, by: str, *, is_alive: bool) -> None:
+    """It is left alone as long as that broker may still name its topic in the metadata."""
+    other = BrokerRegistration(epoch=0, flight="h:7")
+    metadata = rig.meta.change(lambda before: register(before, 7, other, WalKind.OBJECTS))
+    if not is_alive:
+        fenced = [
+            msgspec.structs.replace(each, fenced=each.broker == 7, heirs=(1,))
+            for each in metadata.open_epochs
+        ]
+        rig.meta.change(lambda before: msgspec.structs.replace(before, open_epochs=tuple(fenced)))
+    table = TopicTable(rig.store, "u", clock=rig.clock)
+    table.commit(lambda _: create_change("abcd", 2, {}, creator=(7, 1)))
+    assert table.snapshot.creator == (7, 1)
+    if by == "sweep":
+        rig.broker.topics.finish_deletion("u")
+    elif is_alive:
+        with pytest.raises(errors.TopicExists):
+            rig.create("u")
+    else:
+        rig.create("u")
+        assert table.refresh().creator == (1, rig.leadership.epoch)
+    survives = table.refresh().topic_id == "abcd"
+    assert survives is is_alive
+    if survives:
+        known = TopicMetadata(topic_id="abcd", leaders=(7, 7), leader_epochs=(0, 0))
+        rig.meta.change(
+            lambda before: msgspec.structs.replace(before, topics={**before.topics, "u": known})
+        )
+        rig.janitor.tick()
+        rig.broker.topics.finish_deletion("u")
+        assert table.refresh().topic_id == "abcd"
 
 
 def test_a_deletion_whose_table_stands_says_so(rig: Rig, store: MemoryStore) -> None:

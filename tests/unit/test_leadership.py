@@ -301,6 +301,17 @@ def test_a_partition_in_leader_epoch_0_needs_no_checkpoint() -> None:
     assert after.open_epochs == (Epoch(1, 1),)
 
 
+def test_an_open_epoch() -> None:
+    """A broker writes in an epoch until it has a fence."""
+    metadata = cluster(Epoch(2, 1, fenced=True, heirs=(1,)), Epoch(1, 1))
+    assert [leadership.is_open(metadata, each) for each in ((1, 1), (2, 1), (2, 2), None)] == [
+        True,
+        False,
+        False,
+        False,
+    ]
+
+
 def test_an_heir_of_everything() -> None:
     """An epoch keeps its other heirs."""
     before = cluster(Epoch(2, 1, heirs=(3,)), Epoch(1, 1))

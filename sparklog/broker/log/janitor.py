@@ -411,9 +411,11 @@ class Janitor:
         return self._clock.now_us() - round(limits.COMPACT_SETTLED_SECONDS * 1e6)
 
     def _sweep_deleted(self, should_stop: Callable[[], bool]) -> None:
-        live = {topic.name for topic in self._partition_table.topics()}
         try:
-            deleted = set(self._store.folders("topics")) - live - self._emptied
+            found = set(self._store.folders("topics"))
+            live = self._meta.reload().topics.keys()  # other brokers lead some of them
+            self._emptied -= live
+            deleted = found - live - self._emptied
         except SyncFailed:
             raise
         except Exception as error:
