@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import hypothesis
 import pytest
+import structlog
 
 from sparklog.broker.groups.group import Group
 from tests.support.jvms import SHORT_LIVED
+from tests.support.logs import logging_restored
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,6 +40,14 @@ def _version(text: str) -> tuple[int, ...]:
 SPARK: Final = _version(importlib.metadata.version("pyspark"))
 HAS_DELTA: Final = importlib.util.find_spec("delta") is not None
 """The newest Spark has no delta-spark for some months."""
+
+
+@pytest.fixture(autouse=True)
+def _every_line() -> Iterator[None]:
+    """Undoes what brokers of earlier tests have configured: an embedded one logs warnings only."""
+    with logging_restored():
+        structlog.reset_defaults()
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

@@ -9,21 +9,11 @@ from pathlib import Path
 
 import confluent_kafka
 import pytest
-import structlog
 from structlog.testing import capture_logs
 
 from sparklog.broker.agent import Agent
 from sparklog.settings import BrokerSettings, FlightSettings, KafkaSettings
-from tests.support.logs import logging_restored
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(autouse=True)
-def _every_line() -> Iterator[None]:
-    """An embedded broker of an earlier test may have left out lines below warnings."""
-    with logging_restored():
-        structlog.reset_defaults()
-        yield
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ from sparklog.storage.objects import MemoryStore
 from tests.support import tables
 from tests.support.brokers import Rig, RigOptions
 from tests.support.live import SLICE_ROWS, LiveBroker
-from tests.support.logs import logging_restored
 
 
 @pytest.fixture
@@ -53,8 +52,6 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveBroker]:
 @pytest.fixture
 def logged() -> Iterator[Callable[[], list[tuple[str, str | None]]]]:
     """Returns a function that returns the logged events, of any level, each with its topic."""
-    with logging_restored():
-        # An earlier test may have run a broker that logs warnings only.
-        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
-        with capture_logs() as lines:
-            yield lambda: [(line["event"], line.get("topic")) for line in lines]
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG))
+    with capture_logs() as lines:
+        yield lambda: [(line["event"], line.get("topic")) for line in lines]
