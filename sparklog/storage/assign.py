@@ -156,15 +156,13 @@ def _moves(
 ) -> Iterator[Move]:
     """Yields moves from brokers in their order, each to the one that leads the least by then.
 
-    No broker gives and gets.
+    No broker gives and gets: it leads more than the mean at first, or less.
     """
     mean = sum(led.values()) / len(taking)
     got: Counter[int] = Counter()
     targets = [(led[broker], broker) for broker in taking]
     heapq.heapify(targets)
     for giver in giving:
-        if giver in got:
-            continue
         mine = partitions[giver]
         for _ in range(limits.MOVES_AT_ONCE):
             if not targets or not led[giver]:

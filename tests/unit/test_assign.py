@@ -207,6 +207,14 @@ def test_a_new_broker_gets_partitions_of_all_topics() -> None:
     assert {each.target for each in moves} == {2}
 
 
+def test_brokers_are_levelled_and_no_further() -> None:
+    """Moves go to the broker that leads the least by then, and none only changes places."""
+    moves = balance({"t": topic(*(0,) * 12)}, brokers(3), {0: 12})
+    assert Counter(each.target for each in moves) == {1: 4, 2: 4}
+    moves = balance({"t": topic(*(0,) * 6, 1)}, brokers(2), {0: 6, 1: 1})
+    assert len(moves) == 2
+
+
 def test_a_broker_that_is_about_to_stop_gives_everything() -> None:
     """Also where the others lead more; if none takes anything, nothing moves."""
     topics = {"t": topic(*(0,) * 3, *(1,) * 90)}
