@@ -8,6 +8,7 @@ from unittest import mock
 import msgspec
 import pyarrow as pa
 import pytest
+from structlog.testing import capture_logs
 
 from sparklog import errors
 from sparklog.broker.log import takeover
@@ -227,6 +228,29 @@ def test_a_start_that_is_killed_is_repeated(
     third.publish()
     third.trim()
     assert open_ids(third.meta) == [(1, third.leadership.epoch)]
+
+
+@pytest.mark.parametrize("number", range(1, 4))
+def test_a_change_of_a_start_whose_outcome_is_unknown_is_made_again(rig: Rig, number: int) -> None:
+    """Where a version cannot be read back, it may be there; what was asked for is so in the end."""
+    rig.append(["a"])
+    down = errors.StorageUnavailable(operation="?", path="?", reason="down")
+    fault = Fault(operation="list_after", error=down, prefix="meta", count=number)
+    assert isinstance(rig.store, MemoryStore)
+    with capture_logs() as logged:
+        try:
+            second = rig.successor(broker=2, store=rig.store.view(ScriptedFaults(fault)))
+        except errors.StorageUnavailable:
+            second = rig.successor(broker=2)
+    repeated = [line for line in logged if line["event"] == "repeating a change of the metadata"]
+    assert len(repeated) == (number in (2, 3))
+    second.append(["b"])
+    assert second.read() == rows_of_root(rig.store, rig.clock) == [(0, b"a"), (1, b"b")]
+    metadata = second.meta.reload()
+    assert metadata.topics["t"].leaders == (2,)
+    assert metadata.topics["t"].leader_epochs == (1,)
+    with pytest.raises(errors.BrokerFenced):
+        rig.append(["c"])
 
 
 @pytest.mark.parametrize("second", [1, 2])

@@ -150,7 +150,7 @@ def acquire(
         registered = register(metadata, broker, registration, log)
         return elect(registered, broker, registered.brokers[broker].epoch) or registered
 
-    metadata = meta.change(decide)
+    metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
     return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log)
 
@@ -220,13 +220,27 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
         return after if after != before else None
 
     is_alone = not read and _led(known).keys() <= {broker}
-    metadata = known if is_alone else meta.change(decide)
+    metadata = known if is_alone else _change(meta, decide)
     inherited = inherited_by(metadata, broker)
     return Taken(
         leadership=replace(leadership, inherited=inherited),
         metadata=metadata,
         histories=[read.get(each.id) or _fence(store, each, clock) for each in inherited],
     )
+
+
+def _change(
+    meta: MetadataStore, decide: Callable[[ClusterMetadata], ClusterMetadata | None]
+) -> ClusterMetadata:
+    """Makes a change of a start, once more if its outcome is unknown.
+
+    A registration that was made twice leaves one more epoch of ours to fence.
+    """
+    try:
+        return meta.change(decide)
+    except errors.OutcomeUnknown as error:
+        _log.warning("repeating a change of the metadata", reason=str(error))
+        return meta.change(decide)
 
 
 def _led(metadata: ClusterMetadata) -> dict[int, list[tuple[str, int]]]:
