@@ -149,7 +149,6 @@ TABLE_LOAD_ATTEMPTS = 5
 TABLE_LOG_KEPT_SECONDS = 24 * 3600.0
 TABLE_LOG_KEPT_VERSIONS = 1_000
 TOMBSTONE_SECONDS = 3600.0  # beyond the grace of removed files
-RESTORE_ATTEMPTS = 5  # when another engine removes files again
 REPLACED_KEPT_SECONDS = 3600.0  # that no VACUUM removes files that a merge has replaced
 ORPHAN_GRACE_SECONDS = 3600.0
 REMOVED_FILE_GRACE_SECONDS = 600.0

@@ -105,8 +105,10 @@ def test_a_file_removed_before_its_commit_is_written_again(
 
 def slow_vacuum(store: MemoryStore) -> None:
     """Removes files that another engine listed before their commit, long after it."""
-    for path in paths(store, "topics/t/partition=0"):
-        store.delete([path])
+    folder = "topics/t/partition=0"
+    names = paths(store, folder)
+    assert names
+    store.delete(f"{folder}/{name}" for name in names)
 
 
 def test_a_file_that_begins_within_an_entry_is_written_again(
@@ -149,6 +151,31 @@ def test_a_file_is_checked_some_time_after_its_commit(
         clock.advance(step_seconds)
         rig.confirmer.confirm()
     assert rows_of_table(store, clock) == [(0, b"a"), (1, b"b")]
+    assert rig.partition_table.unconfirmed_count == 0
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_file_that_was_written_again_is_checked_as_late(
+    store: MemoryStore, clock: ManualClock, times: int
+) -> None:
+    """The VACUUM that took the first file may take the next one too."""
+    rig = Rig(store, clock, options=dataclasses.replace(COLD, confirm_after_seconds=10.0))
+    rig.create("t")
+    rig.append(["a"])
+    rig.publish()
+    rig.confirmer.confirm()
+    for _ in range(times):
+        slow_vacuum(store)
+        for _ in range(2):
+            clock.advance(10.0)
+            rig.confirmer.confirm()
+        assert rows_of_table(store, clock) == [(0, b"a")]
+    slow_vacuum(store)
+    assert rig.partition_table.unconfirmed_count == 1
+    for _ in range(4):
+        clock.advance(10.0)
+        rig.confirmer.confirm()
+    assert rows_of_table(store, clock) == [(0, b"a")]
     assert rig.partition_table.unconfirmed_count == 0
 
 

@@ -76,7 +76,7 @@ _CLUSTERS = st.builds(
     version=st.integers(0, 2**40),
     change_id=st.text(max_size=16),
     brokers=st.dictionaries(_IDS, _BROKERS, max_size=4),
-    open_epochs=st.lists(_EPOCHS, max_size=3).map(tuple),
+    open_epochs=st.lists(_EPOCHS, max_size=3, unique_by=lambda each: each.id).map(tuple),
     controller=st.integers(-1, 9),
     topics=st.dictionaries(st.sampled_from("abcdef"), _TOPICS),
     next_producer_id=st.integers(0, 2**60),

@@ -232,7 +232,7 @@ def test_a_start_that_is_killed_is_repeated(
 
 @pytest.mark.parametrize("number", range(1, 4))
 def test_a_change_of_a_start_whose_outcome_is_unknown_is_made_again(rig: Rig, number: int) -> None:
-    """Where a version cannot be read back, it may be there; what was asked for is so in the end."""
+    """A version that cannot be read back may be there; the start takes the root over either way."""
     rig.append(["a"])
     down = errors.StorageUnavailable(operation="?", path="?", reason="down")
     fault = Fault(operation="list_after", error=down, prefix="meta", count=number)

@@ -721,7 +721,7 @@ def checkpoint_of(sequence: int, *needed: int) -> wal.Checkpoint:
 
 def left(store: MemoryStore) -> list[str]:
     """The names in the folder of the epoch, without the zeros before the sequences."""
-    return [re.sub("0+(?=[0-9])", "", name) for name in paths(store, FOLDER)]
+    return [re.sub("(?<![0-9])0+(?=[0-9])", "", name) for name in paths(store, FOLDER)]
 
 
 def test_only_unneeded_objects_are_removed(store: MemoryStore, clock: ManualClock) -> None:
