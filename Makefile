@@ -4,6 +4,7 @@
 PYTHON ?=
 ARGS ?=
 SOAK_MINUTES ?= 30
+EXAMPLES ?= 10
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,10 +12,10 @@ STAMP := $(VENV)/.setup
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test matrix check docs notebooks bench soak lock clean
+.PHONY: help setup demo test matrix check docs notebooks bench soak examples lock clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 
 setup: $(STAMP) ## everything installed into .venv, from requirements.lock (PYTHON=… chooses one)
 
@@ -45,6 +46,9 @@ bench: setup ## measures of this machine; beside Kafka: .venv/bin/python -m benc
 
 soak: setup ## the long tests (SOAK_MINUTES=30 each)
 	@SPARKLOG_SOAK_MINUTES=$(SOAK_MINUTES) $(BIN)/pytest -m soak --timeout=0 $(ARGS)
+
+examples: setup ## the property tests with more examples (EXAMPLES=10 times as many)
+	@SPARKLOG_EXAMPLES=$(EXAMPLES) $(BIN)/pytest -m hypothesis --numprocesses 2 --timeout=0 $(ARGS)
 
 lock: setup ## writes requirements.lock from pyproject.toml (ARGS=--upgrade for newer versions)
 	@$(BIN)/uv pip compile pyproject.toml --quiet --universal --python-version 3.11 \

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import hypothesis
 import pytest
@@ -38,6 +38,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 SPARK: Final = _version(importlib.metadata.version("pyspark"))
+_EXAMPLES: Final = int(os.environ.get("SPARKLOG_EXAMPLES", "1"))
 HAS_DELTA: Final = importlib.util.find_spec("delta") is not None
 """The newest Spark has no delta-spark for some months."""
 
@@ -59,9 +60,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         _skip_without(item)
+        _multiply_examples(item)
         if item.get_closest_marker("spark"):
             shares = isinstance(item, pytest.Function) and "spark" in item.fixturenames
             item.add_marker(pytest.mark.xdist_group("spark" if shares else "spark-programs"))
+
+
+def _multiply_examples(item: pytest.Item) -> None:
+    """Gives a property test so many times its examples: see `make examples`."""
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)
+    known = getattr(test, "_hypothesis_internal_use_settings", None)
+    if _EXAMPLES > 1 and known is not None:
+        more = hypothesis.settings(known, max_examples=_EXAMPLES * known.max_examples)
+        test._hypothesis_internal_use_settings = more
 
 
 def _skip_without(item: pytest.Item) -> None:
