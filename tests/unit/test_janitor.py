@@ -479,6 +479,10 @@ def test_a_batch_stays_until_its_rows_were_seen_in_the_table(rig: Rig, clock: Ma
     assert rows_of_table(rig.store, clock) == [(0, b"1:0")]
     clock.advance(SWEEP)
     rig.janitor.tick()
+    assert len(paths(rig.store, "staging")) == 2, "the file that was written again was not seen"
+    rig.confirmer.confirm()
+    clock.advance(SWEEP)
+    rig.janitor.tick()
     assert paths(rig.store, "staging") == []
 
 
