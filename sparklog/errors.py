@@ -37,6 +37,9 @@ class SparklogError(Exception):
 
     code: ClassVar[str] = "error"
     template: ClassVar[str] = "{reason}"
+    needs_proof: ClassVar[bool] = False
+    """True if it says that the client knows more than the broker: a broker that has been replaced
+    would say so wrongly, and proves first that it leads (`broker/leader_metadata.py`)."""
 
     def __init__(self, **facts: Any) -> None:
         self.facts = facts
@@ -202,6 +205,7 @@ class UnknownTopic(Invalid):
     """The topic does not exist: create it, or correct its name."""
 
     code = "unknown_topic"
+    needs_proof = True
     template = "Topic {topic!r} does not exist. Create it, or correct the name."
 
 
@@ -216,6 +220,7 @@ class TopicChanged(Invalid):
     """The topic was deleted and created again, so its offsets mean other records: start over."""
 
     code = "topic_changed"
+    needs_proof = True
     template = (
         "Topic {topic!r} was deleted and created again: its id was {expected} and is now {found}."
         " Start from its beginning or its end."
@@ -277,6 +282,7 @@ class OffsetsDoNotContinue(Invalid):
     """A write with offsets must begin where its partition ends: read the end again."""
 
     code = "offsets_do_not_continue"
+    needs_proof = True
     template = (
         "A write with offsets begins at {first} in {topic}-{partition}, which ends at {end}."
         " Begin at its end: these records were written before, or others would be missing."
@@ -294,6 +300,7 @@ class UnknownPartition(Invalid):
     """The topic has no such partition: use one that exists."""
 
     code = "unknown_partition"
+    needs_proof = True
     template = "Topic {topic!r} has no partition {partition}: its partitions are 0 to {last}."
 
 
@@ -430,6 +437,7 @@ class OffsetOutOfRange(Invalid):
     """The partition has no such offset: choose one within its range."""
 
     code = "offset_out_of_range"
+    needs_proof = True
     template = "Offset {offset} of {topic}-{partition} is outside the range {start} to {end}."
 
 
@@ -552,6 +560,7 @@ class GroupRefused(Invalid):
     """The group's coordinator refuses a request; `error` is Kafka's name for the reason."""
 
     code = "group_refused"
+    needs_proof = True
     template = "Group {group!r} refuses the request: {error}{hint}."
 
 
@@ -559,6 +568,7 @@ class OutOfOrderSequence(Invalid):
     """A producer skipped or repeated a sequence number: create a new producer."""
 
     code = "out_of_order_sequence"
+    needs_proof = True
     template = (
         "Producer {producer_id} sent sequence {found} to {topic}-{partition}, where {expected}"
         " comes next. Create a new producer."
@@ -592,6 +602,7 @@ class ProducerFenced(Fenced):
     """A newer instance of the producer has taken over: stop this one."""
 
     code = "producer_fenced"
+    needs_proof = True
     template = (
         "Epoch {epoch} of producer {producer_id} was replaced by epoch {current}. Stop this"
         " producer."
@@ -602,6 +613,7 @@ class MemberFenced(Fenced):
     """The group has removed this member, or another process has replaced it: join again."""
 
     code = "member_fenced"
+    needs_proof = True
     template = "Group {group!r} no longer has member {member_id!r} ({error}). Join again."
 
 

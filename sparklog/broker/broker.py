@@ -107,7 +107,12 @@ class Broker:
         self._closing = threading.Event()
         self._reader = LogReader(store, partition_table, hot)
         self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
-        self._metadata = LeaderMetadata(meta, leadership, writer)
+        self._metadata = LeaderMetadata(
+            meta,
+            leadership,
+            writer,
+            sight_seconds=settings.liveness.dead_after_seconds,
+        )
         self.topics = TopicAdmin(
             store,
             self._metadata,
@@ -224,6 +229,30 @@ class Broker:
     def failure(self) -> BaseException | None:
         """The error that ended the writer, if it has ended."""
         return self._writer.failure
+
+    # -------------------------------------------------------------------------- leadership
+
+    @property
+    def has_sight(self) -> bool:
+        """False if the broker must not serve a request before `prove_leadership`. Never waits."""
+        return self._metadata.has_sight
+
+    @property
+    def looks(self) -> int:
+        """The present moment, as an argument of `prove_leadership`."""
+        return self._metadata.looks
+
+    def is_leadership_proven(self, since: int) -> bool:
+        """Returns whether `prove_leadership` would return at once."""
+        return self._metadata.is_proven(since)
+
+    def prove_leadership(self, since: int) -> None:
+        """Checks by a look at the metadata after the moment `since` that no other broker leads.
+
+        Raises `BrokerFenced`, and the errors of the store: the client has to ask again, perhaps
+        another broker.
+        """
+        self._metadata.prove(since)
 
     def close(self) -> None:
         """Wakes all waiting calls; nothing is accepted any more."""

@@ -1,4 +1,16 @@
-"""The root's metadata, as the broker that leads the root reads and changes it."""
+"""The root's metadata, as the broker that leads the root reads and changes it.
+
+A broker that was suspended, or that has lost its connection to the store, may have been replaced
+without knowing it. Its successor has records, topics, group members and committed offsets that it
+has not. Two rules keep it from misleading clients:
+
+- a response that says that a client knows more than the broker is sent only after a *proof of
+  leadership*: a look at the metadata that began after the request arrived. Such responses are that
+  an offset is out of range, that a sequence number is out of order, and that a topic, a member or a
+  committed offset does not exist. A consumer would reset its position, and a producer would fail;
+- a broker that has not seen the metadata for as long as a silent broker is considered alive serves
+  no request before the next look.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +34,24 @@ class LeaderMetadata:
     A broker that finds a newer leader stops its writer. All methods may be called from any thread.
     """
 
-    def __init__(self, store: MetadataStore, leadership: Leadership, writer: Writer) -> None:
+    def __init__(
+        self,
+        store: MetadataStore,
+        leadership: Leadership,
+        writer: Writer,
+        *,
+        sight_seconds: float,
+    ) -> None:
+        """`sight_seconds`: a look at the metadata that is older does not count any more."""
         self._store = store
         self._leadership = leadership
         self._writer = writer
+        self._sight_seconds = sight_seconds
+        self._looking = threading.Lock()
+        """Held during a look of `prove`, whose result all waiting calls share."""
+        self._looks = 0
+        self._proven = 0
+        """The number of looks that have begun, and the newest one that has succeeded."""
         self._changing = threading.Lock()
         """The only lock that is held across I/O, by administrative calls."""
 
@@ -39,6 +65,32 @@ class LeaderMetadata:
         metadata = self._store.refresh()
         self._check_leadership(metadata)
         return metadata
+
+    @property
+    def has_sight(self) -> bool:
+        """True if the last look at the metadata is recent. Never waits."""
+        return self._store.look_age_seconds < self._sight_seconds
+
+    @property
+    def looks(self) -> int:
+        """The number of looks that `prove` has begun: the present moment, for its argument."""
+        return self._looks
+
+    def is_proven(self, since: int) -> bool:
+        """Returns whether a look that began after the moment `since` has found us leading."""
+        return self._proven > since
+
+    def prove(self, since: int) -> None:
+        """Checks by a look that began after the moment `since` that we lead; shares it with others.
+
+        Raises `BrokerFenced`, and the errors of the store: then nothing is proven.
+        """
+        with self._looking:
+            if self.is_proven(since):
+                return
+            self._looks += 1
+            self.reload()
+            self._proven = self._looks
 
     def change(self, change: Callable[[ClusterMetadata], ClusterMetadata]) -> ClusterMetadata:
         """Puts the next version. Raises `BrokerFenced`, and what `MetadataStore.change` raises."""

@@ -130,6 +130,11 @@ class MetadataStore:
         """The version that was read or written last; version 0 if there is none."""
         return self._look.newest
 
+    @property
+    def look_age_seconds(self) -> float:
+        """The time since the last successful look at the store began, also while suspended."""
+        return self._look.at.age_seconds(self._clock)
+
     # -------------------------------------------------------------------------- reading
 
     def refresh(self) -> ClusterMetadata:

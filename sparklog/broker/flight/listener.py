@@ -14,7 +14,7 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, Self, TypeAlias
 
 import msgspec
@@ -53,6 +53,10 @@ _IO_ERROR: Final = b"5"
 """Arrow's status code for an IO error."""
 _MESSAGE_LENGTH: Final = 1_000
 """The most characters of an error message: clients accept some thousand bytes of trailers."""
+_MEMBERSHIP: Final = frozenset({"groups.join", "groups.sync", "groups.heartbeat", "groups.leave"})
+"""Actions of a broker without sight of the metadata: a group outlives an outage of the store."""
+_NEEDING_PROOF: Final = frozenset({"groups.offsets"})
+"""Actions whose reply may lack what another broker knows, and so needs a proof of leadership."""
 
 
 class FlightListener:
@@ -86,6 +90,7 @@ class FlightListener:
             bounds, clock=clock, is_short=lambda: self._reply_memory.is_short
         )
         self._tails = Tails(self._reply_memory, clock=clock)
+        self._proofs = ThreadPoolExecutor(1, thread_name_prefix="sparklog-proof")
         self._dictionaries = _Dictionaries()
         self._waiting_actions = 0
         self._counting = threading.Lock()
@@ -152,6 +157,7 @@ class FlightListener:
     def close(self) -> None:
         """Ends all calls. Streams that do not end soon, such as those of producers, are cut."""
         self._tails.close()
+        self._proofs.shutdown()
         if not self._server.close(_CLOSE_SECONDS):
             _log.warning("calls continue although their connections are cut", calls=self.open_calls)
 
@@ -162,6 +168,7 @@ class FlightListener:
     # -------------------------------------------------------------------------- append
 
     def do_put(self, call: Call) -> None:
+        self._check_sight()
         with (
             self._streams.open(call.peer, sends=True, cut=call.cancel) as stream,
             contextlib.closing(_StreamBatches(call, stream, self._dictionaries)) as batches,
@@ -209,7 +216,8 @@ class FlightListener:
                 raise append
             result = self._broker.wait(append)[0]
         except errors.SparklogError as error:
-            return flight_messages.AppendReply(error=flight_messages.ErrorReply.of(error))
+            proven = _proven(self._broker, error)
+            return flight_messages.AppendReply(error=flight_messages.ErrorReply.of(proven))
         return flight_messages.AppendReply(
             base_offset=result.base_offset,
             timestamp_us=result.arrival_us,
@@ -219,6 +227,7 @@ class FlightListener:
     # -------------------------------------------------------------------------- read
 
     def do_get(self, call: Call) -> None:
+        self._check_sight()
         request = flight_messages.decode(flight_messages.ReadTicket, _request(call, 1))
         schema = _schema(request.columns)
         batches = self._broker.read(
@@ -272,6 +281,7 @@ class FlightListener:
         return self._reply_memory.hold(size)
 
     def do_exchange(self, call: Call) -> None:
+        self._check_sight()
         with contextlib.ExitStack() as ending:
             stream = ending.enter_context(
                 self._streams.open(call.peer, sends=False, cut=call.cancel)
@@ -311,13 +321,17 @@ class FlightListener:
 
     def _finish_tail(self, call: Call, failure: BaseException | None) -> None:
         def end() -> None:
-            with _as_status():
+            with _as_status(self._broker):
                 if failure is not None:
                     raise failure
 
         with self._counting:
             self.open_calls -= 1
-        self._server.finish(call, end)
+        if isinstance(failure, errors.SparklogError) and failure.needs_proof:
+            # The thread of the tails must not wait for the store.
+            self._proofs.submit(self._server.finish, call, end)
+        else:
+            self._server.finish(call, end)
 
     # -------------------------------------------------------------------------- admin
 
@@ -333,9 +347,13 @@ class FlightListener:
         hooked = Request(name=name, topic=getattr(request, "topic", ""), message=request)
         if self._hooks is not None:
             self._hooks.before(hooked)
+        if name not in _MEMBERSHIP:
+            self._check_sight()
         reply = self._actions[name](request)
         if isinstance(reply, Future):
             reply = self._wait_for(reply, call)
+        if name in _NEEDING_PROOF:
+            self._broker.prove_leadership(self._broker.looks)
         if self._hooks is not None:
             self._hooks.after(hooked)
         call.write([protocol.bytes_field(1, flight_messages.encode(reply))])
@@ -383,13 +401,18 @@ class FlightListener:
                 self.calls += 1
                 self.open_calls += 1
             try:
-                with _as_status():
+                with _as_status(self._broker):
                     serve(call)
             finally:
                 with self._counting:
                     self.open_calls -= 1
 
         return counted
+
+    def _check_sight(self) -> None:
+        """Raises what `Broker.prove_leadership` raises, if the broker has not seen the metadata."""
+        if not self._broker.has_sight:
+            self._broker.prove_leadership(self._broker.looks)
 
     def _too_large(self, size_bytes: int, limit_bytes: int) -> GrpcError:
         if limit_bytes == limits.FLIGHT_REQUEST_BYTES:
@@ -577,20 +600,30 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 
 @contextlib.contextmanager
-def _as_status() -> Iterator[None]:
+def _as_status(broker: Broker) -> Iterator[None]:
     """Turns the exceptions of a call into `GrpcError`."""
     try:
         yield
     except (PeerGone, GrpcError):
         raise
     except errors.SparklogError as error:
-        raise _status(error) from error
+        raise _status(_proven(broker, error)) from error
     except Exception as error:
         _log.error("call failed", exc_info=error)
         reply = flight_messages.ErrorReply(
             code="error", facts={"reason": repr(error)[:_MESSAGE_LENGTH]}
         )
         raise _status_of(reply, repr(error)) from error
+
+
+def _proven(broker: Broker, error: errors.SparklogError) -> errors.SparklogError:
+    """Returns the error for the client: the reason why its proof failed, if it needs a proof."""
+    if error.needs_proof:
+        try:
+            broker.prove_leadership(broker.looks)
+        except errors.SparklogError as unproven:
+            return unproven
+    return error
 
 
 def _status(error: errors.SparklogError) -> GrpcError:

@@ -15,10 +15,10 @@ import structlog
 
 from sparklog import errors, limits
 from sparklog.broker import http1
-from sparklog.broker.kafka import apis, fetch_codec, messages
+from sparklog.broker.kafka import apis, error_codes, fetch_codec, messages
 from sparklog.broker.kafka.frame_check import CheckedFrame, ManyItems
 from sparklog.broker.kafka.memory import FreeAllowance, ListenerMemory, MemoryGrant, MemoryPool
-from sparklog.broker.kafka.messages import Raw, Request
+from sparklog.broker.kafka.messages import Fields, Raw, Request
 from sparklog.broker.kafka.registry import APIS, HandlerContext, Reply, ServedApi, WorkerPool
 from sparklog.broker.kafka.socket_stream import SocketStream
 from sparklog.clock import Clock
@@ -34,6 +34,14 @@ _RequestHeader = tuple[int, int, int]
 """API key, version and correlation id."""
 
 
+class _Moment(NamedTuple):
+    """The moment in which a request arrived: a proof of leadership has to be later."""
+
+    looks: int
+    needing_proof: int
+    """The codes of replies that needed a proof, until then."""
+
+
 class _QueuedReply(NamedTuple):
     """A reply in the order of the requests: an encoded frame, or fields that are awaited."""
 
@@ -45,6 +53,7 @@ class _QueuedReply(NamedTuple):
     """The size of the request, for the bound of this connection."""
     received_at: float
     """When its last byte was read, in monotonic seconds."""
+    arrival: _Moment
 
 
 class _DisconnectFlag:
@@ -261,6 +270,7 @@ class KafkaConnection:
 
     async def _handle(self, frame: bytes, host: str, grant: MemoryGrant) -> _QueuedReply:
         received_at = self._clock.monotonic()
+        arrival = _Moment(self._context.broker.looks, error_codes.CHOSEN.needing_proof)
         header = api_key, version, correlation_id = messages.read_header(frame)
         request_bytes = len(frame)
         api = APIS.get(api_key)
@@ -278,6 +288,8 @@ class KafkaConnection:
             )
         else:
             self._in_progress = api, grant
+            if not (api.is_blind or self._context.broker.has_sight):
+                await self._prove_leadership(arrival)
             request, items = await self._parse(api, frame, host, grant)
             del frame
             if not api.is_pipelined:
@@ -291,11 +303,11 @@ class KafkaConnection:
             self._in_progress = None
             if api.may_wait:
                 grant.release_parsed()  # it may wait for minutes
-            return _QueuedReply((), reply, header, grant, request_bytes, received_at)
-        reply_frame = await self._encode(header, reply, grant)
+            return _QueuedReply((), reply, header, grant, request_bytes, received_at, arrival)
+        reply_frame = await self._encode(header, reply, grant, arrival)
         grant.release_parsed()
         self._in_progress = None
-        return _QueuedReply(reply_frame, None, header, grant, request_bytes, received_at)
+        return _QueuedReply(reply_frame, None, header, grant, request_bytes, received_at, arrival)
 
     async def _parse(
         self, api: ServedApi, frame: bytes, host: str, grant: MemoryGrant
@@ -344,9 +356,11 @@ class KafkaConnection:
 
     async def _send(self) -> None:
         while True:
-            frame, pending, header, grant, request_bytes, received_at = await self._replies.get()
+            reply = await self._replies.get()
+            frame, pending, header, grant, request_bytes, received_at, arrival = reply
+            del reply
             if pending is not None:
-                frame = await self._encode(header, await pending, grant)
+                frame = await self._encode(header, await pending, grant, arrival)
                 grant.release_parsed()
             await self._write(frame, grant, request_bytes)
             self._count(header, received_at)
@@ -369,14 +383,32 @@ class KafkaConnection:
         self._unanswered.release(request_bytes)
 
     async def _encode(
-        self, header: _RequestHeader, reply: Reply, grant: MemoryGrant
+        self, header: _RequestHeader, reply: Reply, grant: MemoryGrant, arrival: _Moment
     ) -> Sequence[Raw]:
         """Returns the frame in chunks; none if the client wants no response.
 
-        A reply of many items is encoded in turns.
+        A frame that needs a proof of leadership waits for it.
         """
         if reply is None:
             return ()
+        frame = await self._write_frame(header, reply, grant)
+        api = APIS[header[0]]
+        # The codes may be those of other replies: a look more than needed does no harm.
+        if api.needs_proof or error_codes.CHOSEN.needing_proof != arrival.needing_proof:
+            await self._prove_leadership(arrival)
+        return frame
+
+    async def _prove_leadership(self, arrival: _Moment) -> None:
+        """Raises where nothing is proven: the client connects again, perhaps to another broker."""
+        broker = self._context.broker
+        if not broker.is_leadership_proven(arrival.looks):
+            prove = broker.prove_leadership
+            await self._context.run_blocking(WorkerPool.PROOF, prove, arrival.looks)
+
+    async def _write_frame(
+        self, header: _RequestHeader, reply: Fields, grant: MemoryGrant
+    ) -> Sequence[Raw]:
+        """Returns the frame in chunks. A reply of many items is encoded in turns."""
         code = reply.get("error_code")
         if code:
             self._context.counts.errors[header[0], code.name] += 1

@@ -1,4 +1,8 @@
-"""Kafka's error codes for sparklog's errors, in one complete table."""
+"""Kafka's error codes for sparklog's errors, in one complete table.
+
+Some codes say that the client knows more than the broker (`broker/leader_metadata.py`). They are
+counted when they are chosen, so that a connection notices that its reply may have one, whatever
+wrote it."""
 
 from __future__ import annotations
 
@@ -62,14 +66,46 @@ CODES: Final[Mapping[type[errors.SparklogError], ErrorCode]] = {
 }
 
 
+NEEDING_PROOF: Final = frozenset(
+    {
+        ErrorCode.fenced_instance_id,
+        ErrorCode.group_id_not_found,
+        ErrorCode.illegal_generation,
+        ErrorCode.invalid_producer_epoch,
+        ErrorCode.offset_out_of_range,
+        ErrorCode.out_of_order_sequence_number,
+        ErrorCode.unknown_member_id,
+        ErrorCode.unknown_topic_id,
+        ErrorCode.unknown_topic_or_partition,
+    }
+)
+"""Codes after which a client gives up what the broker does not know. They need a proof."""
+
+
+class CodeCount:
+    """Counts the codes of `NEEDING_PROOF` in all replies of this process."""
+
+    def __init__(self) -> None:
+        self.needing_proof = 0
+
+    def noted(self, code: ErrorCode) -> ErrorCode:
+        """Counts and returns a code that a reply will have."""
+        if code in NEEDING_PROOF:
+            self.needing_proof += 1
+        return code
+
+
+CHOSEN: Final = CodeCount()
+
+
 def group_code(error: GroupError | None) -> ErrorCode:
     """Returns the code of a group's error, which has Kafka's own name."""
-    return ErrorCode.none if error is None else ErrorCode[error.name.lower()]
+    return ErrorCode.none if error is None else CHOSEN.noted(ErrorCode[error.name.lower()])
 
 
 def code_of(error: BaseException) -> ErrorCode:
     """Returns the code of the error's class, or of its nearest base class."""
     for kind in type(error).__mro__:
         if kind in CODES:
-            return CODES[kind]
+            return CHOSEN.noted(CODES[kind])
     return ErrorCode.unknown_server_error

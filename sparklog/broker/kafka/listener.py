@@ -68,6 +68,7 @@ _THREADS: Final[Mapping[WorkerPool, int]] = {
     WorkerPool.CHECK: KAFKA_CHECK_THREADS,
     WorkerPool.READ: KAFKA_READ_THREADS,
     WorkerPool.SEEK: KAFKA_SEEK_THREADS,
+    WorkerPool.PROOF: 1,
     WorkerPool.LARGE_REQUEST: 1,
 }
 _log = structlog.get_logger("sparklog.kafka")

@@ -45,6 +45,8 @@ class WorkerPool(Enum):
     """Reads of records that are not in memory."""
     SEEK = "seek"
     """Searches for offsets by timestamp, which read tables."""
+    PROOF = "proof"
+    """Looks at the metadata that prove that the broker leads; replies wait for them together."""
     LARGE_REQUEST = "large-request"
     """Requests of many items, which are parsed one at a time."""
 
@@ -115,6 +117,10 @@ class ServedApi:
     """True if it is handled before earlier requests of its connection are answered."""
     keeps_frame: bool
     """True if most of its bytes are kept until it is answered, because they are records."""
+    needs_proof: bool
+    """True if its reply may lack what another broker knows, and so needs a proof of leadership."""
+    is_blind: bool
+    """True if it is served by a broker without sight of the metadata too."""
     may_wait: bool
     """True if it may wait for other clients. It is dropped when its client leaves. An awaitable
     that it returns keeps nothing of the request."""
@@ -130,6 +136,8 @@ def serves(
     max_version: int,
     is_pipelined: bool = False,
     keeps_frame: bool = False,
+    needs_proof: bool = False,
+    is_blind: bool = False,
     may_wait: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Registers a handler for an API key.
@@ -149,6 +157,8 @@ def serves(
             handler=handler,
             is_pipelined=is_pipelined,
             keeps_frame=keeps_frame,
+            needs_proof=needs_proof,
+            is_blind=is_blind,
             may_wait=may_wait,
         )
         return handler

@@ -19,7 +19,7 @@ _NAME: Final = re.compile("[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """The form of a client's software name and version."""
 
 
-@serves(18, "api_versions", max_version=4)
+@serves(18, "api_versions", max_version=4, is_blind=True)
 async def _handle(_context: HandlerContext, request: Request) -> Reply:
     body = request.body
     software = [getattr(body, f"client_software_{each}", None) for each in ("name", "version")]

@@ -8,7 +8,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(12, "heartbeat", max_version=4)
+@serves(12, "heartbeat", max_version=4, is_blind=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     error = context.groups.heartbeat(

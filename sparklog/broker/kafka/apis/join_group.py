@@ -13,7 +13,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME, to_ms
 
 
-@serves(11, "join_group", max_version=9, may_wait=True)
+@serves(11, "join_group", max_version=9, is_blind=True, may_wait=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     group_request = JoinRequest(

@@ -13,7 +13,7 @@ from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
 
 
-@serves(13, "leave_group", max_version=5)
+@serves(13, "leave_group", max_version=5, is_blind=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     leavers = [

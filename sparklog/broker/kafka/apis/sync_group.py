@@ -17,7 +17,7 @@ _FIRST_WITH_PROTOCOLS: Final = 5
 """The first version that requires the protocol's type and name (KIP-559)."""
 
 
-@serves(14, "sync_group", max_version=5, may_wait=True)
+@serves(14, "sync_group", max_version=5, is_blind=True, may_wait=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     if request.version >= _FIRST_WITH_PROTOCOLS and None in (

@@ -1,0 +1,247 @@
+"""A broker that does not know that it was replaced, or that has lost sight of the store."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+from kio.schema.errors import ErrorCode
+
+from sparklog import errors
+from sparklog.broker.agent import Agent
+from sparklog.broker.kafka.error_codes import CODES, NEEDING_PROOF
+from sparklog.broker.kafka.registry import APIS
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.clock import SystemClock
+from sparklog.formats import flight_messages
+from sparklog.settings import (
+    BrokerSettings,
+    FlightSettings,
+    JanitorSettings,
+    KafkaSettings,
+    LivenessSettings,
+    LogSettings,
+)
+from sparklog.storage.objects import MemoryStore, NoFaults
+from sparklog.storage.objects.memory import Operation
+from tests.support.flights import BrokerClient
+from tests.support.kafkarequests import (
+    batch,
+    commit_fields,
+    create,
+    fetch_fields,
+    produce,
+    produce_fields,
+)
+from tests.support.kafkas import frames
+from tests.support.waiting import wait_until
+
+CLOCK = SystemClock()
+FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH = 1, 2, 3, 9
+HEARTBEAT, DELETE_RECORDS, EPOCH_END, DESCRIBE_GROUPS = 12, 21, 23, 15
+CLOSED = "the listener has closed the connection"
+PARTITION = {"partition_index": 0, "partition": 0, "timestamp": -1, "leader_epoch": 0}
+REQUESTS: Mapping[str, tuple[int, int, Mapping[str, Any]]] = {
+    "an offset beyond the end": (FETCH, 6, fetch_fields("t", 0, 9)),
+    "an unknown topic": (FETCH, 6, fetch_fields("new", 0, 0)),
+    "a sequence number after a gap": (
+        0,
+        9,
+        produce_fields("t", 0, batch([b"x"], producer_id=7_000, producer_epoch=3, base_sequence=5)),
+    ),
+    "the metadata of an unknown topic": (
+        METADATA,
+        7,
+        {"topics": [{"name": "new"}], "allow_auto_topic_creation": False},
+    ),
+    "the end of an unknown partition": (
+        LIST_OFFSETS,
+        1,
+        {
+            "replica_id": -1,
+            "topics": [{"name": "t", "partitions": [PARTITION | {"partition_index": 9}]}],
+        },
+    ),
+    "the end of a leader epoch": (
+        EPOCH_END,
+        3,
+        {"replica_id": -1, "topics": [{"topic": "t", "partitions": [PARTITION]}]},
+    ),
+    "offsets of a group": (OFFSET_FETCH, 5, {"group_id": "g", "topics": None}),
+    "the heartbeat of an unknown member": (
+        HEARTBEAT,
+        3,
+        {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None},
+    ),
+}
+
+
+def settings(**liveness: float) -> BrokerSettings:
+    """A broker that does nothing by itself, except what `liveness` says."""
+    return BrokerSettings(
+        root="memory://x",
+        id=1,
+        flight=FlightSettings(listen="127.0.0.1:0"),
+        kafka=KafkaSettings(listen="127.0.0.1:0"),
+        liveness=LivenessSettings(**liveness),
+        janitor=JanitorSettings(enabled=False),
+        log=LogSettings(level="error"),
+    )
+
+
+@contextlib.contextmanager
+def unaware() -> Iterator[tuple[Agent, Agent]]:
+    """Runs a broker with records that looks at the metadata once an hour, and its successor."""
+    store = MemoryStore(CLOCK)
+    quiet = settings(heartbeat_seconds=3_600.0, dead_after_seconds=7_200.0)
+    old = Agent(quiet, store=store)
+    old.start()
+    try:
+        with frames(old) as client:
+            create(client, "t")
+            for sequence in range(3):
+                data = batch([b"a"], producer_id=7_000, producer_epoch=3, base_sequence=sequence)
+                assert produce(client, "t", 0, data).error_code is ErrorCode.none
+            client.ask(8, 7, commit_fields("g", "t", 0, 2))
+        with Agent(quiet, store=store, take_over=True) as new:
+            yield old, new
+    finally:
+        old._stopping.set()  # its heartbeat and its log are its successor's
+        old.stop()
+
+
+@contextlib.contextmanager
+def cut() -> Iterator[None]:
+    """Checks that the listener closes the connection instead of a reply."""
+    with pytest.raises((ConnectionError, AssertionError), match=r"closed the connection|reset"):
+        yield
+
+
+@pytest.mark.parametrize("asked", REQUESTS)
+def test_a_replaced_broker_contradicts_no_kafka_client(asked: str) -> None:
+    """It closes the connection instead of denying what its successor may have."""
+    key, version, fields = REQUESTS[asked]
+    with unaware() as (old, new):
+        with frames(old) as client:
+            client.ask(FETCH, 6, fetch_fields("t", 0, 0))
+            with cut():
+                client.ask(key, version, fields)
+        with frames(new) as client:
+            client.ask(key, version, fields)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client: client.read(5, 9),
+        lambda client: client.describe("new"),
+        lambda client: client.append(["a"], partition=9),
+        lambda client: client.action("groups.offsets", flight_messages.GroupName(group="g")),
+    ],
+)
+def test_a_replaced_broker_contradicts_no_native_client(
+    ask: Callable[[BrokerClient], object],
+) -> None:
+    """It says that it was replaced, so that the client connects to its successor."""
+    with unaware() as (old, _), BrokerClient(old.address) as client:
+        assert client.values() == [b"a"] * 3
+        with pytest.raises(errors.BrokerFenced):
+            ask(client)
+
+
+class Blind(NoFaults):
+    """Hides the metadata while it is set."""
+
+    def __init__(self) -> None:
+        self.is_set = threading.Event()
+
+    def before(self, operation: Operation, path: str, /) -> None:
+        if self.is_set.is_set() and path.startswith("meta"):
+            raise errors.StorageUnavailable(operation=operation, path=path, reason="no network")
+
+
+def test_a_broker_without_sight_of_the_metadata_serves_only_groups() -> None:
+    """Records wait until the store answers, and members of groups are kept meanwhile."""
+    blind = Blind()
+    quick = settings(heartbeat_seconds=0.05, dead_after_seconds=0.5)
+    with Agent(quick, store=MemoryStore(CLOCK, faults=blind)) as agent:
+        with frames(agent) as client, BrokerClient(agent.address) as native:
+            create(client, "t")
+            produced = produce(client, "t", 0, batch([b"a"]))
+            assert produced.error_code is ErrorCode.none
+            blind.is_set.set()
+            assert agent._broker is not None
+            broker = agent._broker
+            wait_until(lambda: not broker.has_sight, "the last look is old")
+            client.ask(18, 3, {"client_software_name": "x", "client_software_version": "1"})
+            with cut():
+                client.ask(FETCH, 6, fetch_fields("t", 0, 0))
+            with pytest.raises(errors.StorageUnavailable):
+                native.read(0, 1)
+            with pytest.raises(errors.StorageUnavailable):
+                native.describe()
+            blind.is_set.clear()
+            assert native.values() == [b"a"]
+        with frames(agent) as client:
+            client.ask(FETCH, 6, fetch_fields("t", 0, 0))
+
+
+def test_waiting_replies_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look counts for each request that arrived before it began, and for none after it."""
+    looks: list[threading.Thread] = []
+    begun, may_end = threading.Event(), threading.Event()
+
+    def look(_self: LeaderMetadata) -> None:
+        looks.append(threading.current_thread())
+        begun.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(LeaderMetadata, "reload", look)
+    metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
+    first = threading.Thread(target=metadata.prove, args=(metadata.looks,))
+    first.start()
+    assert begun.wait(30)
+    later = metadata.looks  # this look may have read the metadata already
+    waiting = [threading.Thread(target=metadata.prove, args=(later,)) for _ in range(8)]
+    for each in waiting:
+        each.start()
+    time.sleep(0.01)
+    may_end.set()
+    for each in (first, *waiting):
+        each.join(30)
+    assert len(looks) == 2
+    assert metadata.is_proven(later)
+    assert not metadata.is_proven(metadata.looks)
+
+
+def test_a_failed_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the store reaches the caller, and the next call looks again."""
+    metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
+
+    def fail(_self: LeaderMetadata) -> None:
+        raise errors.StorageUnavailable(operation="get", path="meta/1.json", reason="no network")
+
+    monkeypatch.setattr(LeaderMetadata, "reload", fail)
+    for _ in range(2):
+        with pytest.raises(errors.StorageUnavailable):
+            metadata.prove(0)
+        assert not metadata.is_proven(0)
+
+
+def test_both_tables_agree_on_what_needs_a_proof() -> None:
+    """An error that needs a proof has a code that needs one, with two exceptions."""
+    own = {errors.OffsetsDoNotContinue, errors.GroupRefused}  # not sent to Kafka clients
+    for kind, code in CODES.items():
+        if kind not in own:
+            assert kind.needs_proof == (code in NEEDING_PROOF), kind
+    assert {api.name for api in APIS.values() if api.is_blind} == {
+        "api_versions",
+        "heartbeat",
+        "join_group",
+        "leave_group",
+        "sync_group",
+    }
