@@ -52,6 +52,8 @@ class LeaderMetadata:
         self._looks = 0
         self._proven = 0
         """The number of looks that have begun, and the newest one that has succeeded."""
+        self._failed: tuple[int, errors.SparklogError] | None = None
+        """The newest look that has failed, and why."""
         self._changing = threading.Lock()
         """The only lock that is held across I/O, by administrative calls."""
 
@@ -83,13 +85,20 @@ class LeaderMetadata:
     def prove(self, since: int) -> None:
         """Checks by a look that began after the moment `since` that we lead; shares it with others.
 
-        Raises `BrokerFenced`, and the errors of the store: then nothing is proven.
+        Raises `BrokerFenced`, and the errors of the store: then nothing is proven. A look that
+        fails slowly fails for all that wait, who would otherwise wait for one after another.
         """
         with self._looking:
             if self.is_proven(since):
                 return
+            if self._failed is not None and self._failed[0] > since:
+                raise errors.revive(self._failed[1].code, self._failed[1].facts)
             self._looks += 1
-            self.reload()
+            try:
+                self.reload()
+            except errors.SparklogError as error:
+                self._failed = self._looks, errors.bare(error)
+                raise
             self._proven = self._looks
 
     def change(self, change: Callable[[ClusterMetadata], ClusterMetadata]) -> ClusterMetadata:

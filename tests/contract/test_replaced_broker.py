@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -190,46 +189,66 @@ def test_a_broker_without_sight_of_the_metadata_serves_only_groups() -> None:
             client.ask(FETCH, 6, fetch_fields("t", 0, 0))
 
 
+class Looks:
+    """Looks at the metadata of a `LeaderMetadata` that wait until `may_end`, and may fail."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, error: Exception | None = None) -> None:
+        self.count = 0
+        self.error = error
+        self.begun, self.may_end = threading.Event(), threading.Event()
+        monkeypatch.setattr(LeaderMetadata, "reload", lambda _: self._look())
+        self.metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
+
+    def _look(self) -> None:
+        self.count += 1
+        self.begun.set()
+        assert self.may_end.wait(30)
+        if self.error is not None:
+            raise self.error
+
+    def waiting(self, callers: int) -> list[Exception | None]:
+        """Returns the outcomes of calls that are made while a look is under way."""
+        outcomes: list[Exception | None] = []
+
+        def prove(since: int) -> None:
+            try:
+                self.metadata.prove(since)
+                outcomes.append(None)
+            except errors.SparklogError as error:
+                outcomes.append(error)
+
+        first = threading.Thread(target=prove, args=(self.metadata.looks,))
+        first.start()
+        assert self.begun.wait(30)
+        later = self.metadata.looks  # this look may have read the metadata already
+        others = [threading.Thread(target=prove, args=(later,)) for _ in range(callers)]
+        for each in others:
+            each.start()
+        self.may_end.set()
+        for each in (first, *others):
+            each.join(30)
+        return outcomes
+
+
 def test_waiting_replies_share_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look counts for each request that arrived before it began, and for none after it."""
-    looks: list[threading.Thread] = []
-    begun, may_end = threading.Event(), threading.Event()
-
-    def look(_self: LeaderMetadata) -> None:
-        looks.append(threading.current_thread())
-        begun.set()
-        assert may_end.wait(30)
-
-    monkeypatch.setattr(LeaderMetadata, "reload", look)
-    metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
-    first = threading.Thread(target=metadata.prove, args=(metadata.looks,))
-    first.start()
-    assert begun.wait(30)
-    later = metadata.looks  # this look may have read the metadata already
-    waiting = [threading.Thread(target=metadata.prove, args=(later,)) for _ in range(8)]
-    for each in waiting:
-        each.start()
-    time.sleep(0.01)
-    may_end.set()
-    for each in (first, *waiting):
-        each.join(30)
-    assert len(looks) == 2
-    assert metadata.is_proven(later)
-    assert not metadata.is_proven(metadata.looks)
+    looks = Looks(monkeypatch)
+    assert looks.waiting(8) == [None] * 9
+    assert looks.count == 2
+    assert looks.metadata.is_proven(1)
+    assert not looks.metadata.is_proven(looks.metadata.looks)
 
 
-def test_a_failed_look_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error of the store reaches the caller, and the next call looks again."""
-    metadata = LeaderMetadata(None, None, None, sight_seconds=1.0)  # type: ignore[arg-type]
-
-    def fail(_self: LeaderMetadata) -> None:
-        raise errors.StorageUnavailable(operation="get", path="meta/1.json", reason="no network")
-
-    monkeypatch.setattr(LeaderMetadata, "reload", fail)
-    for _ in range(2):
-        with pytest.raises(errors.StorageUnavailable):
-            metadata.prove(0)
-        assert not metadata.is_proven(0)
+def test_waiting_replies_share_a_failed_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that fails slowly holds a client for two looks at most; then it is asked again."""
+    failure = errors.StorageUnavailable(operation="get", path="meta/1.json", reason="no network")
+    looks = Looks(monkeypatch, failure)
+    assert [type(each) for each in looks.waiting(8)] == [errors.StorageUnavailable] * 9
+    assert looks.count == 2
+    assert not looks.metadata.is_proven(0)
+    looks.error = None
+    looks.metadata.prove(looks.metadata.looks)
+    assert looks.count == 3
 
 
 def test_both_tables_agree_on_what_needs_a_proof() -> None:
