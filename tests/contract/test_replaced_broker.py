@@ -163,8 +163,8 @@ class Blind(NoFaults):
             raise errors.StorageUnavailable(operation=operation, path=path, reason="no network")
 
 
-def test_a_broker_without_sight_of_the_metadata_serves_only_groups() -> None:
-    """Records wait until the store answers, and members of groups are kept meanwhile."""
+def test_a_broker_without_sight_of_the_metadata_serves_no_reads() -> None:
+    """Readers wait until the store answers; appends and members of groups do not."""
     blind = Blind()
     quick = settings(heartbeat_seconds=0.05, dead_after_seconds=0.5)
     with Agent(quick, store=MemoryStore(CLOCK, faults=blind)) as agent:
@@ -183,8 +183,12 @@ def test_a_broker_without_sight_of_the_metadata_serves_only_groups() -> None:
                 native.read(0, 1)
             with pytest.raises(errors.StorageUnavailable):
                 native.describe()
+            start = flight_messages.TailPosition(topic="t", partition=0, offset=0)
+            with pytest.raises(errors.StorageUnavailable):
+                next(native.tail(flight_messages.TailRequest(positions=[start])))
+            assert native.append(["b"]).base_offset == 1
             blind.is_set.clear()
-            assert native.values() == [b"a"]
+            assert native.values() == [b"a", b"b"]
         with frames(agent) as client:
             client.ask(FETCH, 6, fetch_fields("t", 0, 0))
 
@@ -262,5 +266,6 @@ def test_both_tables_agree_on_what_needs_a_proof() -> None:
         "heartbeat",
         "join_group",
         "leave_group",
+        "produce",
         "sync_group",
     }

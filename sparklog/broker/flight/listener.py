@@ -168,7 +168,6 @@ class FlightListener:
     # -------------------------------------------------------------------------- append
 
     def do_put(self, call: Call) -> None:
-        self._check_sight()
         with (
             self._streams.open(call.peer, sends=True, cut=call.cancel) as stream,
             contextlib.closing(_StreamBatches(call, stream, self._dictionaries)) as batches,

@@ -40,7 +40,7 @@ _RETRY_SECONDS: Final = 0.01
 """The pause before the first request that waits for space in the queue tries again."""
 
 
-@serves(0, "produce", max_version=13, is_pipelined=True, keeps_frame=True)
+@serves(0, "produce", max_version=13, is_pipelined=True, keeps_frame=True, is_blind=True)
 async def _handle(context: HandlerContext, request: Request) -> Reply | Awaitable[Reply]:
     body = request.body
     prepared = await _prepare(context, request)
