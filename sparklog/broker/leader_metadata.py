@@ -56,7 +56,7 @@ class LeaderMetadata:
         self._failed: tuple[int, errors.SparklogError] | None = None
         """The newest look that has failed, and why."""
         self._changing = threading.Lock()
-        """The only lock that is held across I/O, by administrative calls."""
+        """Held across I/O too, by administrative calls."""
 
     @property
     def known(self) -> ClusterMetadata:

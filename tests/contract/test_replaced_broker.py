@@ -41,8 +41,7 @@ from tests.support.waiting import wait_until
 
 CLOCK = SystemClock()
 FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH = 1, 2, 3, 9
-HEARTBEAT, DELETE_RECORDS, EPOCH_END, DESCRIBE_GROUPS = 12, 21, 23, 15
-CLOSED = "the listener has closed the connection"
+HEARTBEAT, EPOCH_END = 12, 23
 PARTITION = {"partition_index": 0, "partition": 0, "timestamp": -1, "leader_epoch": 0}
 REQUESTS: Mapping[str, tuple[int, int, Mapping[str, Any]]] = {
     "an offset beyond the end": (FETCH, 6, fetch_fields("t", 0, 9)),

@@ -2,7 +2,8 @@
 
 Some codes say that the client knows more than the broker (`broker/leader_metadata.py`). They are
 counted when they are chosen, so that a connection notices that its reply may have one, whatever
-wrote it."""
+wrote it.
+"""
 
 from __future__ import annotations
 
