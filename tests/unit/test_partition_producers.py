@@ -151,12 +151,13 @@ def test_states_of_the_first_format_are_read(rig: Rig) -> None:
     batches = {"q": ((("q", 3), 6, 2, 8),)}
     topic = rig.partition_table.topic("t")
     data = msgspec.msgpack.encode([(topic.topic_id, 0, producers, batches)])
-    rig.partition_table.restore_states([(data, {(topic.topic_id, 0)})])
+    key = topic.topic_id, 0
+    rig.partition_table.restore_states([(data, {key})], {key: (topic, topic.partitions[0])})
     (found,) = rig.broker.producers("t", 0)
     assert (found.producer_id, found.last_sequence, found.last_us) == (9, 0, 7)
     batch = topic.partitions[0].batches.find(BatchId("q", 3))
     assert batch == SparkBatch(BatchId("q", 3), 6, 2, 8)
-    rig.partition_table.restore_states([(b"\x90", set())])
+    rig.partition_table.restore_states([(b"\x90", set())], {})
 
 
 # ------------------------------------------------------------------------------ many
@@ -291,7 +292,8 @@ def test_many_producers_do_not_stop_acks() -> None:
             number: Partition(number, leader_epoch=0, start=0, published=0) for number in range(10)
         }
         restored.add_topic(topic)
-        restored.restore_states([(data, {("00", number) for number in range(10)})])
+        wanted = {("00", number): (topic, each) for number, each in topic.partitions.items()}
+        restored.restore_states([(data, wanted)], wanted)
         states = [
             each.producers.blocks() for each in partition_table.topic("t").partitions.values()
         ]

@@ -66,6 +66,7 @@ class Partition:
         "number",
         "producers",
         "published",
+        "since_version",
         "start",
         "stranded",
         "unconfirmed",
@@ -73,8 +74,18 @@ class Partition:
         "unpublished_batches",
     )
 
-    def __init__(self, number: int, *, leader_epoch: int, start: int, published: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        *,
+        leader_epoch: int,
+        start: int,
+        published: int,
+        since_version: int = -1,
+    ) -> None:
         self.number = number
+        self.since_version = since_version
+        """The version of the table that `start` and `published` were first taken from."""
         self.leader_epoch = leader_epoch
         self.epochs: list[tuple[int, int]] = []
         """(leader epoch, its first offset) of the newest leader epochs with records."""
@@ -486,40 +497,61 @@ class PartitionTable:
     def by_id(self, topic_id: str) -> Topic | None:
         return self._by_id.get(topic_id)
 
-    def add_topic(self, topic: Topic) -> None:
+    def add_topic(self, topic: Topic) -> Topic:
+        """Adds a topic, unless it is there already; returns the one that is."""
         with self.lock:
+            known = self._by_id.get(topic.topic_id)
+            if known is not None:
+                return known
             self._topics[topic.name] = topic
             self._by_id[topic.topic_id] = topic
             self._bounds_changed.update(dict.fromkeys(topic.partitions.values(), topic))
             self.topics_version += 1
+            return topic
 
     def add_partitions(self, topic: Topic, snapshot: TableSnapshot, known: TopicMetadata) -> None:
         """Adds the partitions that the metadata have beyond those of `topic`.
 
-        Of these, the topic gets those that this broker leads, with the bounds of `snapshot`.
+        Of these, the topic gets those that this broker leads and that no broker has led before,
+        with the bounds of `snapshot`. Those of a predecessor come from `recovery`.
         """
-        added = {
-            number: Partition(
-                number,
-                leader_epoch=known.leader_epochs[number],
-                start=snapshot.starts[number],
-                published=snapshot.ends[number],
-            )
-            for number in range(topic.count, known.partition_count)
-            if known.leaders[number] == self.broker
-        }
         with self.lock:
-            topic.partitions = {**topic.partitions, **added}
+            added = {
+                number: Partition(
+                    number,
+                    leader_epoch=0,
+                    start=snapshot.starts[number],
+                    published=snapshot.ends[number],
+                    since_version=snapshot.version,
+                )
+                for number in range(topic.count, known.partition_count)
+                if known.leaders[number] == self.broker and not known.leader_epochs[number]
+            }
+            self.lead(topic, known, added)
+
+    def lead(
+        self, topic: Topic, known: TopicMetadata, added: Mapping[int, Partition] | None = None
+    ) -> None:
+        """Records the leaders of a topic's partitions, and serves those of `added` from now on.
+
+        Their states are complete by then, because other threads find them without the lock.
+        """
+        with self.lock:
+            if added:
+                topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
+                self._bounds_changed.update(dict.fromkeys(added.values(), topic))
             # In this order: `count` is that of the leaders, and is read without the lock.
             topic.leader_epochs = known.leader_epochs
             topic.leaders = known.leaders
-            self._bounds_changed.update(dict.fromkeys(added.values(), topic))
 
     def remove_topic(self, topic: Topic) -> None:
-        """Removes a topic. The entries of a deleted topic count as published."""
+        """Removes a topic, if it is there. The entries of a deleted topic count as published."""
         with self.lock:
-            self._topics.pop(topic.name, None)
-            self._by_id.pop(topic.topic_id, None)
+            if self._by_id.get(topic.topic_id) is not topic:
+                return
+            if self._topics.get(topic.name) is topic:
+                del self._topics[topic.name]
+            del self._by_id[topic.topic_id]
             self.topics_version += 1
             for of_topic in (self._waiting, self._blocked, self._unconfirmed):
                 of_topic.pop(topic.topic_id, None)
@@ -848,9 +880,8 @@ class PartitionTable:
             batch_id
         ) or self._unconfirmed_references.has_batch(batch_id)
 
-    def inherited(self) -> list[Located]:
-        """Returns the unpublished entries that were recovered. Call it before the first append."""
-        assert self.applied_sequence < 0, "we have written some"
+    def unpublished(self) -> list[Located]:
+        """Returns all unpublished entries."""
         with self.lock:
             return [
                 each
@@ -991,8 +1022,12 @@ class PartitionTable:
                 },
             )
 
-    def restore_states(self, states: Iterable[tuple[bytes, Container[tuple[str, int]]]]) -> None:
-        """Restores the states of earlier checkpoints.
+    def restore_states(
+        self,
+        states: Iterable[tuple[bytes, Container[tuple[str, int]]]],
+        restored: Mapping[tuple[str, int], tuple[Topic, Partition]],
+    ) -> None:
+        """Restores the states of earlier checkpoints in partitions that are not served yet.
 
         `states`: each with the (topic id, partition) to take from it; no two have one in common.
         """
@@ -1002,10 +1037,10 @@ class PartitionTable:
             for data, wanted in states:
                 state = _decoded(data)
                 for each in state.partitions:
-                    topic = self._by_id.get(each.topic_id)
-                    if topic is None or (each.topic_id, each.partition) not in wanted:
+                    key = each.topic_id, each.partition
+                    if key not in wanted or key not in restored:
                         continue
-                    partition = topic.partitions[each.partition]
+                    topic, partition = restored[key]
                     self._restore_batches(topic, partition, each.batches)
                     for block in each.producers:
                         for producer_id, known in block.items():

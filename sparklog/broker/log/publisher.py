@@ -681,8 +681,12 @@ class Publisher:
         moved = [
             (partition, end)
             for partition in topic.partitions.values()
-            if (end := snapshot.ends[partition.number]) != partition.published
-            or partition.blocked is not None
+            # A partition that came from another broker meanwhile may be ahead of this version.
+            if partition.since_version <= snapshot.version
+            and (
+                (end := snapshot.ends[partition.number]) != partition.published
+                or partition.blocked is not None
+            )
         ]
         for partition, end in moved:
             if partition.blocked is not None:

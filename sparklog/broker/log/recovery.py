@@ -11,7 +11,7 @@ decides nothing, because another broker may have led the partition in between.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparklog import errors
@@ -29,54 +29,106 @@ from sparklog.storage.table import OpenTable, TopicTable, sync_all
 def recover(store: Store, taken: Taken, *, clock: Clock, open_table: OpenTable) -> PartitionTable:
     """Returns the state of every partition that this broker leads.
 
-    Reads the table of every topic. A topic whose table cannot be written is held back. A partition
-    is blocked, and accepts no record, if its end is unknown or if acked records are missing from
-    both table and logs.
+    Reads the table of every topic, and raises, as `restore` does.
+    """
+    metadata, broker = taken.metadata, taken.leadership.broker
+    partition_table = PartitionTable(broker, clock=clock)
+    for name, known in metadata.topics.items():
+        partition_table.add_topic(Topic(name, known.topic_id, known.config, open_table(name)))
+    led = {
+        name: [number for number, leader in enumerate(known.leaders) if leader == broker]
+        for name, known in metadata.topics.items()
+    }
+    restore(store, partition_table, taken, led)
+    return partition_table
+
+
+def restore(
+    store: Store,
+    partition_table: PartitionTable,
+    taken: Taken,
+    wanted: Mapping[str, Iterable[int]],
+) -> list[Located]:
+    """Adds partitions of known topics, all at once, and returns their unpublished entries.
+
+    Reads the tables of these topics. A topic whose table cannot be written is held back. A
+    partition is blocked, and accepts no record, if its end is unknown or if acked records are
+    missing from both table and logs. Raises the errors of the store.
+
+    `wanted`: the numbers of the partitions that this broker has got, by topic.
     """
     metadata, logs = taken.metadata, _Logs()
     for epoch, (checkpoint, flushes) in zip(
         taken.leadership.inherited, taken.histories, strict=True
     ):
         logs.add(epoch, flushes, checkpoint)
-    broker = taken.leadership.broker
     pasts = {
         name: {
-            number: logs.past_of(known.topic_id, number)
-            for number, leader in enumerate(known.leaders)
-            if leader == broker
+            number: logs.past_of(metadata.topics[name].topic_id, number) for number in numbers
         }
-        for name, known in metadata.topics.items()
+        for name, numbers in wanted.items()
     }
-
-    partition_table = PartitionTable(broker, clock=clock)
-    tables = {name: open_table(name) for name in metadata.topics}
-    refusals = dict(in_parallel(store, _refresh, tables.values()))
-    sync_all(store, [tables[name] for name, refusal in refusals.items() if refusal is None])
-    for name, known in metadata.topics.items():
-        table = tables[name]
-        checkpointed = {number: past.bounds for number, past in pasts[name].items()}
-        snapshot, refusal, is_known = _read_table(table, known, checkpointed, refusals[name])
-        topic = Topic(name, known.topic_id, known.config, table)
-        topic.held_back = str(refusal) if refusal is not None else None
-        partition_table.add_topic(topic)
-        topic.spark_batches.record_all(table.batches(known.topic_id))
-        topic.spark_batches.is_known = is_known
-        partition_table.add_partitions(topic, snapshot, known)
-        for number, past in pasts[name].items():
-            partition = topic.partitions[number]
-            if past.bounds is None and not is_known:
-                assert refusal is not None
-                _block_unknown_end(partition_table, topic, partition, past.found, refusal)
-            else:
-                _connect(partition_table, topic, partition, past.found, past.bounds)
-
-    partition_table.restore_states(logs.states(metadata, pasts))
-    for name, of_topic in pasts.items():
-        topic = partition_table.topic(name)
-        for number, past in of_topic.items():
-            partition = topic.partitions[number]
+    topics = {name: partition_table.topic(name) for name in wanted}
+    refusals = dict(in_parallel(store, _refresh, [topic.table for topic in topics.values()]))
+    sync_all(store, [topics[name].table for name, each in refusals.items() if each is None])
+    tables = {
+        name: _read_table(
+            topic.table,
+            metadata.topics[name],
+            {number: past.bounds for number, past in pasts[name].items()},
+            refusals[name],
+        )
+        for name, topic in topics.items()
+    }
+    restored: dict[tuple[str, int], tuple[Topic, Partition]] = {}
+    with partition_table.lock:  # nothing below waits for storage
+        for name, topic in topics.items():
+            if partition_table.by_id(topic.topic_id) is not topic:
+                continue  # deleted meanwhile
+            for partition in _connected(
+                partition_table, topic, metadata.topics[name], tables[name], pasts[name]
+            ):
+                restored[topic.topic_id, partition.number] = topic, partition
+        partition_table.restore_states(logs.states(metadata, pasts), restored)
+        for (_, number), (topic, partition) in restored.items():
+            past = pasts[topic.name][number]
             partition_table.restore_entries(topic, partition, past.epochs, past.later)
-    return partition_table
+        for name, topic in topics.items():
+            added = {
+                number: restored[topic.topic_id, number][1]
+                for number in pasts[name]
+                if (topic.topic_id, number) in restored
+            }
+            partition_table.lead(topic, metadata.topics[name], added)
+        return [each for _, found in restored.values() for each in found.unpublished]
+
+
+def _connected(
+    partition_table: PartitionTable,
+    topic: Topic,
+    known: TopicMetadata,
+    table: _Table,
+    pasts: Mapping[int, _Past],
+) -> Iterator[Partition]:
+    """Yields the partitions of a topic, with the entries that continue its table."""
+    if table.refusal is not None:
+        topic.held_back = str(table.refusal)
+    topic.spark_batches.record_all(topic.table.batches(known.topic_id))
+    topic.spark_batches.is_known = table.is_known
+    for number, past in pasts.items():
+        partition = Partition(
+            number,
+            leader_epoch=known.leader_epochs[number],
+            start=table.snapshot.starts[number],
+            published=table.snapshot.ends[number],
+            since_version=table.snapshot.version,
+        )
+        if past.bounds is None and not table.is_known:
+            assert table.refusal is not None
+            _block_unknown_end(partition_table, topic, partition, past.found, table.refusal)
+        else:
+            _connect(partition_table, topic, partition, past.found, past.bounds)
+        yield partition
 
 
 # ------------------------------------------------------------------------------ logs
@@ -183,6 +235,17 @@ def _age(bounds: Bounds) -> tuple[int, int]:
 # ------------------------------------------------------------------------------ tables
 
 
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """What a topic's table says."""
+
+    snapshot: TableSnapshot
+    refusal: Exception | None
+    """Why the table cannot be written, if so."""
+    is_known: bool
+    """Whether `snapshot` has the ends of its partitions."""
+
+
 def _refresh(table: TopicTable) -> tuple[str, Exception | None]:
     """Reads a table. Returns the topic, and why the table cannot be written, if so.
 
@@ -202,8 +265,8 @@ def _read_table(
     known: TopicMetadata,
     checkpointed: Mapping[int, Bounds | None],
     refusal: Exception | None,
-) -> tuple[TableSnapshot, Exception | None, bool]:
-    """Returns the table's snapshot, why it cannot be written, if so, and if its ends are known.
+) -> _Table:
+    """Reads what a table says that was refreshed.
 
     The `txn` actions of a readable table say where its partitions end; if the table is unreadable,
     the WAL's checkpoint does. `refusal`: why it cannot be written, as far as it is known.
@@ -217,7 +280,7 @@ def _read_table(
         except Exception as error:
             refusal = error
     if snapshot.topic_id == known.topic_id and snapshot.partitions >= known.partition_count:
-        return snapshot, refusal, True
+        return _Table(snapshot, refusal, is_known=True)
     if refusal is None:
         reason = (
             f"its topic id is {snapshot.topic_id}, with {snapshot.partitions} partitions; it"
@@ -226,7 +289,7 @@ def _read_table(
         refusal = errors.ForeignTable(topic=table.topic, reason=reason)
     bounds = table.bounds(known.topic_id, known.partition_count)
     if bounds is not None:
-        return bounds, refusal, True
+        return _Table(bounds, refusal, is_known=True)
     count = known.partition_count
     at = [checkpointed.get(number) or Bounds(0, 0, 0) for number in range(count)]
     snapshot = TableSnapshot(
@@ -237,7 +300,7 @@ def _read_table(
         ends=tuple(each.published for each in at),
         files=((),) * count,
     )
-    return snapshot, refusal, False
+    return _Table(snapshot, refusal, is_known=False)
 
 
 def _connect(

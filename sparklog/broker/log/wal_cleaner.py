@@ -15,7 +15,7 @@ the writer appends an object without records; the checkpoint after it frees the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -26,6 +26,7 @@ from sparklog.broker.log.takeover import Leadership, leave_epochs
 from sparklog.broker.log.writer import CarriedEntry, EmptyObject, PendingAppend, Writer
 from sparklog.clock import Clock
 from sparklog.storage import wal
+from sparklog.storage.metadata import Epoch
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import ObjectMissing, Store
 from sparklog.storage.snapshot import EntryKind, Located, WalPosition
@@ -93,15 +94,17 @@ class WalCleaner:
         self._confirm = confirm
         self._clock = clock
         self._bounds = bounds
-        self._inherited = list(leadership.inherited)
+        self._inherited: Sequence[Epoch] = leadership.inherited
         self._covered: dict[str, dict[int, int]] = {}
         """The leader epoch of each partition in our newest checkpoint, by topic id and number."""
         self._damaged: set[int] = set()
         """Our objects with an entry that cannot be read; they remain for an operator to look at."""
         self._queue = deque(
-            sorted(partition_table.inherited(), key=lambda each: each.entry.arrival_us)
+            sorted(partition_table.unpublished(), key=lambda each: each.entry.arrival_us)
         )
         """Entries of predecessors, oldest first."""
+        self._handed: deque[tuple[Sequence[Epoch], Sequence[Located]]] = deque()
+        """All inherited epochs, and entries of partitions that this broker has got since."""
         self._carrying: tuple[PendingAppend, list[Located]] | None = None
         """The last append that was submitted to the writer, and the inherited entries in it."""
         self._ages: deque[tuple[float, int]] = deque()
@@ -116,8 +119,16 @@ class WalCleaner:
         self._encoder = StateEncoder()
         self._checkpoint_at = self._confirmed_at = self._idle_checked_at = clock.monotonic()
 
+    def inherit(self, epochs: Sequence[Epoch], located: Sequence[Located]) -> None:
+        """Adds entries of predecessors, whose partitions this broker has got. From any thread.
+
+        `epochs`: all that this broker is heir of since.
+        """
+        self._handed.append((epochs, located))
+
     def tick(self) -> None:
         """Runs each step that is due. Raises `BrokerFenced` and the errors of the store."""
+        self._take_handed()
         self._appender.tend()
         if self._checkpoint_is_due():
             self.checkpoint()
@@ -239,6 +250,15 @@ class WalCleaner:
         self._carrying = pending, inherited
         return pending
 
+    def _take_handed(self) -> None:
+        if not self._handed:
+            return
+        while self._handed:
+            self._inherited, located = self._handed.popleft()
+            self._queue.extend(located)
+        self._queue = deque(sorted(self._queue, key=lambda each: each.entry.arrival_us))
+        self._began_at = self._clock.monotonic()
+
     def _needs_empty_object(self) -> bool:
         """Returns whether no more records come, and the next checkpoint would free objects."""
         now, newest = self._clock.monotonic(), self._newest
@@ -256,7 +276,8 @@ class WalCleaner:
     def _choose_inherited(self, batch: _CarryBatch, taken: list[Located]) -> None:
         """Moves entries that keep an older epoch open from the queue to `batch` and `taken`.
 
-        An entry has waited too long by its own arrival time, or by the time since we started.
+        An entry has waited too long by its own arrival time, or by the time since the last ones
+        came: at the start, or with partitions of another broker.
         """
         now_us = self._clock.now_us()
         waited_seconds = self._clock.monotonic() - self._began_at
