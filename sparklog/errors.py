@@ -99,6 +99,13 @@ class LeadersChanged(Retriable):
     template = "The leaders were not changed: {reason}. Decide again on the newest metadata."
 
 
+class MetadataChanged(Retriable):
+    """A request was answered by what a broker knew before another broker changed the metadata."""
+
+    code = "metadata_changed"
+    template = "Another broker has changed topics or leaders meanwhile; send the request again."
+
+
 class StorageUnavailable(Retriable):
     """The object store refused an operation: try again when the store answers."""
 

@@ -152,6 +152,13 @@ class LivenessSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     idle_exit_seconds: _Grace = 0.0
 
 
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Whether the broker shares its root with others, and its failure domain (`rack`)."""
+
+    join: bool = False
+    rack: str = ""
+
+
 class MetricsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The HTTP port with metrics for Prometheus; an empty `listen` disables it."""
 
@@ -180,6 +187,7 @@ class BrokerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     topics: TopicSettings = TopicSettings()
     groups: GroupSettings = GroupSettings()
     liveness: LivenessSettings = LivenessSettings()
+    cluster: ClusterSettings = ClusterSettings()
     metrics: MetricsSettings = MetricsSettings()
     log: LogSettings = LogSettings()
     storage: Mapping[str, str] = {}

@@ -2,7 +2,8 @@
 
 Beside the threads of the listeners there are five: the publisher, which has pools for large topics
 and files, the WAL cleaner, the janitor, the groups' coordinator, and the heartbeat, which also
-notices that a newer broker has taken over. An error that ends the writer ends the broker.
+notices that a newer broker has taken over. A member of a cluster has one more, which follows the
+metadata and watches the other members. An error that ends the writer ends the broker.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sparklog import errors, limits, pandas_import
 from sparklog.broker import ports
 from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
 from sparklog.broker.broker import Broker, TopicDefaults
+from sparklog.broker.controller import Controller
 from sparklog.broker.counts import Budget, UpkeepCounts
 from sparklog.broker.flight.hooks import RequestHooks
 from sparklog.broker.flight.listener import FlightListener
@@ -38,7 +40,7 @@ from sparklog.broker.log import recovery, takeover
 from sparklog.broker.log.confirmer import Confirmer
 from sparklog.broker.log.hot_tail import HotTail
 from sparklog.broker.log.janitor import Janitor
-from sparklog.broker.log.partitions import PartitionTable
+from sparklog.broker.log.partitions import PartitionTable, Topic
 from sparklog.broker.log.publish_loop import PublishLoop
 from sparklog.broker.log.publish_process import PublishProcess, WorkerProcess
 from sparklog.broker.log.publisher import Publisher
@@ -47,12 +49,13 @@ from sparklog.broker.log.writer import Writer, WriterLimits
 from sparklog.broker.logging import configure
 from sparklog.broker.metrics.collection import Collector, FlushCounts, Sources
 from sparklog.broker.metrics.overview import BrokerOverview
+from sparklog.broker.reconciler import Reconciler
 from sparklog.clock import Clock, SystemClock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings, KafkaSettings
 from sparklog.storage import wal
 from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, write_heartbeat
-from sparklog.storage.metadata import BrokerKind
+from sparklog.storage.metadata import BrokerKind, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import LocalStore, PutUnresolved, Store, open_store
 from sparklog.storage.processes import this_process
@@ -118,10 +121,12 @@ class Agent:
         self._hooks = hooks
         self._store = store if store is not None else open_store(settings.root, settings.storage)
         self._clock = clock or SystemClock()
+        self._is_member = settings.cluster.join and kind is BrokerKind.STANDING
         self._watch = watch or LeaderWatch(
             self._store,
             clock=self._clock,
             dead_after_seconds=settings.liveness.dead_after_seconds,
+            broker=settings.id if self._is_member else None,
         )
         self._stopping = threading.Event()
         self._stopped = threading.Event()
@@ -130,6 +135,8 @@ class Agent:
         """Held by the thread that stops the broker."""
         self._heartbeat_lock = threading.Lock()
         self._is_marked_stopped = False
+        self._beat_at = -float("inf")
+        """When the last heartbeat was written, in monotonic seconds."""
         self._wal = ""
         """The storage of the write-ahead log, and why."""
         self._threads: list[threading.Thread] = []
@@ -194,6 +201,9 @@ class Agent:
                 self._meta,
                 broker=settings.id,
                 flight=self.address,
+                kafka=self._kafka_advertised,
+                rack=settings.cluster.rack,
+                is_member=self._is_member,
                 clock=clock,
                 dead_after_seconds=settings.liveness.dead_after_seconds,
                 kind=self.kind,
@@ -245,6 +255,14 @@ class Agent:
         _log.info("storage of the write-ahead log", kind=chosen.kind.value, reason=chosen.reason)
         self._wal = f"{chosen.kind}: {chosen.reason}"
         return chosen.kind
+
+    @property
+    def _kafka_advertised(self) -> str:
+        """The address for Kafka clients, before its listener is open; empty without one."""
+        listener = self._kafka_listener
+        if listener is None:
+            return ""
+        return _advertised(self.settings.kafka.advertised, listener.address)
 
     def _ports(self) -> list[ports.BoundPort]:
         found = (self._flight_listener, self._kafka_listener, self._metrics_listener)
@@ -346,6 +364,48 @@ class Agent:
         self._start_thread("groups", lambda: self._groups_loop(groups))
         if self.settings.janitor.enabled:
             self._start_thread("janitor", self._janitor_loop)
+        if self._is_member:
+            self._join_cluster(broker, taken.metadata, open_table)
+
+    def _join_cluster(
+        self, broker: Broker, recovered: ClusterMetadata, open_table: OpenTable
+    ) -> None:
+        """Follows the metadata, and watches the other members, from now on."""
+        reconciler = Reconciler(
+            self._store,
+            broker.metadata,
+            self._leadership,
+            self._partition_table,
+            self._publisher,
+            self._writer,
+            inherit=self._wal_cleaner.inherit,
+            open_table=open_table,
+            clock=self._clock,
+            seen=recovered,
+        )
+        broker.metadata.apply = reconciler.apply
+        liveness = self.settings.liveness
+
+        def has_beaten() -> bool:
+            silent_seconds = self._clock.monotonic() - self._beat_at
+            return silent_seconds < liveness.dead_after_seconds / 2
+
+        controller = Controller(
+            self._store,
+            broker.metadata,
+            self._leadership,
+            clock=self._clock,
+            dead_after_seconds=liveness.dead_after_seconds,
+            is_sound=has_beaten,
+        )
+
+        def follow() -> None:
+            reconciler.tick()
+            controller.tick()
+
+        is_local = self._store.is_local
+        every_seconds = limits.FOLLOW_SECONDS if is_local else limits.FOLLOW_REMOTE_SECONDS
+        self._start_thread("cluster", lambda: self._repeat("the cluster", every_seconds, follow))
 
     def _measure(self, broker: Broker, groups: Coordinator, flight: FlightListener) -> None:
         """Prepares the broker's figures."""
@@ -462,6 +522,7 @@ class Agent:
                 checkpoint_every_seconds=writer.checkpoint_every_seconds,
                 trim_grace_seconds=writer.trim_grace_seconds,
             ),
+            is_controller=self._is_controller,
         )
         broker = Broker(
             store,
@@ -502,8 +563,17 @@ class Agent:
             settle_doubts=broker.topics.settle_doubts,
             workers=self._compactors,
             counts=self._upkeep,
+            owns=self._owns_table,
+            is_controller=self._is_controller,
         )
         return broker
+
+    def _owns_table(self, topic: Topic) -> bool:
+        """Returns whether this broker maintains the topic's table: one broker does."""
+        return topic.leaders[:1] == (self._leadership.broker,)
+
+    def _is_controller(self) -> bool:
+        return self._meta.current.controller == self._leadership.broker
 
     def _new_publish_process(self) -> PublishProcess | None:
         """Returns the publishing process, which starts with work for it; None if none is wanted."""
@@ -663,6 +733,7 @@ class Agent:
                     stopped=stopped,
                 ),
             )
+            self._beat_at = self._clock.monotonic()
 
     def _mark_stopped(self) -> None:
         """Marks the heartbeat as stopped, so that no broker waits for this one.

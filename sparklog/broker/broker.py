@@ -107,15 +107,16 @@ class Broker:
         self._closing = threading.Event()
         self._reader = LogReader(store, partition_table, hot)
         self._kafka_reader = KafkaReader(self._reader, partition_table, hot, clock=clock)
-        self._metadata = LeaderMetadata(
+        self.metadata = LeaderMetadata(
             meta,
             leadership,
             writer,
             sight_seconds=settings.liveness.dead_after_seconds,
         )
+        """The cluster's metadata, as this broker knows them."""
         self.topics = TopicAdmin(
             store,
-            self._metadata,
+            self.metadata,
             partition_table,
             publisher,
             writer,
@@ -126,7 +127,7 @@ class Broker:
             settings=settings,
             should_stop=self._closing.is_set,
         )
-        self.producer_ids = ProducerIds(self._metadata)
+        self.producer_ids = ProducerIds(self.metadata)
         self.staged = StagedBatches(
             store,
             partition_table,
@@ -137,7 +138,7 @@ class Broker:
         self.publishing = PublishWaiter(
             partition_table, publisher, clock=clock, check_open=self._check_open
         )
-        self.deletion = RecordDeletion(self._metadata, partition_table, self.publishing)
+        self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
@@ -163,7 +164,7 @@ class Broker:
     def _broker_info(self) -> flight_messages.BrokerInfo:
         if self.serving is not None:
             return self.serving
-        known = self._metadata.known.brokers.get(
+        known = self.metadata.known.brokers.get(
             self._leadership.broker, BrokerRegistration(epoch=0)
         )
         return flight_messages.BrokerInfo(
@@ -235,16 +236,16 @@ class Broker:
     @property
     def has_sight(self) -> bool:
         """False if the broker must not serve a request before `prove_leadership`. Never waits."""
-        return self._metadata.has_sight
+        return self.metadata.has_sight
 
     @property
     def looks(self) -> int:
         """The present moment, as an argument of `prove_leadership`."""
-        return self._metadata.looks
+        return self.metadata.looks
 
     def is_leadership_proven(self, since: int) -> bool:
         """Returns whether `prove_leadership` would return at once."""
-        return self._metadata.is_proven(since)
+        return self.metadata.is_proven(since)
 
     def prove_leadership(self, since: int) -> None:
         """Checks by a look at the metadata after the moment `since` that no other broker leads.
@@ -252,7 +253,7 @@ class Broker:
         Raises `BrokerFenced`, and the errors of the store: the client has to ask again, perhaps
         another broker.
         """
-        self._metadata.prove(since)
+        self.metadata.prove(since)
 
     def close(self) -> None:
         """Wakes all waiting calls; nothing is accepted any more."""

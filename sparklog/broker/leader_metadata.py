@@ -55,6 +55,10 @@ class LeaderMetadata:
         """The number of looks that have begun, and the newest one that has succeeded."""
         self._failed: tuple[int, errors.SparklogError] | None = None
         """The newest look that has failed, and why."""
+        self._changed = 0
+        """The newest look that has changed what clients are told."""
+        self.apply: Callable[[ClusterMetadata], bool] = lambda _metadata: False
+        """Serves what a version says, and returns whether it has changed anything; of a member."""
         self._changing = threading.Lock()
         """Held across I/O too, by administrative calls."""
 
@@ -62,6 +66,13 @@ class LeaderMetadata:
     def known(self) -> ClusterMetadata:
         """The version that was read or written last."""
         return self._store.current
+
+    def follow(self) -> None:
+        """Serves what the newest version says. Raises as `reload` and `apply`."""
+        if self.apply(self.reload()):
+            with self._looking:
+                self._looks += 1
+                self._changed = self._looks
 
     def reload(self) -> ClusterMetadata:
         """Returns the newest version. Raises `BrokerFenced` where it names a newer leader."""
@@ -81,22 +92,28 @@ class LeaderMetadata:
 
     def is_proven(self, since: int) -> bool:
         """Returns whether a look that began after the moment `since` has found us leading."""
-        return self._proven > since
+        return self._proven > since >= self._changed
 
     def prove(self, since: int) -> None:
         """Checks by a look that began after the moment `since` that we lead; shares it with others.
 
         Raises `BrokerFenced`, and the errors of the store: then nothing is proven. A look that
         fails slowly fails for all that wait, who would otherwise wait for one after another.
+        Raises `MetadataChanged` if another broker has changed topics or leaders: the request was
+        judged on what this broker knew before.
         """
         with self._looking:
             if self.is_proven(since):
                 return
+            if since < self._changed:
+                raise errors.MetadataChanged
             if self._failed is not None and self._failed[0] > since:
                 raise errors.revive(self._failed[1].code, self._failed[1].facts)
             self._looks += 1
             try:
-                self.reload()
+                if self.apply(self.reload()):
+                    self._changed = self._looks
+                    raise errors.MetadataChanged
             except errors.SparklogError as error:
                 self._failed = self._looks, errors.bare(error)
                 raise
@@ -104,8 +121,14 @@ class LeaderMetadata:
 
     def change(self, change: Callable[[ClusterMetadata], ClusterMetadata]) -> ClusterMetadata:
         """Puts the next version. Raises `BrokerFenced`, and what `MetadataStore.change` raises."""
+        return self.try_change(change)
 
-        def decide(metadata: ClusterMetadata) -> ClusterMetadata:
+    def try_change(
+        self, change: Callable[[ClusterMetadata], ClusterMetadata | None]
+    ) -> ClusterMetadata:
+        """Puts the next version, unless `change` returns None. Raises as `change`."""
+
+        def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
             self._check_leadership(metadata)
             return change(metadata)
 

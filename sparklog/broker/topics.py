@@ -46,9 +46,10 @@ from sparklog.formats.flight_messages import (
 )
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.settings import BrokerSettings
-from sparklog.storage import file_compaction, log_compaction, retention
+from sparklog.storage import assign, file_compaction, log_compaction, retention
+from sparklog.storage.assign import Loads
 from sparklog.storage.leadership import is_open
-from sparklog.storage.metadata import TopicMetadata
+from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 from sparklog.storage.objects import Store
 from sparklog.storage.snapshot import TableSnapshot
 from sparklog.storage.table import (
@@ -111,6 +112,7 @@ class TopicAdmin:
         self._publisher = publisher
         self._open_table = open_table
         self._broker_id = leadership.broker
+        self._is_member = leadership.is_member
         self._creator = leadership.broker, leadership.epoch
         self._writer = writer
         self._clock = clock
@@ -264,25 +266,19 @@ class TopicAdmin:
         self._metadata.reload()  # after the snapshots: see `_create_table`
         commits = [(table, self._creation(each, table)) for each, table in tables]
         outcomes = commit_all(self._store, commits, clock=self._clock)
-        created: dict[str, tuple[TopicMetadata, TopicTable]] = {}
+        created: dict[str, tuple[_NewTopic, TopicTable]] = {}
         for (each, table), outcome in zip(tables, outcomes, strict=True):
             if isinstance(outcome, errors.SparklogError):
                 found[each.name] = outcome
             elif isinstance(outcome, Exception):
                 raise outcome
             else:
-                metadata = self._new_entry(each.topic_id, each.count, each.config)
-                created[each.name] = metadata, table
-        new = {name: metadata for name, (metadata, _) in created.items()}
-        if not new:
+                created[each.name] = each, table
+        if not created:
             return
-        try:
-            self._metadata.change_topics(lambda topics: {**topics, **new})
-        except errors.OutcomeUnknown:
-            self._in_doubt.update(new)
-            raise
-        for name, (metadata, table) in created.items():
-            self._serve(name, metadata, table)
+        named = self._name([each for each, _ in created.values()])
+        for name, (_, table) in created.items():
+            self._serve(name, named[name], table)
 
     def _creation(self, new: _NewTopic, table: TopicTable) -> Decide:
         """Returns the change that creates the topic on the present version of its table.
@@ -330,15 +326,9 @@ class TopicAdmin:
                 if request.if_absent:
                     return self.describe(name)
                 raise errors.TopicExists(topic=name)
-            topic_id = secrets.token_hex(8)
-            table = self._create_table(name, topic_id, count, config)
-            topic = self._new_entry(topic_id, count, config)
-            try:
-                self._metadata.change_topics(lambda topics: {**topics, name: topic})
-            except errors.OutcomeUnknown:
-                self._in_doubt.add(name)
-                raise
-            self._serve(name, topic, table)
+            new = _NewTopic(request, count, config)
+            table = self._create_table(new)
+            self._serve(name, self._name([new])[name], table)
         return self.describe(name)
 
     def _checked(self, request: CreateTopic) -> tuple[int, dict[str, str]]:
@@ -348,9 +338,7 @@ class TopicAdmin:
         _check_count(name, count)
         return count, topic_config.check(request.config)
 
-    def _create_table(
-        self, name: str, topic_id: str, count: int, config: Mapping[str, str]
-    ) -> TopicTable:
+    def _create_table(self, new: _NewTopic) -> TopicTable:
         """Creates a table before the metadata names its topic, so that no topic lacks its table.
 
         Leadership is checked after the snapshot was taken: a broker that has been replaced must not
@@ -360,10 +348,10 @@ class TopicAdmin:
         def create(before: TableSnapshot) -> TableChange:
             self._metadata.reload()
             if before.topic_id is not None:
-                raise errors.TopicExists(topic=name)
-            return create_change(topic_id, count, config, creator=self._creator)
+                raise errors.TopicExists(topic=new.name)
+            return create_change(new.topic_id, new.count, new.config, creator=self._creator)
 
-        table = self._open_table(name)
+        table = self._open_table(new.name)
         table.commit(self._clear)
         table.commit(create)
         return table
@@ -385,14 +373,43 @@ class TopicAdmin:
             return None
         return delete_change(before)
 
-    def _new_entry(self, topic_id: str, count: int, config: Mapping[str, str]) -> TopicMetadata:
-        """Returns the entry of a topic without records, whose partitions we lead."""
-        return TopicMetadata(
-            topic_id=topic_id,
-            leaders=(self._broker_id,) * count,
-            leader_epochs=(0,) * count,
-            config=dict(config),
-        )
+    def _name(self, new: Sequence[_NewTopic]) -> Mapping[str, TopicMetadata]:
+        """Names topics without records in the metadata, and returns all topics."""
+
+        def name_them(metadata: ClusterMetadata) -> ClusterMetadata:
+            topics, loads = dict(metadata.topics), Loads.of(metadata.topics.values())
+            for each in new:
+                leaders = self._leaders(metadata, each.topic_id, (), each.count, loads)
+                loads.update(leaders)
+                topics[each.name] = TopicMetadata(
+                    topic_id=each.topic_id,
+                    leaders=leaders,
+                    leader_epochs=(0,) * each.count,
+                    config=dict(each.config),
+                )
+            return msgspec.structs.replace(metadata, topics=topics)
+
+        try:
+            return self._metadata.change(name_them).topics
+        except errors.OutcomeUnknown:
+            self._in_doubt.update(each.name for each in new)
+            raise
+
+    def _leaders(
+        self,
+        metadata: ClusterMetadata,
+        topic_id: str,
+        present: tuple[int, ...],
+        count: int,
+        loads: Loads,
+    ) -> tuple[int, ...]:
+        """Returns the leaders of a topic that has `present`, and gets `count` partitions."""
+        if self._is_member:
+            # Judged on the version that is changed: a broker that is up gets successors, if it
+            # dies before it has seen the partition.
+            brokers = assign.candidates(metadata)
+            present = assign.place_more(topic_id, present, count, brokers, loads)
+        return present + (self._broker_id,) * (count - len(present))
 
     def _serve(self, name: str, metadata: TopicMetadata, table: TopicTable) -> None:
         """Serves a topic that the metadata has named in this epoch and that has no records."""
@@ -420,18 +437,23 @@ class TopicAdmin:
                     raise _too_few(request, before.partitions)
                 return describe_change(before, request.partitions, topic.config)
 
-            def widen_metadata(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
-                known = topics[topic.name]
-                added = request.partitions - known.partition_count
+            def widen_metadata(metadata: ClusterMetadata) -> ClusterMetadata:
+                known = _entry_of(metadata.topics, topic)
+                count = max(request.partitions, known.partition_count)
+                loads = Loads.of(metadata.topics.values())
                 widened = msgspec.structs.replace(
                     known,
-                    leaders=(*known.leaders, *(self._broker_id,) * added),
-                    leader_epochs=(*known.leader_epochs, *(0,) * added),
+                    leaders=self._leaders(metadata, topic.topic_id, known.leaders, count, loads),
+                    leader_epochs=(
+                        *known.leader_epochs,
+                        *(0,) * (count - known.partition_count),
+                    ),
                 )
-                return {**topics, topic.name: widened}
+                topics = {**metadata.topics, topic.name: widened}
+                return msgspec.structs.replace(metadata, topics=topics)
 
             snapshot = topic.table.commit(widen)
-            metadata = self._metadata.change_topics(widen_metadata).topic(topic.name)
+            metadata = self._metadata.change(widen_metadata).topic(topic.name)
             self._partition_table.add_partitions(topic, snapshot, metadata)
         return self.describe(topic.name)
 
@@ -498,7 +520,7 @@ class TopicAdmin:
                 return
 
             def replace(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
-                changed = msgspec.structs.replace(topics[topic.name], config=config)
+                changed = msgspec.structs.replace(_entry_of(topics, topic), config=config)
                 return {**topics, topic.name: changed}
 
             topic.config = config
@@ -557,10 +579,13 @@ class TopicAdmin:
         with self._metadata.changing(f"deletion of topic {name}"):
             self._settle_doubt(name)
             topic = self._partition_table.topic(name)
+
+            def without(topics: dict[str, TopicMetadata]) -> dict[str, TopicMetadata]:
+                _entry_of(topics, topic)
+                return {key: each for key, each in topics.items() if key != name}
+
             try:
-                self._metadata.change_topics(
-                    lambda topics: {key: each for key, each in topics.items() if key != name}
-                )
+                self._metadata.change_topics(without)
             except errors.OutcomeUnknown as error:
                 # If the topic is gone, nothing more may be acked for it; if it is not, nothing of
                 # it may be trimmed.
@@ -622,6 +647,14 @@ class TopicAdmin:
         except errors.SparklogError as error:
             what = f"deletion of topic {topic.name}: it is gone, but its table is not empty"
             raise errors.OutcomeUnknown(what=what, reason=str(error)) from error
+
+
+def _entry_of(topics: Mapping[str, TopicMetadata], topic: Topic) -> TopicMetadata:
+    """Returns the topic's entry. Raises `UnknownTopic` if another broker has deleted the topic."""
+    known = topics.get(topic.name)
+    if known is None or known.topic_id != topic.topic_id:
+        raise errors.UnknownTopic(topic=topic.name)
+    return known
 
 
 def _described(topic: Topic, number: int) -> PartitionInfo:

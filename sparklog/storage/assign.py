@@ -18,7 +18,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparklog import limits
-from sparklog.storage.metadata import TopicMetadata
+from sparklog.storage.leadership import is_up
+from sparklog.storage.metadata import ClusterMetadata, TopicMetadata
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,15 @@ class Move:
     topic: str
     partition: int
     target: int
+
+
+def candidates(metadata: ClusterMetadata) -> list[Candidate]:
+    """Returns the members of a cluster that are up."""
+    return [
+        Candidate(broker=broker, rack=known.rack)
+        for broker, known in metadata.brokers.items()
+        if known.is_member and is_up(metadata, broker)
+    ]
 
 
 class Loads(Counter[int]):

@@ -100,15 +100,21 @@ class Leader:
     """True if a heartbeat of a later epoch has overwritten the leader's."""
 
     @classmethod
-    def of(cls, metadata: ClusterMetadata, store: Store) -> Leader | None:
-        """Reads the leader's heartbeat. Returns None if no broker has ever led the root."""
-        known = metadata.brokers.get(metadata.controller)
+    def of(
+        cls, metadata: ClusterMetadata, store: Store, *, broker: int | None = None
+    ) -> Leader | None:
+        """Reads the leader's heartbeat. Returns None if no broker has ever led the root.
+
+        `broker`: the id of a broker to look at in the leader's place; None if it has not started.
+        """
+        broker = metadata.controller if broker is None else broker
+        known = metadata.brokers.get(broker)
         if known is None:
             return None
-        found = read_heartbeat(store, metadata.controller)
+        found = read_heartbeat(store, broker)
         epoch = found.epoch if found is not None else -1
         return cls(
-            broker=metadata.controller,
+            broker=broker,
             known=known,
             heartbeat=found if epoch == known.epoch else None,
             is_replaced=epoch > known.epoch,
@@ -183,11 +189,15 @@ class LeaderWatch:
         clock: the observer's own clock; only its monotonic time is used.
         dead_after_seconds: a leader that is silent for longer is dead. If the leader has registered
             a longer time for itself, that one counts.
+        broker: the id of the broker to watch, if it is not the leader.
     """
 
-    def __init__(self, store: Store, *, clock: Clock, dead_after_seconds: float) -> None:
+    def __init__(
+        self, store: Store, *, clock: Clock, dead_after_seconds: float, broker: int | None = None
+    ) -> None:
         self._store = store
         self._clock = clock
+        self.broker = broker
         self._dead_after_seconds = dead_after_seconds
         self._meta = MetadataStore(store, clock=clock)
         self._watched: tuple[int, int] | None = None
@@ -207,7 +217,7 @@ class LeaderWatch:
         known = self._meta.refresh() if metadata is None else metadata
         while True:
             asked_at = self._clock.monotonic()
-            leader = Leader.of(known, self._store)
+            leader = Leader.of(known, self._store, broker=self.broker)
             if leader is None or not leader.is_replaced:
                 break
             newest = self._meta.refresh()

@@ -31,6 +31,12 @@ class BrokerRegistration(msgspec.Struct, frozen=True, kw_only=True):
 
     epoch: int
     flight: str = ""
+    kafka: str = ""
+    """The `host:port` that Kafka clients connect to; empty without a Kafka listener."""
+    rack: str = ""
+    """Its failure domain, as `cluster.rack` names it; empty if it names none."""
+    is_member: bool = False
+    """True if it shares the root with other members; False if it leads the root alone."""
     started_us: int = 0
     """Wall time of the broker's host; for messages only."""
     kind: str = BrokerKind.STANDING

@@ -7,7 +7,7 @@ import sys
 import time
 from collections import Counter
 
-from tests.simulation.world import Outcome, run
+from tests.simulation.world import Outcome, as_cluster, run
 
 
 def _seeds(text: str) -> range:
@@ -24,13 +24,14 @@ def main() -> int:
     """Exit code 1 where a seed fails."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", "--seeds", type=_seeds, required=True, help="one, or FIRST-LAST")
+    parser.add_argument("--cluster", action="store_true", help="with members of a cluster")
     parser.add_argument("--trace", action="store_true", help="every step of the run")
     parser.add_argument("--digest", action="store_true", help="only each seed's digest")
     parser.add_argument("--keep-going", action="store_true", help="do not stop at a failure")
     arguments = parser.parse_args()
     began, total, failures = time.monotonic(), Counter[str](), 0
     for seed in arguments.seed:
-        outcome = run(seed)
+        outcome = run(seed, as_cluster) if arguments.cluster else run(seed)
         if arguments.digest:
             print(seed, outcome.digest)  # noqa: T201
             continue

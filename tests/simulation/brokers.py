@@ -11,7 +11,7 @@ import contextlib
 import functools
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -34,6 +34,7 @@ from sparklog.broker.log.writer import WriterLimits
 from sparklog.formats import flight_messages
 from sparklog.settings import (
     BrokerSettings,
+    ClusterSettings,
     FlightSettings,
     HotTailSettings,
     JanitorSettings,
@@ -42,10 +43,12 @@ from sparklog.settings import (
     PublisherSettings,
     WriterSettings,
 )
-from sparklog.storage import liveness
-from sparklog.storage.liveness import Heartbeat, LeaderState, LeaderWatch, Sighting
+from sparklog.storage import liveness, observer
+from sparklog.storage.liveness import Heartbeat, Leader, LeaderState, LeaderWatch, Sighting
 from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
+from sparklog.storage.observer import Observer
 from sparklog.storage.processes import Fate
 from sparklog.storage.processes import Process as ProcessId
 from tests.simulation import scales
@@ -136,7 +139,10 @@ def _settings(world: World, broker_id: int) -> BrokerSettings:
             max_batch_bytes=scales.MAX_BATCH_BYTES,
             max_record_bytes=scales.MAX_BATCH_BYTES,
         )
-    return msgspec.structs.replace(settings, id=broker_id, janitor=janitor, writer=writer)
+    cluster = ClusterSettings(join=world.profile.is_cluster)
+    return msgspec.structs.replace(
+        settings, id=broker_id, janitor=janitor, writer=writer, cluster=cluster
+    )
 
 
 class Call:
@@ -169,6 +175,7 @@ class SimulatedBroker:
             store=world.disk.view(self.process, world.faults),
             clock=self.process.clock,
         )
+        self.settings = self._agent.settings
         world.scheduler.spawn(self.process, "main", self._main)
 
     @property
@@ -205,6 +212,8 @@ class SimulatedBroker:
     def check_starts(self, who: str, info: flight_messages.TopicInfo) -> None:
         """Records that the broker reported this to `who`."""
         for each in info.partitions:
+            if each.end < 0:
+                continue  # another broker leads it
             place = info.topic_id, each.partition
             least = self.starts.get(place, 0)
             self._world.history.check_start(who, info.topic, place, each.start, least)
@@ -434,6 +443,25 @@ def simulated(world: World) -> Iterator[None]:
             world.check_dead(found.leader, asked_at[world.scheduler.current])
         return found
 
+    dead, change = Observer.dead, MetadataStore.change
+
+    def change_noted(store: MetadataStore, decide: Callable[..., Any]) -> ClusterMetadata:
+        try:
+            return change(store, decide)
+        finally:
+            world.note_metadata()
+
+    def dead_checked(
+        watching: Observer, metadata: ClusterMetadata, brokers: Collection[int]
+    ) -> dict[int, int]:
+        began = world.scheduler.now
+        found = dead(watching, metadata, brokers)
+        for each in found:
+            peer = Leader.of(metadata, world.disk.base, broker=each)
+            assert peer is not None
+            world.check_dead(peer, began)
+        return found
+
     replaced = {
         "FlightListener": _Door,
         "ThreadPoolExecutor": _Pool,
@@ -460,6 +488,9 @@ def simulated(world: World) -> Iterator[None]:
         stack.enter_context(mock.patch.object(LeaderWatch, "poll", poll_checked))
         stack.enter_context(mock.patch.object(liveness, "is_of_this_machine", _is_of_this_machine))
         stack.enter_context(mock.patch.object(liveness, "fate_of", _fate_of))
+        stack.enter_context(mock.patch.object(observer, "fate_of", _fate_of))
+        stack.enter_context(mock.patch.object(Observer, "dead", dead_checked))
+        stack.enter_context(mock.patch.object(MetadataStore, "change", change_noted))
         _world = world
         try:
             yield

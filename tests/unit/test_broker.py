@@ -250,7 +250,7 @@ def test_an_addition_that_was_cut_short_is_repeated(
 ) -> None:
     """If only the table has the new partitions, repeating the request updates the metadata."""
     fault = Fault(operation=cut_at, error=DOWN, prefix="meta", count=1)  # type: ignore[arg-type]
-    rig.broker._metadata._store = MetadataStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
+    rig.broker.metadata._store = MetadataStore(store.view(ScriptedFaults(fault)), clock=rig.clock)
     request = flight_messages.AddPartitions(topic="t", partitions=4)
     with pytest.raises(errors.StorageUnavailable):
         rig.broker.topics.add_partitions(request)
@@ -293,7 +293,7 @@ def test_a_creation_that_was_cut_short_is_repeated(operation: Operation) -> None
         rig = Rig(store, clock)
         faulty = store.view(ScriptedFaults(Fault(operation=operation, error=DOWN, count=count)))
         rig.administer_on(faulty)
-        rig.broker._metadata._store = MetadataStore(faulty, clock=clock)
+        rig.broker.metadata._store = MetadataStore(faulty, clock=clock)
         try:
             rig.broker.topics.create(create_request("t", 2))
         except (errors.StorageUnavailable, errors.OutcomeUnknown):
@@ -325,11 +325,11 @@ def create_in_doubt(rig: Rig, *, lands: bool) -> None:
         faults: Faults = ScriptedFaults(fault)
     else:
         faults = no_put_of_metadata_lands()
-    sound = rig.broker._metadata._store
-    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    sound = rig.broker.metadata._store
+    rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
         rig.create("u", 2)
-    rig.broker._metadata._store = sound
+    rig.broker.metadata._store = sound
     assert rig.broker.topics.names() == ["t"]
 
 
@@ -437,11 +437,11 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
         faults = ScriptedFaults(Fault(operation="list_after", error=lost, prefix="meta", count=2))
     else:
         faults = no_put_of_metadata_lands()
-    sound = rig.broker._metadata._store
-    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    sound = rig.broker.metadata._store
+    rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     with pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.delete("t")
-    rig.broker._metadata._store = sound
+    rig.broker.metadata._store = sound
     with pytest.raises(errors.TopicHeldBack, match="may have been deleted"):
         rig.append(["b"])
     assert [each.topic for each in rig.broker.status().held_back] == ["t"]
@@ -479,18 +479,18 @@ def test_a_deletion_of_unknown_outcome_is_resolved(
 def test_a_doubt_that_cannot_be_settled_stops_no_janitor(rig: Rig) -> None:
     """It asks again with its next tick, and does what else is due."""
     assert isinstance(rig.store, MemoryStore)
-    sound = rig.broker._metadata._store
+    sound = rig.broker.metadata._store
     fault = Fault(operation="list_after", error=DOWN, prefix="meta", count=2)
-    rig.broker._metadata._store = MetadataStore(
+    rig.broker.metadata._store = MetadataStore(
         rig.store.view(ScriptedFaults(fault)), clock=rig.clock
     )
     with pytest.raises(errors.OutcomeUnknown):
         rig.broker.topics.delete("t")
     faults = ScriptedFaults(Fault(operation="list_after", error=DOWN, prefix="meta", count=1))
-    rig.broker._metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
+    rig.broker.metadata._store = MetadataStore(rig.store.view(faults), clock=rig.clock)
     rig.janitor.tick()
     assert rig.broker.topics.names() == ["t"]
-    rig.broker._metadata._store = sound
+    rig.broker.metadata._store = sound
     rig.janitor.tick()
     assert rig.broker.topics.names() == []
 

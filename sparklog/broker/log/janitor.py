@@ -93,11 +93,15 @@ class Janitor:
         settle_doubts: Callable[[], None],
         workers: Executor | None = None,
         counts: UpkeepCounts | None = None,
+        owns: Callable[[Topic], bool] = lambda _topic: True,
+        is_controller: Callable[[], bool] = lambda: True,
     ) -> None:
         """`open_table` opens the table of a deleted topic, `finish_deletion` clears its topic id.
 
         `settle_doubts` finds out whether the topics in doubt still exist. `workers` remove
-        superseded records; without them the caller of `tick` does.
+        superseded records; without them the caller of `tick` does. `owns`: whether this broker
+        maintains a topic's table; `is_controller`: whether it maintains the rest of the root. It
+        is no harm if several do, or none for a while.
         """
         self._store = store
         self._meta = MetadataStore(store, clock=clock)
@@ -109,6 +113,8 @@ class Janitor:
         self._settle_doubts = settle_doubts
         self._workers = workers
         self._counts = counts or UpkeepCounts()
+        self._owns = owns
+        self._is_controller = is_controller
         self._topics: dict[str, _TopicMaintenance] = {}
         self._rotation: deque[str] = deque()
         """Ids of all topics, the longest not looked at first."""
@@ -146,8 +152,9 @@ class Janitor:
         if self._clock.monotonic() >= self._staging_due and not should_stop():
             self._staging_due = self._clock.monotonic() + limits.SWEEP_EVERY_SECONDS
             self._sweep_staging()
-            self._sweep_deleted(should_stop)
-            self._sweep_temporaries()
+            if self._is_controller():
+                self._sweep_deleted(should_stop)
+                self._sweep_temporaries()
 
     def _choose_topics(self) -> None:
         """Adds the topics to look at in this tick to those that are left from the last one."""
@@ -186,6 +193,9 @@ class Janitor:
                 return  # it works on the same files
             state.compacting = None
         state.commits = 0
+        if not self._owns(topic):
+            self._try(topic, state, "starts", self._follow_starts, is_over)
+            return
         if topic.is_compacted and not state.backoff.is_waiting("keys"):
             if self._workers is not None:
                 state.compacting = self._workers.submit(
@@ -287,6 +297,11 @@ class Janitor:
         ):
             table.sync()
             self._partition_table.advance_start(topic, snapshot.starts)
+
+    def _follow_starts(self, state: _TopicMaintenance, _should_stop: Callable[[], bool]) -> None:
+        """Learns the log starts that the owner of a table has set."""
+        state.table.refresh()
+        self._update_starts(state.table)
 
     def _compact_keys(self, state: _TopicMaintenance, should_stop: Callable[[], bool]) -> None:
         table = state.table

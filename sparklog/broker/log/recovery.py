@@ -63,9 +63,7 @@ def restore(
     ):
         logs.add(epoch, flushes, checkpoint)
     pasts = {
-        name: {
-            number: logs.past_of(metadata.topics[name].topic_id, number) for number in numbers
-        }
+        name: {number: logs.past_of(metadata.topics[name].topic_id, number) for number in numbers}
         for name, numbers in wanted.items()
     }
     topics = {name: partition_table.topic(name) for name in wanted}

@@ -9,7 +9,8 @@ leader. The steps are:
 
 1. Register the new epoch in the metadata. It leads nothing yet (`acquire`).
 2. Fence every other epoch that may still write, and read its log. Then take, in one change of the
-   metadata, the partitions of all of them, and become the heir of their epochs (`take`).
+   metadata, the partitions of all of them, and become the heir of their epochs (`take`). A member
+   of a cluster takes only those of its own id, and of brokers that lead the root alone.
 3. Connect each partition's WAL entries to its table, and take over the producers' states
    (`recovery`).
 4. Write the first flush of the new epoch, and check the metadata (`check_opened`). From then on the
@@ -22,6 +23,10 @@ fence already, or takes them to its grave; the next start does the same again.
 Of two brokers that start at once, the one that registered last takes over: it fences the other one,
 which gives up as soon as it finds the later registration, and never fences a later one itself. If
 each fenced the other, none would serve.
+
+Members of a cluster lead a root together. While it serves, a member may get partitions of another
+one that has died: its controller has fenced that one's log (`broker/controller.py`), and each
+successor reads the log once the metadata names it as the leader (`read_inherited`).
 
 A broker leaves an older epoch later (`leave_epochs`), when all its entries are published and the
 new WAL has a checkpoint of the states that were taken over. The epoch is closed with that.
@@ -81,15 +86,17 @@ class Leadership:
     """Fenced epochs that this broker is heir of, oldest first; none before `take`."""
     log: WalKind = WalKind.OBJECTS
     """Storage of the epoch's write-ahead log."""
+    is_member: bool = False
+    """True if it shares the root with other brokers; False if it leads all partitions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """All partitions of a root, taken over."""
+    """Partitions that were taken over."""
 
     leadership: Leadership
     metadata: ClusterMetadata
-    """The version that names the broker as leader of every partition."""
+    """The version that names the broker as their leader."""
     histories: Sequence[History]
     """Contents of the logs of the inherited epochs, in their order."""
 
@@ -102,6 +109,9 @@ def acquire(
     flight: str,
     clock: Clock,
     dead_after_seconds: float,
+    kafka: str = "",
+    rack: str = "",
+    is_member: bool = False,
     kind: BrokerKind = BrokerKind.STANDING,
     process: Process | None = None,
     take_over: bool = False,
@@ -110,9 +120,10 @@ def acquire(
     check_alive: bool = True,
     choose_log: Callable[[], WalKind] = lambda: WalKind.OBJECTS,
 ) -> Leadership:
-    """Registers the next epoch of `broker`, as that of the broker to watch from now on.
+    """Registers the next epoch of `broker`, which others watch from now on.
 
-    Raises `BrokerAlive` and the errors of `open_cluster`.
+    A member is refused only by a live broker of the same id; any other broker by the live leader of
+    the root, and by live members. Raises `BrokerAlive` and the errors of `open_cluster`.
 
     Args:
         store: the store of the root.
@@ -122,22 +133,33 @@ def acquire(
         clock: gives the wall time of the registration; its monotonic time watches a live leader.
         dead_after_seconds: a leader that is silent for so long is dead; also registered for this
             broker.
+        kafka: the `host:port` that Kafka clients connect to, if any.
+        rack: the broker's failure domain, if it names one.
+        is_member: share the root with other members.
         kind: how the broker was started.
         process: the broker's process.
         take_over: replace a live leader of any kind.
         allow_non_empty: create a root even in a folder that holds other programs' files.
-        watch: earlier observations of the leader; None starts without any.
+        watch: earlier observations of the leader, or of a member's own id; None: none.
         check_alive: False skips the check whether the leader is alive.
         choose_log: returns the storage of the epoch's write-ahead log, once the root exists.
     """
     open_cluster(store, clock=clock, create=True, allow_non_empty=allow_non_empty)
     log = choose_log()
     cluster = raise_format(store, clock=clock)
-    watch = watch or LeaderWatch(store, clock=clock, dead_after_seconds=dead_after_seconds)
+    watch = watch or LeaderWatch(
+        store,
+        clock=clock,
+        dead_after_seconds=dead_after_seconds,
+        broker=broker if is_member else None,
+    )
 
     registration = BrokerRegistration(
         epoch=0,
         flight=flight,
+        kafka=kafka,
+        rack=rack,
+        is_member=is_member,
         started_us=clock.now_us(),
         kind=kind,
         process=process or Process(),
@@ -147,18 +169,39 @@ def acquire(
     def decide(metadata: ClusterMetadata) -> ClusterMetadata | None:
         if check_alive and not take_over:
             _check_leader(store, watch, metadata, kind, clock)
+            for other in () if is_member else _members(metadata):
+                member = LeaderWatch(
+                    store, clock=clock, dead_after_seconds=dead_after_seconds, broker=other
+                )
+                _check_leader(store, member, metadata, kind, clock)
         registered = register(metadata, broker, registration, log)
+        if is_member and _has_controller(metadata, broker):
+            return registered
         return elect(registered, broker, registered.brokers[broker].epoch) or registered
 
     metadata = _change(meta, decide)
     epoch = metadata.brokers[broker].epoch
-    return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log)
+    return Leadership(cluster=cluster, broker=broker, epoch=epoch, log=log, is_member=is_member)
+
+
+def _members(metadata: ClusterMetadata) -> list[int]:
+    """Returns the members that may be alive, beside the controller."""
+    up = {each.broker for each in metadata.open_epochs if not each.fenced}
+    return sorted(
+        broker for broker in up - {metadata.controller} if metadata.brokers[broker].is_member
+    )
+
+
+def _has_controller(metadata: ClusterMetadata, broker: int) -> bool:
+    """Returns whether another member is the controller: others judge if it is alive."""
+    known = metadata.brokers.get(metadata.controller)
+    return known is not None and known.is_member and metadata.controller != broker
 
 
 def _check_leader(
     store: Store, watch: LeaderWatch, metadata: ClusterMetadata, kind: BrokerKind, clock: Clock
 ) -> None:
-    """Raises `BrokerAlive` if the leader is alive and does not give way to `kind`."""
+    """Raises `BrokerAlive` if the watched broker is alive and does not give way to `kind`."""
 
     def log_wait(leader: Leader, seconds: float) -> None:
         _log.warning(
@@ -167,7 +210,7 @@ def _check_leader(
             at_most_seconds=seconds,
         )
 
-    leader = Leader.of(metadata, store)
+    leader = Leader.of(metadata, store, broker=watch.broker)
     if leader is None or _gives_way(leader, kind):
         return
     found = watch.wait_for_state(metadata, on_wait=log_wait)
@@ -193,15 +236,20 @@ def _gives_way(leader: Leader, kind: BrokerKind) -> bool:
 def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Clock) -> Taken:
     """Fences all other epochs, and makes the broker the leader of every partition.
 
-    Raises `BrokerFenced`, naming the successor, if another broker has registered since, and
-    `CorruptObject` and `MissingObject` if a write-ahead log cannot be read: an operator must look.
+    A member leaves the epochs and partitions of other members to them. Raises `BrokerFenced`,
+    naming the successor, if another broker has replaced this one since, and `CorruptObject` and
+    `MissingObject` if a write-ahead log cannot be read: an operator must look.
     """
     broker, own = leadership.broker, (leadership.broker, leadership.epoch)
     read: dict[tuple[int, int], History] = {}
     known = meta.current
     _check_newest(known, leadership)
+
+    def is_others(metadata: ClusterMetadata, id_: int) -> bool:
+        return leadership.is_member and id_ != broker and metadata.brokers[id_].is_member
+
     for epoch in known.open_epochs:
-        if not epoch.fenced and epoch.id != own:
+        if not epoch.fenced and epoch.id != own and not is_others(known, epoch.broker):
             read[epoch.id] = _fence(store, epoch, clock)
 
     def decide(before: ClusterMetadata) -> ClusterMetadata | None:
@@ -211,7 +259,7 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
         after = succeed(after, *own, sealed=read) or after
         led = _led(before)
         for dead in {*led, *(each.broker for each in before.open_epochs if not each.fenced)}:
-            if dead != broker:
+            if dead != broker and not is_others(before, dead):
                 epoch = before.brokers[dead].epoch
                 successors = dict.fromkeys(led.get(dead, ()), broker)
                 after = (
@@ -221,11 +269,30 @@ def take(store: Store, meta: MetadataStore, leadership: Leadership, *, clock: Cl
 
     is_alone = not read and _led(known).keys() <= {broker}
     metadata = known if is_alone else _change(meta, decide)
-    inherited = inherited_by(metadata, broker)
+    return read_inherited(store, leadership, metadata, clock=clock, read=read)
+
+
+def read_inherited(
+    store: Store,
+    leadership: Leadership,
+    metadata: ClusterMetadata,
+    *,
+    clock: Clock,
+    read: Mapping[tuple[int, int], History] | None = None,
+) -> Taken:
+    """Reads the logs of all epochs that the broker is heir of in `metadata`.
+
+    A member reads an epoch only after the change that has made it an heir: until then the broker of
+    that epoch, or another heir, may put a checkpoint and leave. Raises as `take`.
+
+    `read`: logs that nobody else could leave since they were read.
+    """
+    inherited = inherited_by(metadata, leadership.broker)
+    known = read or {}
     return Taken(
         leadership=replace(leadership, inherited=inherited),
         metadata=metadata,
-        histories=[read.get(each.id) or _fence(store, each, clock) for each in inherited],
+        histories=[known.get(each.id) or _fence(store, each, clock) for each in inherited],
     )
 
 
@@ -283,9 +350,14 @@ def replaced(metadata: ClusterMetadata, leadership: Leadership) -> errors.Broker
 
 
 def _check_newest(metadata: ClusterMetadata, leadership: Leadership) -> None:
-    """Raises `BrokerFenced`, naming the successor, if a broker has registered after ours."""
+    """Raises `BrokerFenced`, naming the successor, if a broker has registered to replace ours.
+
+    A broker that leads the root alone replaces all others.
+    """
     check_leadership(metadata, leadership)
-    if metadata.controller != leadership.broker:
+    controller = metadata.brokers.get(metadata.controller)
+    is_beside = leadership.is_member and controller is not None and controller.is_member
+    if metadata.controller != leadership.broker and not is_beside:
         raise replaced(metadata, leadership)
 
 

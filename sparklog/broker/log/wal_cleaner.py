@@ -82,8 +82,12 @@ class WalCleaner:
         confirm: Callable[[], None],
         clock: Clock,
         bounds: WalCleanerLimits,
+        is_controller: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`confirm` removes the entries from the partition table whose data files are seen."""
+        """`confirm` removes the entries from the partition table whose data files are seen.
+
+        `is_controller`: whether this broker deletes the epochs that any broker has closed.
+        """
         self._store = store
         self._meta = meta
         self._leadership = leadership
@@ -92,6 +96,7 @@ class WalCleaner:
         self._partition_table = partition_table
         self._writer = writer
         self._confirm = confirm
+        self._is_controller = is_controller
         self._clock = clock
         self._bounds = bounds
         self._inherited: Sequence[Epoch] = leadership.inherited
@@ -114,6 +119,8 @@ class WalCleaner:
         self._began_at = clock.monotonic()
         # Objects of closed epochs are deleted after a grace, whichever broker closed the epochs.
         self._delete_closed_at: float | None = clock.monotonic() + bounds.trim_grace_seconds
+        self._known_open: set[tuple[int, int]] | None = None
+        """The open epochs of the last tick as controller; None if this broker was not it."""
         self._trimmable: deque[tuple[float, wal.Checkpoint]] = deque()
         self._newest: wal.Checkpoint | None = None
         self._encoder = StateEncoder()
@@ -136,6 +143,7 @@ class WalCleaner:
             self._confirm_published()
         self._close_inherited()
         self._trim()
+        self._note_closed()
         self._delete_closed()
 
     # -------------------------------------------------------------------------- checkpoints
@@ -190,6 +198,16 @@ class WalCleaner:
             checkpoint = self._trimmable.popleft()[1]
         if checkpoint is not None:
             self._appender.trim(checkpoint)
+
+    def _note_closed(self) -> None:
+        """As controller, has the objects deleted of epochs that any broker has closed."""
+        if not self._is_controller():
+            self._known_open = None
+            return
+        now = {each.id for each in self._meta.current.open_epochs}
+        if self._known_open is None or self._known_open - now:
+            self._delete_closed_at = self._clock.monotonic() + self._bounds.trim_grace_seconds
+        self._known_open = now
 
     def _delete_closed(self) -> None:
         if self._delete_closed_at is not None and self._clock.monotonic() >= self._delete_closed_at:

@@ -1,0 +1,171 @@
+"""The controller of a cluster: the member that moves partitions away from dead brokers.
+
+Any member may be the controller, and nothing depends on there being one only: each change judges
+its precondition on the newest metadata. The others watch the controller alone, and replace it when
+it is dead. Before partitions move, every epoch in which the dead broker could still ack a record
+gets a fence (`storage/leadership.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from sparklog import errors
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log.takeover import Leadership
+from sparklog.clock import Clock
+from sparklog.storage import assign, leadership, wal
+from sparklog.storage.assign import Loads
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.objects import Store
+from sparklog.storage.observer import Observer
+
+_log = structlog.get_logger("sparklog.cluster")
+_RANK_SECONDS: Final = 0.5
+"""A member waits so long for each one that comes before it as the next controller."""
+_RETRY_SECONDS: Final = 0.5
+
+
+class Controller:
+    """One member's part in the control of its cluster. One caller at a time."""
+
+    def __init__(
+        self,
+        store: Store,
+        metadata: LeaderMetadata,
+        own: Leadership,
+        *,
+        clock: Clock,
+        dead_after_seconds: float,
+        is_sound: Callable[[], bool],
+    ) -> None:
+        """`is_sound`: whether our own heartbeats reach the store; else we judge nobody."""
+        self._store = store
+        self._metadata = metadata
+        self._own = own
+        self._clock = clock
+        self._is_sound = is_sound
+        self._observer = Observer(store, clock=clock, dead_after_seconds=dead_after_seconds)
+        self._vacant_since: float | None = None
+        """Since when the controller has been known to be dead, in monotonic seconds."""
+        self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
+        self._failures = FailureLog()
+
+    def tick(self) -> None:
+        """Looks at the others once. Raises `BrokerFenced` and the errors of the store."""
+        if not self._is_sound():
+            self._observer.forget()
+            return
+        metadata = self._metadata.known
+        if metadata.controller == self._own.broker:
+            self._vacant_since = None
+            self._control(metadata)
+        else:
+            self._watch(metadata)
+
+    # -------------------------------------------------------------------------- electing
+
+    def _watch(self, metadata: ClusterMetadata) -> None:
+        """Becomes the controller once the present one is dead, and no other does first."""
+        present = metadata.controller
+        dead = self._observer.dead(metadata, [present])
+        is_vacant = present in dead or not leadership.is_up(metadata, present)
+        if not is_vacant:
+            self._vacant_since = None
+            return
+        now = self._clock.monotonic()
+        if self._vacant_since is None:
+            self._vacant_since = now
+        if now - self._vacant_since < self._rank(metadata) * _RANK_SECONDS:
+            return
+
+        def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
+            is_same = newest.controller == present and (
+                newest.brokers.get(present) == metadata.brokers.get(present)
+            )
+            if not is_same:
+                return None
+            return leadership.elect(newest, self._own.broker, self._own.epoch)
+
+        changed = self._metadata.try_change(decide)
+        if changed.controller == self._own.broker:
+            _log.info("this broker is the controller now", before=present)
+
+    def _rank(self, metadata: ClusterMetadata) -> int:
+        """Returns how many live members come before this one; the order differs by controller."""
+        present = metadata.brokers.get(metadata.controller)
+        seed = f"{metadata.controller}/{present.epoch if present else 0}"
+
+        def order(broker: int) -> bytes:
+            return hashlib.blake2b(f"{seed}/{broker}".encode(), digest_size=8).digest()
+
+        ours = order(self._own.broker)
+        return sum(
+            order(broker) < ours
+            for broker, known in metadata.brokers.items()
+            if known.is_member
+            and broker not in (metadata.controller, self._own.broker)
+            and leadership.is_up(metadata, broker)
+        )
+
+    # -------------------------------------------------------------------------- failing over
+
+    def _control(self, metadata: ClusterMetadata) -> None:
+        """Gives the partitions of dead brokers to live ones."""
+        leading = {leader for topic in metadata.topics.values() for leader in {*topic.leaders}}
+        writing = {each.broker for each in metadata.open_epochs if not each.fenced}
+        others = sorted((leading | writing) - {self._own.broker})
+        for broker, epoch in self._observer.dead(metadata, others).items():
+            name = f"{broker}/{epoch}"
+            if self._retries.is_waiting(name):
+                continue
+            try:
+                self._fail_over(metadata, broker, epoch)
+            except ENDS_THE_BROKER:
+                raise
+            except Exception as error:
+                self._retries.failed(name)
+                reason = str(error) or repr(error)
+                if self._failures.is_new(name, reason):
+                    _log.error("cannot fail over", broker=broker, epoch=epoch, reason=reason)
+            else:
+                self._retries.succeeded(name)
+                self._failures.recovered(name)
+
+    def _fail_over(self, metadata: ClusterMetadata, dead: int, epoch: int) -> None:
+        """Fences what the dead broker may write to, and gives its partitions to others."""
+        began = self._clock.monotonic()
+        sealed = set()
+        for each in leadership.unfenced_epochs(metadata, dead):
+            wal.of(self._store, self._clock, each.log).follower(each.broker, each.epoch).fence()
+            sealed.add(each.id)
+        moved: dict[tuple[str, int], int] = {}
+
+        def decide(newest: ClusterMetadata) -> ClusterMetadata | None:
+            nonlocal moved
+            moved = assign.successors(
+                newest.topics,
+                dead,
+                [each for each in assign.candidates(newest) if each.broker != dead],
+                Loads.of(newest.topics.values()),
+            )
+            return leadership.failover(newest, dead, epoch=epoch, sealed=sealed, successors=moved)
+
+        try:
+            self._metadata.try_change(decide)
+        except errors.LeadersChanged as error:  # it has started again: nothing has to move
+            _log.info("not failed over", broker=dead, epoch=epoch, reason=error.facts["reason"])
+            return
+        _log.warning(
+            "failed over a dead broker",
+            broker=dead,
+            epoch=epoch,
+            partitions=len(moved),
+            to=sorted(set(moved.values())),
+            took_seconds=round(self._clock.monotonic() - began, 3),
+        )

@@ -1,0 +1,204 @@
+"""Brings the partitions of a member in line with the metadata, which any broker may change.
+
+Topics come, change and go with the metadata. A partition that has never had another leader is
+served at once. One that this broker gets from another is served once its state is restored: from
+the logs of the epochs that the broker is heir of, and from its table. Until then, requests for it
+are answered as if another broker led it, so that clients ask again.
+
+If such a log or table cannot be read, the partition waits, and the others are served: one bad
+partition would otherwise end one successor after another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+import structlog
+
+from sparklog import errors
+from sparklog.broker.backoff import ENDS_THE_BROKER, FailureLog, RetrySchedule
+from sparklog.broker.leader_metadata import LeaderMetadata
+from sparklog.broker.log import recovery, takeover
+from sparklog.broker.log.partitions import PartitionTable, Topic
+from sparklog.broker.log.publisher import Publisher
+from sparklog.broker.log.takeover import Leadership
+from sparklog.broker.log.writer import EmptyObject, Writer
+from sparklog.clock import Clock
+from sparklog.storage.metadata import ClusterMetadata, Epoch, TopicMetadata
+from sparklog.storage.objects import Store, in_parallel
+from sparklog.storage.snapshot import Located
+from sparklog.storage.table import OpenTable
+
+_log = structlog.get_logger("sparklog.cluster")
+_RETRY_SECONDS: Final = 0.5
+_TAKE: Final = "take"
+
+
+class Reconciler:
+    """Follows the metadata for one member. `apply` may be called from any thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        metadata: LeaderMetadata,
+        leadership: Leadership,
+        partition_table: PartitionTable,
+        publisher: Publisher,
+        writer: Writer,
+        *,
+        inherit: Callable[[Sequence[Epoch], Sequence[Located]], None],
+        open_table: OpenTable,
+        clock: Clock,
+        seen: ClusterMetadata,
+        on_gained: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Follows the metadata from `seen` on, the version that was recovered.
+
+        `inherit` gets the epochs that this broker is heir of, and unpublished entries of partitions
+        that it gets; `on_gained` is called when it serves them.
+        """
+        self._store = store
+        self._metadata = metadata
+        self._leadership = leadership
+        self._partition_table = partition_table
+        self._publisher = publisher
+        self._writer = writer
+        self._inherit = inherit
+        self._open_table = open_table
+        self._clock = clock
+        self._seen = seen
+        self.on_gained = on_gained
+        self._applying = threading.Lock()
+        """Held across I/O, by calls of `apply`."""
+        self._must_write = False
+        """True until an object follows the takeover, so that a checkpoint of ours can follow."""
+        self._retries = RetrySchedule(clock, first_seconds=_RETRY_SECONDS)
+        self._failures = FailureLog()
+
+    def tick(self) -> None:
+        """Follows the newest metadata. Raises `BrokerFenced` and the errors of the store."""
+        self._metadata.follow()
+        self._take()
+
+    # -------------------------------------------------------------------------- topics
+
+    def apply(self, metadata: ClusterMetadata) -> bool:
+        """Adds, changes and removes topics as `metadata` have them; ignores an older version.
+
+        Returns whether anything has changed for clients. Raises the errors of the store; what has
+        not been applied then is applied by the next call.
+        """
+        if metadata.version <= self._seen.version:
+            return False
+        with self._applying:
+            seen = self._seen
+            if metadata.version <= seen.version:
+                return False
+            changed = [
+                (name, known)
+                for name, known in metadata.topics.items()
+                if known is not seen.topics.get(name)
+            ]
+            gone = [
+                known.topic_id
+                for name, known in seen.topics.items()
+                if (now := metadata.topics.get(name)) is None or now.topic_id != known.topic_id
+            ]
+            for topic_id in gone:
+                self._remove(topic_id)
+            for _ in in_parallel(self._store, lambda each: self._bring(seen, *each), changed):
+                pass
+            self._seen = metadata
+            return bool(changed or gone)
+
+    def _remove(self, topic_id: str) -> None:
+        topic = self._partition_table.by_id(topic_id)
+        if topic is not None:
+            self._partition_table.remove_topic(topic)
+            self._publisher.remove_topic(topic)
+
+    def _bring(self, seen: ClusterMetadata, name: str, known: TopicMetadata) -> None:
+        table = self._partition_table
+        topic = table.by_id(known.topic_id)
+        if topic is None:
+            topic = Topic(name, known.topic_id, dict(known.config), self._open_table(name))
+            self._refresh(topic)
+            table.add_partitions(topic, topic.table.snapshot, known)
+            table.add_topic(topic)
+            return
+        if known.partition_count > topic.count:
+            if topic.table.snapshot.partitions < known.partition_count:
+                self._refresh(topic)
+            table.add_partitions(topic, topic.table.snapshot, known)
+        else:
+            table.lead(topic, known)
+        before = seen.topics.get(name)
+        # A change of our own that is under way is in neither of the two.
+        if before is not None and before.config != known.config:
+            topic.config = dict(known.config)
+
+    def _refresh(self, topic: Topic) -> None:
+        """Reads a topic's table; a topic whose table cannot be read is held back."""
+        try:
+            topic.table.refresh()
+        except errors.Corrupt as error:
+            topic.held_back = str(error)
+
+    # -------------------------------------------------------------------------- partitions
+
+    def _gained(self) -> dict[str, list[int]]:
+        """Returns the partitions that this broker leads and does not serve yet, by topic."""
+        found: dict[str, list[int]] = {}
+        for name, known in self._seen.topics.items():
+            if self._leadership.broker not in known.leaders:
+                continue
+            topic = self._partition_table.by_id(known.topic_id)
+            if topic is not None:
+                missing = _missing(topic, known, self._leadership.broker)
+                if missing:
+                    found[name] = missing
+        return found
+
+    def _take(self) -> None:
+        """Restores and serves the partitions that this broker has got."""
+        if self._retries.is_waiting(_TAKE):
+            return
+        try:
+            if gained := self._gained():
+                self._restore(gained)
+            if self._must_write:
+                # Our epoch may have no other object for a long time. Its checkpoint lets us leave
+                # the epochs of the predecessors.
+                self._writer.wait(self._writer.submit([EmptyObject()], is_bounded=False))
+                self._must_write = False
+        except ENDS_THE_BROKER:
+            raise
+        except Exception as error:
+            self._retries.failed(_TAKE)
+            reason = str(error) or repr(error)
+            if self._failures.is_new(_TAKE, reason):
+                _log.error("cannot take over partitions of another broker", reason=reason)
+        else:
+            self._retries.succeeded(_TAKE)
+            self._failures.recovered(_TAKE)
+
+    def _restore(self, gained: dict[str, list[int]]) -> None:
+        began, seen = self._clock.monotonic(), self._seen
+        taken = takeover.read_inherited(self._store, self._leadership, seen, clock=self._clock)
+        located = recovery.restore(self._store, self._partition_table, taken, gained)
+        self._inherit(taken.leadership.inherited, located)
+        self._must_write = True
+        _log.info(
+            "took over partitions of another broker",
+            partitions=sum(map(len, gained.values())),
+            epochs=[each.id for each in taken.leadership.inherited],
+            took_seconds=round(self._clock.monotonic() - began, 3),
+        )
+        self.on_gained()
+
+
+def _missing(topic: Topic, known: TopicMetadata, broker: int) -> list[int]:
+    led: Iterable[int] = (n for n, leader in enumerate(known.leaders) if leader == broker)
+    return [number for number in led if number not in topic.partitions]

@@ -1,0 +1,88 @@
+"""Which brokers of a cluster are dead, as one of them sees it. A hint only, as in `liveness`.
+
+A broker is dead at once if its last heartbeat says that it stopped, or if its process has ended on
+this machine. Otherwise it is dead when its heartbeat has not changed for too long, over several
+looks of ours. Only our own monotonic clock counts.
+
+A store that answers late, or a pause of our own process, is no silence of others. So a look that
+comes long after the one before it begins all observations anew: an outage of the store kills
+nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Final
+
+from sparklog.clock import Clock
+from sparklog.storage.liveness import Heartbeat, Leader
+from sparklog.storage.metadata import ClusterMetadata
+from sparklog.storage.objects import Store, in_parallel
+from sparklog.storage.processes import Fate, fate_of
+
+_LOOKS: Final = 5
+"""A silent broker is dead only after so many looks at the same heartbeat."""
+_PAUSE: Final = 0.25
+"""The longest pause between two looks, as a share of the time after which a broker is dead."""
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The newest heartbeat of an epoch, and since when we have known it."""
+
+    heartbeat: Heartbeat | None
+    since: float
+    looks: int = 0
+
+
+class Observer:
+    """Watches the heartbeats of brokers. One caller at a time."""
+
+    def __init__(self, store: Store, *, clock: Clock, dead_after_seconds: float) -> None:
+        """`dead_after_seconds`: unless a broker has registered a longer silence for itself."""
+        self._store = store
+        self._clock = clock
+        self._dead_after_seconds = dead_after_seconds
+        self._seen: dict[tuple[int, int], _Seen] = {}
+        """By broker id and epoch."""
+        self._looked_at = -float("inf")
+
+    def forget(self) -> None:
+        """Begins all observations anew, because our own view of the store may be at fault."""
+        self._seen.clear()
+
+    def dead(self, metadata: ClusterMetadata, brokers: Collection[int]) -> dict[int, int]:
+        """Looks at these brokers once, and returns the dead ones, with the epoch that was judged.
+
+        Raises the errors of the store; then nobody is judged.
+        """
+        began = self._clock.monotonic()
+        peers = [
+            peer
+            for peer in in_parallel(
+                self._store, lambda each: Leader.of(metadata, self._store, broker=each), brokers
+            )
+            if peer is not None
+        ]
+        if began - self._looked_at > self._dead_after_seconds * _PAUSE:
+            self._seen.clear()
+        self._looked_at = self._clock.monotonic()
+        known, self._seen = self._seen, {}
+        found = {}
+        for peer in peers:
+            # A later epoch has written the heartbeat: the metadata that we know are old.
+            if not peer.is_replaced and self._is_dead(peer, known, began):
+                found[peer.broker] = peer.epoch
+        return found
+
+    def _is_dead(self, peer: Leader, known: dict[tuple[int, int], _Seen], began: float) -> bool:
+        seen = known.get((peer.broker, peer.epoch))
+        # A heartbeat that cannot be read is no sign of life.
+        if seen is None or peer.heartbeat not in (None, seen.heartbeat):
+            seen = _Seen(peer.heartbeat, self._looked_at)
+        seen.looks += 1
+        self._seen[peer.broker, peer.epoch] = seen
+        patience_seconds = max(self._dead_after_seconds, peer.known.dead_after_seconds)
+        is_silent = seen.looks >= _LOOKS and began - seen.since > patience_seconds
+        return peer.stopped or fate_of(peer.process) is Fate.GONE or is_silent
