@@ -44,7 +44,8 @@ from sparklog.broker.topics import TopicAdmin, TopicDefaults
 from sparklog.clock import Clock
 from sparklog.formats import flight_messages
 from sparklog.settings import BrokerSettings
-from sparklog.storage.metadata import BrokerRegistration
+from sparklog.storage import assign
+from sparklog.storage.metadata import BrokerRegistration, ClusterMetadata
 from sparklog.storage.metadata_store import MetadataStore
 from sparklog.storage.objects import Store
 from sparklog.storage.table import OpenTable
@@ -139,6 +140,8 @@ class Broker:
             partition_table, publisher, clock=clock, check_open=self._check_open
         )
         self.deletion = RecordDeletion(self.metadata, partition_table, self.publishing)
+        self._members: tuple[ClusterMetadata | None, Mapping[int, BrokerRegistration]] = (None, {})
+        """The members, as of a version of the metadata."""
         self.serving: flight_messages.BrokerInfo | None = None
         """The addresses and process of this broker; set once its listeners are open."""
         self.collect_figures: Callable[[], flight_messages.BrokerFigures] | None = None
@@ -153,13 +156,45 @@ class Broker:
         return self._leadership.broker
 
     def cluster(self) -> flight_messages.ClusterInfo:
-        """Returns the cluster's id and root, and the address of its only broker."""
+        """Returns the cluster's id and root, and its brokers that are up; this one is the first."""
+        others = [
+            flight_messages.BrokerInfo(
+                broker=broker,
+                epoch=known.epoch,
+                address=known.flight,
+                kafka=known.kafka,
+                kind=known.kind,
+                host=known.process.host,
+                pid=known.process.pid,
+                started_us=known.started_us,
+            )
+            for broker, known in self.members().items()
+            if broker != self._leadership.broker
+        ]
         return flight_messages.ClusterInfo(
             cluster_id=self._leadership.cluster.cluster_id,
             root=self._store.uri,
             version=VERSION,
-            brokers=[self._broker_info()],
+            brokers=[self._broker_info(), *others],
         )
+
+    def members(self) -> Mapping[int, BrokerRegistration]:
+        """Returns the brokers that are up, by id; of a broker that leads the root alone, itself."""
+        metadata, found = self._members
+        if metadata is not self.metadata.known:
+            metadata = self.metadata.known
+            ids = [self._leadership.broker]
+            if self._leadership.is_member:
+                ids = sorted({*ids, *(each.broker for each in assign.candidates(metadata))})
+            found = {each: metadata.brokers[each] for each in ids if each in metadata.brokers}
+            self._members = metadata, found
+        return found
+
+    @property
+    def controller(self) -> int:
+        """The id of the controller, or this broker's if no broker is known to be it."""
+        controller = self.metadata.known.controller
+        return controller if controller in self.members() else self._leadership.broker
 
     def _broker_info(self) -> flight_messages.BrokerInfo:
         if self.serving is not None:
@@ -490,6 +525,12 @@ class Broker:
     def partition_count(self, topic: str) -> int:
         """Returns the topic's number of partitions. Raises `UnknownTopic`."""
         return self._partition_table.topic(topic).count
+
+    def led_partitions(self, topic: str) -> Collection[int]:
+        """Returns the partitions of a topic that this broker serves; none of an unknown topic."""
+        if not self._partition_table.has_topic(topic):
+            return ()
+        return self._partition_table.topic(topic).partitions.keys()
 
     def partition_status(self, topic: str, partition: int) -> PartitionStatus:
         """Returns the state of a partition that this broker leads.

@@ -1002,7 +1002,7 @@ class ClusterWorld(World):
     def _until(
         self, is_reached: Callable[[], bool], what: str, seconds: float = _PATIENCE_SECONDS
     ) -> None:
-        """Also starts a member where none is left: a controller may die after it fenced the last."""
+        """Also starts a member where none is left: a controller may die after its last fence."""
 
         def is_reached_by_some() -> bool:
             if not self._is_operated and not any(each.alive for each in self._brokers):

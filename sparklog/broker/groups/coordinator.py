@@ -20,7 +20,7 @@ import heapq
 import queue
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from functools import partial
@@ -160,6 +160,8 @@ class Coordinator:
         self._groups: dict[str, _Entry] = {}
         self._refusal: GroupError | None = GroupError.COORDINATOR_LOAD_IN_PROGRESS
         """The reply to all requests before the groups are read, and after the end."""
+        self._loaded: frozenset[int] = frozenset()
+        """The partitions of `__consumer_offsets` whose groups are read."""
         self._due: list[tuple[int, str]] = []
         """A heap of (ms, group): when a group's deadlines have to be checked."""
         self._due_of: dict[str, int] = {}
@@ -180,6 +182,11 @@ class Coordinator:
         May wait for storage. Raises what `TopicAdmin.create` raises.
         """
         self._topic.ensure()
+        if self._topic.led() <= self._loaded:
+            return
+        with self._lock:  # a client need not wait until partitions without records are read
+            if self._refusal is None:
+                self._loaded |= self._topic.empty()
 
     # -------------------------------------------------------------------------- members
 
@@ -253,11 +260,28 @@ class Coordinator:
 
         `names`: those that the group would record. It refuses others, which it does not know.
         """
-        if self._refusal is not None:
-            return self._refusal
+        refusal = self._refused_here(group_id)
+        if refusal is not None:
+            return refusal
         if not consumer_offsets.fits(group_id):
             return GroupError.INVALID_GROUP_ID
         return None if all(map(consumer_offsets.fits, names)) else GroupError.INVALID_REQUEST
+
+    def _refused_here(self, group_id: str) -> GroupError | None:
+        """Returns why this broker does not coordinate the group now, or None."""
+        if self._refusal is not None:
+            return self._refusal
+        partition = self._topic.find_partition(group_id)
+        if partition is None or (partition in self._loaded and self._topic.leads(partition)):
+            return None
+        if not self._topic.leads(partition):
+            return GroupError.NOT_COORDINATOR
+        self._storing.put(None)  # the next tick reads it
+        return GroupError.COORDINATOR_LOAD_IN_PROGRESS
+
+    def coordinator_of(self, group_id: str) -> int:
+        """Returns the id of the broker that coordinates the group; it may be down."""
+        return self._topic.leader_of(group_id)
 
     def _withdraw_cancelled(self, group_id: str, answer: Future[Any]) -> None:
         if answer.cancelled():
@@ -369,8 +393,9 @@ class Coordinator:
         """
         found: dict[TopicPartition, CommittedOffset]
         with self._lock:
-            if self._refusal is not None:
-                return self._refusal
+            refusal = self._refused_here(group_id)
+            if refusal is not None:
+                return refusal
             offsets = self._entry(group_id).offsets
             few = partitions is not None and len(partitions) <= limits.GROUP_OFFSETS_STEP
             snapshot = NO_OFFSETS if few else offsets.snapshot()
@@ -578,7 +603,10 @@ class Coordinator:
         with self._lock:
             refusal = self._refusal
             next_ms = min(self._due[0][0], self._sweep_ms) if self._due else self._sweep_ms
-        if refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS and not self._load():
+        is_new = refusal is GroupError.COORDINATOR_LOAD_IN_PROGRESS
+        is_closed = refusal is not None and not is_new
+        to_read = frozenset() if is_closed else self._topic.led() - self._loaded
+        if (is_new or to_read) and not self._load(to_read):
             self._clock.sleep(timeout_seconds)
             return
         left_seconds = max((next_ms - self._now_ms()) / 1e3, 0.0) if not self._to_sweep else 0.0
@@ -698,18 +726,25 @@ class Coordinator:
 
     # -------------------------------------------------------------------------- loading
 
-    def _load(self) -> bool:
-        """Reads the groups that earlier brokers recorded; returns false if that failed."""
-        self._memory.held_bytes = 0  # an earlier attempt may have failed midway
+    def _load(self, partitions: Collection[int]) -> bool:
+        """Reads the groups that other brokers recorded; returns false if that failed.
+
+        `partitions`: those of `__consumer_offsets` that this broker has got.
+        """
+        held_bytes = self._memory.held_bytes
         try:
-            groups = self._restore(dict(self._topic.read()))
+            groups = self._restore(dict(self._topic.read(partitions)))
         except (errors.SparklogError, OSError) as error:
             _log.error("cannot read the groups", reason=str(error))
+            self._memory.held_bytes = held_bytes
             return False
         with self._locked():
-            self._groups, self._refusal = groups, None
-            for entry in groups.values():
-                self._schedule(entry)
+            for group_id, entry in groups.items():
+                if self._topic.find_partition(group_id) not in self._loaded:
+                    self._groups[group_id] = entry
+                    self._schedule(entry)
+            self._refusal = None
+            self._loaded |= frozenset(partitions)
         return True
 
     def _restore(self, records: Mapping[Key, bytes]) -> dict[str, _Entry]:
@@ -737,8 +772,9 @@ class Coordinator:
     # -------------------------------------------------------------------------- under the lock
 
     def _existing(self, group_id: str) -> _Entry | GroupError:
-        if self._refusal is not None:
-            return self._refusal
+        refusal = self._refused_here(group_id)
+        if refusal is not None:
+            return refusal
         return self._groups.get(group_id, GroupError.GROUP_ID_NOT_FOUND)
 
     def _entry(self, group_id: str) -> _Entry:

@@ -6,7 +6,7 @@ It is created when it is first needed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import pyarrow as pa
 
@@ -34,6 +34,36 @@ class OffsetsTopic:
         """Returns the partition of a group's records. Raises `UnknownTopic`."""
         return consumer_offsets.partition_of(group, self._broker.partition_count(TOPIC))
 
+    def find_partition(self, group: str) -> int | None:
+        """Returns the partition of a group's records, or None if the topic does not exist yet."""
+        try:
+            return self.partition_of(group)
+        except errors.UnknownTopic:
+            return None
+
+    def leader_of(self, group: str) -> int:
+        """Returns the id of the broker that leads the partition of a group's records.
+
+        It is this one if the topic does not exist yet.
+        """
+        partition = self.find_partition(group)
+        if partition is None:
+            return self._broker.broker_id
+        return self._broker.partition_statuses(TOPIC)[partition].leader
+
+    def leads(self, partition: int) -> bool:
+        """Returns whether this broker serves that partition."""
+        return partition in self._broker.led_partitions(TOPIC)
+
+    def led(self) -> frozenset[int]:
+        """Returns the partitions that this broker serves."""
+        return frozenset(self._broker.led_partitions(TOPIC))
+
+    def empty(self) -> frozenset[int]:
+        """Returns those of them that have never had a record."""
+        led = self.led()
+        return frozenset(n for n in led if self._broker.partition_status(TOPIC, n).end == 0)
+
     def prepare(self, group: str, records: Mapping[Key, Value | None]) -> Append:
         """Encodes records, which become durable together; a value of None deletes its key.
 
@@ -52,15 +82,13 @@ class OffsetsTopic:
         """Queues prepared records. Raises the error that ended the writer."""
         return self._broker.submit_internal(append)
 
-    def read(self) -> Iterator[tuple[Key, bytes]]:
-        """Yields the last value of each key, in no order. Raises what `Broker.read` raises."""
-        try:
-            partitions = self._broker.partition_statuses(TOPIC)
-        except errors.UnknownTopic:
-            return
-        for number, partition in enumerate(partitions):
-            if partition.end < 0:
-                continue  # another broker leads it
+    def read(self, partitions: Iterable[int]) -> Iterator[tuple[Key, bytes]]:
+        """Yields the last value of each key of these partitions, in no order.
+
+        Raises what `Broker.read` raises.
+        """
+        for number in partitions:
+            partition = self._broker.partition_status(TOPIC, number)
             found: dict[bytes, bytes | None] = {}
             for rows in self._read_portions(number, partition.start, partition.end):
                 found.update(consumer_offsets.last_of_each_key(rows))

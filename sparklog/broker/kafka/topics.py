@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
 
@@ -62,18 +62,21 @@ def topic_fields(
         statuses: the partitions from `first` on.
     """
 
+    members = broker.members()
+
     def partition(index: int) -> Fields:
         status = statuses[index]
+        is_up = status.leader in members
         return {
-            "error_code": ErrorCode.none,
+            "error_code": ErrorCode.none if is_up else ErrorCode.leader_not_available,
             "partition_index": first + index,
-            "leader_id": status.leader,
+            "leader_id": status.leader if is_up else -1,
             "leader_epoch": status.leader_epoch,
             "replica_nodes": (status.leader,),
             "isr_nodes": (status.leader,),
             "eligible_leader_replicas": (),
             "last_known_elr": (),
-            "offline_replicas": (),
+            "offline_replicas": () if is_up else (status.leader,),
         }
 
     return {
@@ -92,3 +95,23 @@ def identity_fields(topic: Any) -> dict[str, Any]:
         for field in ("name", "topic", "topic_id")
         if hasattr(topic, field)
     }
+
+
+class Node(NamedTuple):
+    """A broker, as Kafka's clients see it."""
+
+    broker: int
+    host: str
+    port: int
+    rack: str | None
+
+
+def nodes(broker: Broker, host: str, port: int) -> list[Node]:
+    """Returns the brokers that serve Kafka's clients; `host` and `port` are of this one."""
+    found = []
+    for number, known in broker.members().items():
+        address = f"{host}:{port}" if number == broker.broker_id else known.kafka
+        its_host, _, its_port = address.rpartition(":")
+        if its_host:
+            found.append(Node(number, its_host.strip("[]"), int(its_port), known.rack or None))
+    return found

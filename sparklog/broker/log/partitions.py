@@ -534,15 +534,18 @@ class PartitionTable:
     ) -> None:
         """Records the leaders of a topic's partitions, and serves those of `added` from now on.
 
-        Their states are complete by then, because other threads find them without the lock.
+        Their states are complete by then, because other threads find them without the lock. Ignores
+        leaders of a version in which the topic had fewer partitions.
         """
         with self.lock:
             if added:
+                assert not added.keys() & topic.partitions.keys(), "their records would be lost"
                 topic.partitions = dict(sorted({**topic.partitions, **added}.items()))
                 self._bounds_changed.update(dict.fromkeys(added.values(), topic))
-            # In this order: `count` is that of the leaders, and is read without the lock.
-            topic.leader_epochs = known.leader_epochs
-            topic.leaders = known.leaders
+            if known.partition_count >= topic.count:
+                # In this order: `count` is that of the leaders, and is read without the lock.
+                topic.leader_epochs = known.leader_epochs
+                topic.leaders = known.leaders
 
     def remove_topic(self, topic: Topic) -> None:
         """Removes a topic, if it is there. The entries of a deleted topic count as published."""

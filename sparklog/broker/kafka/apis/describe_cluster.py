@@ -1,6 +1,6 @@
-"""DescribeCluster (60): the cluster's id and its broker (KIP-700, KIP-919, KIP-1073).
+"""DescribeCluster (60): the cluster's id and its brokers (KIP-700, KIP-919, KIP-1073).
 
-Clients see one broker, this one, which is the controller too. There are no controller endpoints.
+One of the brokers is the controller. There are no controller endpoints.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from sparklog.broker.kafka.messages import Request
 from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_CLUSTER
 from sparklog.broker.kafka.registry import HandlerContext, Reply, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.topics import nodes
 
 _BROKERS: Final = 1
 _CONTROLLERS: Final = 2
@@ -22,7 +23,6 @@ _CONTROLLERS: Final = 2
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
     cluster = context.broker.cluster()
-    broker = cluster.brokers[0].broker
     code, message = ErrorCode.none, None
     endpoint_type = getattr(body, "endpoint_type", _BROKERS)
     if endpoint_type == _CONTROLLERS:
@@ -32,15 +32,24 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
             ErrorCode.unsupported_endpoint_type,
             f"endpoint type {endpoint_type} is unknown",
         )
-    node = {"broker_id": broker, "host": context.host, "port": context.port, "rack": None}
+    brokers = [
+        {
+            "broker_id": each.broker,
+            "host": each.host,
+            "port": each.port,
+            "rack": each.rack,
+            "is_fenced": False,
+        }
+        for each in nodes(context.broker, context.host, context.port)
+    ]
     return {
         "throttle_time": NO_TIME,
         "error_code": code,
         "error_message": message,
         "endpoint_type": _BROKERS,
         "cluster_id": cluster.cluster_id,
-        "controller_id": -1 if code else broker,
-        "brokers": () if code else [{**node, "is_fenced": False}],
+        "controller_id": -1 if code else context.broker.controller,
+        "brokers": () if code else brokers,
         "cluster_authorized_operations": (
             ON_CLUSTER if body.include_cluster_authorized_operations else NOT_REQUESTED
         ),

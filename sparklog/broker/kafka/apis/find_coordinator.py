@@ -1,5 +1,6 @@
-"""FindCoordinator (10): the coordinator of groups, which is this broker (KIP-699).
+"""FindCoordinator (10): the coordinators of groups (KIP-699).
 
+A group's coordinator is the leader of the partition of `__consumer_offsets` that has its records.
 Transactions and share groups have no coordinator. The first request opens `__consumer_offsets`.
 """
 
@@ -14,6 +15,7 @@ from sparklog.broker.kafka.error_codes import code_of
 from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
+from sparklog.broker.kafka.topics import nodes
 
 _GROUP: Final = 0
 
@@ -21,35 +23,51 @@ _GROUP: Final = 0
 @serves(10, "find_coordinator", max_version=6)
 async def _handle(context: HandlerContext, request: Request) -> Reply:
     body = request.body
-    coordinator = await _coordinator_fields(context, getattr(body, "key_type", _GROUP))
-    keys = getattr(body, "coordinator_keys", ())
+    failure = await _failure(context, getattr(body, "key_type", _GROUP))
+    known = {each.broker: each for each in nodes(context.broker, context.host, context.port)}
+
+    def coordinator(group: str) -> Fields:
+        if failure is not None:
+            return failure
+        node = known.get(context.groups.coordinator_of(group))
+        if node is None:
+            reason = f"the coordinator of group {group} is down; another broker takes over"
+            return _refused(ErrorCode.coordinator_not_available, reason)
+        return {
+            "error_code": ErrorCode.none,
+            "error_message": None,
+            "node_id": node.broker,
+            "host": node.host,
+            "port": node.port,
+        }
+
     return {
         "throttle_time": NO_TIME,
-        **coordinator,
-        "coordinators": LazyArray(lambda key: {"key": key, **coordinator}, keys),
+        **coordinator(getattr(body, "key", "")),
+        "coordinators": LazyArray(
+            lambda key: {"key": key, **coordinator(key)}, getattr(body, "coordinator_keys", ())
+        ),
     }
 
 
-async def _coordinator_fields(context: HandlerContext, key_type: int) -> Fields:
+async def _failure(context: HandlerContext, key_type: int) -> Fields | None:
+    """Returns the reply for all keys, if no coordinator can be found."""
     try:
         if key_type != _GROUP:
             raise errors.BadRequest(reason="transactions and share groups are not supported")
         await context.run_blocking(WorkerPool.CONTROL, context.groups.open)
     except errors.SparklogError as error:
-        code = code_of(error)
-        if isinstance(error, errors.Retriable):
-            code = ErrorCode.coordinator_not_available
-        return {
-            "error_code": code,
-            "error_message": str(error),
-            "node_id": -1,
-            "host": "",
-            "port": -1,
-        }
+        is_retriable = isinstance(error, errors.Retriable)
+        code = ErrorCode.coordinator_not_available if is_retriable else code_of(error)
+        return _refused(code, str(error))
+    return None
+
+
+def _refused(code: ErrorCode, reason: str) -> Fields:
     return {
-        "error_code": ErrorCode.none,
-        "error_message": None,
-        "node_id": context.broker.broker_id,
-        "host": context.host,
-        "port": context.port,
+        "error_code": code,
+        "error_message": reason,
+        "node_id": -1,
+        "host": "",
+        "port": -1,
     }

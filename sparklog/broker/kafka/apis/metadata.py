@@ -1,6 +1,6 @@
-"""Metadata (3): the broker, the topics and the leaders of their partitions.
+"""Metadata (3): the brokers, the topics and the leaders of their partitions.
 
-Clients see one broker, this one. Missing topics are created if the broker's and the request's
+Missing topics are created if the broker's and the request's
 settings allow it, up to `KAFKA_CREATED_TOPICS` per request; for the others the client asks again.
 """
 
@@ -18,7 +18,7 @@ from sparklog.broker.kafka.messages import Fields, LazyArray, Request
 from sparklog.broker.kafka.operations import NOT_REQUESTED, ON_CLUSTER, ON_TOPIC
 from sparklog.broker.kafka.registry import HandlerContext, Reply, WorkerPool, serves
 from sparklog.broker.kafka.times import NO_TIME
-from sparklog.broker.kafka.topics import topic_fields, topic_name_of_id
+from sparklog.broker.kafka.topics import nodes, topic_fields, topic_name_of_id
 from sparklog.formats.topic_names import check_topic_name
 from sparklog.limits import KAFKA_CREATED_TOPICS
 
@@ -32,12 +32,14 @@ async def _handle(context: HandlerContext, request: Request) -> Reply:
     topics = await _requested_topics(context, request)
     created = await _create(context, topics, request)
     cluster = context.broker.cluster()
-    broker = cluster.brokers[0].broker
     return {
         "throttle_time": NO_TIME,
-        "brokers": [{"node_id": broker, "host": context.host, "port": context.port, "rack": None}],
+        "brokers": [
+            {"node_id": each.broker, "host": each.host, "port": each.port, "rack": each.rack}
+            for each in nodes(context.broker, context.host, context.port)
+        ],
         "cluster_id": cluster.cluster_id,
-        "controller_id": broker,
+        "controller_id": context.broker.controller,
         "topics": LazyArray(partial(_topic, context, body, created), topics),
         "cluster_authorized_operations": (
             ON_CLUSTER
